@@ -18,8 +18,8 @@ from scale import scaled
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import Event, JobIdentity, JobScript, Kept
-from steward.core.incoming import kept_filename, stores_of
+from steward.core.events import Event, IncomingFile, JobIdentity, JobScript
+from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.records import JobRecord
 from steward.slurm.settings import ClusterSettings
 
@@ -58,7 +58,7 @@ def _measure(
         cluster={"alpha": ClusterSettings(slurm=slurm)},
         archive=ArchiveSettings(sink={"files": of}),
     )
-    sink = FilesSink(settings, "files", stores_of(settings))
+    sink = FilesSink(settings, "files", make_stores(settings))
     sink.prepare()
     store = f"{where}/tree/.incoming"
     os.mkdir(store, 0o700)
@@ -84,11 +84,13 @@ def _script(store: str, number: int, *, is_loop: bool) -> Event:
     kept = []
     mark = b"" if is_loop else b"# %d" % number
     for data, what in ((SCRIPT + mark, "script"), (ENVIRONMENT + mark, "env")):
-        name = kept_filename("alpha", job_id, mtime_ns, len(data), what)
+        name = make_incoming_filename("alpha", job_id, mtime_ns, len(data), what)
         with open(f"{store}/{name}", "wb") as file:
             file.write(data)
         os.chmod(f"{store}/{name}", 0o600)
-        kept.append(Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest()))
+        kept.append(
+            IncomingFile(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+        )
     body = JobScript(
         job_id=job_id,
         spool_mtime_ns=mtime_ns,

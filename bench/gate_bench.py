@@ -29,9 +29,9 @@ from harness.gate import CLUSTER, RunningGate, account, job, now_us, settings_of
 from run import fresh_directory
 from scale import scaled
 from steward.bank.gate import token
-from steward.bank.gate.balances import Open
-from steward.bank.gate.server import go_first
-from steward.bank.gate.store import Store
+from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.server import set_real_time_priority
+from steward.bank.gate.store import GateStore
 from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks
 from watching import Watch
@@ -42,8 +42,8 @@ _WARM = scaled(200, 2)
 _LIVE_S, _ENDLESS, _ARCHIVED_S = 2.0, 10_000_000, 60.0
 _BASELINE = """
 import socket, sys
-from steward.bank.gate.server import Precedence
-Precedence().take()
+from steward.bank.gate.server import RealTimePriority
+RealTimePriority().take()
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.bind(sys.argv[1]); server.listen(1024)
 while True:
@@ -97,13 +97,13 @@ def _accounts() -> list[AccountBooks]:
 
 
 def _fill(state_dir: str) -> None:
-    store = Store(state_dir)
+    store = GateStore(state_dir)
     with store.transaction():
         for number in range(_HOLDS):
             at = number % _ACCOUNTS
-            hold = Open(
+            hold = OpenHold(
                 number=store.next_number(),
-                id=token.new_id(),
+                id=token.make_hold_id(),
                 cluster=CLUSTER,
                 job_id=number + 1,
                 account=f"a{at}",
@@ -127,7 +127,7 @@ def _measure(gate: RunningGate, name: str, baseline: str) -> None:
     try:
         gate.wait(lambda: os.path.exists(baseline))
         # How long an asker waits for a processor is the host's figure, not the gate's.
-        is_first = go_first()
+        is_first = set_real_time_priority()
         try:
             often = [(_round(baseline, line), _round(path, line)) for line in _lines()]
             single = [

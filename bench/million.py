@@ -26,15 +26,15 @@ import msgspec
 
 from scale import scaled
 from search_bench import START, Bytes, asked, make_script
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.search import Owner, Wanted
-from steward.archive.contents import Contents
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.search import OwnerFilter, UseFilter
+from steward.archive.contents import ScriptContents
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import Event, JobIdentity, JobScript, Kept
-from steward.core.incoming import kept_filename, stores_of
+from steward.core.events import Event, IncomingFile, JobIdentity, JobScript
+from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.records import JobRecord
 from steward.slurm.settings import ClusterSettings
 
@@ -102,7 +102,9 @@ def make_environment(random_: random.Random, words: list[str], number: int, user
     return len(entries).to_bytes(4, "little") + body
 
 
-def events_of(made: Made, kept: tuple[Kept, Kept], number: int) -> tuple[Event, Event]:
+def events_of(
+    made: Made, kept: tuple[IncomingFile, IncomingFile], number: int
+) -> tuple[Event, Event]:
     """A job's script event and its identity's."""
     key = f"script:{made.job_id}:{made.mtime_ns}"
     at = datetime.fromtimestamp(made.mtime_ns / 1e9, UTC)
@@ -147,12 +149,14 @@ def events_of(made: Made, kept: tuple[Kept, Kept], number: int) -> tuple[Event, 
     )
 
 
-def kept_of(made: Made) -> tuple[Kept, Kept]:
+def kept_of(made: Made) -> tuple[IncomingFile, IncomingFile]:
     """Under which names a job's bytes are kept."""
     found = []
     for data, what in ((made.script, "script"), (made.environment, "env")):
-        name = kept_filename("alpha", made.job_id, made.mtime_ns, len(data), what)
-        found.append(Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest()))
+        name = make_incoming_filename("alpha", made.job_id, made.mtime_ns, len(data), what)
+        found.append(
+            IncomingFile(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+        )
     return found[0], found[1]
 
 
@@ -179,7 +183,7 @@ def fill(where: str, jobs: int, *, shares: bool, compress: Any) -> float:
         cluster={"alpha": ClusterSettings(timezone="UTC")},
         archive=ArchiveSettings(sink={"files": of}),
     )
-    stores = stores_of(settings)
+    stores = make_stores(settings)
     sink = FilesSink(settings, "files", stores)
     # What it was before identical files were shared: no setting, for nobody should want it.
     sink._layout.shares = shares
@@ -232,7 +236,7 @@ def size_of(directory: str) -> int:
 def index(directory: str, jobs: int) -> None:
     """Index all scripts, and print what it took."""
     store = Bytes()
-    catalogue = Catalogue(directory, Contents(store))
+    catalogue = CatalogConsumer(directory, ScriptContents(store))
     spent_s = 0.0
     position = 0
     for made, events in batches(jobs):
@@ -244,7 +248,7 @@ def index(directory: str, jobs: int) -> None:
         spent_s += time.process_time() - began_s
         store.held.clear()
     catalogue.close()
-    size = size_of(Generations(directory).current())
+    size = size_of(CatalogGenerations(directory).current())
     print(
         f"catalogue: {size / jobs * A_YEAR / 1e9:.2f} GB per million jobs, "
         f"{spent_s / jobs * 1e6:.0f} us of CPU a job"
@@ -253,13 +257,13 @@ def index(directory: str, jobs: int) -> None:
 
 def ask(directory: str, repeats: int) -> None:
     """Time each kind of question, newest first, a page of 50."""
-    own = Wanted(owner=Owner(10_017, "user17"))
-    questions: list[tuple[str, list[str], Wanted]] = [
-        ("a rare word", ["zyzzyva"], Wanted()),
-        ("a common word", ["module"], Wanted()),
-        ("part of a path", ["/scratch/user77/"], Wanted()),
-        ("a module and its version", ["module load GROMACS/2023"], Wanted()),
-        ("a line that is not there", ["#SBATCH --partition=shout"], Wanted()),
+    own = UseFilter(owner=OwnerFilter(10_017, "user17"))
+    questions: list[tuple[str, list[str], UseFilter]] = [
+        ("a rare word", ["zyzzyva"], UseFilter()),
+        ("a common word", ["module"], UseFilter()),
+        ("part of a path", ["/scratch/user77/"], UseFilter()),
+        ("a module and its version", ["module load GROMACS/2023"], UseFilter()),
+        ("a line that is not there", ["#SBATCH --partition=shout"], UseFilter()),
         ("one's own, common", ["module load"], own),
         ("one's own, nowhere", ["/scratch/user7/"], own),
     ]

@@ -17,10 +17,10 @@ from typing import TypeVar
 import msgspec
 
 from scale import scaled
-from steward.capture.observations import Observed
+from steward.capture.observations import QueueObserver
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import Slurm
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
 
@@ -69,7 +69,7 @@ def look(settings: ClusterSettings) -> Costs:
     """Look at the queue as Steward does, and measure."""
     slurm = Slurm("bench", settings)
     # A child's peak begins with what its parent has: while that is little yet.
-    commands, form = Commands("bench", settings), QueueFormat(slurm.offered("squeue"))
+    commands, form = CommandRunner("bench", settings), QueueFormat(slurm.offered("squeue"))
     variables = {"SQUEUE_FORMAT2": form.variable}
     _timed(lambda: len(commands.run("squeue", "-a", "-t", "all", "-h", variables=variables)))
     squeue_mib = _children_mib()
@@ -80,7 +80,7 @@ def look(settings: ClusterSettings) -> Costs:
         seconds, same = _timed(partial(slurm.queue, queue.rows))
         again_s.append(seconds)
         squeue_s += [queue.cost_s, same.cost_s]
-    observed = Observed("bench")
+    observed = QueueObserver("bench")
     events_s, _ = _timed(lambda: observed.take(queue.records, queue.taken_at))
     steward_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     json_s = _json(settings)

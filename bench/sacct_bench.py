@@ -26,13 +26,13 @@ from typing import Any
 import msgspec
 
 from scale import scaled
-from steward.core.access import Standing, Standings
+from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.config import Settings
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import moment
 from steward.core.waits import Stop
-from steward.daemon.answers import Service
+from steward.daemon.answers import RequestService
 from steward.daemon.contexts import action_registry
 from steward.daemon.socket import SocketServer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
@@ -54,7 +54,7 @@ import os, sys
 import steward.cli.sacct
 import steward.accounting.sacct.output, steward.accounting.sacct.fields
 os.setuid(65534)
-sys.exit(steward.cli.sacct.run(sys.argv[2:]))
+sys.exit(steward.cli.sacct.execute_sacct(sys.argv[2:]))
 """
 """What the command does, but that it gives root's rights up before it asks."""
 PLAIN = """
@@ -68,7 +68,7 @@ for r in c.execute("SELECT label, step, name, partition, account, cpus, state, e
 """
 
 
-def lines(jobs: int) -> Iterator[Line]:
+def lines(jobs: int) -> Iterator[UsageLine]:
     """A job every ten seconds, of fifty users and twenty accounts, each with its batch step."""
     for number in range(jobs):
         submit_us = BEGIN_US + number * EVERY_US
@@ -102,13 +102,13 @@ def lines(jobs: int) -> Iterator[Line]:
             "user_us": 5_123_456,
             "system_us": 123_456,
         }
-        yield Line(
+        yield UsageLine(
             **of_both,
             name=f"job{number % 1000}",
             submit_line="sbatch -n 4 --mem 4G job.sh",
             work_dir="/home/user/project",
         )
-        yield Line(
+        yield UsageLine(
             **of_both,
             step="batch",
             name="batch",
@@ -132,7 +132,7 @@ def make(state: Path, jobs: int, *, closed: bool) -> Settings:
         f'state_dir = "{state}"\nsocket = "{state}/steward.sock"\n'
         f'[cluster.main]\nspool = "{state}/spool"\ntimezone = "UTC"\n'
     )
-    Standings(str(state)).put("main", Standing())
+    ClusterRolesFiles(str(state)).put("main", ClusterRoles())
     connection = open_database(database_path(str(state)), MIGRATIONS, synchronous="OFF")
     with transaction(connection):
         if closed:
@@ -261,7 +261,9 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
 def serve(settings: Settings) -> None:
     """Answer as the daemon does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    SocketServer(settings.socket, Service(action_registry(settings))).run(Stop(), lambda: None)
+    SocketServer(settings.socket, RequestService(action_registry(settings))).run(
+        Stop(), lambda: None
+    )
 
 
 if __name__ == "__main__":

@@ -21,21 +21,21 @@ from pathlib import Path
 import msgspec
 
 from scale import scaled
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.matches import Matcher
-from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Owner, Searcher, Wanted
-from steward.archive.contents import Contents
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.matches import TermMatcher
+from steward.archive.catalog.month import ScriptUse
+from steward.archive.catalog.search import CatalogSearcher, OwnerFilter, UseFilter
+from steward.archive.contents import ScriptContents
 from steward.core.events import (
     JOB_IDENTITY,
     JOB_SCRIPT,
     Event,
+    IncomingFile,
     JobIdentity,
     JobScript,
-    Kept,
 )
-from steward.core.incoming import Stores
+from steward.core.incoming import IncomingStores
 from steward.core.records import JobRecord
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -55,14 +55,14 @@ RARE_OWNER = 299
 """This user has ten of all scripts, and no other user's words."""
 
 
-class Bytes(Stores):
+class Bytes(IncomingStores):
     """Scripts in memory, in place of a store."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.held: dict[str, bytes] = {}
 
-    def read(self, body: JobScript, kept: Kept) -> bytes:  # noqa: ARG002 - the store's shape
+    def read(self, body: JobScript, kept: IncomingFile) -> bytes:  # noqa: ARG002 - the store's shape
         """The bytes of a script."""
         return self.held[kept.sha256]
 
@@ -92,7 +92,7 @@ def fill(directory: str, scripts: int) -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random_.choices(letters, k=random_.randint(3, 10))) for _ in range(20_000)]
     store = Bytes()
-    catalogue = Catalogue(directory, Contents(store))
+    catalogue = CatalogConsumer(directory, ScriptContents(store))
     total = position = 0
     spent_s = 0.0
     began = time.perf_counter()
@@ -109,7 +109,7 @@ def fill(directory: str, scripts: int) -> None:
         spent_s += time.process_time() - cpu_s
         store.held.clear()
     catalogue.close()
-    current = Generations(directory).current()
+    current = CatalogGenerations(directory).current()
     size = sum(entry.stat().st_size for entry in Path(current).iterdir())
     print(
         f"{scripts} scripts, {total / 1e6:.0f} MB, indexed in {size / 1e6:.0f} MB: "
@@ -131,7 +131,7 @@ def make_events(
     script = JobScript(
         job_id=number,
         spool_mtime_ns=mtime_ns,
-        script=Kept(path="", length=len(data), sha256=digest),
+        script=IncomingFile(path="", length=len(data), sha256=digest),
     )
     identity = JobIdentity(script_key=key, job_id=number, first_submit=START, record=record)
 
@@ -162,15 +162,15 @@ class Times(msgspec.Struct, frozen=True):
     cold: float
 
 
-def asked(directory: str, terms: list[str], wanted: Wanted, repeats: int) -> Times:
+def asked(directory: str, terms: list[str], wanted: UseFilter, repeats: int) -> Times:
     """Ask the same many times, newest first, a page of 50."""
     took: list[float] = []
     hits = 0
     for _ in range(repeats):
         # Files are opened anew for each question, as by a process that was just started.
-        searcher = Searcher(directory)
+        searcher = CatalogSearcher(directory)
         began = time.perf_counter()
-        hits = len(searcher.page(Matcher(terms), wanted, anybody, limit=50).hits)
+        hits = len(searcher.page(TermMatcher(terms), wanted, anybody, limit=50).hits)
         took.append((time.perf_counter() - began) * 1000)
         searcher.close()
     ranked = sorted(took)
@@ -180,21 +180,21 @@ def asked(directory: str, terms: list[str], wanted: Wanted, repeats: int) -> Tim
 
 def ask(directory: str, repeats: int) -> None:
     """Time each kind of question."""
-    rare_owner = Wanted(owner=Owner(10_000 + RARE_OWNER, f"user{RARE_OWNER}"))
-    owner = Wanted(owner=Owner(10_017, "user17"))
-    questions: list[tuple[str, list[str], Wanted]] = [
-        ("a rare word", ["zyzzyva"], Wanted()),
-        ("a common word", ["module"], Wanted()),
-        ("a word of one in twelve", ["gromacs"], Wanted()),
-        ("two characters, common", ["sh"], Wanted()),
-        ("two characters, less so", ["7/"], Wanted()),
-        ("two characters, nowhere", ["~~"], Wanted()),
-        ("one character, common", ["q"], Wanted()),
-        ("one character, nowhere", ["@"], Wanted()),
-        ("part of a path", ["/scratch/user77/"], Wanted()),
-        ("a module and its version", ["module load GROMACS/2023"], Wanted()),
-        ("a common and a rare word", ["#!/bin/bash", "zyzzyva"], Wanted()),
-        ("a line that is not there", ["#SBATCH --partition=shout"], Wanted()),
+    rare_owner = UseFilter(owner=OwnerFilter(10_000 + RARE_OWNER, f"user{RARE_OWNER}"))
+    owner = UseFilter(owner=OwnerFilter(10_017, "user17"))
+    questions: list[tuple[str, list[str], UseFilter]] = [
+        ("a rare word", ["zyzzyva"], UseFilter()),
+        ("a common word", ["module"], UseFilter()),
+        ("a word of one in twelve", ["gromacs"], UseFilter()),
+        ("two characters, common", ["sh"], UseFilter()),
+        ("two characters, less so", ["7/"], UseFilter()),
+        ("two characters, nowhere", ["~~"], UseFilter()),
+        ("one character, common", ["q"], UseFilter()),
+        ("one character, nowhere", ["@"], UseFilter()),
+        ("part of a path", ["/scratch/user77/"], UseFilter()),
+        ("a module and its version", ["module load GROMACS/2023"], UseFilter()),
+        ("a common and a rare word", ["#!/bin/bash", "zyzzyva"], UseFilter()),
+        ("a line that is not there", ["#SBATCH --partition=shout"], UseFilter()),
         ("common, owner of few", ["module load"], rare_owner),
         ("common, none of the owner's", ["/scratch/user7/"], rare_owner),
         ("common, owner of many", ["module load"], owner),
@@ -204,15 +204,15 @@ def ask(directory: str, repeats: int) -> None:
     for name, terms, wanted in questions:
         times = asked(directory, terms, wanted, repeats)
         print(f"{name:34} {times.hits:5} {times.p50:8.1f} {times.p99:8.1f} {times.cold:8.1f}")
-    searcher = Searcher(directory)
+    searcher = CatalogSearcher(directory)
     for terms in (["gromacs"], ["module load"]):
         began = time.perf_counter()
-        count = searcher.count(Matcher(terms), Wanted(), anybody)
+        count = searcher.count(TermMatcher(terms), UseFilter(), anybody)
         print(f"exact count of {terms[0]!r}: {count} in {time.perf_counter() - began:.2f} s")
     searcher.close()
 
 
-def anybody(use: Use) -> bool:  # noqa: ARG001 - an access decision's shape
+def anybody(use: ScriptUse) -> bool:  # noqa: ARG001 - an access decision's shape
     """Everybody may know of everything."""
     return True
 

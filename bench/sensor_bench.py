@@ -14,12 +14,12 @@ from sensing import Watching
 from submitting import wait_until
 
 from scale import scaled
-from steward.capture.sensor.changes import Shown, compare
-from steward.capture.sensor.sensor import shown_of
+from steward.capture.sensor.changes import ObjectFacts, compare_snapshots
+from steward.capture.sensor.sensor import extract_node_facts
 from steward.core.events import NODE_STATE, utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.cluster_records import NodeReader
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 INTERVALS_S = (0.5, 1.0)[: scaled(2)]
 KILLS = scaled(8)
@@ -83,10 +83,12 @@ def drained(watching: Watching, number: int) -> float:
 
 def look(count: int) -> None:
     """Print what reading and comparing a picture of many nodes costs us."""
-    reader = NodeReader(People())
+    reader = NodeReader(NameResolver())
 
-    def picture(out: bytes) -> dict[str, dict[str, Shown]]:
-        return {NODE_STATE: {one.node.name: shown_of(one.node) for one in reader.nodes(out)}}
+    def picture(out: bytes) -> dict[str, dict[str, ObjectFacts]]:
+        return {
+            NODE_STATE: {one.node.name: extract_node_facts(one.node) for one in reader.nodes(out)}
+        }
 
     def text(busy: int) -> bytes:
         """What scontrol writes where ``busy`` nodes have had news of their load."""
@@ -99,7 +101,7 @@ def look(count: int) -> None:
     for busy in (0, count // 100):
         out = text(busy)
         began = time.perf_counter()
-        compare(before, picture(out), source="reconcile", at=utc_now())
+        compare_snapshots(before, picture(out), source="reconcile", at=utc_now())
         took_s = time.perf_counter() - began
         print(f"{count} nodes, {busy} with another load: {took_s:.3f} s of our time a look")
 

@@ -30,7 +30,7 @@ from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
     OpenSearchSinkSettings,
 )
-from steward.slurm.environment import entries_of
+from steward.slurm.environment import split_entries
 
 NAME = "away"
 TOPIC = INDEX = "bench"
@@ -143,7 +143,7 @@ def _action(job_id: int) -> bytes:
 
 
 def _plain_document(job_id: int) -> bytes:
-    entries = entries_of(storm.environment_of(job_id))
+    entries = split_entries(storm.environment_of(job_id))
     text = "\n".join(f"{name.decode()}={(value or b'').decode()}" for name, value in entries)
     script = storm.script_of(job_id).decode()
     return msgspec.json.encode({"job_id": job_id, "script": script, "environment": text})

@@ -36,7 +36,7 @@ from servers.process import free_port
 from steward.admin.credentials.store import CredentialStore
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import AccessSettings, Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
 from steward.web.settings import WebSettings
 from web_filling import CLUSTER, FIRST_JOB, READER, fill, settings_in
@@ -89,7 +89,7 @@ def pages(jobs: int) -> dict[str, str]:
 def running(settings: Settings, home: Path) -> Iterator[tuple[int, ...]]:
     """The daemon, when it has made its books, and the pages; the ids of both."""
     config = home / "steward.toml"
-    config.write_text(render(Loaded(settings)))
+    config.write_text(render_config(LoadedConfig(settings)))
     steward = [sys.executable, "-m", "steward"]
     with open(home / "log", "wb") as log:
         daemon = subprocess.Popen([*steward, "serve", "--config", str(config)], stderr=log)

@@ -18,22 +18,22 @@ import web_money
 import web_nodes
 from search_bench import make_script
 from steward.archive.files.sink import FilesSink
-from steward.core.access import Standing, Standings
+from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.config import Settings
 from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
     JOB_SEEN,
     Event,
+    IncomingFile,
     JobFacts,
     JobScript,
-    Kept,
-    script_key,
+    make_script_key,
     utc_now,
 )
-from steward.core.incoming import Store, kept_filename, stores_of
-from steward.core.journal.store import Journal, rows_of
-from steward.core.poll_status import Look, Looks
+from steward.core.incoming import IncomingStore, make_incoming_filename, make_stores
+from steward.core.journal.store import Journal, encode_rows
+from steward.core.poll_status import PollStatus, PollStatusFiles
 from steward.core.records import JobRecord
 from steward.slurm.settings import ClusterSettings
 
@@ -67,9 +67,9 @@ def fill(settings: Settings, jobs: int) -> None:
         for number in range(jobs)
     ]
     running = sum(1 for one in records if one.end is None)
-    Standings(settings.state_dir).put(CLUSTER, Standing())
-    look = Look(at=now, up=True, version="24.11.5", cost_s=0.2, jobs=running, interval_s=5.0)
-    Looks(settings.state_dir).put(CLUSTER, look)
+    ClusterRolesFiles(settings.state_dir).put(CLUSTER, ClusterRoles())
+    look = PollStatus(at=now, up=True, version="24.11.5", cost_s=0.2, jobs=running, interval_s=5.0)
+    PollStatusFiles(settings.state_dir).put(CLUSTER, look)
     web_money.fill(
         *(settings, CLUSTER, records),
         owner=READER,
@@ -83,7 +83,7 @@ def _tell(
     settings: Settings, states: list[Event], records: list[JobRecord], random_: random.Random
 ) -> None:
     """Append all to the journal, with the scripts that its events point to."""
-    stores = stores_of(settings)
+    stores = make_stores(settings)
     FilesSink(settings, "files", stores).prepare()
     store = stores.get("archive.files")
     store.prepare()
@@ -93,14 +93,16 @@ def _tell(
         batch.append(event)
         if len(batch) >= _BATCH:
             store.sync()
-            journal.append(rows_of(batch))
+            journal.append(encode_rows(batch))
             batch.clear()
     store.sync()
-    journal.append(rows_of(batch))
+    journal.append(encode_rows(batch))
     journal.close()
 
 
-def _of_jobs(records: list[JobRecord], store: Store, random_: random.Random) -> Iterator[Event]:
+def _of_jobs(
+    records: list[JobRecord], store: IncomingStore, random_: random.Random
+) -> Iterator[Event]:
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random_.choices(letters, k=random_.randint(3, 10))) for _ in range(20_000)]
     for number, record in enumerate(records):
@@ -167,19 +169,19 @@ def _facts(kind: str, record: JobRecord, at: datetime) -> Event:
     )
 
 
-def _script(record: JobRecord, script: bytes, store: Store) -> Event:
+def _script(record: JobRecord, script: bytes, store: IncomingStore) -> Event:
     assert record.submit is not None
     mtime_ns = int(record.submit.timestamp()) * 10**9
     kept = []
     for what, data in (("script", script), ("env", b"\2\0\0\0HOME=/home/u\0PATH=/usr/bin\0")):
-        name = kept_filename(CLUSTER, record.job_id, mtime_ns, len(data), what)
+        name = make_incoming_filename(CLUSTER, record.job_id, mtime_ns, len(data), what)
         store.write(name, data)
         digest = hashlib.sha256(data).hexdigest()
-        kept.append(Kept(path=name, length=len(data), sha256=digest))
+        kept.append(IncomingFile(path=name, length=len(data), sha256=digest))
     return Event(
         kind=JOB_SCRIPT,
         cluster=CLUSTER,
-        key=script_key(record.job_id, mtime_ns),
+        key=make_script_key(record.job_id, mtime_ns),
         at=record.submit,
         seen_at=record.submit,
         source="bench",

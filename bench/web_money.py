@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from steward.bank.billing import charge_of
-from steward.bank.gate_sync import pricing_of
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.billing import compute_charge
+from steward.bank.gate_sync import load_pricing
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
 from steward.core.config import Settings
 from steward.core.records import JobRecord
-from steward.core.usage import RunFact
+from steward.core.usage import RunEvent
 
 ACCOUNTS: Final = 12
 _GIVEN: Final = 50_000_000 * MICRO
@@ -53,7 +53,7 @@ def fill(
     over.sort(key=lambda one: (_end(one), one.job_id))
     _open(settings, cluster, over, owner=owner, begin=begin, end=end)
     ledger = open_ledger(settings)
-    pricing = pricing_of(settings, ledger, cluster)
+    pricing = load_pricing(settings, ledger, cluster)
     more_at = begin + _MORE_EVERY
     for first in range(0, len(over), _AT_ONCE):
         with ledger.transaction() as t:
@@ -61,16 +61,16 @@ def fill(
                 at = _end(record)
                 while more_at <= at:
                     for number in range(ACCOUNTS):
-                        by = By(who="root", why="the week's share", at=more_at)
+                        by = Authorship(who="root", why="the week's share", at=more_at)
                         t.transfers.deposit(account(number), _MORE, by)
                     more_at += _MORE_EVERY
                 assert record.submit is not None
-                fact = RunFact(
+                fact = RunEvent(
                     job_id=record.job_id, first_submit=record.submit, restarts=0, record=record
                 )
-                charge = charge_of(cluster, fact, pricing)
+                charge = compute_charge(cluster, fact, pricing)
                 if charge is not None:
-                    t.charges.charge(charge, By(who="bank", why=charge.why, at=at))
+                    t.charges.charge(charge, Authorship(who="bank", why=charge.why, at=at))
     ledger.close()
     return len(over)
 
@@ -84,7 +84,7 @@ def _open(
     begin: datetime,
     end: datetime,
 ) -> None:
-    by = By(who="root", why="the year's call", at=begin)
+    by = Authorship(who="root", why="the year's call", at=begin)
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
         weights = {"cpu": MICRO, "mem": MICRO // 10}

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from steward.automation.operation import Operation, ParameterDescription, operations, parameters_of
+from steward.automation.operation import (
+    Operation,
+    ParameterDescription,
+    describe_parameters,
+    load_operations,
+)
 
 _FOR = {
     "everyone": "everyone",
@@ -14,7 +19,7 @@ _FOR = {
 
 def reference() -> str:
     """Every action with its parameters."""
-    return "\n".join(map(_action, operations().values()))
+    return "\n".join(map(_action, load_operations().values()))
 
 
 def _action(one: Operation) -> str:
@@ -27,7 +32,7 @@ def _action(one: Operation) -> str:
         about.append("in StackStorm's pack")
     lines = [f"### {one.ref}", "", f"{one.help} {'; '.join(about)}.", ""]
     lines += ["| parameter | type | default | |", "|---|---|---|---|"]
-    for parameter in parameters_of(one):
+    for parameter in describe_parameters(one):
         lines.append(_row(parameter, parameter.name))
         lines += [_row(inner, f"{parameter.name}.{inner.name}") for inner in parameter.within]
     return "\n".join([*lines, "", f"Result: {one.gives[:1].lower()}{one.gives[1:]}", ""])

@@ -105,10 +105,10 @@ def _is_docstring(node: ast.AST) -> bool:
 
 def count_tables_of_actions(trees: Iterable[ast.Module]) -> int:
     """Count the assignments outside functions that name ten actions or more."""
-    from steward.automation.operation import operations
-    from steward.daemon.registry import every_action
+    from steward.automation.operation import load_operations
+    from steward.daemon.registry import iterate_actions
 
-    names = {action.name for action in every_action()} | set(operations())
+    names = {action.name for action in iterate_actions()} | set(load_operations())
     statements = itertools.chain.from_iterable(tree.body for tree in trees)
     return sum(
         isinstance(statement, ast.Assign | ast.AnnAssign)

@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from steward.archive.messages import json_schema
+from steward.archive.messages import make_json_schema
 
 PATH = Path(__file__).parent.parent / "docs" / "steward.job-1.schema.json"
 
 
 def text() -> str:
     """The schema as it is written."""
-    return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+    return json.dumps(make_json_schema(), indent=2, sort_keys=True) + "\n"
 
 
 if __name__ == "__main__":

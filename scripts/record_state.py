@@ -22,19 +22,19 @@ from harness.bank import life, rate
 from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings
-from steward.bank.gate.balances import Open
-from steward.bank.gate.store import Store
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.store import GateStore
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.journal import JournalLink, JournalUnavailable
 from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings
 
 WAIT_S = 60.0
-BY = By(who="root")
+BY = Authorship(who="root")
 
 
 def settings_in(home: Path) -> Settings:
@@ -89,7 +89,7 @@ def charged(settings: Settings) -> int:
 def run(settings: Settings, home: Path) -> None:
     """Have a daemon take it all in."""
     config = home / "steward.toml"
-    config.write_text(render(Loaded(settings)))
+    config.write_text(render_config(LoadedConfig(settings)))
     (home / "spool").mkdir()
     (home / "gate").mkdir()
     for job_id in (1, 2, 3):
@@ -122,11 +122,11 @@ def run(settings: Settings, home: Path) -> None:
 
 def hold(settings: Settings) -> None:
     """Leave a hold open."""
-    store = Store(settings.state_dir)
+    store = GateStore(settings.state_dir)
     now_us = time.time_ns() // 1000
     with store.transaction():
         store.insert(
-            Open(
+            OpenHold(
                 number=store.next_number(),
                 id="recorded",
                 cluster="c1",

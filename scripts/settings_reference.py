@@ -15,7 +15,7 @@ from steward.bank.settings import (
     BankSettings,
     GateSettings,
     NotifySettings,
-    RefusalSettings,
+    RejectionSettings,
     RemoteBankSettings,
 )
 from steward.capture.settings import NodesSettings, SensorSettings
@@ -57,7 +57,7 @@ _SECTIONS: tuple[type[Section], ...] = (
     MailSettings,
     BankSettings,
     BankPartitionSettings,
-    RefusalSettings,
+    RejectionSettings,
     NotifySettings,
     RemoteBankSettings,
     GateSettings,

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import actions_reference
 from settings_reference import reference
-from steward.demo import Site
+from steward.demo import DemoSite
 
 ROOT = Path(__file__).parent.parent
 DIRECTORY = "/tmp/steward-demo"  # noqa: S108 - a sandbox is made there with its own checks
@@ -88,7 +88,7 @@ def with_actions(text: str) -> str:
     return _ACTIONS.sub(lambda _: f"\n{actions_reference.reference()}\n", text)
 
 
-def running_in(site: Site) -> Run:
+def running_in(site: DemoSite) -> Run:
     """Runs commands in a demo whose jobs are over, wherever that is."""
     here = site.sandbox.directory
 
@@ -103,7 +103,7 @@ def running_in(site: Site) -> Run:
 
 def main() -> int:
     """Write every page anew."""
-    with Site.up(DIRECTORY) as site:
+    with DemoSite.up(DIRECTORY) as site:
         site.serve()
         site.submit_all()
         site.wait_for_jobs()

@@ -9,7 +9,12 @@ from typing import Any, Final
 
 import yaml
 
-from steward.automation.operation import Operation, ParameterDescription, operations, parameters_of
+from steward.automation.operation import (
+    Operation,
+    ParameterDescription,
+    describe_parameters,
+    load_operations,
+)
 
 PACK: Final = Path(__file__).resolve().parent.parent / "packs" / "slurm"
 _REASONS: Final = {
@@ -23,7 +28,7 @@ _UNTYPED: Final = ("jobid", "nodes")
 
 def metadata() -> dict[str, str]:
     """The text of each action's file, by the file's name."""
-    return {f"{name(one)}.yaml": _text(one) for one in operations().values()}
+    return {f"{name(one)}.yaml": _text(one) for one in load_operations().values()}
 
 
 def name(one: Operation) -> str:
@@ -52,7 +57,7 @@ def _parameters(one: Operation) -> dict[str, Any]:
             "immutable": True,
         }
     }
-    for position, parameter in enumerate(parameters_of(one)):
+    for position, parameter in enumerate(describe_parameters(one)):
         found[parameter.name] = {**_described(one, parameter), "position": position}
     found["cluster"] = _own("string", "The cluster; not needed where there is one.", "")
     if one.changes:

@@ -11,9 +11,9 @@ from steward.admin.plugins.build import (
     HOOKS,
     LIBRARY,
     SOURCES,
-    source,
-    sources,
-    version_script,
+    build_version_script,
+    list_sources,
+    read_source,
 )
 
 DIRECTORY: Final = "usr/src/steward-plugins"
@@ -23,10 +23,10 @@ _TEMPLATE: Final = Path(__file__).parent.parent.parent / "packaging" / "steward-
 
 def files() -> Iterator[tuple[str, str]]:
     """Names and texts of what is compiled, or called, on the host."""
-    for name in (*sources(), *_LUA):
-        yield name, source(name)
+    for name in (*list_sources(), *_LUA):
+        yield name, read_source(name)
     for library in HOOKS:
-        yield f"{library}.map", version_script(library)
+        yield f"{library}.map", build_version_script(library)
 
 
 def script() -> str:

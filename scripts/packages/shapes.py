@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 import typer
 
-from steward.accounting.sacct.fields import OURS, SLURMS
+from steward.accounting.sacct.fields import SLURM_FIELDS, STEWARD_FIELDS
 from steward.accounting.sacct.options import HELP
 from steward.cli.app import app
 
@@ -203,4 +203,4 @@ def _sacct_options(names: str, about: str) -> Iterator[Option]:
 
 def sacct_fields() -> tuple[str, ...]:
     """The fields that ``steward sacct -o`` knows, as they are mostly typed."""
-    return tuple(field.name.lower() for field in (*SLURMS, *OURS))
+    return tuple(field.name.lower() for field in (*SLURM_FIELDS, *STEWARD_FIELDS))

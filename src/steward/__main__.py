@@ -27,7 +27,7 @@ def main() -> int:
 def _run(args: list[str]) -> int:
     if args[:1] == ["sacct"]:
         # Scripts call it for every job: it comes without what reads other commands' options.
-        from steward.cli.sacct import run as run_sacct
+        from steward.cli.sacct import execute_sacct as run_sacct
 
         return run_sacct(args[1:])
     from steward.cli.app import run

@@ -8,7 +8,7 @@ from harness.events import NOVEMBER, make_event
 from harness.jobs import open_jobs
 from harness.site import ADA, Site
 from steward.capture.settings import NodesSettings
-from steward.core.access import Asker, Standing
+from steward.core.access import Asker, ClusterRoles
 from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
@@ -20,8 +20,8 @@ from steward.core.events import (
     JobScript,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.timestamps import to_micros
+from steward.core.usage import ExitedTasks, NodeGap, StepEnd, StepStart, TaskUsage
 
 START = NOVEMBER - timedelta(hours=2)
 
@@ -30,7 +30,7 @@ def make_site(directory: Path, *, listen: str = ":1") -> Site:
     """Make a Site of a cluster ``alpha`` whose Slurm is never queried."""
     site = Site(directory, clusters=("alpha",), nodes=NodesSettings(listen=listen))
     site.now = NOVEMBER
-    site.standing = Standing(private_data=frozenset({"jobs"}))
+    site.standing = ClusterRoles(private_data=frozenset({"jobs"}))
     site.open(open_jobs)
     return site
 
@@ -91,9 +91,9 @@ def add_launch(
         "job_id": job_id,
         "step": step,
         "node": node,
-        "launched_us": micros(at),
+        "launched_us": to_micros(at),
     }
-    key = f"{job_id}.{step}.{node}.{micros(at)}"
+    key = f"{job_id}.{step}.{node}.{to_micros(at)}"
     start = StepStart(**name, uid=4001, tasks=count, cpus=4, memory_bytes=4 * 1024**3)
     tell(site, STEP_START, key, start, at)
     tasks = tuple(
@@ -101,21 +101,21 @@ def add_launch(
             task=number,
             pid=100 + number,
             status=0,
-            ended_us=micros(ended_at),
+            ended_us=to_micros(ended_at),
             user_us=int(used * 1e6),
             system_us=0,
             max_rss_bytes=1024**3,
         )
         for number, used in enumerate(cpu_s)
     )
-    tell(site, TASK_EXIT, key, TasksExited(**name, tasks=tasks), ended_at)
+    tell(site, TASK_EXIT, key, ExitedTasks(**name, tasks=tasks), ended_at)
     if ended:
         tell(site, STEP_END, key, StepEnd(**name, tasks=count, **end), ended_at)
 
 
 def add_script(site: Site, job_id: int, at: datetime) -> None:
     """Append a script whose job no poll of Slurm has listed."""
-    mtime_ns = micros(at) * 1000
+    mtime_ns = to_micros(at) * 1000
     body = JobScript(job_id=job_id, spool_mtime_ns=mtime_ns)
     tell(site, JOB_SCRIPT, f"{job_id}:{mtime_ns}", body, at)
 

@@ -11,12 +11,12 @@ from harness.events import NOON_NS, NOVEMBER, make_event, script_event
 from harness.jobs import open_jobs
 from harness.site import ADA, Site
 from harness.spool import environment_bytes
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.contents import contents_of
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.contents import make_script_contents
 from steward.archive.files import permissions
-from steward.archive.files.index import Records
-from steward.archive.files.manifest import facts
-from steward.archive.files.owners import user_name
+from steward.archive.files.index import FilesRecords
+from steward.archive.files.manifest import decode_facts
+from steward.archive.files.owners import resolve_user_name
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
@@ -27,14 +27,14 @@ from steward.core.events import (
     JOB_SEEN,
     ArchivePurge,
     Event,
+    IncomingFile,
     JobFacts,
     JobIdentity,
-    Kept,
 )
-from steward.core.incoming import Store, kept_filename
+from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.slurm.settings import ClusterSettings
 
 DAY = "alpha/ada/2026/03/01"
@@ -49,14 +49,16 @@ REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" 
 
 def open_sink(site: Site, name: str = "files", page_rows: int = 200) -> FilesSink:
     def resolve(uid: int) -> str:
-        return user_name(uid) if site.user_names is None else site.user_names.get(uid, "")
+        return resolve_user_name(uid) if site.user_names is None else site.user_names.get(uid, "")
 
     clock, stores = site.clock, site.stores
     return FilesSink(site.settings, name, stores, resolve=resolve, clock=clock, page_rows=page_rows)
 
 
-def open_catalogue(site: Site) -> Catalogue:
-    return Catalogue(str(site.state / "catalogue"), contents_of(site.settings, site.stores))
+def open_catalogue(site: Site) -> CatalogConsumer:
+    return CatalogConsumer(
+        str(site.state / "catalogue"), make_script_contents(site.settings, site.stores)
+    )
 
 
 def sink_settings(directory: Path, **sink: Any) -> ArchiveSettings:
@@ -95,7 +97,7 @@ def reopen(site: Site, **sink: Any) -> None:
 # ---------------------------------------------------------------- bytes and events
 
 
-def store_of(site: Site, name: str = "archive.files") -> Store:
+def store_of(site: Site, name: str = "archive.files") -> IncomingStore:
     if name == "archive.files":
         sink_of(site).prepare()
     return site.stores.get(name)
@@ -108,9 +110,9 @@ def trim(site: Site, store: str = "archive.files") -> None:
 
 
 def write_kept(
-    store: Store, job_id: int, mtime_ns: int, data: bytes, what: str, cluster: str
-) -> Kept:
-    return store.write(kept_filename(cluster, job_id, mtime_ns, len(data), what), data)
+    store: IncomingStore, job_id: int, mtime_ns: int, data: bytes, what: str, cluster: str
+) -> IncomingFile:
+    return store.write(make_incoming_filename(cluster, job_id, mtime_ns, len(data), what), data)
 
 
 def script(
@@ -219,7 +221,7 @@ def script_at(
     """Return the job.script of a job submitted at a time, with the names of redacted variables."""
     redacted = () if environment is None else ("API_TOKEN",)
     fields: dict[str, Any] = {"environment": environment, "name": "run", "redacted": redacted}
-    return script(site, job_id, data, mtime_ns=micros(submit) * 1000 + 17_000, **fields)
+    return script(site, job_id, data, mtime_ns=to_micros(submit) * 1000 + 17_000, **fields)
 
 
 # ---------------------------------------------------------------- archived files and rows
@@ -243,7 +245,7 @@ def files(site: Site, sink: str = "files") -> dict[str, bytes]:
 
 def rows(site: Site, sql: str, sink: str = "files") -> list[Any]:
     """Return the rows of an SQL query of a sink's database."""
-    with closing(Records(site.settings, sink, reading=True)) as records:
+    with closing(FilesRecords(site.settings, sink, reading=True)) as records:
         return records.query(sql)
 
 
@@ -252,11 +254,11 @@ def has_acls(site: Site) -> bool:
     sink_of(site).prepare()
     fd = os.open(root_of(site), os.O_RDONLY)
     try:
-        return permissions.supported(fd)
+        return permissions.supports_acls(fd)
     finally:
         os.close(fd)
 
 
 def manifest(site: Site, directory: str) -> list[tuple[str, str]]:
     data = (root_of(site) / directory / "MANIFEST.jsonl").read_bytes()
-    return [(fact.fact, fact.key) for fact in facts(data)]
+    return [(fact.fact, fact.key) for fact in decode_facts(data)]

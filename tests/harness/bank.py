@@ -8,16 +8,16 @@ from typing import Any
 from harness.events import NOON
 from harness.jobs import open_jobs, record
 from harness.site import Site
-from steward.bank.ledger import Account, By
+from steward.bank.ledger import Account, Authorship
 from steward.bank.money import MICRO
-from steward.bank.records import Charge, Rate, Use
+from steward.bank.records import Charge, Rate, ResourceUse
 from steward.bank.settings import BankSettings
-from steward.core.access import Standing
+from steward.core.access import ClusterRoles
 from steward.core.events import Event
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.jobs import Jobs, database_path
 
-BY = By(who="root")
+BY = Authorship(who="root")
 HOUR = MICRO
 """Price of a CPU hour in micro-SU: one SU."""
 
@@ -53,7 +53,7 @@ def make_shared_site(directory: Path) -> Site:
     of ``chemistry``, which carl coordinates in Slurm.
     """
     site = make_site(directory)
-    by = By(who="root", why="to begin with")
+    by = Authorship(who="root", why="to begin with")
     with site.ledger.transaction() as t:
         t.accounts.change("physics", by, owners=("olga",))
         t.accounts.create(Account(name="optics", parent="physics"), by)
@@ -62,7 +62,7 @@ def make_shared_site(directory: Path) -> Site:
         t.accounts.set_user("optics", "ada", by, limit=None)
         t.accounts.set_user("chemistry", "bela", by, limit=None)
         t.transfers.deposit("chemistry", 10 * MICRO, by)
-    site.standing = Standing(coordinators={"chemistry": frozenset({"carl"})})
+    site.standing = ClusterRoles(coordinators={"chemistry": frozenset({"carl"})})
     return site
 
 
@@ -114,11 +114,11 @@ def charge(
         user=user,
         partition=partition,
         amount=hours * MICRO,
-        use=Use(tres={"cpu": 1}, start=start, seconds=3600 * hours, state="COMPLETED"),
+        use=ResourceUse(tres={"cpu": 1}, start=start, seconds=3600 * hours, state="COMPLETED"),
         rate=1,
     )
     with site.ledger.transaction() as t:
-        t.charges.charge(job_charge, By(who="bank", why="end", at=start))
+        t.charges.charge(job_charge, Authorship(who="bank", why="end", at=start))
     return job_charge
 
 
@@ -136,7 +136,7 @@ def jobs_of(site: Site) -> Jobs:
 def begin(site: Site, at: datetime) -> None:
     """Set the time when the bank began."""
     with site.ledger.transaction() as t:
-        t.set_mark("began", str(micros(at)))
+        t.set_mark("began", str(to_micros(at)))
 
 
 def config_of(directory: Path) -> Path:

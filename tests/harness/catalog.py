@@ -8,14 +8,14 @@ from typing import Any
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import Site
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.catalog.matches import Matcher
-from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Found, Searcher, Wanted
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.catalog.matches import TermMatcher
+from steward.archive.catalog.month import ScriptUse
+from steward.archive.catalog.search import CatalogSearcher, ScriptHit, UseFilter
 from steward.core.config import ArchiveSettings
 from steward.core.events import Event
-from steward.core.incoming import STATE_STORE, Store
-from steward.core.timestamps import micros
+from steward.core.incoming import STATE_STORE, IncomingStore
+from steward.core.timestamps import to_micros
 
 
 def make_site(directory: Path) -> Site:
@@ -29,16 +29,16 @@ def directory_of(site: Site) -> Path:
     return site.state / "catalogue"
 
 
-def catalogue_of(site: Site) -> Catalogue:
-    return site.consumer(Catalogue)
+def catalogue_of(site: Site) -> CatalogConsumer:
+    return site.consumer(CatalogConsumer)
 
 
-def searcher_of(site: Site) -> Searcher:
-    searcher: Searcher = site.room("archive").searcher
+def searcher_of(site: Site) -> CatalogSearcher:
+    searcher: CatalogSearcher = site.room("archive").searcher
     return searcher
 
 
-def store_of(site: Site) -> Store:
+def store_of(site: Site) -> IncomingStore:
     return site.stores.get(STATE_STORE)
 
 
@@ -52,7 +52,7 @@ def script(
 ) -> Event:
     """Write a script's bytes to the store and return its job.script."""
     fields: dict[str, Any] = {"environment": None, "store": STATE_STORE}
-    mtime_ns = micros(at) * 1000
+    mtime_ns = to_micros(at) * 1000
     return archive.script(
         site, job_id, data, mtime_ns=mtime_ns, cluster=cluster, name=name, **fields
     )
@@ -70,13 +70,13 @@ def keep(site: Site, job_id: int, text: str | bytes, uid: int = 1001, user: str 
     site.feed(spooled, identity(spooled, uid, user))
 
 
-def anybody(use: Use) -> bool:
+def anybody(use: ScriptUse) -> bool:
     return True
 
 
-def hits(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[Found]:
-    matcher = Matcher(terms, case=case, words=words)
-    return searcher_of(site).page(matcher, Wanted(), anybody, limit=1000).hits
+def hits(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[ScriptHit]:
+    matcher = TermMatcher(terms, case=case, words=words)
+    return searcher_of(site).page(matcher, UseFilter(), anybody, limit=1000).hits
 
 
 def found(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 from harness.archive import sink_settings
 from harness.site import ROOT, Site
 from harness.slurm import LINE, Stage
-from steward.admin.doctor.context import Ground, ground_of
-from steward.admin.doctor.findings import Finding
+from steward.admin.doctor.context import CheckContext, make_check_context
+from steward.admin.doctor.findings import CheckFinding
 from steward.core.actions import Registry
 from steward.slurm.settings import ClusterSettings
 
@@ -58,13 +58,13 @@ class DoctorSite(Site):
         self.stage.answer("scontrol ping", f"Slurmctld(primary) at {HERE} is UP\n")
         self.stage.nodes(LINE.format(name="n1"))
 
-    def ground(self, skew_s: float = 0.0) -> Ground:
+    def ground(self, skew_s: float = 0.0) -> CheckContext:
         """Return the context of the checks; slurmctld's clock is ahead by ``skew_s`` seconds."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + skew_s))
         lines = [f"Configuration data as of {now}"]
         lines += [f"{name:<23} = {value}" for name, value in self.shown.items()]
         self.stage.answer("scontrol show config", "\n".join(lines) + "\n")
-        return ground_of(self.settings, Registry, ROOT)
+        return make_check_context(self.settings, Registry, ROOT)
 
 
 @pytest.fixture
@@ -72,6 +72,6 @@ def site(tmp_path: Path) -> DoctorSite:
     return DoctorSite(tmp_path)
 
 
-def only(findings: Iterator[Finding]) -> Finding:
+def only(findings: Iterator[CheckFinding]) -> CheckFinding:
     (finding,) = findings
     return finding

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from steward.bank.estimate import Estimator, parse_options
 from steward.bank.records import Quote, Rate
 from steward.bank.settings import BankSettings
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 SU = 1_000_000
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -29,14 +29,14 @@ GPUS = NodeShape(
 )
 
 
-def part(name: str, *shapes: int, **more: object) -> PartitionPicture:
+def part(name: str, *shapes: int, **more: object) -> PartitionModel:
     """Return a partition of the cluster's node shapes with these indexes."""
     counts = tuple((shape, (8, 4, 4)[shape]) for shape in shapes)
     total = sum(count for _, count in counts)
-    return PartitionPicture(name=name, shapes=counts, nodes=total, **more)  # type: ignore[arg-type] # fields by name
+    return PartitionModel(name=name, shapes=counts, nodes=total, **more)  # type: ignore[arg-type] # fields by name
 
 
-CLUSTER = Picture(
+CLUSTER = ClusterModel(
     cluster="c",
     default_partition="main",
     shapes=(THREADED, PLAIN, GPUS),
@@ -61,12 +61,12 @@ CPUS = Rate(number=1, weights={"cpu": SU})
 SETTINGS = BankSettings(default_time_s=86400, default_account="rest")
 
 
-def estimator(*rates: Rate, picture: Picture = CLUSTER) -> Estimator:
+def estimator(*rates: Rate, picture: ClusterModel = CLUSTER) -> Estimator:
     """Return an estimator with these rates; one SU per CPU hour by default."""
     return Estimator(picture, rates or [CPUS], SETTINGS)
 
 
-def quote(options: str, *rates: Rate, uid: int = 1, picture: Picture = CLUSTER) -> Quote:
+def quote(options: str, *rates: Rate, uid: int = 1, picture: ClusterModel = CLUSTER) -> Quote:
     """Return the quote of a job with these options of sbatch."""
     job = parse_options(options.split(), uid=uid)
     return estimator(*rates, picture=picture).quote(job, NOW)

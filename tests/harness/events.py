@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from steward.core.events import JOB_SCRIPT, Event, JobScript, Kept, script_key
-from steward.core.timestamps import micros
+from steward.core.events import JOB_SCRIPT, Event, IncomingFile, JobScript, make_script_key
+from steward.core.timestamps import to_micros
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOON_US = 1_772_366_400 * 10**6
@@ -21,7 +21,7 @@ def at(seconds: float) -> datetime:
 
 def us(seconds: float) -> int:
     """Return the time this many seconds after noon, in microseconds since the epoch."""
-    return micros(at(seconds))
+    return to_micros(at(seconds))
 
 
 def make_event(
@@ -56,13 +56,15 @@ def script_event(
 ) -> Event:
     """Return the job.script of a spool entry; ``body`` sets fields of its JobScript."""
     fields: dict[str, Any] = {
-        "script": Kept(path=f"{cluster}.{job_id}.{mtime_ns}.3.script", length=3, sha256="00"),
+        "script": IncomingFile(
+            path=f"{cluster}.{job_id}.{mtime_ns}.3.script", length=3, sha256="00"
+        ),
         "store": "state",
         **body,
     }
     return make_event(
         JOB_SCRIPT,
-        script_key(job_id, mtime_ns),
+        make_script_key(job_id, mtime_ns),
         JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **fields),
         datetime.fromtimestamp(mtime_ns / 1e9, UTC),
         cluster=cluster,

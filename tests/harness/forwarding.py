@@ -10,10 +10,10 @@ from typing import Any
 from harness.events import NOON_NS, script_event
 from harness.receiving import ReceivingSite, listener_keys
 from servers.authority import Authority
-from steward.core.events import Event, Kept, encode
-from steward.core.incoming import Store, Stores, kept_filename
+from steward.core.events import Event, IncomingFile, encode_event
+from steward.core.incoming import IncomingStore, IncomingStores, make_incoming_filename
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.receiver import Receiver
+from steward.extensions.controllers.receiver import ControllerReceiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
@@ -41,7 +41,9 @@ class ForwardedSite(ReceivingSite):
         }
         receive = ReceiveSettings(**listener_keys(authority))
         super().__init__(directory, authority, clusters=remote, receive=receive)
-        self.start(Receiver(self.settings, self.stores, self.reader.known, self.link, **limits))
+        self.start(
+            ControllerReceiver(self.settings, self.stores, self.reader.known, self.link, **limits)
+        )
 
     def keys(self, cluster: str = "c1") -> list[str]:
         """Return the keys of a cluster's events in the journal."""
@@ -83,18 +85,18 @@ class Raw:
             plain, server_hostname="127.0.0.1", do_handshake_on_connect=False
         )
         self.socket.settimeout(10)
-        self.stream = wire.Stream(self.socket, "the receiver")
+        self.stream = wire.FrameStream(self.socket, "the receiver")
 
     def close(self) -> None:
         self.socket.close()
 
     def hear(self) -> Any:
         """Return the next message, or None at the end."""
-        frame = self.stream.receive(wire.LARGEST_FRAME, 10.0)
+        frame = self.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 10.0)
         return None if frame is None else frame.message()
 
-    def say(self, message: wire.Message) -> None:
-        self.stream.send(wire.frame_of(wire.encoded(message)), 10.0)
+    def say(self, message: wire.WireMessage) -> None:
+        self.stream.send(wire.build_frame(wire.encode_message(message)), 10.0)
 
     def ends(self) -> bool:
         """Return whether the receiver sends no more messages."""
@@ -103,14 +105,14 @@ class Raw:
         except wire.WireUnavailable:
             return True
 
-    def greet(self, cluster: str = "c1", version: int = wire.VERSION) -> wire.Answer:
+    def greet(self, cluster: str = "c1", version: int = wire.VERSION) -> wire.ReceiverReply:
         """Send Hello and return the answer."""
         self.socket.do_handshake()
         greeting = self.hear()
-        assert isinstance(greeting, wire.Greeting)
-        self.say(wire.Hello(version, cluster, os.urandom(wire.NONCE_BYTES)))
+        assert isinstance(greeting, wire.ReceiverGreeting)
+        self.say(wire.ControllerHello(version, cluster, os.urandom(wire.NONCE_BYTES)))
         answer = self.hear()
-        assert isinstance(answer, wire.Answer)
+        assert isinstance(answer, wire.ReceiverReply)
         return answer
 
 
@@ -120,12 +122,12 @@ def script_row(
     environment: bytes | None = b"\1\0\0\0A=1\0",
     cluster: str = "c1",
     **changes: Any,
-) -> wire.Row:
+) -> wire.ForwardedEvent:
     """Return a job.script as a controller sends it; ``changes`` sets fields of its body."""
 
-    def kept(data: bytes, what: str) -> Kept:
-        name = kept_filename(cluster, job_id, NOON_NS, len(data), what)
-        return Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+    def kept(data: bytes, what: str) -> IncomingFile:
+        name = make_incoming_filename(cluster, job_id, NOON_NS, len(data), what)
+        return IncomingFile(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     body: dict[str, Any] = {
         "script": kept(script, "script"),
@@ -133,19 +135,21 @@ def script_row(
         **changes,
     }
     event = script_event(job_id, cluster=cluster, source="spool", **body)
-    return wire.Row(event.kind, cluster, event.key, encode(event), script, environment)
+    return wire.ForwardedEvent(
+        event.kind, cluster, event.key, encode_event(event), script, environment
+    )
 
 
-def row_of(event: Event) -> wire.Row:
+def row_of(event: Event) -> wire.ForwardedEvent:
     """Return an event without script bytes as a controller sends it."""
-    return wire.Row(event.kind, event.cluster, event.key, encode(event))
+    return wire.ForwardedEvent(event.kind, event.cluster, event.key, encode_event(event))
 
 
-def store_in(directory: Path) -> Store:
+def store_in(directory: Path) -> IncomingStore:
     """Return a store in a directory."""
-    return Store("state", str(directory / "incoming"))
+    return IncomingStore("state", str(directory / "incoming"))
 
 
-def stores_in(directory: Path) -> Stores:
+def stores_in(directory: Path) -> IncomingStores:
     """Return Stores that contain only this store."""
-    return Stores([store_in(directory)])
+    return IncomingStores([store_in(directory)])

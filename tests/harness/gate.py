@@ -16,29 +16,29 @@ from typing import Any
 import msgspec
 
 from harness.site import Site
-from steward.bank.gate.admission import Deciding
-from steward.bank.gate.client import GateLink, connect
-from steward.bank.gate.holds import Keeper
-from steward.bank.gate.policy import Ground
-from steward.bank.gate.requests import GateState, Said, Submit
+from steward.bank.gate.admission import DecisionMaker
+from steward.bank.gate.client import GateClient, connect_unix_socket
+from steward.bank.gate.holds import HoldKeeper
+from steward.bank.gate.policy import GateRules
+from steward.bank.gate.requests import GateStatus, PluginReply, PluginRequest
 from steward.bank.gate.server import GateServer
-from steward.bank.gate.store import Store
-from steward.bank.gate.sync import Upkeep
+from steward.bank.gate.store import GateStore
+from steward.bank.gate.sync import HoldSync
 from steward.bank.money import MICRO
 from steward.bank.records import (
     AccountBooks,
     AllocationBooks,
-    Books,
-    Description,
+    BankRules,
+    GateBooks,
+    JobRequest,
     ModeRule,
     Rate,
-    Rules,
 )
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.waits import Stop
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 CLUSTER = "c"
 HOUR_MIN = 60
@@ -65,15 +65,15 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def picture() -> Picture:
+def picture() -> ClusterModel:
     shape = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=1)
     names = ("main", "cheap", "licensed", "nothing")
-    return Picture(
+    return ClusterModel(
         cluster=CLUSTER,
         taken_us=now_us(),
         zone="UTC",
         partitions={
-            name: PartitionPicture(name=name, shapes=((0, 64),), nodes=64, default_time_s=3600)
+            name: PartitionModel(name=name, shapes=((0, 64),), nodes=64, default_time_s=3600)
             for name in names
         },
         default_partition="main",
@@ -84,7 +84,7 @@ def picture() -> Picture:
     )
 
 
-def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> Rules:
+def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> BankRules:
     rates = (
         msgspec.structs.replace(RATE, partition="main"),
         msgspec.structs.replace(RATE, number=2, partition="cheap", weights={}, free=True),
@@ -92,7 +92,7 @@ def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> Rules:
             RATE, number=3, partition="licensed", weights={"license/abq": 60 * MICRO}
         ),
     )
-    return Rules(seq=seq, modes=(ModeRule(mode=mode), *more), rates=rates)  # type: ignore[arg-type]
+    return BankRules(seq=seq, modes=(ModeRule(mode=mode), *more), rates=rates)  # type: ignore[arg-type]
 
 
 def account(name: str, su: int, *, number: int = 1, **more: Any) -> AccountBooks:
@@ -101,7 +101,7 @@ def account(name: str, su: int, *, number: int = 1, **more: Any) -> AccountBooks
     return AccountBooks(name=name, **{"payer": name, "allocations": (own,), **more})
 
 
-def job(minutes: int = 9, cpus: int = 1, **more: Any) -> Description:
+def job(minutes: int = 9, cpus: int = 1, **more: Any) -> JobRequest:
     """Return a job that costs one SU for each CPU and minute, and for one minute more."""
     defaults = {
         "uid": 1000,
@@ -112,7 +112,7 @@ def job(minutes: int = 9, cpus: int = 1, **more: Any) -> Description:
         "min_cpus": cpus,
         "cpus_per_task": 1,
     }
-    return Description(**{**defaults, **more})
+    return JobRequest(**{**defaults, **more})
 
 
 def gate_settings(directory: Path, **more: Any) -> GateSettings:
@@ -133,33 +133,35 @@ class GateCore:
 
     def __init__(self, directory: Path, *accounts: AccountBooks, mode: str = "gate", **bank: Any):
         self.settings = settings_of(directory, **bank)
-        self.store = Store(self.settings.state_dir)
-        self.ground = Ground(self.settings)
+        self.store = GateStore(self.settings.state_dir)
+        self.ground = GateRules(self.settings)
         self.ground.put_rules(rules(mode))
         self.ground.put_picture(picture())
-        self.keeper = Keeper(self.store, self.ground, SECRET)
-        self.upkeep = Upkeep(self.keeper)
+        self.keeper = HoldKeeper(self.store, self.ground, SECRET)
+        self.upkeep = HoldSync(self.keeper)
         self.seq = 0
         self.tell(*accounts)
 
     @property
-    def deciding(self) -> Deciding:
+    def deciding(self) -> DecisionMaker:
         return self.keeper.deciding
 
     def tell(self, *accounts: AccountBooks, at_us: int = 0) -> None:
         """Set the balances of all accounts."""
         self.seq += 1
         with self.store.transaction():
-            self.upkeep.books(Books(seq=self.seq, accounts=accounts, whole=True), at_us or now_us())
+            self.upkeep.books(
+                GateBooks(seq=self.seq, accounts=accounts, whole=True), at_us or now_us()
+            )
 
-    def submit(self, what: Description, *, at_us: int = 0, cluster: str = CLUSTER) -> Said:
-        ask = Submit(v=1, op="submit", cluster=cluster, job=what)
+    def submit(self, what: JobRequest, *, at_us: int = 0, cluster: str = CLUSTER) -> PluginReply:
+        ask = PluginRequest(v=1, op="submit", cluster=cluster, job=what)
         user = self.ground.user_of(CLUSTER, what.uid)
         with self.store.transaction():
             return self.keeper.submit(ask, user, at_us or now_us(), is_lenient=False)
 
-    def modify(self, what: Description) -> Said:
-        ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what)
+    def modify(self, what: JobRequest) -> PluginReply:
+        ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what)
         with self.store.transaction():
             return self.keeper.modify(ask, "", now_us(), is_lenient=False)
 
@@ -179,7 +181,7 @@ class RunningGate:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.link = GateLink(settings.state_dir)
+        self.link = GateClient(settings.state_dir)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -197,7 +199,7 @@ class RunningGate:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def state(self) -> GateState | None:
+    def state(self) -> GateStatus | None:
         try:
             return self.link.state()
         except Unavailable:
@@ -205,7 +207,7 @@ class RunningGate:
 
     def tell(self, *accounts: AccountBooks, mode: str = "gate", seq: int = 1) -> None:
         """Send accounts, rules and the cluster's picture, and wait until the gate decides."""
-        self.link.books(Books(seq=seq, accounts=accounts, whole=True))
+        self.link.books(GateBooks(seq=seq, accounts=accounts, whole=True))
         self.link.rules(rules(mode))
         self.link.picture(picture())
         self.wait_open()
@@ -222,7 +224,7 @@ class RunningGate:
             assert time.monotonic() < until, "the gate does not come so far"
             time.sleep(0.01)
 
-    def ask(self, job: Description, op: str = "submit", cluster: str = "c") -> dict[str, Any]:
+    def ask(self, job: JobRequest, op: str = "submit", cluster: str = "c") -> dict[str, Any]:
         body = json.loads(msgspec.json.encode(job))
         answer = self.say(
             json.dumps({"v": 1, "op": op, "cluster": cluster, "job": body}).encode() + b"\n"
@@ -233,7 +235,7 @@ class RunningGate:
         """Send bytes to the gate's socket; return the reply, b"" if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(PATIENCE_S)
-            connect(connection, self.settings.gate.socket)
+            connect_unix_socket(connection, self.settings.gate.socket)
             connection.sendall(data)
             answer = b""
             while not answer.endswith(b"\n"):

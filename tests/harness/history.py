@@ -8,9 +8,9 @@ from typing import Any
 from harness.events import at, make_event, us
 from harness.site import Site
 from steward.capture.settings import SensorSettings
-from steward.core.access import Standing
+from steward.core.access import ClusterRoles
 from steward.core.events import NODE_STATE, RESERVATION_STATE, Event, NodeState, ReservationState
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
@@ -28,7 +28,7 @@ def make_site(
     site = Site(directory, clusters=("c1", "c2"), sensor=SensorSettings(enabled=sensor))
     site.now = at(86_400)
     coordinators = {"physics": frozenset({"carl"})}
-    site.standing = Standing(private_data=private, coordinators=coordinators)
+    site.standing = ClusterRoles(private_data=private, coordinators=coordinators)
     site.open(lambda site: HistoryConsumer(site.settings, clock=lambda: site.now))
     return site
 
@@ -77,4 +77,4 @@ def add_run(site: Site, job_id: int, start: float, end: float | None, **fields: 
     }
     path = database_path(site.settings.state_dir)
     with closing(open_database(path, MIGRATIONS)) as books, transaction(books):
-        put_lines(books, [Line(job_id=job_id, **line)])
+        put_lines(books, [UsageLine(job_id=job_id, **line)])

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from steward.accounting.job_page.page import run_part
+from steward.accounting.job_page.page import build_run_part
 from steward.accounting.job_page.requests import PageAnswer, RunPart
 from steward.accounting.settings import NotesSettings
-from steward.cli.charts import ASCII, Pens, plain
-from steward.cli.job import rows_of
-from steward.core.records import JobRecord, Line
+from steward.cli.charts import ASCII, ChartSigns, render_plain
+from steward.cli.job import layout_reply
+from steward.core.records import JobRecord, UsageLine
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
 T = 1_790_000_000_000_000
@@ -19,7 +19,7 @@ GIB = 1024**3
 NOW = datetime.fromtimestamp(T / 1e6 + 10_000, UTC)
 
 
-def run_line(seconds: float = 600, **fields: Any) -> Line:
+def run_line(seconds: float = 600, **fields: Any) -> UsageLine:
     """Return the line of a run on one node with 4 CPUs and 4 GiB, started a minute after submit."""
     defaults: dict[str, Any] = {
         "cluster": "c1",
@@ -40,10 +40,10 @@ def run_line(seconds: float = 600, **fields: Any) -> Line:
         "exit_code": 0,
         "exit_signal": 0,
     }
-    return Line(**{**defaults, **fields})
+    return UsageLine(**{**defaults, **fields})
 
 
-def step_line(run: Line, step: str = "0", **fields: Any) -> Line:
+def step_line(run: UsageLine, step: str = "0", **fields: Any) -> UsageLine:
     """Return the line of a step that lasted as long as its run."""
     return msgspec.structs.replace(run, step=step, name="prog", time_limit_s=None, **fields)
 
@@ -84,13 +84,13 @@ def launch(
     )
 
 
-def run_of(line: Line, *launches: StepUsage, **settings: Any) -> RunPart:
+def run_of(line: UsageLine, *launches: StepUsage, **settings: Any) -> RunPart:
     """Return a run of the page, with one step that has these launches."""
     cpu_us = sum(task.user_us + task.system_us for launch in launches for task in launch.tasks)
     if launches:
         line = msgspec.structs.replace(line, user_us=cpu_us, system_us=0)
     steps = [(step_line(line), launches)] if launches else []
-    return run_part(line, steps, NotesSettings(**settings), now_us=T + 10_000 * S)
+    return build_run_part(line, steps, NotesSettings(**settings), now_us=T + 10_000 * S)
 
 
 def answer_of(*runs: RunPart, **fields: Any) -> PageAnswer:
@@ -104,5 +104,5 @@ def kinds(run: Any) -> list[str]:
     return [note.kind for note in run.notes]
 
 
-def drawn(answer: PageAnswer, pens: Pens = ASCII) -> str:
-    return plain(rows_of(answer, pens))
+def drawn(answer: PageAnswer, pens: ChartSigns = ASCII) -> str:
+    return render_plain(layout_reply(answer, pens))

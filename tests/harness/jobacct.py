@@ -21,11 +21,11 @@ from steward.core.events import (
     TASK_EXIT,
     Event,
 )
-from steward.core.records import JobRecord, Line
-from steward.core.usage import RunFact, StepEnd, StepStart, StepUsage, TasksExited, TaskUsage
+from steward.core.records import JobRecord, UsageLine
+from steward.core.usage import ExitedTasks, RunEvent, StepEnd, StepStart, StepUsage, TaskUsage
 from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins import Job, JobAcctPlugin, Message, Rusage, Step, consumer
-from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer
+from steward.extensions.jobacct_plugins.consumer import PluginConsumer, PluginHost
 from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.files import LogFiles
 from steward.extensions.jobacct_plugins.log.reader import read_lines
@@ -66,7 +66,7 @@ class LogSite(JournaledSite):
     def names(self) -> list[str]:
         return sorted(path.name for path in self.location.iterdir())
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[UsageLine]:
         return list(read_lines(str(self.location)))
 
 
@@ -99,7 +99,7 @@ def run(
     }
     if kind == RUN_END:
         values |= {"end": at(seconds), "exit_code": 0, "exit_signal": 0}
-    fact = RunFact(
+    fact = RunEvent(
         job_id=job_id,
         first_submit=at(0),
         restarts=restarts,
@@ -166,7 +166,7 @@ def raw_events(job_id: int, step: str = "batch") -> list[Event]:
     name = launch(job_id, step)
     return [
         event(STEP_START, f"start:{job_id}:{step}", StepStart(**name, uid=1000), at(1)),
-        event(TASK_EXIT, f"exit:{job_id}:{step}", TasksExited(**name, tasks=(task(0),)), at(9)),
+        event(TASK_EXIT, f"exit:{job_id}:{step}", ExitedTasks(**name, tasks=(task(0),)), at(9)),
         event(STEP_END, f"end:{job_id}:{step}", StepEnd(**name, tasks=1), at(9)),
     ]
 
@@ -258,7 +258,7 @@ class Scene(LogSite):
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plugin: type[Recording] = type("Mine", (Recording,), {"calls": []})
         self.do(lambda *_: None)
-        monkeypatch.setattr(consumer, "class_of", lambda _: self.plugin)
+        monkeypatch.setattr(consumer, "load_plugin_class", lambda _: self.plugin)
         parameters = "Frequency=30,MaxSendRetries=1,MaxSendRetryDelay=0"
         super().__init__(directory, type=TYPE, parameters=parameters, hook_timeout_s=0.2)
         self.is_away = False
@@ -269,7 +269,7 @@ class Scene(LogSite):
         self.plugin.deed = deed
 
     def make(self) -> PluginConsumer:
-        around = Around(append=self._append, stop=Stop(), beat=self._beat)
+        around = PluginHost(append=self._append, stop=Stop(), beat=self._beat)
         return PluginConsumer(self.settings, TYPE, around)
 
     def take(self, *events: Event) -> None:

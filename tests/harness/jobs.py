@@ -18,7 +18,7 @@ from steward.core.events import (
     JobFacts,
     JobIdentity,
     JobScript,
-    script_key,
+    make_script_key,
 )
 from steward.core.records import JobRecord
 from steward.jobs import JobsConsumer
@@ -30,7 +30,7 @@ def script(job_id: int, seconds: float, *, cluster: str = "c1", **body: Any) -> 
     """Return the job.script of a spool entry, ``seconds`` after noon."""
     mtime_ns = int(at(seconds).timestamp()) * 10**9 + round(seconds % 1 * 1000) * 10**6 + 321
     spooled = JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **body)
-    key = script_key(job_id, mtime_ns)
+    key = make_script_key(job_id, mtime_ns)
     return make_event(JOB_SCRIPT, key, spooled, at(seconds), cluster=cluster, source="spool")
 
 

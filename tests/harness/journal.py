@@ -15,9 +15,9 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer, Feed
 from steward.core.events import JOB_SEEN, Event, JobFacts
-from steward.core.incoming import Stores, stores_of
+from steward.core.incoming import IncomingStores, make_stores
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.store import rows_of
+from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.daemon.once import DirectLink
 from steward.extensions.kafka.settings import KafkaSinkSettings
@@ -44,7 +44,7 @@ class JournaledSite(Site):
         self.feeds[consumer.name] = Feed(consumer, self.reader, self.link, clock=self.clock)
 
     def append(self, new: Sequence[Event]) -> None:
-        self.writer.append(rows_of(new))
+        self.writer.append(encode_rows(new))
 
     def feed(self, *events: Event) -> list[Event]:
         """Append events without applying them; :meth:`run` applies them."""
@@ -87,16 +87,16 @@ def reader(journal: Journal, tmp_path: Path) -> JournalReader:
     return JournalReader(str(tmp_path))
 
 
-def two_sinks(tmp_path: Path) -> Stores:
+def two_sinks(tmp_path: Path) -> IncomingStores:
     """Return the stores of a files sink ``a`` and a Kafka sink ``b``."""
     archive = ArchiveSettings(
         sink={"a": FilesSinkSettings(path=str(tmp_path / "a")), "b": KafkaSinkSettings()}
     )
-    return stores_of(Settings(state_dir=str(tmp_path), archive=archive))
+    return make_stores(Settings(state_dir=str(tmp_path), archive=archive))
 
 
 def append(journal: Journal, *events: Event) -> int:
-    return journal.append(rows_of(events))
+    return journal.append(encode_rows(events))
 
 
 def fill(journal: Journal, megabytes: int) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 from harness import bank
 from harness.events import NOON
 from harness.site import Site
-from steward.bank.reconciliation import reconcile
+from steward.bank.reconciliation import reconcile_cluster
 from steward.bank.records import Hold
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.events import Event
 from steward.core.waits import Stop
-from steward.extensions.mybrc.outbox import relay
-from steward.extensions.mybrc.remote import Passing
+from steward.extensions.mybrc.outbox import queue_events
+from steward.extensions.mybrc.remote import OutboxSender
 
 HELD = 51_670_000
 """SU hold of each job of :meth:`ReportingSite.show`, in micro-SU."""
@@ -51,8 +51,8 @@ class ReportingSite(Site):
         self._began = began
         self._passing = self._open_passing()
 
-    def _open_passing(self) -> Passing:
-        return Passing(self.settings, self.ledger, lambda: self.now)
+    def _open_passing(self) -> OutboxSender:
+        return OutboxSender(self.settings, self.ledger, lambda: self.now)
 
     def restart(self) -> None:
         """Restart the worker that sends the outbox."""
@@ -71,7 +71,7 @@ class ReportingSite(Site):
     def reconcile(self) -> None:
         """Reconcile charges, as the bank's timed work and ``steward bank reconcile`` do."""
         books = (self.settings, self.ledger, None, "c1", self._began)
-        reconcile(*books, is_dry=False, now=self.now)
+        reconcile_cluster(*books, is_dry=False, now=self.now)
 
     def relay(self, events: Sequence[Event], held: int = 0) -> None:
         """Write messages about events to the outbox, with an SU hold for each event's job."""
@@ -82,7 +82,7 @@ class ReportingSite(Site):
             return Hold(**name, amount=held, created_us=1) if held else None
 
         with self.ledger.transaction() as t:
-            relay(t, [(event, hold(event)) for event in events], self._began)
+            queue_events(t, [(event, hold(event)) for event in events], self._began)
 
     def send(self) -> None:
         """Send the messages of the outbox."""

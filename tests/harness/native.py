@@ -13,7 +13,7 @@ import pytest
 
 from steward.admin.plugins import build
 from steward.admin.plugins.build import LIBRARY, SOURCES, SUBMIT_LIBRARY
-from steward.bank.estimate.request_limits import LONGEST, LONGEST_TEXTS
+from steward.bank.estimate.request_limits import LONGEST_TEXT, LONGEST_TEXTS
 
 TESTS = Path(__file__).parents[1]
 NATIVE = Path(str(resources.files("steward.native")))
@@ -99,7 +99,7 @@ SENT_TEXTS = {
     name: longest
     for name, longest in LONGEST_TEXTS.items()
     if name not in ("reservation", "features")
-} | {"admin_comment": LONGEST}
+} | {"admin_comment": LONGEST_TEXT}
 """Text fields of a request, each with its maximum length in bytes."""
 TEXTS = ("say", "admin_comment", "qos", "partition", "account")
 
@@ -111,7 +111,7 @@ def raw(text: Any) -> bytes:
 
 def compile_gate(directory: Path, *flags: str) -> Path:
     """Compile the job_submit plugin with a harness that plays slurmctld."""
-    flags = (*flags, f"-I{HEADERS}", *build.defines(HEADERS))
+    flags = (*flags, f"-I{HEADERS}", *build.list_header_flags(HEADERS))
     # The harness includes the first source.
     return compile_program(directory / "gate_harness", SOURCES[SUBMIT_LIBRARY][1:], *flags)
 

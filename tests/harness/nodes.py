@@ -10,8 +10,8 @@ from harness.events import NOON_US
 from harness.receiving import ReceivingSite, context_of, listener_keys
 from servers.authority import Authority
 from steward.agent import agent
-from steward.capture.nodes.aggregation import KINDS
-from steward.capture.nodes.last_seen import Heard
+from steward.capture.nodes.aggregation import NODE_KINDS
+from steward.capture.nodes.last_seen import NodeReportsReader
 from steward.capture.nodes.receiver import NodeReceiver
 from steward.capture.settings import NodesSettings
 from steward.core.events import Event
@@ -43,13 +43,13 @@ class HearingSite(ReceivingSite):
 
     def events(self) -> list[Event]:
         """Return the events that nodes reported, in order."""
-        return self.reader.read(0, set(KINDS), 100_000)[0]
+        return self.reader.read(0, set(NODE_KINDS), 100_000)[0]
 
-    def heard(self) -> Heard:
+    def heard(self) -> NodeReportsReader:
         """Wait until nodes.db contains a node, and open it."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            heard = Heard(self.settings.state_dir)
+            heard = NodeReportsReader(self.settings.state_dir)
             if heard.nodes():
                 return heard
             heard.close()

@@ -12,9 +12,9 @@ import msgspec
 from harness.events import NOON, make_event
 from harness.site import Site
 from steward.automation.rules.consumer import RulesConsumer
-from steward.automation.rules.execution import Found, Look
-from steward.automation.rules.store import Execution, Store
-from steward.automation.runner import Ran
+from steward.automation.rules.execution import NodeAvailability, RecoveredOutcome
+from steward.automation.rules.store import Execution, RulesStore
+from steward.automation.runner import OperationOutcome
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.core.events import NODE_STATE, Event, NodeState
 from steward.slurm.settings import ClusterSettings
@@ -85,23 +85,25 @@ class World:
         """Executed actions: rule and event of each."""
         self.over: set[tuple[int, int]] = set()
         """Executions whose action has ended, by id and try."""
-        self.ran: Callable[[Execution], Ran | None] = lambda _one: None
+        self.ran: Callable[[Execution], OperationOutcome | None] = lambda _one: None
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
-        self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
+        self.found: Callable[[Execution], RecoveredOutcome] = lambda _one: RecoveredOutcome(
+            traces="unseen"
+        )
         self.lock = threading.Lock()
 
 
 class WorldsHand:
-    """Handler that runs actions on a World: a :class:`steward.automation.rules.execution.Hand`."""
+    """Handler that runs actions on a World: an :class:`ActionPerformer`."""
 
     def __init__(self, world: World, clock: Callable[[], datetime]) -> None:
         self._world = world
         self._clock = clock
 
-    def look(self, one: Execution) -> Look:
+    def look(self, one: Execution) -> NodeAvailability:
         world = self._world
         with world.lock:
-            return Look(
+            return NodeAvailability(
                 wanted=frozenset(str(one.parameters["nodes"]).split(",")),
                 members={"debug": frozenset(world.nodes)},
                 available=frozenset(world.nodes - world.drained),
@@ -109,7 +111,7 @@ class WorldsHand:
                 seen=self._clock(),
             )
 
-    def run(self, one: Execution, timeout_s: float | None) -> Ran:
+    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
         try:
             result = self._world.ran(one)
             with self._world.lock:
@@ -125,15 +127,17 @@ class WorldsHand:
     def check(self, one: Execution) -> bool | None:
         return self._world.checked(one)
 
-    def find(self, one: Execution) -> Found:
+    def find(self, one: Execution) -> RecoveredOutcome:
         return self._world.found(one)
 
 
-def ran(one: Execution, **more: Any) -> Ran:
+def ran(one: Execution, **more: Any) -> OperationOutcome:
     """Return the result of an action; ``more`` sets other fields."""
     now = datetime.now(UTC)
     values: dict[str, Any] = {"id": 1, "started": now, "ended": now, "dry_run": one.dry_run, **more}
-    return Ran(ref=one.action, cluster=one.cluster, parameters=one.parameters, **values)
+    return OperationOutcome(
+        ref=one.action, cluster=one.cluster, parameters=one.parameters, **values
+    )
 
 
 class RulesSite(Site):
@@ -163,7 +167,7 @@ class RulesSite(Site):
         def clock() -> datetime:
             return self.now
 
-        self.store = Store(self.settings.state_dir)
+        self.store = RulesStore(self.settings.state_dir)
         self.engine = RulesConsumer(
             self.settings, lambda: WorldsHand(self.world, clock), clock, store=self.store
         )
@@ -212,7 +216,7 @@ class RulesSite(Site):
         return [execution for execution in self.history() if execution.phase != "ended"]
 
     def history(self) -> list[Execution]:
-        store = Store(self.settings.state_dir, read_only=True)
+        store = RulesStore(self.settings.state_dir, read_only=True)
         try:
             return store.history(limit=100_000)[::-1]
         finally:

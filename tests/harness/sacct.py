@@ -9,13 +9,18 @@ import msgspec
 import pytest
 
 from harness.events import NOVEMBER
-from steward.accounting.sacct.options import options
-from steward.accounting.sacct.output import listed
+from steward.accounting.sacct.options import parse_sacct_options
+from steward.accounting.sacct.output import format_lines
 from steward.accounting.sacct.requests import SacctText
-from steward.accounting.sacct.selection import line_filter, window
-from steward.accounting.sacct.sources import Both, Parquet, Source, scratch_of
+from steward.accounting.sacct.selection import build_line_filter, parse_window
+from steward.accounting.sacct.sources import (
+    LineSource,
+    MergedSource,
+    ParquetSource,
+    sort_into_scratch,
+)
 from steward.core.access import Asker
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 ROOT = Asker(uid=0, user="root", how="local")
@@ -28,7 +33,7 @@ def us(text: str) -> int:
     return int(datetime.fromisoformat(full).replace(tzinfo=UTC).timestamp()) * 1_000_000
 
 
-def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: Any) -> Line:
+def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: Any) -> UsageLine:
     """Return the line of a run, by default from 10:00 to 10:01; ``end`` is "" if it still runs."""
     times = {
         "submit_us": us(begin),
@@ -60,10 +65,10 @@ def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: A
         "tres_allocated": "cpu=2,mem=4G,node=1,billing=2",
         "first_submit_us": us(begin),
     }
-    return Line(job_id=job_id, **{**defaults, **times, **fields})
+    return UsageLine(job_id=job_id, **{**defaults, **times, **fields})
 
 
-def step(of: Line, name: str, **fields: Any) -> Line:
+def step(of: UsageLine, name: str, **fields: Any) -> UsageLine:
     return msgspec.structs.replace(of, step=name, name=name, tasks=1, **fields)
 
 
@@ -117,39 +122,41 @@ JOBS = [
 ]
 
 
-def parquet_of(lines: Sequence[Line], path: Path) -> Source:
+def parquet_of(lines: Sequence[UsageLine], path: Path) -> LineSource:
     write_parquet(lines, str(path))
-    return Parquet([str(path)])
+    return ParquetSource([str(path)])
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def closed(tmp_path_factory: pytest.TempPathFactory) -> LineSource:
     return parquet_of(JOBS, tmp_path_factory.mktemp("closed") / "2026-11-21.parquet")
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> LineSource:
     """Half of the jobs in each source, some in both, with all components of a het job in one."""
     path = tmp_path_factory.mktemp("mixed") / "2026-11-21.parquet"
     in_database = [line for line in JOBS if line.job_id % 2 or line.job_id > 7]
     in_parquet = [
         line for line in JOBS if (not line.job_id % 2 and line.job_id != 8) or line.job_id < 4
     ]
-    return Both(scratch_of(in_database, "here"), parquet_of(in_parquet, path))
+    return MergedSource(sort_into_scratch(in_database, "here"), parquet_of(in_parquet, path))
 
 
 @pytest.fixture(scope="module", params=["database", "parquet", "both"])
-def source(request: pytest.FixtureRequest, closed: Source, mixed: Source) -> Source:
-    return {"database": scratch_of(JOBS, "lines"), "parquet": closed, "both": mixed}[request.param]
+def source(request: pytest.FixtureRequest, closed: LineSource, mixed: LineSource) -> LineSource:
+    return {"database": sort_into_scratch(JOBS, "lines"), "parquet": closed, "both": mixed}[
+        request.param
+    ]
 
 
-def asked(source: Source, line: str, asker: Asker = ROOT) -> str:
-    request = options(line.split(), {}, "UTC").request
-    when = window(request, NOVEMBER, UTC)
-    selection = line_filter(asker, request, when, request.clusters, None)
-    items = listed(source, selection, request, when, NOVEMBER, {"main": "UTC"})
+def asked(source: LineSource, line: str, asker: Asker = ROOT) -> str:
+    request = parse_sacct_options(line.split(), {}, "UTC").request
+    when = parse_window(request, NOVEMBER, UTC)
+    selection = build_line_filter(asker, request, when, request.clusters, None)
+    items = format_lines(source, selection, request, when, NOVEMBER, {"main": "UTC"})
     return "".join(item.text for item in items if isinstance(item, SacctText))
 
 
-def ids(source: Source, line: str) -> list[str]:
+def ids(source: LineSource, line: str) -> list[str]:
     return asked(source, f"{line} -P -o jobid").split()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.events import NOON
-from steward.capture.sensor.sensor import Sensor
-from steward.capture.sensor.store import StateStore
-from steward.capture.sensor.triggers import Wake
+from steward.capture.sensor.sensor import ClusterSensor
+from steward.capture.sensor.store import SensorStore
+from steward.capture.sensor.triggers import FiredTrigger
 from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
@@ -142,10 +142,10 @@ class SensorRun:
 
     def restart(self) -> None:
         """Start a new sensor on the old database, as after a kill."""
-        self.sensor = Sensor(
+        self.sensor = ClusterSensor(
             "c1",
             self.shown,
-            StateStore(self._state_dir, "c1"),
+            SensorStore(self._state_dir, "c1"),
             interval_s=self.interval_s,
             usage=self.usage,
             triggers=self,
@@ -157,7 +157,7 @@ class SensorRun:
 
     def turn(self, *wakes: str, after_s: float = 1.0) -> float:
         self.now_s += after_s
-        self.sensor.wake(Wake(*wake.split(" ")) for wake in wakes)
+        self.sensor.wake(FiredTrigger(*wake.split(" ")) for wake in wakes)
         return self.sensor.turn(self.told.append)
 
     def news(self) -> list[NodeState]:

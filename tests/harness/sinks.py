@@ -9,14 +9,14 @@ from harness import archive
 from harness.events import NOVEMBER, NOVEMBER_NS, make_event
 from harness.journal import JournaledSite
 from harness.site import ADA, ROOT
-from steward.archive.remote.destination import Document, Refusal
+from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
 from steward.archive.remote.sink import RemoteSink
-from steward.archive.requests import ResendAnswer, SinkLine
+from steward.archive.requests import ResendReply, SinkLine
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.config import ArchiveSettings
 from steward.core.errors import Unavailable
-from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, Resent
+from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, ResentScript
 from steward.core.incoming import STATE_STORE
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 from steward.slurm.settings import ClusterSettings
@@ -34,16 +34,16 @@ class Elsewhere:
     def __init__(self) -> None:
         self.is_away = False
         self.refuses: set[int] = set()
-        self.sent: list[Document] = []
+        self.sent: list[ArchivedDocument] = []
         self.expired: list[datetime] = []
         self.batches: list[int] = []
 
-    def send(self, documents: Sequence[Document]) -> list[Refusal]:
+    def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         self._answer()
         self.batches.append(len(documents))
         self.sent += [document for document in documents if document.job_id not in self.refuses]
         return [
-            Refusal(document=document, why=f"job {document.job_id} is not taken")
+            RefusedDocument(document=document, why=f"job {document.job_id} is not taken")
             for document in documents
             if document.job_id in self.refuses
         ]
@@ -130,7 +130,7 @@ class RemoteSite(JournaledSite):
 
     def resend(self, *scripts: Event, sink: str = "there") -> None:
         resent = [
-            Resent(
+            ResentScript(
                 script_key=script.key, script=script.body, identity=archive.identity(script).body
             )
             for script in scripts
@@ -153,10 +153,10 @@ class RemoteSite(JournaledSite):
         self.now += timedelta(milliseconds=1)  # no two orders have the same time
         return super().ask(name, asker, **request)
 
-    def order(self, **request: Any) -> ResendAnswer:
+    def order(self, **request: Any) -> ResendReply:
         """Order a resend, by default to ``there``; return the reply."""
         *_, answer = self.ask("archive.resend", **{"sink": "there", **request})
-        assert isinstance(answer, ResendAnswer)
+        assert isinstance(answer, ResendReply)
         return answer
 
     def sinks(self) -> dict[str, SinkLine]:

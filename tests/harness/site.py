@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from harness.events import NOON
-from steward.core.access import Access, Asker, Standing
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
 from steward.core.events import Event
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Site:
         self.now = NOON
         self.clock = Clock()
         self.user_names: dict[int, str] | None = None
-        self.standing = Standing()
+        self.standing = ClusterRoles()
         self.journal: list[Event] = []
         self.consumers: dict[str, Consumer] = {}
         self._opens: list[Open] = []
@@ -90,7 +90,7 @@ class Site:
         """Reopen consumers as after a crash, without closing them; ``sections`` change settings."""
         self.settings = msgspec.structs.replace(self.settings, **sections)
         self.access = Access(self.settings.access, 0, lambda _cluster: self.standing)
-        self.stores = stores_of(self.settings)
+        self.stores = make_stores(self.settings)
         self._rooms = {}
         self._registry: Registry | None = None
         for open_consumer in self._opens:
@@ -152,9 +152,9 @@ class Site:
     def registry(self) -> Registry:
         """All actions, with this Site's contexts."""
         if self._registry is None:
-            from steward.daemon.registry import every_action
+            from steward.daemon.registry import iterate_actions
 
-            actions = tuple(every_action())
+            actions = tuple(iterate_actions())
             rooms = {action.room: partial(self.room, action.room) for action in actions}
             self._registry = Registry(actions, rooms)
         return self._registry
@@ -169,33 +169,35 @@ class Site:
         common: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
         match name:
             case "accounting":
-                from steward.accounting.context import AccountingRoom
+                from steward.accounting.context import AccountingContext
 
-                return AccountingRoom(self.settings, order=self.append, **common)
+                return AccountingContext(self.settings, order=self.append, **common)
             case "archive":
-                from steward.archive.context import Library
+                from steward.archive.context import ArchiveContext
 
-                return Library(self.settings, order=self.append, refilled=self.refilled, **common)
+                return ArchiveContext(
+                    self.settings, order=self.append, refilled=self.refilled, **common
+                )
             case "automation":
-                from steward.automation.actions import AutomationRoom
+                from steward.automation.actions import AutomationContext
 
-                return AutomationRoom(self.settings, access=self.access, registry=self.registry)
+                return AutomationContext(self.settings, access=self.access, registry=self.registry)
             case "bank":
-                from steward.bank.context import BankRoom
+                from steward.bank.context import BankContext
 
-                return BankRoom(self.settings, **common)
+                return BankContext(self.settings, **common)
             case "events":
-                from steward.reports.events import EventsRoom
+                from steward.reports.events import EventsContext
 
-                return EventsRoom(self.settings.state_dir, **common)
+                return EventsContext(self.settings.state_dir, **common)
             case "history":
-                from steward.reports.history.context import HistoryRoom
+                from steward.reports.history.context import HistoryContext
 
-                return HistoryRoom(self.settings, **common)
+                return HistoryContext(self.settings, **common)
             case "reports":
-                from steward.reports.context import ReportsRoom
+                from steward.reports.context import ReportsContext
 
-                return ReportsRoom(self.settings, **common)
+                return ReportsContext(self.settings, **common)
             case _:
                 raise AssertionError(f"a Site has no room called {name}")
 

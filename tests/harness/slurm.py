@@ -10,13 +10,13 @@ import pytest
 
 from harness.events import NOON
 from harness.site import Clock
-from steward.capture.queue_polls import Snapshots
+from steward.capture.queue_polls import QueuePoller
 from steward.core.events import (
     CONTROLLER_STATE,
     Event,
 )
 from steward.core.records import JobRecord
-from steward.slurm import Machine, Queue, Slurm, SlurmDown, SlurmUnavailable
+from steward.slurm import ClusterQueries, QueueSnapshot, Slurm, SlurmDown, SlurmUnavailable
 from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
 
@@ -47,7 +47,7 @@ class Stage:
             )
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         self.answer("squeue --version", "slurm-wlm 24.11.5\n")
-        self.machine = Machine("c1", ClusterSettings(slurm_bin=str(root)))
+        self.machine = ClusterQueries("c1", ClusterSettings(slurm_bin=str(root)))
 
     def answer(self, command: str, out: str, code: int = 0) -> None:
         (self.root / (command + ".out")).write_text(out)
@@ -129,7 +129,7 @@ class Scripted(Slurm):
         self.looks = 0
         self.passed_over = 0
 
-    def queue(self, previous: Mapping[int, int] | None = None) -> Queue:
+    def queue(self, previous: Mapping[int, int] | None = None) -> QueueSnapshot:
         self.looks += 1
         if self.down:
             raise SlurmDown("cluster c1: 'squeue' failed: connect failure")
@@ -137,7 +137,7 @@ class Scripted(Slurm):
             raise SlurmUnavailable("cluster c1: 'squeue' failed: Unable to contact")
         rows = {job_id: hash(str(job)) for job_id, job in self.jobs.items()}
         new = tuple(job for i, job in self.jobs.items() if (previous or {}).get(i) != rows[i])
-        return Queue(
+        return QueueSnapshot(
             records=new,
             rows=rows,
             taken_at=NOON,
@@ -173,8 +173,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def snapshots(slurm: Scripted, clock: Clock) -> Snapshots:
-    return Snapshots("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, clock=clock)
+def snapshots(slurm: Scripted, clock: Clock) -> QueuePoller:
+    return QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, clock=clock)
 
 
 @pytest.fixture

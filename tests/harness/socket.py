@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from steward.admin.doctor.actions import run_apart
-from steward.admin.doctor.findings import Finding
+from steward.admin.doctor.actions import run_in_processes
+from steward.admin.doctor.findings import CheckFinding
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.waits import Stop
-from steward.daemon.answers import Knows, Limits, Service
-from steward.daemon.socket import SocketServer, peer_uid
-from steward.slurm.commands import Commands
+from steward.daemon.answers import IdentifySecret, PeerLimits, RequestService
+from steward.daemon.socket import SocketServer, get_peer_uid
+from steward.slurm.commands import CommandRunner
 from steward.slurm.settings import ClusterSettings
 
 
@@ -64,7 +64,7 @@ def count(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Do
 
 
 def refuse(_context: Any, _asker: Asker, request: Question) -> Told:
-    raise Refused(f"{request.text!r} is not yours\nsecond line")
+    raise PermissionRefused(f"{request.text!r} is not yours\nsecond line")
 
 
 def fail(_context: Any, _asker: Asker, _request: Question) -> Told:
@@ -103,15 +103,17 @@ def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | 
 def check(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
     """Run a health check whose Slurm command never ends."""
     yield Step(number=0)
-    run_apart([lambda: _hang(Path(request.text))], 600.0)
+    run_in_processes([lambda: _hang(Path(request.text))], 600.0)
 
 
-def _hang(pid_file: Path) -> tuple[Finding, ...]:
+def _hang(pid_file: Path) -> tuple[CheckFinding, ...]:
     path = shlex.quote(str(pid_file))
     squeue = pid_file.with_name("squeue")
     squeue.write_text(f"#!/bin/sh\necho $$ > {path}.new; mv {path}.new {path}; exec sleep 600\n")
     squeue.chmod(0o755)
-    Commands("c1", ClusterSettings(slurm_bin=str(pid_file.parent))).run("squeue", timeout_s=600.0)
+    CommandRunner("c1", ClusterSettings(slurm_bin=str(pid_file.parent))).run(
+        "squeue", timeout_s=600.0
+    )
     return ()
 
 
@@ -137,7 +139,7 @@ def finish(_context: Any, asker: Asker, request: Question) -> Told:
 
 def late(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
     yield Step(number=0)
-    raise Refused("in the middle")
+    raise PermissionRefused("in the middle")
 
 
 def registry() -> Registry:
@@ -169,19 +171,19 @@ def registry() -> Registry:
     return Registry(tuple(actions), {"test": lambda: None})
 
 
-LIMITS = Limits(connections=6, per_user=4, request_s=1.0, silence_s=1.0, send_s=1.0)
+LIMITS = PeerLimits(connections=6, per_user=4, request_s=1.0, silence_s=1.0, send_s=1.0)
 
 
 @contextlib.contextmanager
 def serving(
     path: str,
-    limits: Limits = LIMITS,
+    limits: PeerLimits = LIMITS,
     user: int = 0,
     *,
     keeps: bool = False,
     asked: Registry | None = None,
-    knows: Knows | None = None,
-    uid_of: Callable[[socket.socket], int] = peer_uid,
+    knows: IdentifySecret | None = None,
+    uid_of: Callable[[socket.socket], int] = get_peer_uid,
 ) -> Iterator[int]:
     """Run a server in a child process; yield its process id."""
     ready, tell = os.pipe()
@@ -202,7 +204,7 @@ def serving(
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            service = Service(asked or registry(), limits, knows)
+            service = RequestService(asked or registry(), limits, knows)
             server = SocketServer(path, service, is_kept=lambda _: keeps, uid_of=uid_of)
             server.run(stop, beat)
             code = 0

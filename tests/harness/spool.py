@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.slurm_spool import Grabbed, SlurmSpool
+from steward.capture.slurm_spool import HeldScript, SlurmSpool
 
 
 @pytest.fixture(autouse=True)
@@ -38,18 +38,18 @@ def watch() -> Iterator[Watch]:
         spool.close()
 
 
-def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[Grabbed]:
+def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[HeldScript]:
     """Watch until ``count`` scripts are ready or the time is over; return them."""
     until = time.monotonic() + timeout_s
     while len(spool.ready) < count and time.monotonic() < until:
         spool.look()
         time.sleep(0.002)
-    scripts = [entry for entry in spool.ready if isinstance(entry, Grabbed)]
+    scripts = [entry for entry in spool.ready if isinstance(entry, HeldScript)]
     spool.ready.clear()
     return scripts
 
 
-def contents(grabbed: Grabbed) -> bytes:
+def contents(grabbed: HeldScript) -> bytes:
     data = os.pread(grabbed.script_fd, 1 << 20, 0)
     grabbed.close()
     return data

@@ -11,14 +11,14 @@ from harness.events import at, make_event, us
 from harness.jobs import Books, record
 from steward.core.config import Settings
 from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
-from steward.core.records import Line
-from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.records import UsageLine
+from steward.core.usage import ExitedTasks, StepEnd, StepStart, TaskUsage
 from steward.jobs import Jobs, JobsConsumer
 
 
 def _event(kind: str, moment: datetime, body: Any, cluster: str) -> Event:
     key = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
-    if isinstance(body, TasksExited):
+    if isinstance(body, ExitedTasks):
         key += ":" + ",".join(str(task.task) for task in body.tasks)
     return make_event(kind, key, body, moment, cluster=cluster, source="node")
 
@@ -59,7 +59,7 @@ def exited(
     job_id: int, seconds: float, *tasks: TaskUsage, step: str = "batch", node: str = "n1"
 ) -> Event:
     """Return a task.exit."""
-    body = TasksExited(
+    body = ExitedTasks(
         job_id=job_id, step=step, node=node, launched_us=us(seconds), tasks=tasks or (task(),)
     )
     return _event(TASK_EXIT, at(seconds + 1), body, "c1")
@@ -108,14 +108,14 @@ def books(tmp_path: Path) -> Clocked:
     return Clocked(tmp_path)
 
 
-def lines_of(books: Books, job: str = "7") -> list[Line]:
+def lines_of(books: Books, job: str = "7") -> list[UsageLine]:
     jobs = Jobs(books.path)
     lines = jobs.lines_of(jobs.find(job)[0])
     jobs.close()
     return list(lines)
 
 
-def lines(books: Books, job: str = "7") -> dict[str, Line]:
+def lines(books: Books, job: str = "7") -> dict[str, UsageLine]:
     return {
         f"{line.restarts}{f'/{line.piece_us}' if line.piece_us else ''}:{line.step}": line
         for line in lines_of(books, job)

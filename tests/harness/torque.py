@@ -14,10 +14,10 @@ import pytest
 
 from harness.jobs import Books
 from steward.capture.schedulers import SpoolPlan
-from steward.capture.spool import Capture, CaptureLimits
+from steward.capture.spool import CaptureLimits, SpoolCapture
 from steward.core.config import RedactSettings
-from steward.core.events import JOB_SCRIPT, Event, decode
-from steward.core.incoming import Store
+from steward.core.events import JOB_SCRIPT, Event, decode_event
+from steward.core.incoming import IncomingStore
 from steward.core.redaction import Redactor
 from steward.extensions.torque.spool import TorqueSpool, TorqueTiming
 from steward.jobs import Job, JobFilter, Jobs
@@ -173,7 +173,7 @@ class TorqueCapture:
         self.directory = directory
         directory.mkdir(parents=True)
         (directory / "kept").mkdir()
-        self.store = Store("state", str(directory / "kept" / "incoming"))
+        self.store = IncomingStore("state", str(directory / "kept" / "incoming"))
         self.events: list[Event] = []
         self.spool = TorqueSpool(
             SpoolPlan(
@@ -183,12 +183,12 @@ class TorqueCapture:
             ),
             timing=timing,
         )
-        self.capture = Capture(
+        self.capture = SpoolCapture(
             "c1",
             self.spool,
             [self.store],
             Redactor(RedactSettings()),
-            lambda rows: self.events.extend(decode(0, *row) for row in rows),
+            lambda rows: self.events.extend(decode_event(0, *row) for row in rows),
             limits=limits,
         )
 

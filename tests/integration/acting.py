@@ -16,7 +16,7 @@ from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings
 from steward.core.config import AccessSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox, SandboxSpec
 
 USERS = ("ada", "bela", "olga", "carl")
@@ -66,7 +66,7 @@ class ActingSite:
             mail=MailSettings(program=str(mailer)),
         )
         self.daemon.settings = settings
-        self.daemon.config.write_text(render(Loaded(settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(settings)))
         self.nodes = sorted(set(self.said("sinfo", "-h", "-N", "-o", "%N").split()))
 
     def said(self, *words: str) -> str:

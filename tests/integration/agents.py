@@ -13,7 +13,7 @@ from running import settings_in
 
 from servers.answering import Quiet
 from steward.agent import agent
-from steward.capture.nodes.aggregation import KINDS
+from steward.capture.nodes.aggregation import NODE_KINDS
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event
@@ -95,7 +95,7 @@ def events_of(settings: Settings) -> list[Event]:
     found: list[Event] = []
     try:
         while True:
-            some, _ = reader.read(found[-1].id if found else 0, set(KINDS), 1000)
+            some, _ = reader.read(found[-1].id if found else 0, set(NODE_KINDS), 1000)
             if not some:
                 return found
             found += some

@@ -6,7 +6,7 @@ import bank_expected
 from banking import ACCOUNTS, SHELL, BankSite
 from submitting import wait_until
 
-from steward.bank.ledger import By, open_ledger
+from steward.bank.ledger import Authorship, open_ledger
 
 _POOR, _RICH = ACCOUNTS[:2]
 
@@ -41,7 +41,9 @@ class Storm:
         ledger = open_ledger(self.site.settings)
         try:
             with ledger.transaction() as t:
-                t.transfers.deposit(_POOR, self.deposit, By(who="root", why="for the storm"))
+                t.transfers.deposit(
+                    _POOR, self.deposit, Authorship(who="root", why="for the storm")
+                )
         finally:
             ledger.close()
         wait_until(lambda: self.site.link.means(_POOR).available == self.deposit, 30)

@@ -18,17 +18,17 @@ from submitting import submit_to, wait_until
 
 from steward import native
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.client import GateLink
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.gate.client import GateClient
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
 from steward.bank.settings import BankSettings, GateSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.slurm_install import find
+from steward.sandbox.slurm_install import find_slurm
 
 JOBCOMP: Final = Path(native.__file__).parent / "jobcomp.lua"
 CLUSTER: Final = "sandbox"
@@ -118,7 +118,7 @@ class BankSite:
             ),
         )
         self.daemon.settings = self.settings
-        self.daemon.config.write_text(render(Loaded(self.settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(self.settings)))
 
     def open(
         self,
@@ -135,7 +135,7 @@ class BankSite:
             rates: What jobs cost, on each cluster.
         """
         self.daemon.state.mkdir(mode=0o700, exist_ok=True)
-        by = By(who="root", why="the tests' own")
+        by = Authorship(who="root", why="the tests' own")
         ledger = open_ledger(self.settings)
         try:
             with ledger.transaction() as t:
@@ -174,9 +174,9 @@ class BankSite:
         return state.deciding and state.rules > 0 and self.name in state.pictures
 
     @property
-    def link(self) -> GateLink:
+    def link(self) -> GateClient:
         """The gate, as Steward's own processes ask it."""
-        return GateLink(self.settings.state_dir)
+        return GateClient(self.settings.state_dir)
 
     def submit(self, script: str, *, user: str = "", **options: Any) -> int:
         """Submit a batch script; returns the job's id."""
@@ -329,7 +329,7 @@ def bank_site(
     os.mkdir(f"{path}-gate", 0o755)
     try:
         # The headers of another version are in its root directory, which this brings about.
-        built = build_plugins(f"{find(slurm, print).root}/usr/include", f"{path}-lib")
+        built = build_plugins(f"{find_slurm(slurm, print).root}/usr/include", f"{path}-lib")
         spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
         with Sandbox.up(spec, say=print) as cluster:
             site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.sandbox.slurm_install import DEFAULT_MIRROR, cache
+from steward.sandbox.slurm_install import DEFAULT_MIRROR, get_cache_directory
 
 # The packages' dependencies; rpm beside dpkg, for there is no EL to be had; the compiler for
 # plugins; and Slurm with systemd, for the host that is booted.
@@ -127,7 +127,7 @@ def _base(suite: str) -> Path:
     """The shared system, made where there is none yet."""
     if os.geteuid() != 0 or shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
         pytest.skip("bare systems are made by debootstrap, as root")
-    root = Path(cache()) / f"bare-{suite}"
+    root = Path(get_cache_directory()) / f"bare-{suite}"
     root.parent.mkdir(parents=True, exist_ok=True)
     made = f"{suite} {' '.join(INCLUDED[suite])}\n"
     with open(f"{root}.lock", "w") as lock:

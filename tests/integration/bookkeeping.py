@@ -17,9 +17,9 @@ from steward import native
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
 from steward.capture.settings import NodesSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 
 JOBCOMP = Path(native.__file__).parent / "jobcomp.lua"
 AGENT = [sys.executable, "-I", str(agent.__file__)]
@@ -54,7 +54,7 @@ class BookedSite:
         self.user = next(iter(cluster.users))
         self.lines = Path(cluster.directory) / "shim"
         self.port = free_port()
-        self.agent: Inside | None = None
+        self.agent: SandboxProcess | None = None
         self.daemon = InSandbox(
             cluster,
             Path(cluster.directory) / "steward",
@@ -69,7 +69,7 @@ class BookedSite:
         self.daemon.settings = msgspec.structs.replace(
             self.daemon.settings, nodes=NodesSettings(listen=f"127.0.0.1:{self.port}")
         )
-        self.daemon.config.write_text(render(Loaded(self.daemon.settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
 
     def start(self) -> None:
         """Install the plugin, and start the daemon and the agent."""

@@ -15,18 +15,18 @@ from steward.accounting.settings import AccountingSettings, MailSettings
 from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.client import GateLink
+from steward.bank.gate.client import GateClient
 from steward.bank.ledger import OutboxItem, open_ledger
-from steward.bank.notices import OUTBOX
+from steward.bank.notices import NOTICE_KIND
 from steward.bank.settings import BankSettings, GateSettings
-from steward.core.access import Standing, Standings
+from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event
 from steward.core.journal import JournalLink
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.core.waits import Stop
 from steward.reports.settings import HistorySettings
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER: Final = "hpc1"
@@ -40,7 +40,7 @@ _CONSUMERS: Final = "SELECT count(*) >= 7 FROM consumer"
 _EVENTS: Final = "SELECT count(*) FROM event WHERE kind = ?"
 _DEAD: Final = "SELECT 1 FROM dead"
 _ENVIRONMENT: Final = ("API_TOKEN=hunter2hunter2", "NOTE=two\nlines")
-STANDING: Final = Standing(
+STANDING: Final = ClusterRoles(
     private_data=frozenset({"jobs"}), coordinators={"chemistry": frozenset({"bela"})}
 )
 """What Slurm would say of who may see what."""
@@ -56,7 +56,7 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(f"2024-01-{int(day or 8):02}T{clock}+00:00")
 
 
-def picture() -> Picture:
+def picture() -> ClusterModel:
     """What the bank knows of the cluster: it cannot ask Slurm."""
     shapes = (
         NodeShape(
@@ -73,16 +73,16 @@ def picture() -> Picture:
         ),
     )
     partitions = {
-        "main": PartitionPicture(
+        "main": PartitionModel(
             name="main", shapes=((0, 4),), nodes=4, max_time_s=86_400, default_time_s=3600
         ),
-        "gpu": PartitionPicture(
+        "gpu": PartitionModel(
             name="gpu", shapes=((1, 1),), nodes=1, max_time_s=43_200, default_time_s=3600
         ),
     }
-    return Picture(
+    return ClusterModel(
         cluster=CLUSTER,
-        taken_us=micros(at("00:00:00")),
+        taken_us=to_micros(at("00:00:00")),
         zone="UTC",
         partitions=partitions,
         default_partition="main",
@@ -143,12 +143,12 @@ class GoldenSite:
         for number in range(10):
             (directory / "spool" / f"hash.{number}").mkdir(parents=True)
         (directory / "state").mkdir(mode=0o700)
-        Standings(self.settings.state_dir).put(CLUSTER, STANDING)
+        ClusterRolesFiles(self.settings.state_dir).put(CLUSTER, STANDING)
         self.ledger = open_ledger(self.settings)
         with self.ledger.transaction() as t:
             t.set_mark(f"picture:{CLUSTER}", msgspec.json.encode(picture()).decode())
-            t.set_mark("began", str(micros(at(_BANK_BEGAN))))
-        self.gate = GateLink(self.settings.state_dir)
+            t.set_mark("began", str(to_micros(at(_BANK_BEGAN))))
+        self.gate = GateClient(self.settings.state_dir)
         self._scripts = 0
         self.daemon = Daemon(self.settings, directory, own_host(self.files))
 
@@ -183,7 +183,7 @@ class GoldenSite:
 
     def _notices(self) -> list[OutboxItem]:
         with self.ledger.reading() as t:
-            return t.outbox.untold([OUTBOX])
+            return t.outbox.untold([NOTICE_KIND])
 
     def wait_for_events(self, kind: str, count: int) -> None:
         """Wait until the journal has so many events of a kind that Steward appends itself."""
@@ -228,5 +228,5 @@ def own_host(files: Path) -> tuple[str, ...]:
 
 
 def _set_time(path: Path, when: datetime) -> None:
-    ns = micros(when) * 1000
+    ns = to_micros(when) * 1000
     os.utime(path, ns=(ns, ns))

@@ -29,15 +29,15 @@ from steward.core.events import (
     ControllerState,
     Event,
     JobFacts,
-    JobsMissed,
+    MissedJobs,
     NodeState,
     PartitionState,
     ReservationState,
     utc_now,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.timestamps import to_micros
+from steward.core.usage import ExitedTasks, NodeGap, StepEnd, StepStart, TaskUsage
 
 GIB: Final = 1 << 30
 _ENDED: Final[dict[str, Any]] = {
@@ -427,7 +427,7 @@ def _step(
     """
     job_id, step, node, user = name
     begin, end = times
-    launched_us = micros(at(begin))
+    launched_us = to_micros(at(begin))
     launch: dict[str, Any] = {
         "job_id": job_id,
         "step": step,
@@ -447,7 +447,7 @@ def _step(
     )
     found = [_event(STEP_START, key, at(begin), started, "node")]
     if end:
-        exited = TasksExited(**launch, tasks=tuple(tasks))
+        exited = ExitedTasks(**launch, tasks=tuple(tasks))
         largest = max(task.max_rss_bytes or 0 for task in tasks)
         over = StepEnd(**launch, tasks=len(tasks), max_rss_bytes=largest, peak_bytes=peak_bytes)
         found.append(_event(TASK_EXIT, key, at(end), exited, "node"))
@@ -461,7 +461,7 @@ def _task(number: int, end: str, cpu_s: int, rss: int, status: int = 0) -> TaskU
         task=number,
         pid=20_000 + number,
         status=status,
-        ended_us=micros(at(end)),
+        ended_us=to_micros(at(end)),
         user_us=cpu_s * 900_000,
         system_us=cpu_s * 100_000,
         max_rss_bytes=rss,
@@ -475,7 +475,7 @@ def _task(number: int, end: str, cpu_s: int, rss: int, status: int = 0) -> TaskU
 
 def _gaps() -> list[Event]:
     lost = NodeGap(node="n2", why="lost", lines=7, since=at("11:00:00"))
-    missed = JobsMissed(job_ids=(99,))
+    missed = MissedJobs(job_ids=(99,))
     return [
         _event(NODE_GAP, "n2:1", at("11:30:00"), lost, "node"),
         _event(JOB_MISSED, "99", at("19:00:00"), missed, "spool"),

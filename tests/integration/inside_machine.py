@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from steward.slurm import Machine, MachineChanging, SlurmError, Triggers
-from steward.slurm.job_changes import Changing
+from steward.slurm import ClusterChanges, ClusterQueries, SlurmError, Triggers
+from steward.slurm.job_changes import JobChanges
 from steward.slurm.settings import ClusterSettings
 
 
@@ -18,10 +18,10 @@ def main(settings: str, what: str, method: str, arguments: str) -> None:
     """Call one method."""
     cluster = msgspec.json.decode(settings, type=ClusterSettings)
     kinds: dict[str, Any] = {
-        "machine": Machine,
-        "changing": MachineChanging,
+        "machine": ClusterQueries,
+        "changing": ClusterChanges,
         "triggers": Triggers,
-        "jobs": Changing,
+        "jobs": JobChanges,
     }
     positional, named = msgspec.json.decode(arguments)
     answer: Any

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steward.capture.queue_polls import Snapshots
+from steward.capture.queue_polls import QueuePoller
 from steward.core.events import Event
 from steward.slurm import Slurm, SlurmError
 from steward.slurm.settings import ClusterSettings
@@ -27,7 +27,7 @@ def main(settings: str, question: str, argument: str = "0") -> None:
         "job": lambda: slurm.job(int(argument)),
         "picture": slurm.picture,
         "standing": lambda: slurm.standing().private_data,
-        "snapshots": lambda: watch(Snapshots("sandbox", cluster, slurm), float(argument)),
+        "snapshots": lambda: watch(QueuePoller("sandbox", cluster, slurm), float(argument)),
     }
     try:
         answer = answers[question]()
@@ -36,7 +36,7 @@ def main(settings: str, question: str, argument: str = "0") -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
 
 
-def watch(snapshots: Snapshots, seconds: float) -> None:
+def watch(snapshots: QueuePoller, seconds: float) -> None:
     """Print an event a line for so many seconds, and then null."""
 
     def append(events: "list[Event]") -> None:

@@ -17,10 +17,10 @@ from submitting import PATIENCE
 
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import Store, Stores
+from steward.core.incoming import IncomingStore, IncomingStores
 from steward.core.redaction import Redactor
 from steward.core.waits import Stop
-from steward.extensions.kafka.events import Taking
+from steward.extensions.kafka.events import MessageConverter
 from steward.extensions.kafka.settings import ConsumeSettings
 from steward.extensions.kafka.source import CHECK_EVERY_S, KafkaSource
 
@@ -124,14 +124,14 @@ class Source:
     ) -> None:
         self.events: list[Event] = []
         self.stop = Stop()
-        taking = Taking(
+        taking = MessageConverter(
             Redactor(RedactSettings()), lambda cluster, key: False, set, environments=True
         )
         self.source = KafkaSource(
             "all",
             ConsumeSettings(broker=topic.broker(), group=group),
             {own},
-            Stores([Store("state", str(directory))]),
+            IncomingStores([IncomingStore("state", str(directory))]),
             taking,
             self.append,
             check_every_s=check_every_s,

@@ -9,8 +9,8 @@ from typing import Any
 from elsewhere import messages_of
 
 from servers.kafka import Kafka
-from steward.archive.remote.destination import Document
-from steward.core.events import JobIdentity, JobScript, Kept, script_key
+from steward.archive.remote.destination import ArchivedDocument
+from steward.core.events import IncomingFile, JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
 from steward.extensions.kafka.destination import KafkaDestination
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
@@ -42,7 +42,7 @@ class Topic:
     ) -> KafkaDestination:
         return KafkaDestination(KafkaSinkSettings(broker=self.broker(**broker or {}), **settings))
 
-    def send(self, *documents: Document) -> None:
+    def send(self, *documents: ArchivedDocument) -> None:
         to = self.destination()
         assert to.send(documents) == []
         to.close()
@@ -59,10 +59,10 @@ class Topic:
         return messages_of(self.kafka, self.name)
 
 
-def kept(data: bytes | None) -> Kept | None:
+def kept(data: bytes | None) -> IncomingFile | None:
     if data is None:
         return None
-    return Kept(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return IncomingFile(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def document(
@@ -73,7 +73,7 @@ def document(
     version: int = VERSION,
     environment: bytes | None = None,
     **more: Any,
-) -> Document:
+) -> ArchivedDocument:
     """A script as it stands; unverified unless ``identity`` is given."""
     body = JobScript(
         job_id=job_id,
@@ -82,9 +82,9 @@ def document(
         environment=kept(environment),
         claimed_name="claimed",
     )
-    return Document(
+    return ArchivedDocument(
         cluster=cluster,
-        key=script_key(job_id, MTIME_NS),
+        key=make_script_key(job_id, MTIME_NS),
         version=version,
         body=body,
         script=script,
@@ -105,7 +105,7 @@ def identity(job_id: int, why: str = "bound", **record: Any) -> JobIdentity:
         **record,
     }
     return JobIdentity(
-        script_key=script_key(job_id, MTIME_NS),
+        script_key=make_script_key(job_id, MTIME_NS),
         job_id=job_id,
         first_submit=SUBMIT,
         record=JobRecord(job_id=job_id, **fields),

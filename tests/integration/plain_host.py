@@ -16,7 +16,7 @@ from typing import Any, Final
 from submitting import PATIENCE, wait_until
 
 from steward.sandbox import Sandbox
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS: Final = "/usr/local/bin"
@@ -78,7 +78,7 @@ class PlainHost:
         self.cluster = cluster
         self._asks = Path(cluster.directory) / "systemctl"
         self._asks.mkdir()
-        self._running: dict[str, Inside] = {}
+        self._running: dict[str, SandboxProcess] = {}
         self._ended = threading.Event()
         self._timers: dict[str, float] = {}
         work = f"{cluster.directory}/overlays"

@@ -12,9 +12,9 @@ from sensing import Watching
 
 from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
-from steward.capture.sensor.changes import NodeShown, compare
-from steward.capture.sensor.store import StateStore
-from steward.core.config.reader import Loaded, render
+from steward.capture.sensor.changes import NodeFacts, compare_snapshots
+from steward.capture.sensor.store import SensorStore
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
 from steward.core.journal import JournalLink
 from steward.core.waits import Stop
@@ -62,7 +62,7 @@ class Ruling(Watching):
             actions=ActionsSettings(timeout_s=timeout_s),
             mail=MailSettings(program=str(mailer)),
         )
-        self.config.write_text(render(Loaded(self.settings)))
+        self.config.write_text(render_config(LoadedConfig(self.settings)))
 
     def history(self, *words: str) -> list[dict[str, Any]]:
         """What rules did, oldest first."""
@@ -88,12 +88,12 @@ class Ruling(Watching):
         }
 
 
-def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeShown]]]:
+def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeFacts]]]:
     """A cluster whose nodes all fail and come back, look after look."""
     for look in range(looks + 1):
         state = "DOWN+NOT_RESPONDING" if look % 2 else "IDLE"
         reason = f"look {look}: {{{{ 7 * 7 }}}} $(id)" if look % 2 else ""
-        yield {NODE_STATE: {node: NodeShown(state=state, reason=reason) for node in nodes}}
+        yield {NODE_STATE: {node: NodeFacts(state=state, reason=reason) for node in nodes}}
 
 
 class Storm:
@@ -106,10 +106,10 @@ class Storm:
     """
 
     def __init__(self, daemon: Ruling, directory: Path, nodes: list[str]) -> None:
-        self._store = StateStore(str(directory), CLUSTER)
+        self._store = SensorStore(str(directory), CLUSTER)
         self._link = JournalLink(str(daemon.state), Stop())
         self._nodes = nodes
-        self._before: dict[str, dict[str, NodeShown]] = {}
+        self._before: dict[str, dict[str, NodeFacts]] = {}
         self.told: Counter[bool] = Counter()
         """How many events there were, by whether they tell of a failure."""
 
@@ -117,7 +117,9 @@ class Storm:
         """Tell of so many looks, one at each step; how many events there were so far."""
         for picture in pictures(self._nodes, looks):
             now = datetime.now(UTC)
-            changes = compare(self._before, picture, source="reconcile", at=now, since=now)
+            changes = compare_snapshots(
+                self._before, picture, source="reconcile", at=now, since=now
+            )
             self._before = picture
             self._store.keep(changes, now)
             self._store.send(self._link.append)

@@ -14,8 +14,8 @@ from submitting import PATIENCE, wait_until
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.config.reader import Loaded, render
-from steward.core.incoming import StoreUnavailable, stores_of
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.incoming import StoreUnavailable, make_stores
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
 from steward.core.sqlite import Connection, open_reader
@@ -63,7 +63,7 @@ class Daemon:
         self.settings = settings
         self.log_path = directory / "steward.log"
         self._config = directory / "steward.toml"
-        self._config.write_text(render(Loaded(settings)))
+        self._config.write_text(render_config(LoadedConfig(settings)))
         self._prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
         self._unquiet = ""
@@ -230,7 +230,7 @@ def journalled(settings: Settings) -> set[int]:
 def stored(settings: Settings) -> set[int]:
     """Jobs whose script was written to a store whole, whether or not its event was appended."""
     found = set()
-    for store in stores_of(settings):
+    for store in make_stores(settings):
         try:
             names = list(store.names())
         except StoreUnavailable:

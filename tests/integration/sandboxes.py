@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steward.admin.plugins import build
-from steward.admin.plugins.build import Built
+from steward.admin.plugins.build import PluginBuild
 from steward.sandbox import Sandbox, SandboxSpec
 
 
@@ -42,12 +42,12 @@ def processes_of(directory: str) -> list[str]:
 
 
 @functools.cache
-def _compiled(headers: str) -> tuple["tempfile.TemporaryDirectory[str]", Built]:
+def _compiled(headers: str) -> tuple["tempfile.TemporaryDirectory[str]", PluginBuild]:
     directory = tempfile.TemporaryDirectory(prefix="steward-built-")
     return directory, build.build_plugins(headers, directory.name)
 
 
-def build_plugins(headers: str, libdir: str) -> Built:
+def build_plugins(headers: str, libdir: str) -> PluginBuild:
     """Put the plugins into ``libdir``, compiled once in this process for the same headers.
 
     Args:
@@ -57,7 +57,7 @@ def build_plugins(headers: str, libdir: str) -> Built:
     directory, built = _compiled(headers)
     shutil.copytree(directory.name, libdir, dirs_exist_ok=True)
     os.chmod(libdir, 0o755)
-    return Built(
+    return PluginBuild(
         path=os.path.join(libdir, os.path.relpath(built.path, directory.name)),
         version=built.version,
     )

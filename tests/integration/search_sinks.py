@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from servers.search import SearchServer
-from steward.archive.remote.destination import Document
-from steward.core.events import JobIdentity, JobScript, Kept, script_key
+from steward.archive.remote.destination import ArchivedDocument
+from steward.core.events import IncomingFile, JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
@@ -48,18 +48,18 @@ def document(
     environment: bytes | None = ENVIRONMENT,
     cluster: str = "alpha",
     **record: Any,
-) -> Document:
+) -> ArchivedDocument:
     """A whole document of a job."""
-    key = script_key(job_id, at)
+    key = make_script_key(job_id, at)
     digest = hashlib.sha256(script).hexdigest()
-    return Document(
+    return ArchivedDocument(
         cluster=cluster,
         key=key,
         version=version,
         body=JobScript(
             job_id=job_id,
             spool_mtime_ns=at,
-            script=Kept(path="s", length=len(script), sha256=digest),
+            script=IncomingFile(path="s", length=len(script), sha256=digest),
         ),
         identity=JobIdentity(
             script_key=key,
@@ -78,7 +78,7 @@ def document(
     )
 
 
-def correction(of: Document, version: int, **record: Any) -> Document:
+def correction(of: ArchivedDocument, version: int, **record: Any) -> ArchivedDocument:
     """News of a job whose bytes are not at hand any more."""
     assert of.identity is not None
     changed = msgspec.structs.replace(of.identity.record, **record)
@@ -93,6 +93,6 @@ def correction(of: Document, version: int, **record: Any) -> Document:
     )
 
 
-def deletion(of: Document, version: int) -> Document:
+def deletion(of: ArchivedDocument, version: int) -> ArchivedDocument:
     """The document, purged."""
-    return Document(cluster=of.cluster, key=of.key, version=version, deleted=True)
+    return ArchivedDocument(cluster=of.cluster, key=of.key, version=version, deleted=True)

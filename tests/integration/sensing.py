@@ -11,9 +11,9 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
-from steward.capture.sensor.triggers import EVENTS
+from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME, SensorSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
@@ -99,7 +99,7 @@ class Watching(Daemon):
             **sensor,
         }
         self.settings = msgspec.structs.replace(self.settings, sensor=SensorSettings(**settings))
-        self.config.write_text(render(Loaded(self.settings)))
+        self.config.write_text(render_config(LoadedConfig(self.settings)))
         cluster.run(["chown", self._user, str(home)], user="root")
 
     def install(self) -> None:
@@ -195,7 +195,7 @@ class Watching(Daemon):
 
     def all_triggers(self) -> list[str]:
         """The rows of our triggers, when the last of them is there: they are set in an order."""
-        last = next(event for event in reversed(EVENTS) if "slurmdbd" not in event)
+        last = next(event for event in reversed(TRIGGER_EVENTS) if "slurmdbd" not in event)
 
         def is_last(row: str) -> bool:
             return self.settings.sensor.helper in row and row.rstrip().endswith(f" {last}")

@@ -14,9 +14,9 @@ from submitting import PATIENCE, wait_until
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 from steward.slurm.settings import ClusterSettings
 
 STEWARD = str(Path(sys.executable).parent / "steward")
@@ -51,7 +51,7 @@ class Daemon:
         self.log_path = home / "log"
         self.config = home / "steward.toml"
         self._user = user
-        self._process: Inside | None = None
+        self._process: SandboxProcess | None = None
         home.mkdir(parents=True, exist_ok=True)
         home.chmod(0o755)
         slurm_settings: ClusterSettings = msgspec.structs.replace(
@@ -69,7 +69,7 @@ class Daemon:
                 }
             ),
         )
-        self.config.write_text(render(Loaded(self.settings)))
+        self.config.write_text(render_config(LoadedConfig(self.settings)))
 
     def start(self) -> None:
         """Start it, and wait until it listens; the log has one such line for each start."""

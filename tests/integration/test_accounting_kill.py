@@ -18,10 +18,10 @@ from running import chance_of
 from sandboxes import passable_directory
 from submitting import wait_until
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.gaps import Finding, GapsRequest
-from steward.accounting.gaps import gaps as find_gaps
-from steward.core.access import Access, Asker, Standing
+from steward.accounting.gaps import list_accounting_gaps as find_gaps
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.events import RUN_END, RUN_START, utc_now
 from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
@@ -216,8 +216,8 @@ def test_every_run_has_one_start_one_end_and_its_steps(site: BookedSite) -> None
 def gaps(site: BookedSite) -> tuple[Finding, ...]:
     """What is missing, told as it will be in ten minutes: what is younger may still come."""
     settings = site.daemon.settings
-    access = Access(settings.access, 0, lambda _cluster: Standing())
-    room = AccountingRoom(settings, access=access, now=lambda: utc_now() + timedelta(minutes=10))
+    access = Access(settings.access, 0, lambda _cluster: ClusterRoles())
+    room = AccountingContext(settings, access=access, now=lambda: utc_now() + timedelta(minutes=10))
     try:
         return find_gaps(room, Asker(uid=0, user="root"), GapsRequest(limit=10_000)).findings
     finally:

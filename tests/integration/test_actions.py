@@ -13,8 +13,8 @@ from acting import SLEEP, ActingSite, Hook, healthy, site
 from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
-from steward.automation.operation import operations
-from steward.core.config.reader import Loaded, render
+from steward.automation.operation import load_operations
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox
 
 __all__ = ["healthy", "site"]
@@ -52,7 +52,7 @@ def test_rights(site: ActingSite) -> None:
         "local.command": {"program": "/bin/true"},
     }
     changing = {
-        one.ref: one for one in operations().values() if one.changes and one.right != "owner"
+        one.ref: one for one in load_operations().values() if one.changes and one.right != "owner"
     }
     assert set(given) == set(changing)
     for ref, parameters in given.items():
@@ -215,7 +215,7 @@ def test_an_action_that_takes_too_long(site: ActingSite) -> None:
         actions=msgspec.structs.replace(site.daemon.settings.actions, timeout_s=0.5),
     )
     hasty = site.daemon.home / "hasty.toml"
-    hasty.write_text(render(Loaded(settings)))
+    hasty.write_text(render_config(LoadedConfig(settings)))
     began = time.monotonic()
     done = site.cluster.run(
         [STEWARD, "action", "run", "local.command", "program=/bin/sleep", "arguments=600",
@@ -247,7 +247,7 @@ def test_words_of_the_command_line(site: ActingSite) -> None:
         "  cluster_name: sandbox",
     ]
     names = {one["action"] for one in site.daemon.ask_json("action", "list", user="ada")["actions"]}
-    assert names == set(operations())
+    assert names == set(load_operations())
     assert "required" in ask("action", "help", "slurm.node.drain", user="ada").stdout
 
 

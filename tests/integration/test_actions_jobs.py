@@ -10,10 +10,10 @@ import pytest
 from acting import SLEEP, USERS, ActingSite, site
 from submitting import state_of, submit_to, wait_until
 
-from steward.automation.runner import Runner
+from steward.automation.runner import OperationRunner
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
-from steward.slurm.job_changes import Changing
+from steward.slurm.job_changes import JobChanges
 
 __all__ = ["site"]
 
@@ -209,7 +209,7 @@ def test_a_requeue_leaves_what_the_bank_says(empty: ActingSite) -> None:
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
-    changing = Changing("box", site.daemon.settings.cluster["box"])
+    changing = JobChanges("box", site.daemon.settings.cluster["box"])
     assert changing.hold(str(job), "steward: the account is empty")
     site.result("slurm.job.requeue", by="ada", jobids=job, exclude=site.nodes[0])
     wait_until(lambda: is_waiting(site, job))
@@ -284,14 +284,14 @@ def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: ActingSite) -> No
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
     settings = site.daemon.settings.cluster["box"]
-    changing = Changing("box", settings)
+    changing = JobChanges("box", settings)
     one = site.nodes[0]
     said = f"steward: requeued away from {one} (steward: olga)"
     assert changing.comment(str(job), said)
     assert changing.requeue(str(job), hold=True)
     wait_until(lambda: is_waiting(site, job))
     access = Access(site.daemon.settings.access, os.getuid(), lambda _cluster: None)
-    runner = Runner(site.daemon.settings, access, Registry((), {}))
+    runner = OperationRunner(site.daemon.settings, access, Registry((), {}))
     asked = ("slurm.job.requeue", {"jobids": [job], "exclude": one}, Asker(uid=0, user="root"))
     # Whoever was to do it knows by this that it has to be done again.
     assert runner.check(*asked, speaker="olga") is False

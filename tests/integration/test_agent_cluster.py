@@ -16,7 +16,7 @@ from servers.process import free_port
 from steward.accounting.settings import AccountingSettings
 from steward.admin.plugins.installation import install_shim
 from steward.capture.settings import NodesSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import TASK_EXIT
 from steward.sandbox import Sandbox, SandboxSpec
 
@@ -58,7 +58,7 @@ def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     daemon.settings = msgspec.structs.replace(
         daemon.settings, nodes=NodesSettings(listen=f"127.0.0.1:{port}")
     )
-    daemon.config.write_text(render(Loaded(daemon.settings)))
+    daemon.config.write_text(render_config(LoadedConfig(daemon.settings)))
     spool = home / "lines"
     node, user = "node1", next(iter(sandbox.users))
     put(spool, lines(range(100), node), node)
@@ -131,7 +131,7 @@ def test_from_a_step_to_its_events(
             nodes=NodesSettings(listen=f"127.0.0.1:{port}"),
             accounting=AccountingSettings(type="jobacct/watcher"),
         )
-        daemon.config.write_text(render(Loaded(daemon.settings)))
+        daemon.config.write_text(render_config(LoadedConfig(daemon.settings)))
         daemon.start()
         try:
             wait_until(lambda: "listening for nodes" in daemon.log())

@@ -23,7 +23,7 @@ from test_agent_trust import post
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.munge import Munge
 
 __all__ = ["make_munged"]
@@ -33,21 +33,21 @@ MOST_BODY = (1 << 20) + (64 << 10)
 ENCODE: Final = """
 import os, pwd, sys
 from steward.core.munge import Munge
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 os.setuid(pwd.getpwnam(sys.argv[2]).pw_uid)
 print(Munge(sys.argv[1]).encode(sys.argv[3].encode()).decode())
 """
 RUN: Final = """
 import os, pwd, sys
-from steward.capture.nodes.listener import listen
-from steward.core.logs import set_up
-set_up("info", "listen")
+from steward.capture.nodes.listener import run_listener
+from steward.core.logs import configure_logging
+configure_logging("info", "run_listener")
 # Only now, since other users may not read where this Python is.
 who = pwd.getpwnam(sys.argv[2])
 os.setgroups([])
 os.setgid(who.pw_gid)
 os.setuid(who.pw_uid)
-listen(sys.argv[1])
+run_listener(sys.argv[1])
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the listener has another uid")
@@ -96,7 +96,7 @@ class ListenerSite:
         self.settings = msgspec.structs.replace(self.settings, nodes=nodes)
         self.daemon.stop()
         self.daemon.settings = self.settings
-        (self.log.parent / "steward.toml").write_text(render(Loaded(self.settings)))
+        (self.log.parent / "steward.toml").write_text(render_config(LoadedConfig(self.settings)))
         self.daemon.start()
 
     def wait_for(self, what: str) -> None:

@@ -15,8 +15,8 @@ from servers.answering import answering
 from servers.process import free_port
 from steward.agent import agent
 from steward.core import munge
-from steward.core.errors import Refused
-from steward.core.munge import Claim, Munge, MungeUnavailable
+from steward.core.errors import PermissionRefused
+from steward.core.munge import Munge, MungeClaim, MungeUnavailable
 
 __all__ = ["make_munged"]
 
@@ -142,19 +142,19 @@ def test_munge_by_its_library_or_its_commands(
     make_munged: MakeMunged, monkeypatch: pytest.MonkeyPatch, has_library: bool
 ) -> None:
     if not has_library:
-        monkeypatch.setattr(munge, "loaded", lambda: None)
-    elif munge.loaded() is None:
+        monkeypatch.setattr(munge, "load_libmunge", lambda: None)
+    elif munge.load_libmunge() is None:
         pytest.skip("there is no libmunge")
     here, strange = Munge(make_munged("127.0.0.9").socket), Munge(make_munged().socket)
     payload = bytes(range(1, 256)) * 4
     credential = here.encode(payload)
-    assert here.decode(credential) == Claim(os.geteuid(), "127.0.0.9", payload)
-    with pytest.raises(Refused, match="was used before"):
+    assert here.decode(credential) == MungeClaim(os.geteuid(), "127.0.0.9", payload)
+    with pytest.raises(PermissionRefused, match="was used before"):
         here.decode(credential)
-    with pytest.raises(Refused, match="with another key"):
+    with pytest.raises(PermissionRefused, match="with another key"):
         here.decode(strange.encode(b"a"))
     for none in (b"", b"MUNGE:", b"MUNGE:AwQDAA:", b"x" * 20_000):
-        with pytest.raises(Refused):
+        with pytest.raises(PermissionRefused):
             here.decode(none)
     with pytest.raises(MungeUnavailable, match="makes no credential"):
         Munge("/nonexistent/munge").encode(b"a")

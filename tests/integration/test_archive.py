@@ -10,7 +10,7 @@ from steward_daemon import Daemon
 from submitting import Submit, state_of, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm.environment import entries_of
+from steward.slurm.environment import split_entries
 
 pytestmark = pytest.mark.matrix
 
@@ -70,7 +70,7 @@ def test_an_environment_is_kept_without_its_secret(
         output="/dev/null",
     )
     path = daemon.wait_for_script(job).with_suffix(".env")
-    variables = dict(entries_of(path.read_bytes()))
+    variables = dict(split_entries(path.read_bytes()))
     assert variables[b"MULTI"] == b"one\ntwo=three\n"
     assert variables[b"BYTES"] == b"\xff\xfe"
     assert variables[b"MY_API_TOKEN"] == variables[b"URL"] == b"[redacted by steward]"

@@ -16,7 +16,7 @@ from harness import archive
 from harness.archive import ENVIRONMENT
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 
 
 class Disk:
@@ -105,7 +105,7 @@ def test_a_full_disk_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
         for number in (1, 2)
         for suffix in ("env", "sh")
     ]
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 def test_no_inodes_left_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 import msgspec
 from harness import archive
-from steward.core.events import decode
+from steward.core.events import decode_event
 site = archive.make_site(Path({directory!r}), slurm={slurm})
-events = [decode(*entry) for entry in msgspec.msgpack.decode(sys.stdin.buffer.read())]
+events = [decode_event(*entry) for entry in msgspec.msgpack.decode(sys.stdin.buffer.read())]
 print("ready", flush=True)
 sink = archive.sink_of(site)
 while sink.cursor() < len(events):
@@ -171,7 +171,7 @@ print("done", flush=True)
 def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slurm: bool) -> None:
     import msgspec
 
-    from steward.core.events import encode
+    from steward.core.events import encode_event
 
     site = archive.make_site(tmp_path, slurm=slurm)
     scripts = [
@@ -181,7 +181,7 @@ def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slu
     if slurm:
         events += [archive.identity(script, name="x/y") for script in scripts]
     written = msgspec.msgpack.encode(
-        [(n, e.kind, e.cluster, e.key, encode(e)) for n, e in enumerate(events, start=1)]
+        [(n, e.kind, e.cluster, e.key, encode_event(e)) for n, e in enumerate(events, start=1)]
     )
     archive.sink_of(site).close()
     tests = str(Path(__file__).parents[1])
@@ -217,4 +217,4 @@ def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slu
     found = sorted(data for path, data in files.items() if path.endswith(".sh"))
     assert found == sorted(b"#!/bin/sh\n# %d\n" % number for number in range(1, 301))
     assert {data for path, data in files.items() if path.endswith(".env")} == {ENVIRONMENT}
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []

@@ -33,7 +33,7 @@ from running import (
 )
 
 import storm
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import JournalSettings, Settings
 from steward.core.config.reader import DEFAULT_PATH
@@ -136,7 +136,7 @@ def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None
         assert ask(there, "journal.db", "SELECT * FROM dead") == []
         # Everyone has said where they are: the journal is let go of again.
         other.wait(lambda: ask(there, "journal.db", "SELECT count(*) FROM event") == [(0,)], 60)
-    assert list(verify(there, "files")) == []
+    assert list(verify_sink(there, "files")) == []
 
 
 def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None:

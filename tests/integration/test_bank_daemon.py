@@ -10,13 +10,13 @@ import pytest
 from banking import CPU, SHELL, BankSite, bank_site
 from submitting import state_of, wait_until
 
-from steward.bank.ledger import By, open_ledger
-from steward.bank.money import MICRO, rounded
+from steward.bank.ledger import Authorship, open_ledger
+from steward.bank.money import MICRO, round_half_up
 from steward.core.events import utc_now
 
 pytestmark = [pytest.mark.matrix, pytest.mark.long, pytest.mark.timeout(1800)]
 
-BY = By(who="root", why="a test")
+BY = Authorship(who="root", why="a test")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def due(site: BankSite, job: int) -> int:
     """What scontrol's own record of a job comes to, by the tests' rate."""
     record = shown(site, job)
     cpus = int(record["NumCPUs"])
-    return rounded(Fraction(CPU * cpus * seconds(record["RunTime"]), 3600))
+    return round_half_up(Fraction(CPU * cpus * seconds(record["RunTime"]), 3600))
 
 
 def test_a_job_is_held_for_and_then_charged_what_it_used(site: BankSite) -> None:
@@ -57,7 +57,7 @@ def test_a_job_is_held_for_and_then_charged_what_it_used(site: BankSite) -> None
     job = site.submit(f"{until(go)}sleep 3\n", time="10", ntasks=2)
     wait_until(lambda: site.held() > 0, 20)
     (hold,) = (one for one in site.holds() if one.job_id in (0, job))
-    assert hold.amount >= rounded(Fraction(CPU * 2 * 660, 3600))
+    assert hold.amount >= round_half_up(Fraction(CPU * 2 * 660, 3600))
     wait_until(lambda: any(one.confirmed and one.job_id == job for one in site.holds()), 20)
     go.touch()
     site.until_charged([job])
@@ -99,7 +99,7 @@ def test_array_tasks_settle_their_part_and_what_is_cancelled_is_given_back(
 
 def due_of(site: BankSite, name: str) -> int:
     record = shown(site, name)
-    return rounded(Fraction(CPU * int(record["NumCPUs"]) * seconds(record["RunTime"]), 3600))
+    return round_half_up(Fraction(CPU * int(record["NumCPUs"]) * seconds(record["RunTime"]), 3600))
 
 
 def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: BankSite) -> None:

@@ -11,7 +11,7 @@ import pytest
 from banking import CPU, SHELL, BankSite, bank_site
 from submitting import state_of, wait_until
 
-from steward.bank.money import MICRO, rounded
+from steward.bank.money import MICRO, round_half_up
 from steward.bank.records import Rate
 
 # Above the longest of its tests' waits, taken together.
@@ -32,7 +32,7 @@ def recorded(site: BankSite, job: int) -> int:
     """What slurmdbd's records of a job's runs come to."""
     words = ["sacct", "-X", "-D", "-n", "-P", "-j", str(job), "-o", "NCPUS,ElapsedRaw"]
     rows = [line.split("|") for line in site.cluster.run(words).stdout.splitlines()]
-    return sum(rounded(Fraction(CPU * int(cpus) * int(ran), 3600)) for cpus, ran in rows)
+    return sum(round_half_up(Fraction(CPU * int(cpus) * int(ran), 3600)) for cpus, ran in rows)
 
 
 def test_what_ran_before_the_bank_is_a_backfills_to_charge(site: BankSite) -> None:
@@ -127,7 +127,7 @@ def _sizes(site: BankSite, job: int) -> list[tuple[int, int, int]]:
 
 
 def _due(site: BankSite, job: int) -> list[int]:
-    return [rounded(Fraction(CPU * cpus * ran, 3600)) for cpus, ran, _ in _sizes(site, job)]
+    return [round_half_up(Fraction(CPU * cpus * ran, 3600)) for cpus, ran, _ in _sizes(site, job)]
 
 
 def _paid(site: BankSite, job: int) -> list[int]:

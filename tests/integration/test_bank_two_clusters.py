@@ -10,7 +10,7 @@ from bank_storms import Storm
 from banking import ACCOUNTS, BankSite, bank_site
 
 from steward.bank.money import MICRO
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 
 pytestmark = [
     pytest.mark.long,
@@ -27,7 +27,7 @@ def joined(first: BankSite, second: BankSite) -> None:
     clusters = {**first.settings.cluster, **second.settings.cluster}
     first.settings = msgspec.structs.replace(first.settings, cluster=clusters)
     first.daemon.settings = first.settings
-    first.daemon.config.write_text(render(Loaded(first.settings)))
+    first.daemon.config.write_text(render_config(LoadedConfig(first.settings)))
     second.settings = first.settings
 
 

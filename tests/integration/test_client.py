@@ -14,11 +14,11 @@ from submitting import submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
-from steward.admin.credentials.errors import NotKnown
-from steward.archive.requests import ListAnswer
+from steward.admin.credentials.errors import UnknownCredential
+from steward.archive.requests import JobListReply
 from steward.bank.settings import BankSettings
 from steward.client import Client, DaemonAway
-from steward.core.errors import Missing, Refused, UsageError
+from steward.core.errors import NotFound, PermissionRefused, UsageError
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
@@ -66,7 +66,7 @@ def test_it_answers_with_types_wherever_it_is_asked(site: WebSite, far: Client, 
     here = Client(config=str(site.daemon.config))
     for client in (far, near, here):
         answer = client.ask("archive.list", users=["ada"])
-        assert isinstance(answer, ListAnswer)
+        assert isinstance(answer, JobListReply)
         assert [one.job_id for one in answer.jobs] == [job]
 
 
@@ -77,13 +77,13 @@ def test_a_stream_comes_item_by_item(far: Client, job: int) -> None:
 
 
 def test_errors_are_of_their_families(site: WebSite, far: Client, authority: Authority) -> None:
-    with pytest.raises(Missing, match="987"):
+    with pytest.raises(NotFound, match="987"):
         far.ask("archive.show", job="987")
-    with pytest.raises(Refused, match="takes the scope"):
+    with pytest.raises(PermissionRefused, match="takes the scope"):
         far.ask("bank.deposit", account="x", amount=1, reason="y")
     with pytest.raises(UsageError, match="whenever"):
         far.ask("archive.list", since="whenever")
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         Client(url=site.url, token="stt_x", ca_file=authority.file).ask("credentials.me")
     with pytest.raises(DaemonAway, match="certificate"):
         Client(url=site.url, token="stt_x").ask("credentials.me")

@@ -40,10 +40,10 @@ import storm
 from servers.authority import Authority
 from servers.process import free_port
 from steward.core.config import Settings
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.munge import Munge, MungeUnavailable
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.admission import Witness
+from steward.extensions.controllers.admission import MungeAuthenticator
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
@@ -126,12 +126,14 @@ def test_a_host_that_is_no_controller_is_refused(fast: Path, make_munged: MakeMu
     assert journalled(serve) == set()
 
 
-def witnesses(ours: Munged, theirs: Munged, uid: int = -1) -> tuple[Witness, Witness]:
+def witnesses(
+    ours: Munged, theirs: Munged, uid: int = -1
+) -> tuple[MungeAuthenticator, MungeAuthenticator]:
     """A controller's and the receiver's; the receiver takes this uid, or our own."""
     uids = frozenset({os.geteuid() if uid < 0 else uid})
     return (
-        Witness(Munge(ours.socket), wire.FROM_CONTROLLER, uids),
-        Witness(Munge(theirs.socket), wire.FROM_RECEIVER, uids, frozenset(HERE)),
+        MungeAuthenticator(Munge(ours.socket), wire.FROM_CONTROLLER, uids),
+        MungeAuthenticator(Munge(theirs.socket), wire.FROM_RECEIVER, uids, frozenset(HERE)),
     )
 
 
@@ -145,29 +147,29 @@ def test_a_credential_counts_once_and_for_its_place_alone(make_munged: MakeMunge
 
     good = frame()
     hears.check(nonces, 1, good)
-    with pytest.raises(Refused, match="was used before"):
+    with pytest.raises(PermissionRefused, match="was used before"):
         hears.check(nonces, 1, good)
-    with pytest.raises(Refused, match="another place"):
+    with pytest.raises(PermissionRefused, match="another place"):
         hears.check(nonces, 2, frame(1))
-    with pytest.raises(Refused, match="another place"):
+    with pytest.raises(PermissionRefused, match="another place"):
         hears.check(os.urandom(64), 1, frame(1))
-    with pytest.raises(Refused, match="other bytes"):
+    with pytest.raises(PermissionRefused, match="other bytes"):
         hears.check(nonces, 1, wire.Frame(b"another", frame().credential))
-    with pytest.raises(Refused, match="other bytes"):
+    with pytest.raises(PermissionRefused, match="other bytes"):
         # What the receiver said itself is nobody else's word.
         hears.check(nonces, 1, wire.Frame(body, hears.sign(nonces, 1, body)))
     for junk in (b"", b"MUNGE:", b"MUNGE:AwQFAAA=:", os.urandom(500), b"-h", b"A" * 20_000):
-        with pytest.raises(Refused):
+        with pytest.raises(PermissionRefused):
             hears.check(nonces, 1, wire.Frame(body, junk))
 
 
 def test_a_credential_of_another_user_or_key_is_refused(make_munged: MakeMunged) -> None:
     munged, other = make_munged(), make_munged()
     says, hears = witnesses(munged, munged, uid=4_000_000)
-    with pytest.raises(Refused, match=f"uid {os.geteuid()}'s, who is not in munge_users"):
+    with pytest.raises(PermissionRefused, match=f"uid {os.geteuid()}'s, who is not in munge_users"):
         hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
     says, hears = witnesses(munged, other)
-    with pytest.raises(Refused, match="another key"):
+    with pytest.raises(PermissionRefused, match="another key"):
         hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
 
 
@@ -188,21 +190,27 @@ def test_a_batch_is_no_use_in_another_connection(fast: Path, make_munged: MakeMu
         recorded: list[bytes] = []
         for attempt in range(2):
             with socket.create_connection(("127.0.0.1", port), 10) as connection:
-                stream = wire.Stream(connection, "receiver")
-                greeting: wire.Greeting = wire.as_kind(
-                    stream.receive(wire.FIRST_FRAME, 10.0), wire.Greeting, "receiver"
+                stream = wire.FrameStream(connection, "receiver")
+                greeting: wire.ReceiverGreeting = wire.expect_message(
+                    stream.receive(wire.MAX_FIRST_FRAME_BYTES, 10.0),
+                    wire.ReceiverGreeting,
+                    "receiver",
                 )
                 if not attempt:
                     nonces = greeting.nonce + hashlib.sha256(b"ours").digest()
-                    hello = wire.encoded(wire.Hello(wire.VERSION, "c1", nonces[32:]))
-                    batch = wire.encoded(wire.Batch(1, []))
-                    recorded.append(wire.frame_of(hello, says.sign(nonces, 0, hello)))
-                    recorded.append(wire.frame_of(batch, says.sign(nonces, 1, batch)))
+                    hello = wire.encode_message(
+                        wire.ControllerHello(wire.VERSION, "c1", nonces[32:])
+                    )
+                    batch = wire.encode_message(wire.EventBatch(1, []))
+                    recorded.append(wire.build_frame(hello, says.sign(nonces, 0, hello)))
+                    recorded.append(wire.build_frame(batch, says.sign(nonces, 1, batch)))
                 answers = []
                 for frame in recorded:
                     stream.send(frame, 10.0)
-                    answer: wire.Answer = wire.as_kind(
-                        stream.receive(wire.FIRST_FRAME, 10.0), wire.Answer, "receiver"
+                    answer: wire.ReceiverReply = wire.expect_message(
+                        stream.receive(wire.MAX_FIRST_FRAME_BYTES, 10.0),
+                        wire.ReceiverReply,
+                        "receiver",
                     )
                     answers.append((answer.number, answer.verdict))
                     if answer.verdict != "durable":

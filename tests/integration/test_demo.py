@@ -15,7 +15,7 @@ from submitting import PATIENCE, wait_until
 
 import write_docs
 from steward.core.drivers import DRIVERS
-from steward.demo import DemoError, Site, checks
+from steward.demo import DemoError, DemoSite, checks
 from steward.demo.jobs import PASSWORD
 from steward.sandbox import Sandbox
 
@@ -117,8 +117,8 @@ def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
-    with Site.up(slurm=slurm_version) as site:
+def site(slurm_version: str) -> Iterator[DemoSite]:
+    with DemoSite.up(slurm=slurm_version) as site:
         site.serve()
         site.submit_all()
         yield site
@@ -137,7 +137,7 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", write_docs.pages(), ids=lambda page: page.name)
-def test_output_in_the_docs_is_what_comes_out(site: Site, page: Path) -> None:
+def test_output_in_the_docs_is_what_comes_out(site: DemoSite, page: Path) -> None:
     if len(site.users) < 2 or not site.sandbox.plan.slurm_version.startswith("22.05"):
         pytest.skip("the pages show what root sees with Debian 12's Slurm")
     site.wait_for_jobs()
@@ -145,10 +145,10 @@ def test_output_in_the_docs_is_what_comes_out(site: Site, page: Path) -> None:
     assert shape(write_docs.refreshed(text, write_docs.running_in(site))) == shape(text)
 
 
-def failing(site: Site) -> set[str]:
+def failing(site: DemoSite) -> set[str]:
     """First words of the promises that do not hold."""
     found = set()
-    for promise, find_out in checks.checks(site, site.wait_for_jobs()):
+    for promise, find_out in checks.list_checks(site, site.wait_for_jobs()):
         try:
             find_out()
         except DemoError:
@@ -157,10 +157,10 @@ def failing(site: Site) -> set[str]:
 
 
 @pytest.mark.long
-def test_each_spoilt_thing_is_found(site: Site) -> None:
+def test_each_spoilt_thing_is_found(site: DemoSite) -> None:
     assert failing(site) == set()
 
-    path = Path(checks.path_of(site, site.job("relax")))
+    path = Path(checks.get_script_path(site, site.job("relax")))
     good = path.read_bytes()
     path.write_bytes(good.replace(b"step", b"stop"))
     assert failing(site) == {"every script", "every file"}
@@ -179,7 +179,7 @@ def test_each_spoilt_thing_is_found(site: Site) -> None:
 def test_a_daemon_that_cannot_start_is_reported_with_its_words(
     slurm_version: str,
 ) -> None:
-    with Site.up(slurm=slurm_version) as site:
+    with DemoSite.up(slurm=slurm_version) as site:
         os.mkdir(os.path.dirname(site.state_dir))
         Path(site.state_dir).write_text("in the way")
         with pytest.raises(DemoError, match="state_dir"):

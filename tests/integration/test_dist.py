@@ -16,7 +16,7 @@ from install_page import blocks
 
 from packages.wheels import PARTS as PARTS_LOCK
 from packages.wheels import PYTHONS, RUNTIME
-from steward.sandbox.slurm_install import cache
+from steward.sandbox.slurm_install import get_cache_directory
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = ("kafka", "parquet", "postgresql", "search")
@@ -139,7 +139,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if os.geteuid() != 0:
         return tmp_path_factory.mktemp("wheels")
     locks = b"".join((ROOT / lock).read_bytes() for lock in (RUNTIME, PARTS_LOCK))
-    return Path(cache()) / f"wheels-{hashlib.sha256(locks).hexdigest()[:16]}"
+    return Path(get_cache_directory()) / f"wheels-{hashlib.sha256(locks).hexdigest()[:16]}"
 
 
 @pytest.fixture(scope="module")

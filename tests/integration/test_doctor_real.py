@@ -19,7 +19,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import RulesSettings
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import AccessSettings, ArchiveSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.extensions.search_servers.settings import OpenSearchSinkSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
@@ -53,7 +53,7 @@ class Patient:
 
     def write(self) -> None:
         """Write the configuration as it is to be."""
-        self.daemon.config.write_text(render(Loaded(self.daemon.settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
         self.daemon.config.chmod(0o640)
 
     def says(self, *words: str) -> dict[str, dict[str, Any]]:

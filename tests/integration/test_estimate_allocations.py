@@ -12,15 +12,15 @@ import pytest
 from asked_allocations import RATES, request, spec
 from submitting import wait_until
 
-from steward.bank.billing import use_of
+from steward.bank.billing import derive_use
 from steward.bank.estimate import Estimator, parse_options
-from steward.bank.prices import price
+from steward.bank.prices import compute_price
 from steward.bank.records import Rate
 from steward.bank.settings import BankSettings
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
-from steward.slurm.cluster_model import Picture
-from steward.slurm.tres import requested_kinds
+from steward.slurm.cluster_model import ClusterModel
+from steward.slurm.tres import count_requested_kinds
 
 # A thousand allocations are some fifteen times 120 of sbatch, each a process on a busy host.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
@@ -46,7 +46,7 @@ class Allocating:
         self._cluster = cluster
         self._user = next(iter(cluster.users))
         self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
-        self.picture = msgspec.convert(self._ask("picture"), Picture, strict=False)
+        self.picture = msgspec.convert(self._ask("picture"), ClusterModel, strict=False)
         now = datetime.now(UTC)
         self._now = now
         self._estimators = [(rate, Estimator(self.picture, [rate], SETTINGS)) for rate in RATES]
@@ -108,8 +108,8 @@ class Allocating:
         # Slurm gives a year to what is without a limit; an estimate goes by the site's rule.
         limit_s = min(record.time_limit_s or _LONGEST_S, _LONGEST_S)
         end = record.start + timedelta(seconds=limit_s + 60)
-        use = use_of(record, rate, self.picture, SETTINGS, end=end)
-        return price(use, rate, UTC).amount
+        use = derive_use(record, rate, self.picture, SETTINGS, end=end)
+        return compute_price(use, rate, UTC).amount
 
 
 def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
@@ -125,7 +125,7 @@ def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
             allocated += 1
             if any(word.startswith(("--gpus", "--gres")) for word in words):
                 # Without a slurmdbd this alone tells of a job's GPUs.
-                assert requested_kinds(record), words
+                assert count_requested_kinds(record), words
             faults += allocating.faults(words, record)
             loose.append(allocating.looseness(words, record))
         assert asked < 30 * wanted, "hardly any request is allocated"

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 from submitting import wait_until
 
-from steward.bank.estimate import Estimator, description_of, parse_options
-from steward.bank.gate_sync import MARK_S, PICTURE_S, Pictures
+from steward.bank.estimate import Estimator, describe_record, parse_options
+from steward.bank.gate_sync import CONFIG_CHECK_S, MODEL_REFRESH_S, ClusterModels
 from steward.bank.ledger import open_ledger
 from steward.bank.records import Rate
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm.cluster_model import Picture
-from steward.slurm.sbatch_options import ALIASES, ALL, FLAGS, OPTIONAL, VALUED
+from steward.slurm.cluster_model import ClusterModel
+from steward.slurm.sbatch_options import ALIASES, ALL_OPTIONS, FLAGS, OPTIONAL, VALUE_OPTIONS
 from steward.slurm.tres import parse_tres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database]
@@ -164,7 +164,7 @@ def test_quotes_bill_as_slurm_does(cluster: Sandbox, flags: str) -> None:
     cluster.restart_controller()
     settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
     told = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
-    estimator = Estimator(msgspec.json.decode(told, type=Picture), [RATE], BANK)
+    estimator = Estimator(msgspec.json.decode(told, type=ClusterModel), [RATE], BANK)
     asked = [f"-p p{n} -H {words}" for n in range(len(COMBINATIONS)) for words in REQUESTS]
     asked += [f"-p p{len(COMBINATIONS) - 1} {words}" for words in SPREAD]
     script = "".join(f"sbatch --parsable -o /dev/null {words} --wrap=true\n" for words in asked)
@@ -219,11 +219,11 @@ def test_memory_of_exclusive_jobs_is_quoted_as_slurm_bills_it(
     assert count > 60
 
 
-def picture_of(cluster: Sandbox) -> Picture:
+def picture_of(cluster: Sandbox) -> ClusterModel:
     """Ask the cluster for its picture, as the bank does."""
     settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
     reply = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
-    return msgspec.json.decode(reply, type=Picture)
+    return msgspec.json.decode(reply, type=ClusterModel)
 
 
 def bill(cluster: Sandbox, requests: Sequence[str]) -> list[int | None]:
@@ -294,10 +294,10 @@ def test_burst_buffers_are_held_as_slurm_bills_them(cluster: Sandbox) -> None:
         held = int(cluster.run([*words, "-H"], user=user, input=f"{script}2500M\n").stdout)
         job = int(cluster.run(words, user=user, input=f"{script}7G\n").stdout)
         wait_until(lambda: "billing=" in records()[job].tres_allocated, 120)
-        estimator = Estimator(msgspec.json.decode(ask("picture"), type=Picture), [RATE], BANK)
+        estimator = Estimator(msgspec.json.decode(ask("picture"), type=ClusterModel), [RATE], BANK)
         jobs = records()
         quotes = {
-            number: estimator.quote(description_of(jobs[number]), datetime.now(UTC)).tres
+            number: estimator.quote(describe_record(jobs[number]), datetime.now(UTC)).tres
             for number in (held, job)
         }
         # The pool gives whole GiB.
@@ -320,12 +320,12 @@ def test_weights_are_those_of_slurmctld_without_a_sensor(cluster: Sandbox, tmp_p
     )
     ledger = open_ledger(settings)
     waited_s = 0.0
-    pictures = Pictures(settings, ledger, lambda: waited_s)
+    pictures = ClusterModels(settings, ledger, lambda: waited_s)
 
     def billing() -> dict[str, str] | None:
         nonlocal waited_s
-        waited_s += MARK_S
-        assert waited_s < PICTURE_S, "no picture is asked for because it is old"
+        waited_s += CONFIG_CHECK_S
+        assert waited_s < MODEL_REFRESH_S, "no picture is asked for because it is old"
         pictures.look()
         picture = pictures.of("sandbox")
         return picture.partitions["p0"].billing if picture else None
@@ -364,11 +364,11 @@ def test_a_changed_gres_count_is_known_soon_after_the_restart(
     before = re.findall(r"^NodeName=.*$", conf.read_text(), re.MULTILINE)
     ledger = open_ledger(settings)
     waited_s = 0.0
-    pictures = Pictures(settings, ledger, lambda: waited_s)
+    pictures = ClusterModels(settings, ledger, lambda: waited_s)
 
-    def look() -> Picture | None:
+    def look() -> ClusterModel | None:
         nonlocal waited_s
-        waited_s += MARK_S
+        waited_s += CONFIG_CHECK_S
         pictures.look()
         return pictures.of("sandbox")
 
@@ -407,7 +407,7 @@ def test_a_changed_gres_count_is_known_soon_after_the_restart(
         # 24.11 and 26.05 show the old count until the node registers; without a second picture
         # soon after the first, Steward would know the new one a minute later.
         while gres() != 4:
-            assert waited_s < registered_s + PICTURE_S / 2
+            assert waited_s < registered_s + MODEL_REFRESH_S / 2
     finally:
         ledger.close()
         for path in (gres_conf, *devices):
@@ -425,14 +425,14 @@ def shown(cluster: Sandbox, partition: str) -> str:
 def test_the_option_table_is_that_of_sbatch(cluster: Sandbox) -> None:
     names = options(cluster)
     assert {"time", "job-name", "licenses"} < names
-    lacking = names - ALL
+    lacking = names - ALL_OPTIONS
     assert not lacking
     takes_value = complaints(cluster, [f"--{name}" for name in sorted(names)])
     takes_none = complaints(cluster, [f"--{name}=x" for name in sorted(names)])
     for name in sorted(names):
         of = ALIASES.get(name, name)
         if "requires an argument" in takes_value[f"--{name}"]:
-            assert of in VALUED, name
+            assert of in VALUE_OPTIONS, name
         elif "doesn't allow an argument" in takes_none[f"--{name}=x"]:
             # Without a value it does not matter whether another version takes one behind "=".
             assert of in FLAGS | OPTIONAL, name
@@ -451,8 +451,8 @@ def single_names(said: dict[str, str]) -> set[str]:
     """Find an option that is the only one with its letter, which getopt does not list."""
     return {
         option
-        for option in ALL
-        if len([word for word in ALL if word[0] == option[0]]) == 1
+        for option in ALL_OPTIONS
+        if len([word for word in ALL_OPTIONS if word[0] == option[0]]) == 1
         and "unrecognized" not in said[f"--{option[0]}"]
     }
 

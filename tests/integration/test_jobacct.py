@@ -27,7 +27,7 @@ from steward.core.config import Settings
 from steward.core.events import RUN_END, RUN_START, STEP_USAGE, Event
 from steward.core.journal import JournalLink
 from steward.core.records import JobRecord
-from steward.core.usage import RunFact, StepUsage, TaskUsage
+from steward.core.usage import RunEvent, StepUsage, TaskUsage
 from steward.core.waits import Stop
 from steward.sandbox import Sandbox
 
@@ -80,7 +80,7 @@ def run(job_id: int) -> list[Event]:
         user="ada",
         name=f"job{job_id}",
     )
-    fact = RunFact(job_id=job_id, first_submit=NOON, restarts=0, record=record)
+    fact = RunEvent(job_id=job_id, first_submit=NOON, restarts=0, record=record)
     task = TaskUsage(task=0, pid=7, status=0, ended_us=0, user_us=1000, system_us=10)
     usage = StepUsage(
         job_id=job_id,

@@ -14,11 +14,11 @@ from steward_daemon import Daemon
 from submitting import state_of, submit_to, wait_until
 
 import steward
-from steward.capture.jobcomp import Told, told
+from steward.capture.jobcomp import JobcompRecord, parse_line
 from steward.core.events import JobFacts
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 # Above what a test waits for at most.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
@@ -48,10 +48,10 @@ class JobcompSite:
     def until(self, job: int, *states: str) -> None:
         wait_until(lambda: state_of(self.cluster, job) in states, 40)
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[JobcompRecord]:
         if not self.lines.exists():
             return []
-        return [told(line, People()) for line in self.lines.read_bytes().splitlines()]
+        return [parse_line(line, NameResolver()) for line in self.lines.read_bytes().splitlines()]
 
     def of(self, job: int, count: int = 1) -> list[JobRecord]:
         """The records of a job, as soon as there are so many."""

@@ -12,8 +12,8 @@ from kafka_jobs import VERSION, Topic, document, ended, identity
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.archive.messages import LARGEST_BYTES, encode
-from steward.archive.remote.destination import Document
+from steward.archive.messages import MAX_SCRIPT_MESSAGE_BYTES, encode_script_message
+from steward.archive.remote.destination import ArchivedDocument
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import JournalError
 
@@ -43,18 +43,20 @@ def send(topic: Topic, *values: bytes, partition: int = 0) -> None:
     assert producer.flush(60) == 0
 
 
-def purge_of(script: Document) -> bytes:
+def purge_of(script: ArchivedDocument) -> bytes:
     version = script.version + 9
-    return encode(Document(cluster=script.cluster, key=script.key, version=version, deleted=True))
+    return encode_script_message(
+        ArchivedDocument(cluster=script.cluster, key=script.key, version=version, deleted=True)
+    )
 
 
 def test_a_purge_that_overtakes_its_script_counts(topic: Topic, consumer: Consumer) -> None:
     first, second = (document(job, b"zq-secret", identity=ended(job)) for job in (1, 2))
     send(topic, purge_of(first), partition=1)
     consumer.once()
-    send(topic, encode(first), purge_of(second), encode(second))
+    send(topic, encode_script_message(first), purge_of(second), encode_script_message(second))
     consumer.once()
-    send(topic, encode(document(3, b"three", identity=ended(3))))
+    send(topic, encode_script_message(document(3, b"three", identity=ended(3))))
     consumer.once()
     assert consumer.files() == {3: b"three"}
     jobs = consumer.jobs()
@@ -70,10 +72,14 @@ def test_other_bytes_of_one_script_do_not_overwrite_the_first(
 ) -> None:
     old, new = b"#!/bin/sh\nAAAA\n", b"#!/bin/sh\nBBBB\n"
     later = document(1, new, version=VERSION + 5, identity=ended(1))
-    send(topic, encode(document(1, old, identity=ended(1))), encode(later))
-    send(topic, encode(document(2, old, identity=ended(2))))
+    send(
+        topic,
+        encode_script_message(document(1, old, identity=ended(1))),
+        encode_script_message(later),
+    )
+    send(topic, encode_script_message(document(2, old, identity=ended(2))))
     consumer.once()
-    send(topic, encode(document(2, new, version=VERSION + 5, identity=ended(2))))
+    send(topic, encode_script_message(document(2, new, version=VERSION + 5, identity=ended(2))))
     consumer.once()
     assert consumer.files() == {1: new, 2: old}
     assert consumer.ask("verify")["problems"] == []
@@ -86,14 +92,14 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
     much = dict.fromkeys((*names, "comment", "admin_comment"), "\x01" * (1 << 20))
     # What each of them may have, twice over: for its first run, and for its last.
     most = {field: text[: 1 << 17] for field, text in much.items()}
-    large = encode(document(2, b"large", identity=identity(2, restarts=1, **most)))
+    large = encode_script_message(document(2, b"large", identity=identity(2, restarts=1, **most)))
     largest = large
     for field, text in most.items():
         # As an encoder without our limit makes it.
         written, more = (f'"{field}":"' + "\\u0001" * len(one) for one in (text, much[field]))
         largest = largest.replace(written.encode(), more.encode())
-    assert 60_000_000 < len(largest) <= LARGEST_BYTES
-    send(topic, largest, large, encode(document(3, b"good", identity=ended(3))))
+    assert 60_000_000 < len(largest) <= MAX_SCRIPT_MESSAGE_BYTES
+    send(topic, largest, large, encode_script_message(document(3, b"good", identity=ended(3))))
     consumer.start()
     wait_until(lambda: set(consumer.files()) == {2, 3}, 60.0)
     consumer.stop()
@@ -110,7 +116,7 @@ class Refusing(Source):
 
 
 def test_a_message_that_the_journal_refuses_is_passed_over(topic: Topic, tmp_path: Path) -> None:
-    send(topic, *(encode(document(job, b"x")) for job in (1, 2, 3)))
+    send(topic, *(encode_script_message(document(job, b"x")) for job in (1, 2, 3)))
     consumer = Consumer(topic, tmp_path)
     member = Refusing(topic, consumer.group, tmp_path / "store")
     wait_until(lambda: sum(consumer.committed().values()) == 3, 30.0)
@@ -122,13 +128,13 @@ def test_a_message_that_the_journal_refuses_is_passed_over(topic: Topic, tmp_pat
 
 
 def test_a_topic_made_anew_is_taken_in_from_its_beginning(topic: Topic, tmp_path: Path) -> None:
-    send(topic, *(encode(document(job, b"old")) for job in range(1, 101)))
+    send(topic, *(encode_script_message(document(job, b"old")) for job in range(1, 101)))
     member = Source(topic, str(uuid.uuid4()), tmp_path, check_every_s=0.5)
     wait_until(lambda: len(set(member.scripts())) == 100, 30.0)
     admin = topic.kafka.admin()
     admin.delete_topics([topic.name], operation_timeout=20)[topic.name].result(20)
     topic.kafka.create_topic(topic.name, 2)
-    send(topic, *(encode(document(job, b"new")) for job in range(101, 401)))
+    send(topic, *(encode_script_message(document(job, b"new")) for job in range(101, 401)))
     wait_until(lambda: len(set(member.scripts())) == 400, 60.0)
     member.end()
 
@@ -140,7 +146,7 @@ def test_an_offset_that_was_committed_in_another_topic_does_not_count(
     from confluent_kafka import Consumer as Client
     from confluent_kafka import TopicPartition
 
-    send(topic, *(encode(document(job, b"x")) for job in range(1, 10)))
+    send(topic, *(encode_script_message(document(job, b"x")) for job in range(1, 10)))
     consumer = Consumer(topic, tmp_path)
     client = Client({"bootstrap.servers": topic.kafka.bootstrap, "group.id": consumer.group})
     client.commit(offsets=[TopicPartition(topic.name, 0, 4, topic_id)], asynchronous=False)

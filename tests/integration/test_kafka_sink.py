@@ -15,7 +15,7 @@ from kafka_jobs import MTIME_NS, VERSION, Topic, document
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.archive.messages import SCHEMA, SArchiveMessage, decode
+from steward.archive.messages import SCHEMA, SArchiveMessage, decode_script_message
 from steward.core.errors import Unavailable
 from steward.extensions.kafka.destination import KafkaDestination
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
@@ -32,7 +32,7 @@ def test_bytes_arrive_exactly_under_every_compression(kafka: Kafka, compression:
     to = topic.destination(compression=compression)
     assert to.send([document(job_id, script) for job_id, script in scripts.items()]) == []
     to.close()
-    found = {m.job_id: m.script for m in map(decode, topic.values())}
+    found = {m.job_id: m.script for m in map(decode_script_message, topic.values())}
     assert {job: file.content.data for job, file in found.items() if file and file.content} == (
         scripts
     )
@@ -88,7 +88,7 @@ def test_a_script_that_the_topic_does_not_take_is_refused_alone(kafka: Kafka) ->
     assert topic.name in refusals[0].why
     assert to.send([document(4, b"d")]) == []
     to.close()
-    assert {decode(value).job_id for value in topic.values()} == {1, 3, 4}
+    assert {decode_script_message(value).job_id for value in topic.values()} == {1, 3, 4}
 
 
 def test_a_script_that_our_own_limit_does_not_take_is_refused(kafka: Kafka) -> None:
@@ -98,7 +98,7 @@ def test_a_script_that_our_own_limit_does_not_take_is_refused(kafka: Kafka) -> N
     to.close()
     assert [r.document.job_id for r in refusals] == [1]
     assert "max_message_bytes = 100000" in refusals[0].why
-    assert [decode(value).job_id for value in topic.values()] == [2]
+    assert [decode_script_message(value).job_id for value in topic.values()] == [2]
 
 
 def test_slurms_largest_script_goes_where_the_topic_takes_it(kafka: Kafka) -> None:
@@ -107,7 +107,9 @@ def test_slurms_largest_script_goes_where_the_topic_takes_it(kafka: Kafka) -> No
     to = topic.destination()
     assert to.send([document(job, script) for job, script in scripts.items()]) == []
     to.close()
-    found = {message.job_id: message.script for message in map(decode, topic.values())}
+    found = {
+        message.job_id: message.script for message in map(decode_script_message, topic.values())
+    }
     assert {job: file.content.data for job, file in found.items() if file and file.content} == (
         scripts
     )
@@ -119,7 +121,7 @@ def test_small_scripts_are_not_refused_for_the_size_of_their_batch(kafka: Kafka)
     documents = [document(job, os.urandom(6000)) for job in range(1, 60)]
     assert to.send(documents) == []
     to.close()
-    assert {decode(value).job_id for value in topic.values()} == set(range(1, 60))
+    assert {decode_script_message(value).job_id for value in topic.values()} == set(range(1, 60))
 
 
 def test_the_queue_is_bounded_and_its_fullness_waited_for(kafka: Kafka) -> None:
@@ -138,7 +140,7 @@ def test_a_purge_and_a_correction_without_bytes(kafka: Kafka) -> None:
     known = msgspec.structs.replace(document(2, b"x"), body=None, script=None, partial=True)
     assert to.send([gone, known]) == []
     to.close()
-    first, second = map(decode, topic.values())
+    first, second = map(decode_script_message, topic.values())
     assert (first.deleted, first.script) == (True, None)
     assert (second.partial, second.script) == (True, None)
 

@@ -28,8 +28,8 @@ from running import (
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import PATIENCE, wait_until
 
-from steward.archive.files.manifest import NAME, facts
-from steward.archive.files.verify import verify
+from steward.archive.files.manifest import MANIFEST_FILE_NAME, decode_facts
+from steward.archive.files.verify import verify_sink
 from steward.core.config import JournalSettings, Settings
 from steward.sandbox import Sandbox
 
@@ -63,10 +63,10 @@ def forget_some(settings: Settings, spool: Path, forgotten: set[int], chance: Ra
 def assert_consistent(settings: Settings, jobs: range) -> None:
     """Archive, manifests, databases and store agree on these jobs."""
     assert_kept(settings, jobs)
-    assert list(verify(settings, "files")) == []
+    assert list(verify_sink(settings, "files")) == []
     told: dict[str, str] = {}
-    for manifest in Path(settings.sink_path("files")).rglob(NAME):
-        for fact in facts(manifest.read_bytes()):
+    for manifest in Path(settings.sink_path("files")).rglob(MANIFEST_FILE_NAME):
+        for fact in decode_facts(manifest.read_bytes()):
             assert fact.fact == "kept"
             assert fact.script is not None
             assert told.setdefault(fact.key, fact.script.name) == fact.script.name
@@ -166,7 +166,7 @@ def test_kills_lose_no_job_of_a_real_cluster(sandbox: Sandbox, submitter: str) -
         assert paths[0].read_text() == f"#!/bin/sh\n# the {number}th\nexit 0\n"
     archived = [path for path in daemon.files("*.sh") if int(path.name.split("-")[0]) not in before]
     assert len(archived) == total
-    assert list(verify(daemon.settings, "files")) == []
+    assert list(verify_sink(daemon.settings, "files")) == []
     verified = "SELECT count(*) FROM job WHERE verified AND name GLOB 'n[0-9]*'"
     assert ask(daemon.settings, "jobs.db", verified) == [(total,)]
 

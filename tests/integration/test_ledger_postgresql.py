@@ -21,7 +21,7 @@ from ledger.site import BY, account, charge, clock, ledger, settings_for
 from servers.postgresql import PostgreSQL
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
-from steward.bank.ledger.engine import Database, url_of
+from steward.bank.ledger.engine import LedgerDatabase, ledger_url
 from steward.bank.ledger.ledger import Ledger
 from steward.bank.ledger.outbox import LeaseLost
 from steward.bank.ledger.tables import metadata
@@ -134,7 +134,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(
 
 
 def test_a_server_that_stands_still_is_given_up(place: Settings, postgresql: PostgreSQL) -> None:
-    ledger = Ledger(Database(url_of(place), patience_s=4.0), utc_now)
+    ledger = Ledger(LedgerDatabase(ledger_url(place), patience_s=4.0), utc_now)
     with ledger.transaction() as t:
         account(t, "phys", 10)
     postgresql.pause()

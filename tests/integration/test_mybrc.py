@@ -24,12 +24,12 @@ from servers.mybrc import (
     token_of,
     with_money,
 )
-from steward.bank.ledger import By, open_ledger
+from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.records import ModeRule
 from steward.core.config import Settings
 from steward.core.http_server import Timeouts
 
-BY = By(who="tests")
+BY = Authorship(who="tests")
 JOBCOMP = (
     '{"jobslurmid":"4711","submitdate":"2026-03-01T10:00:00+00:00",'
     '"startdate":"2026-03-01T10:00:05+00:00","enddate":"2026-03-01T10:30:05+00:00",'

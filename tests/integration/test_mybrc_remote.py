@@ -22,18 +22,18 @@ from servers.mybrc import (
     with_money,
 )
 from servers.process import free_port
-from steward.bank.ledger import By, open_ledger
-from steward.bank.records import Charge, Use
+from steward.bank.ledger import Authorship, open_ledger
+from steward.bank.records import Charge, ResourceUse
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.config import Settings
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import run_mybrc, run_remote
-from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
+from steward.extensions.mybrc.outbox import MYBRC_KIND, RemoteJob, queue_change, queue_hold
 
 SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
 JOBS = 120
 PATIENCE = 120.0
-BANK = By(who="bank")
+BANK = Authorship(who="bank")
 _FORK = multiprocessing.get_context("spawn")
 
 
@@ -101,10 +101,10 @@ def _url(settings: Settings) -> str:
     return f"http://{settings.mybrc.listen}"
 
 
-def told(number: int, state: str = "") -> Told:
+def told(number: int, state: str = "") -> RemoteJob:
     start = SUBMITTED + timedelta(minutes=1)
     end = start + timedelta(hours=1) if state else None
-    return Told(
+    return RemoteJob(
         cluster="c",
         job_id=number,
         first_submit=SUBMITTED,
@@ -121,8 +121,8 @@ def told(number: int, state: str = "") -> Told:
 def hold(settings: Settings, number: int, amount: int = 50 * SU) -> None:
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
-        told_hold(t, told(number), amount)
-        told_hold(t, told(number), amount)
+        queue_hold(t, told(number), amount)
+        queue_hold(t, told(number), amount)
     ledger.close()
 
 
@@ -130,7 +130,7 @@ def charge(settings: Settings, number: int, amount: int) -> None:
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
         t.charges.charge(charged(number, amount), BANK)
-        told_change(t, told(number, "COMPLETED"))
+        queue_change(t, told(number, "COMPLETED"))
     ledger.close()
 
 
@@ -143,14 +143,14 @@ def charged(number: int, amount: int) -> Charge:
         account="physics",
         user="4000001",
         amount=amount,
-        use=Use(tres={"cpu": 4}, start=now, seconds=3600, state="COMPLETED"),
+        use=ResourceUse(tres={"cpu": 4}, start=now, seconds=3600, state="COMPLETED"),
     )
 
 
 def waiting(settings: Settings) -> int:
     ledger = open_ledger(settings)
     with ledger.reading() as t:
-        count = t.outbox.waiting(KIND)
+        count = t.outbox.waiting(MYBRC_KIND)
     ledger.close()
     return count
 
@@ -208,7 +208,7 @@ def test_what_is_corrected_and_given_back_later_is_told_though_the_sender_is_kil
     sender.kill()
     ledger = open_ledger(here)
     with ledger.transaction() as t:
-        t.charges.charge(charged(7, 6 * SU), By(who="reconcile", why="its record"))
+        t.charges.charge(charged(7, 6 * SU), Authorship(who="reconcile", why="its record"))
     with ledger.transaction() as t:
         t.charges.refund(charged(7, 0).key, BY, SU)
     ledger.close()
@@ -225,8 +225,8 @@ def test_what_is_refused_there_holds_up_nothing_else(
     ledger = open_ledger(here)
     with ledger.transaction() as t:
         stranger = msgspec.structs.replace(told(1), account="unheard-of")
-        told_hold(t, stranger, SU)
-        told_change(t, stranger)
+        queue_hold(t, stranger, SU)
+        queue_change(t, stranger)
     ledger.close()
     charge(here, 2, 5 * SU)
     sender = Killable(_send, here)
@@ -235,7 +235,7 @@ def test_what_is_refused_there_holds_up_nothing_else(
     assert balance(there) == 100_000 * SU - 5 * SU
     ledger = open_ledger(here)
     with ledger.reading() as t:
-        (item,) = t.outbox.due(KIND, datetime.now(UTC) + timedelta(days=1))
+        (item,) = t.outbox.due(MYBRC_KIND, datetime.now(UTC) + timedelta(days=1))
     ledger.close()
     assert item.tries == 1
     assert "unheard-of" in item.error

@@ -17,7 +17,7 @@ from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, 
 from steward.bank.ledger import open_ledger
 from steward.bank.records import Rate
 from steward.core.config import Settings
-from steward.extensions.mybrc.users import Failures
+from steward.extensions.mybrc.users import FailedLogins
 
 pytestmark = pytest.mark.long
 
@@ -64,7 +64,7 @@ def site(tmp_path: Path) -> Settings:
 @pytest.fixture
 def url(site: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Wrong tokens are tried again and again; how they are made to wait is tested elsewhere.
-    monkeypatch.setattr(Failures, "check", lambda _self, _address: None)
+    monkeypatch.setattr(FailedLogins, "check", lambda _self, _address: None)
     with serving(site) as where:
         yield where
 

@@ -16,7 +16,7 @@ import pytest
 from running import Daemon, ask, assert_kept, forget, journalled, settings_in, stored, submit
 
 from steward.admin.status.requests import MetricsRequest
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.config import ArchiveSettings, Settings
@@ -134,7 +134,7 @@ def run_through(
         assert "starting it again" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
-    assert list(verify(settings, "files")) == []
+    assert list(verify_sink(settings, "files")) == []
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
 
 

@@ -14,13 +14,13 @@ from sensing import python_of
 from steward_daemon import Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
-from steward.automation.operation import operations
+from steward.automation.operation import load_operations
 from steward.automation.settings import ActionsSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import AccessSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 
 pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(600)]
 
@@ -49,9 +49,9 @@ class PackSite:
             actions=ActionsSettings(programs_file=PROGRAMS),
             sensor=SensorSettings(enabled=True, interval_s=0.5, triggers=False),
         )
-        self.daemon.config.write_text(render(Loaded(self.daemon.settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
         self.config = {"socket": self.daemon.settings.socket}
-        self.sensors: list[Inside] = []
+        self.sensors: list[SandboxProcess] = []
 
     def run(
         self, ref: str, by: str = STANLEY, st2_user: str = "", **parameters: Any
@@ -90,7 +90,7 @@ class PackSite:
         answer = self.daemon.ask("action", "run", ref, *words, "--json", user=STANLEY, check=False)
         return json.loads(answer.stdout)["result"]
 
-    def sensor(self, user: str = STANLEY, config: str = "") -> Inside:
+    def sensor(self, user: str = STANLEY, config: str = "") -> SandboxProcess:
         place = {"config": config} if config else self.config
         of = {**place, "trigger_sensor_port": 0, "poll_interval": 1}
         with open(self.told_in, "ab") as told, open(f"{self.told_in}.log", "ab") as log:
@@ -240,7 +240,7 @@ def test_every_action_that_changes_says_what_it_would_do(site: PackSite) -> None
         answer = json.loads(shown.stdout)
         assert succeeded, (ref, result)
         assert (result, True) == (answer["result"], answer["dry_run"]), ref
-        assert operations()[ref].changes
+        assert load_operations()[ref].changes
 
 
 def test_what_is_refused(site: PackSite) -> None:

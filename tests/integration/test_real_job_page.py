@@ -16,7 +16,7 @@ from steward_daemon import STEWARD
 from submitting import state_of, wait_until
 
 from steward.sandbox import Sandbox
-from steward.slurm import Pending
+from steward.slurm import PendingJobs
 
 pytestmark = [
     pytest.mark.matrix,
@@ -216,7 +216,7 @@ def test_a_job_that_has_just_started_is_not_told_to_wait(site: BookedSite) -> No
     found = page(site, job)
     text = site.daemon.ask("job", str(job), user=site.user).stdout
     (settings,) = site.daemon.settings.cluster.values()
-    pending = Pending(site.cluster.plan.spec.cluster, settings)
+    pending = PendingJobs(site.cluster.plan.spec.cluster, settings)
     now, never = pending.outlook(job), pending.outlook(999_999)
     site.cluster.run(["scancel", str(job)])
     assert now is not None

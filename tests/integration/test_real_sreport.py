@@ -21,12 +21,12 @@ from submitting import state_of, wait_until
 
 from steward.capture.settings import SensorSettings
 from steward.core.access import Access, Asker
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.reports.actions import ACTIONS
-from steward.reports.context import ReportsRoom
+from steward.reports.context import ReportsContext
 from steward.reports.history.reader import HistoryReader
 from steward.reports.requests import ClusterRow
 from steward.sandbox import Sandbox
@@ -84,14 +84,14 @@ class Books:
         """How many nodes are in the history."""
         try:
             with closing(HistoryReader(str(self.site.daemon.state))) as reader:
-                return len(reader.nodes_at(micros(utc_now())))
+                return len(reader.nodes_at(to_micros(utc_now())))
         except SqliteUnavailable:
             return 0
 
     def ours(self, name: str, **request: Any) -> Any:
         settings = self.site.daemon.settings
         access = Access(settings.access, own_uid=0, standing=lambda _cluster: None)
-        room = ReportsRoom(settings, access=access, now=lambda: self.until)
+        room = ReportsContext(settings, access=access, now=lambda: self.until)
         since, until = self.window
         action = next(one for one in ACTIONS if one.name == name)
         asked = {"since": since, "until": until, "zone": "UTC", **request}
@@ -111,7 +111,7 @@ class Books:
     def drained(self) -> int:
         """Since when ours know of it; epoch."""
         with closing(HistoryReader(str(self.site.daemon.state))) as reader:
-            spans = reader.nodes_between("box", micros(self.since), micros(self.until))
+            spans = reader.nodes_between("box", to_micros(self.since), to_micros(self.until))
         (from_us,) = [one.from_us for one in spans if one.node == "node4" and one.reason]
         return from_us // 1_000_000
 
@@ -127,7 +127,7 @@ def books(slurm_version: str) -> Iterator[Books]:
         daemon = site.daemon
         sensor = SensorSettings(enabled=True, triggers=False, interval_s=0.3)
         daemon.settings = msgspec.structs.replace(daemon.settings, sensor=sensor)
-        daemon.config.write_text(render(Loaded(daemon.settings)))
+        daemon.config.write_text(render_config(LoadedConfig(daemon.settings)))
         try:
             found = Books(site)
             site.start()

@@ -72,11 +72,11 @@ COLUMNS = (
 ASK = """
 import sys
 from steward.archive.requests import ShowRequest
-from steward.cli.options import Place
-from steward.client.calls import action, call
+from steward.cli.options import ClientPlace
+from steward.client.calls import get_action, call_action
 for job in sys.argv[2:]:
     request = ShowRequest(job=job, sbatch=True)
-    answer = call(Place(socket=sys.argv[1]), action("archive.show"), request)
+    answer = call_action(ClientPlace(socket=sys.argv[1]), get_action("archive.show"), request)
     with open(f"{job}.again", "w") as file:
         file.write(answer.sbatch)
 """

@@ -12,7 +12,7 @@ from ruling import Ruling, Storm
 from sandboxes import passable_directory
 from submitting import wait_until
 
-from steward.automation.rules.store import Store
+from steward.automation.rules.store import RulesStore
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -223,7 +223,7 @@ def test_a_cap_holds_however_nodes_are_taken(cluster: Sandbox, home: Path, how: 
 
 def until_busy(daemon: Ruling) -> None:
     """Wait until an action is under way, if one comes at all."""
-    store = Store(str(daemon.state), read_only=True)
+    store = RulesStore(str(daemon.state), read_only=True)
     until = time.monotonic() + 2
     while not store.open_("started") and time.monotonic() < until:
         time.sleep(0.001)

@@ -11,7 +11,7 @@ from sandboxes import directory, need_namespaces, own, processes_of
 from submitting import PATIENCE, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
-from steward.sandbox.keeper_client import keepers as keepers_of
+from steward.sandbox.keeper_client import read_keepers as keepers_of
 
 __all__ = ["directory", "own"]
 

@@ -60,7 +60,7 @@ def test_a_root_directory_that_cannot_be_fetched_says_why_and_leaves_nothing(
     monkeypatch.setenv("STEWARD_ROOTS", str(tmp_path))
     monkeypatch.setenv("STEWARD_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
     with pytest.raises(SandboxError, match=r"debootstrap of trixie from http://127\.0\.0\.1:1"):
-        slurm_install.ensure("24.11", print)
+        slurm_install.ensure_root("24.11", print)
     assert [path.name for path in tmp_path.iterdir()] == ["24.11.lock"]
 
 

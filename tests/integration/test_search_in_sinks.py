@@ -16,22 +16,22 @@ from search_sinks import DAY, NOON, deletion, document, sink_on
 
 from servers.search import SearchServer
 from steward.archive.actions import ACTIONS
-from steward.archive.catalog.matches import Matcher, decode
-from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Wanted
-from steward.archive.context import Library
+from steward.archive.catalog.matches import TermMatcher, decode_script_text
+from steward.archive.catalog.month import ScriptUse
+from steward.archive.catalog.search import UseFilter
+from steward.archive.context import ArchiveContext
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document
-from steward.archive.requests import SearchAnswer
+from steward.archive.remote.destination import ArchivedDocument
+from steward.archive.requests import SearchReply
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Access, Asker, Standing
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
-from steward.extensions.search_servers.client import Reply, SearchClient
+from steward.extensions.search_servers.client import SearchClient, ServerReply
 from steward.extensions.search_servers.destination import SearchDestination
-from steward.extensions.search_servers.search import SinkSearcher
+from steward.extensions.search_servers.search import SearchServerSearcher
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
@@ -54,18 +54,18 @@ class SearchSite:
             ),
         )
         self.jobs = JobsConsumer(self.settings)
-        access = Access(self.settings.access, 0, lambda _: Standing())
-        self.library = Library(self.settings, access=access)
+        access = Access(self.settings.access, 0, lambda _: ClusterRoles())
+        self.library = ArchiveContext(self.settings, access=access)
         self._registry = Registry(ACTIONS, {"archive": lambda: self.library})
         self._destination = SearchDestination(self.sink)
         self._events = 0
 
-    def send(self, *documents: Document) -> None:
+    def send(self, *documents: ArchivedDocument) -> None:
         """Archive documents, so that a search finds them at once."""
         assert self._destination.send(documents) == []
         self.server.request("POST", f"/{self.sink.index}/_refresh")
 
-    def show(self, *documents: Document) -> None:
+    def show(self, *documents: ArchivedDocument) -> None:
         """Have jobs.db know the jobs of documents."""
         events: list[Event] = []
         for of in documents:
@@ -89,12 +89,12 @@ class SearchSite:
                 )
         self.jobs.apply(events, self._events, lambda _: None)
 
-    def ask(self, asker: Asker, *terms: str, sink: str = "far", **request: Any) -> SearchAnswer:
+    def ask(self, asker: Asker, *terms: str, sink: str = "far", **request: Any) -> SearchReply:
         """The answer to a search."""
         asked = self._registry.decode(
             "archive.search", {"terms": terms, "sink": sink, "lines": 1, **request}
         )
-        answer: SearchAnswer = self._registry.call("archive.search", asker, asked)
+        answer: SearchReply = self._registry.call("archive.search", asker, asked)
         return answer
 
     def found(self, asker: Asker, *terms: str, **request: Any) -> list[int]:
@@ -139,7 +139,7 @@ def test_what_may_not_be_read_is_not_even_fetched(
     fetched: list[str] = []
     real = SearchClient.request
 
-    def watched(client: SearchClient, method: str, target: str, *more: Any) -> Reply:
+    def watched(client: SearchClient, method: str, target: str, *more: Any) -> ServerReply:
         if target.startswith("/_mget"):
             fetched.extend(doc["_id"] for doc in msgspec.json.decode(more[0])["docs"])
         return real(client, method, target, *more)
@@ -147,10 +147,10 @@ def test_what_may_not_be_read_is_not_even_fetched(
     monkeypatch.setattr(SearchClient, "request", watched)
     searcher = site.library.searcher_in("far")
 
-    def allowed(use: Use) -> bool:
+    def allowed(use: ScriptUse) -> bool:
         return use.uid == 4001
 
-    page = searcher.page(Matcher(["secret"]), Wanted(), allowed, limit=10)
+    page = searcher.page(TermMatcher(["secret"]), UseFilter(), allowed, limit=10)
     assert [hit.use.job_id for hit in page.hits] == [1]
     assert theirs.id not in fetched
     assert len(fetched) == 1
@@ -231,9 +231,9 @@ def test_only_what_can_be_searched_is(site: SearchSite, name: str, what: str) ->
 
 def test_a_server_that_is_away_is_told_in_one_line(site: SearchSite) -> None:
     far = msgspec.structs.replace(site.sink, urls=("http://127.0.0.1:9",))
-    searcher = SinkSearcher(far)
+    searcher = SearchServerSearcher(far)
     with pytest.raises(ArchiveUnavailable, match=r"^http://127.0.0.1:9 cannot be asked: .*refused"):
-        searcher.page(Matcher(["a"]), Wanted(), anybody, limit=1)
+        searcher.page(TermMatcher(["a"]), UseFilter(), anybody, limit=1)
 
 
 def test_users_are_told_no_more_of_a_server_than_that_it_cannot_answer(
@@ -272,7 +272,7 @@ def test_a_server_that_repeats_a_page_keeps_no_search_going(
     searcher = site.library.searcher_in("far")
     real = SearchClient.request
 
-    def without_end(client: SearchClient, method: str, target: str, *more: Any) -> Reply:
+    def without_end(client: SearchClient, method: str, target: str, *more: Any) -> ServerReply:
         if "_search" in target:
             asked = msgspec.json.decode(more[0])
             asked.pop("search_after", None)
@@ -281,10 +281,10 @@ def test_a_server_that_repeats_a_page_keeps_no_search_going(
 
     monkeypatch.setattr(SearchClient, "request", without_end)
     with pytest.raises(ArchiveUnavailable, match="the same page"):
-        searcher.count(Matcher(["hostname"]), Wanted(), anybody)
+        searcher.count(TermMatcher(["hostname"]), UseFilter(), anybody)
 
 
-def anybody(use: Use) -> bool:
+def anybody(use: ScriptUse) -> bool:
     return True
 
 
@@ -352,13 +352,15 @@ def test_the_same_is_found_as_by_looking_at_every_script(site: SearchSite) -> No
     site.send(*(document(number, script) for number, script in scripts.items()))
     searcher = site.library.searcher_in("far")
     for _ in range(250):
-        text = decode(scripts[chance.randint(1, 199)])
+        text = decode_script_text(scripts[chance.randint(1, 199)])
         begin = chance.randrange(len(text))
         terms = [text[begin : begin + chance.randint(1, 12)]]
         if chance.random() < 0.3:
             terms.append(chance.choice(WORDS))
-        matcher = Matcher(terms, case=chance.random() < 0.3, words=chance.random() < 0.3)
-        expected = {number for number, of in scripts.items() if matcher.matches(decode(of))}
-        page = searcher.page(matcher, Wanted(), anybody, limit=1000, longest_s=60.0)
+        matcher = TermMatcher(terms, case=chance.random() < 0.3, words=chance.random() < 0.3)
+        expected = {
+            number for number, of in scripts.items() if matcher.matches(decode_script_text(of))
+        }
+        page = searcher.page(matcher, UseFilter(), anybody, limit=1000, longest_s=60.0)
         assert page.complete
         assert {hit.use.job_id for hit in page.hits} == expected, (terms, matcher.words)

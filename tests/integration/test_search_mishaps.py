@@ -14,7 +14,7 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 from servers.answering import Quiet, answering
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document
+from steward.archive.remote.destination import ArchivedDocument
 from steward.extensions.search_servers import product_clients
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.settings import SearchSinkSettings
@@ -189,10 +189,12 @@ def test_a_reply_without_end_is_not_read_to_its_end(
     opensearch: SearchServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(product_clients, "LARGEST_REPLY", 1 << 20)
+    monkeypatch.setattr(product_clients, "MAX_REPLY_BYTES", 1 << 20)
     server = elasticsearch if kind == "elasticsearch" else opensearch
     with answering(Flooding) as flood:
         url = f"http://127.0.0.1:{flood.server_port}"
         sink = msgspec.structs.replace(sink_on(server), urls=(url,))
         with pytest.raises(ArchiveUnavailable, match="more than 1 MiB"):
-            SearchDestination(sink).send([Document(cluster="a", key="script:1:1", version=1)])
+            SearchDestination(sink).send(
+                [ArchivedDocument(cluster="a", key="script:1:1", version=1)]
+            )

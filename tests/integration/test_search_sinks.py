@@ -17,10 +17,10 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document
+from steward.archive.remote.destination import ArchivedDocument
 from steward.extensions.search_servers.destination import SearchDestination
-from steward.extensions.search_servers.documents import environment_in, script_in
-from steward.extensions.search_servers.index_template import template
+from steward.extensions.search_servers.documents import extract_environment, extract_script
+from steward.extensions.search_servers.index_template import build_template
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
 KINDS = {"elasticsearch": Elasticsearch, "opensearch": OpenSearch}
@@ -84,8 +84,8 @@ def test_a_correction_replaces_the_identity_and_nothing_else(
     assert kept["verified"] is True
     assert kept["version"] == 20
     assert "qos" not in kept, "it is not known any more"
-    assert script_in(kept) == script
-    assert environment_in(kept) == environment
+    assert extract_script(kept) == script
+    assert extract_environment(kept) == environment
 
 
 def test_what_was_purged_stays_away(
@@ -186,8 +186,8 @@ def test_whatever_a_job_holds_is_taken_and_comes_back(
         assert destination.send(documents) == []
         kept = search_server.documents(sink.index)
         for sent in documents:
-            assert script_in(kept[sent.id]) == sent.script
-            assert environment_in(kept[sent.id]) == sent.environment
+            assert extract_script(kept[sent.id]) == sent.script
+            assert extract_environment(kept[sent.id]) == sent.environment
 
     send()
 
@@ -206,8 +206,8 @@ def test_what_is_larger_than_a_term_may_be_is_taken_too(
     )
     assert destination.send([hostile]) == []
     (kept,) = search_server.documents(sink.index).values()
-    assert script_in(kept) == hostile.script
-    assert environment_in(kept) == hostile.environment
+    assert extract_script(kept) == hostile.script
+    assert extract_environment(kept) == hostile.environment
     assert kept["submit_line"].startswith("\\ud800y")
 
 
@@ -230,7 +230,7 @@ def test_an_index_template_that_the_site_changed_is_left_alone_and_a_lost_one_is
     assert search_server.request("DELETE", path)[0] == 200
     SearchDestination(sink).send([document(1)])
     is_elasticsearch = search_server.name.startswith("elasticsearch")
-    own = template(sink, is_elasticsearch=is_elasticsearch) | {"_meta": {"by": "the site"}}
+    own = build_template(sink, is_elasticsearch=is_elasticsearch) | {"_meta": {"by": "the site"}}
     assert search_server.request("PUT", path, own)[0] == 200
     SearchDestination(msgspec.structs.replace(sink, shards=2)).send([document(2)])
     answer = search_server.request("GET", path)[1]
@@ -292,7 +292,7 @@ def test_a_server_that_has_too_much_asks_for_patience_and_gets_smaller_requests(
     documents = [document(number, text) for number in range(60)]
     patience: list[str] = []
 
-    def send(some: list[Document]) -> None:
+    def send(some: list[ArchivedDocument]) -> None:
         destination = SearchDestination(sink)
         while True:
             try:

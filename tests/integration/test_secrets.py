@@ -19,7 +19,7 @@ from submitting import submit_to, wait_until
 from steward.core.config import Settings
 from steward.core.redaction import REDACTED
 from steward.sandbox import Sandbox
-from steward.slurm.environment import entries_of
+from steward.slurm.environment import split_entries
 from steward.slurm.settings import ClusterSettings
 
 MARK = b"hush7f3a"
@@ -137,7 +137,7 @@ def test_no_byte_of_a_secret_is_in_any_file(tmp_path: Path, home: Path) -> None:
     assert len(holders(spool)) >= 400
     found = archived(settings)
     assert sorted(found) == list(range(1, 401))
-    variables = dict(entries_of(found[1]["env"]))
+    variables = dict(split_entries(found[1]["env"]))
     assert {name for name, value in variables.items() if value == REDACTED} == set(SECRETS)
     assert variables[b"HOME"] == b"/home/ada"
 
@@ -158,7 +158,7 @@ def test_no_byte_of_a_real_jobs_secret_is_in_any_file(sandbox: Sandbox, submitte
             output="/dev/null",
         )
         path = daemon.wait_for_script(job)
-        variables = dict(entries_of(path.with_suffix(".env").read_bytes()))
+        variables = dict(split_entries(path.with_suffix(".env").read_bytes()))
         for name in (b"API_TOKEN", b"REGISTRY", b"DEPLOY_SECRET"):
             assert variables[name] == REDACTED
 

@@ -12,7 +12,7 @@ from sensing import Front, Watching
 from sensor_cluster import MakeWatching, cluster, make, scontrol
 from submitting import wait_until
 
-from steward.capture.sensor.triggers import EVENTS
+from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.core.events import CONTROLLER_STATE
 from steward.sandbox import Sandbox
 
@@ -28,7 +28,7 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
     """Its own look would be an hour away."""
     with passable_directory() as path:
         # A slurmctld that has just started fires for that too, whenever its first round comes.
-        front = Front(path, *(event for event in EVENTS if not event.startswith(DAEMONS)))
+        front = Front(path, *(event for event in TRIGGER_EVENTS if not event.startswith(DAEMONS)))
         watching = make(helper=str(front.helper), interval_s=3600.0)
         assert len(watching.all_triggers()) >= 6
         front.open(watching)

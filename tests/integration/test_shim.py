@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import pytest
 from submitting import PATIENCE, state_of, submit_to, wait_until
 
-from steward.admin.plugins.build import Built, SlurmVersion, build_plugins, find_built
+from steward.admin.plugins.build import PluginBuild, SlurmVersion, build_plugins, find_built
 from steward.admin.plugins.installation import install_shim
 from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox, SandboxSpec
@@ -75,7 +75,7 @@ class ShimSite:
         words = ["cc", "-O1", "-static", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([*words, "-o", self.used, str(USED)], check=True, timeout=100)
 
-    def install(self, *, prolog: bool = True) -> Built:
+    def install(self, *, prolog: bool = True) -> PluginBuild:
         """Build and install by the documented steps."""
         libdir = f"{self.cluster.directory}/lib"
         built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)

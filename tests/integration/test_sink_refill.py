@@ -13,7 +13,7 @@ from below import files_below
 from running import Daemon, archived, forget, settings_in, submit
 
 import storm
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.journal import JournalReader
@@ -63,7 +63,7 @@ def assert_kept_in(daemon: Daemon, sink: str) -> None:
     for job_id, files in archived(daemon.settings, sink).items():
         assert files["sh"] == storm.script_of(job_id)
         assert files["env"] == storm.environment_of(job_id, REDACTED)
-    assert list(verify(daemon.settings, sink)) == []
+    assert list(verify_sink(daemon.settings, sink)) == []
 
 
 def test_a_sink_whose_disk_is_away_delays_only_itself(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_new_sink_is_filled_from_another_one(tmp_path: Path) -> None:
         assert "30 scripts" in steward(daemon, "archive", "resend", "--sink", "third")
         # Files are there before they are written down as filed.
         daemon.wait(lambda: has(daemon, "third", EVERY) and sinks(daemon)["third"]["backlog"] == 0)
-        daemon.wait(lambda: list(verify(daemon.settings, "third")) == [])
+        daemon.wait(lambda: list(verify_sink(daemon.settings, "third")) == [])
         assert_kept_in(daemon, "third")
 
 

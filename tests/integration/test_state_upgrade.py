@@ -17,7 +17,7 @@ from running import Daemon, ask, settings_in, submit
 from steward.accounting.settings import AccountingSettings
 from steward.admin.journal import ListRequest
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.client import GateLink
+from steward.bank.gate.client import GateClient
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
@@ -145,14 +145,14 @@ def is_up_to_date(settings: Settings) -> bool:
 def has_told_the_gate(settings: Settings) -> bool:
     """Whether the gate is there, and the ledger too."""
     try:
-        return GateLink(settings.state_dir).state().books_at_us > 0
+        return GateClient(settings.state_dir).state().books_at_us > 0
     except GateUnavailable:
         return False
 
 
 def holds(settings: Settings) -> dict[str, int]:
     try:
-        return {one.id: one.remaining for one in GateLink(settings.state_dir).holds()}
+        return {one.id: one.remaining for one in GateClient(settings.state_dir).holds()}
     except GateUnavailable:
         return {}
 

@@ -22,12 +22,12 @@ from submitting import wait_until
 
 import write_dashboard
 from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, StatusShowRequest
-from steward.bank.gate.client import GateLink
+from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import RemoteMeans
 from steward.bank.money import MICRO
 from steward.core.access import Asker
-from steward.core.config.reader import Loaded, render
-from steward.core.errors import Refused
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.errors import PermissionRefused
 from steward.daemon.contexts import action_registry
 from steward.sandbox import Sandbox
 
@@ -160,11 +160,11 @@ def test_only_operators_and_the_web_process_are_told(tmp_path: Path) -> None:
         )
         ask = action_registry(mine).call
         somebody, nobody = Asker(uid=4001, user="ada"), Asker(uid=65534, user="nobody")
-        with pytest.raises(Refused):
+        with pytest.raises(PermissionRefused):
             ask("status.show", somebody, StatusShowRequest())
-        with pytest.raises(Refused):
+        with pytest.raises(PermissionRefused):
             ask("status.metrics", somebody, MetricsRequest())
-        with pytest.raises(Refused):
+        with pytest.raises(PermissionRefused):
             ask("status.show", nobody, StatusShowRequest())
         assert "steward_up 1.0" in ask("status.metrics", nobody, MetricsRequest()).text
 
@@ -178,7 +178,7 @@ def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> 
         port = pages.getsockname()[1]
         web = msgspec.structs.replace(site.settings.web, listen=f"127.0.0.1:{port}")
         site.settings = site.daemon.settings = msgspec.structs.replace(site.settings, web=web)
-        site.daemon.config.write_text(render(Loaded(site.settings)))
+        site.daemon.config.write_text(render_config(LoadedConfig(site.settings)))
         site.open({ACCOUNTS[0]: 1000 * MICRO})
         site.start()
         job = site.submit(f"{SHELL}sleep 2\n", time="1")
@@ -186,7 +186,7 @@ def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> 
         wait_until(lambda: "steward_reconciled_time" in site.daemon.ask("metrics").stdout, 60)
         # As it is where accounts have what a myBRC server says.
         means = RemoteMeans(at_us=time.time_ns() // 1000)
-        GateLink(site.settings.state_dir).remote_means({ACCOUNTS[0]: means})
+        GateClient(site.settings.state_dir).remote_means({ACCOUNTS[0]: means})
         found = site.daemon.ask("metrics").stdout
     had = {sample[0] for sample in figures(found)}
     # It is there only while something is wrong.

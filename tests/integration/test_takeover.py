@@ -16,9 +16,9 @@ from submitting import submit_to, wait_until
 
 from servers.process import free_port
 from steward.core.config import Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 from steward.slurm.settings import ClusterSettings
 
 BACKUP, ADDRESS = "backup", "127.0.0.2"
@@ -33,8 +33,8 @@ class Running:
         self._box = box
         self._command = command
         self._home = Path(settings.state_dir).parent
-        (self._home / "steward.toml").write_text(render(Loaded(settings)))
-        self._process: Inside | None = None
+        (self._home / "steward.toml").write_text(render_config(LoadedConfig(settings)))
+        self._process: SandboxProcess | None = None
 
     def log(self) -> str:
         path = self._home / "log"

@@ -11,15 +11,15 @@ import pytest
 from submitting import wait_until
 from webbing import OPERATOR, USERS, WebSite
 
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
-from steward.bank.records import Charge, Use
+from steward.bank.records import Charge, ResourceUse
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.events import utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
-BY = By(who="root", why="=cmd|' /C calc'!A0")
+BY = Authorship(who="root", why="=cmd|' /C calc'!A0")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def books(site: WebSite) -> None:
             account="left-over",
             user="olga",
             amount=MICRO,
-            use=Use(tres={"cpu": 1}, start=now, seconds=1800),
+            use=ResourceUse(tres={"cpu": 1}, start=now, seconds=1800),
         )
         t.charges.charge(stray, BY)
         for number in range(60):
@@ -77,7 +77,7 @@ def books(site: WebSite) -> None:
                     account="physics",
                     user="grace" if number % 3 else "ada",
                     amount=MICRO,
-                    use=Use(tres={"cpu": 1}, start=start, seconds=1800),
+                    use=ResourceUse(tres={"cpu": 1}, start=start, seconds=1800),
                 ),
                 BY,
             )

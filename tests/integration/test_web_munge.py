@@ -16,10 +16,10 @@ from steward_daemon import STEWARD
 from submitting import wait_until
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.admin.credentials.context import who_asked
-from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.context import verify_munge_request
+from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import VouchRequest
-from steward.core.munge import digest, statement
+from steward.core.munge import build_statement, hash_body
 from steward.web.settings import WebSettings
 
 pytestmark = pytest.mark.wide
@@ -53,11 +53,11 @@ def test_commands_elsewhere_need_no_token(site: WebSite) -> None:
 
 
 def test_it_is_whom_munge_says(site: WebSite) -> None:
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
     answer = post(site, ME, b"{}", credential(site, "ada", made))
     me = answer.json()
     assert (answer.status_code, me["user"], me["how"]) == (200, "ada", "munge")
-    made = statement("GET", "/api/v1/jobs?users=ada", b"", origin(site))
+    made = build_statement("GET", "/api/v1/jobs?users=ada", b"", origin(site))
     shown = f"Munge {credential(site, 'ada', made)}"
     found = httpx.get(
         f"{site.url}/api/v1/jobs?users=ada", headers={"Authorization": shown}, timeout=60
@@ -75,7 +75,7 @@ def test_the_example_of_the_docs_runs(site: WebSite) -> None:
 
 
 def test_it_is_good_once(site: WebSite) -> None:
-    shown = credential(site, "ada", statement("POST", ME, b"{}", origin(site)))
+    shown = credential(site, "ada", build_statement("POST", ME, b"{}", origin(site)))
     assert post(site, ME, b"{}", shown).status_code == 200
     again = post(site, ME, b"{}", shown)
     assert (again.status_code, "was used before" in again.json()["detail"]) == (401, True)
@@ -85,21 +85,21 @@ def test_it_is_good_for_its_own_request_alone(site: WebSite) -> None:
     listed = "/api/v1/ask/archive.list"
     here = origin(site)
     for made, path, body in (
-        (statement("POST", ME, b"{}", here), listed, b"{}"),
-        (statement("GET", ME, b"{}", here), ME, b"{}"),
-        (statement("POST", listed, b'{"users":["ada"]}', here), listed, b'{"users":["bob"]}'),
+        (build_statement("POST", ME, b"{}", here), listed, b"{}"),
+        (build_statement("GET", ME, b"{}", here), ME, b"{}"),
+        (build_statement("POST", listed, b'{"users":["ada"]}', here), listed, b'{"users":["bob"]}'),
         (b"anything", ME, b"{}"),
     ):
         answer = post(site, path, body, credential(site, "ada", made))
         assert answer.status_code == 401, answer.text
         assert "made over another request" in answer.json()["detail"]
-    elsewhere = statement("POST", ME, b"{}", "elsewhere.example.org")
+    elsewhere = build_statement("POST", ME, b"{}", "elsewhere.example.org")
     answer = post(site, ME, b"{}", credential(site, "ada", elsewhere))
     assert (answer.status_code, "elsewhere" in answer.json()["detail"]) == (401, True)
 
 
 def test_whom_it_is_shown_to_cannot_use_it(site: WebSite) -> None:
-    made = statement("POST", ME, b"{}", "elsewhere.example.org")
+    made = build_statement("POST", ME, b"{}", "elsewhere.example.org")
     headers = {
         "Authorization": f"Munge {credential(site, 'ada', made)}",
         "Content-Type": "application/json",
@@ -111,13 +111,13 @@ def test_whom_it_is_shown_to_cannot_use_it(site: WebSite) -> None:
 
 def test_a_path_is_signed_as_it_is_sent(site: WebSite) -> None:
     path = "/api/v1/jobs?users=ada%20x"
-    shown = credential(site, "ada", statement("GET", path, b"", origin(site)))
+    shown = credential(site, "ada", build_statement("GET", path, b"", origin(site)))
     for sent, status in ((path.replace("%20", "+"), 401), (path, 401)):
         answer = httpx.get(
             f"{site.url}{sent}", headers={"Authorization": f"Munge {shown}"}, timeout=60
         )
         assert answer.status_code == status
-    shown = credential(site, "ada", statement("GET", path, b"", origin(site)))
+    shown = credential(site, "ada", build_statement("GET", path, b"", origin(site)))
     answer = httpx.get(f"{site.url}{path}", headers={"Authorization": f"Munge {shown}"}, timeout=60)
     assert answer.status_code in (200, 422), answer.text
 
@@ -151,7 +151,7 @@ def test_while_munged_hangs_others_work(site: WebSite) -> None:
     ada = site.visitor("ada")
     token = site.daemon.ask("token", "create", user="ada").stdout.split()[0]
     bearer = {"Authorization": f"Bearer {token}"}
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
     shown = [credential(site, "ada", made) for _ in range(4 * PLACES)]
     logged = len(site.daemon.log())
     site.cluster.stop_service("munged", signal.SIGSTOP)
@@ -209,27 +209,27 @@ def test_the_doctor_says_whether_munged_answers(site: WebSite) -> None:
 
 def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
     munge_socket = site.cluster.plan.munge_socket
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
 
     def asked(**web: Any) -> tuple[int, str]:
         settings = WebSettings(url=site.url, munge_socket=munge_socket, **web)
         shown = credential(site, "ada", made)
-        peer = {"peer": "10.1.2.3", "method": "POST", "target": ME, "digest": digest(b"{}")}
-        return who_asked(settings, VouchRequest(credential=shown, **peer))
+        peer = {"peer": "10.1.2.3", "method": "POST", "target": ME, "digest": hash_body(b"{}")}
+        return verify_munge_request(settings, VouchRequest(credential=shown, **peer))
 
     # This process is outside of the sandbox: there she has no name, which is looked at last.
-    with pytest.raises(NotKnown, match="has no name"):
+    with pytest.raises(UnknownCredential, match="has no name"):
         asked(munge_from=("0.0.0.0/0",))
-    with pytest.raises(NotKnown, match="not believed from"):
+    with pytest.raises(UnknownCredential, match="not believed from"):
         asked(munge_from=("192.0.2.0/24", "10.1.2.0/24"))
-    with pytest.raises(NotKnown, match=r"not believed from 10\.1\.2\.3"):
+    with pytest.raises(UnknownCredential, match=r"not believed from 10\.1\.2\.3"):
         asked(munge_from=("192.0.2.0/24",))
-    with pytest.raises(NotKnown, match="bring a token"):
+    with pytest.raises(UnknownCredential, match="bring a token"):
         asked(munge=False)
 
 
 def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
     answer = post(site, ME, b"{}", credential(site, "root", made))
     assert (answer.status_code, "root" in answer.json()["detail"]) == (401, True)
     for shown in ("MUNGE:nonsense:", "x" * 5000):

@@ -15,7 +15,7 @@ from munging import ME, credential, munge_site, origin, post
 from steward_daemon import STEWARD
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.core.munge import digest, statement
+from steward.core.munge import build_statement, hash_body
 
 pytestmark = pytest.mark.wide
 
@@ -31,7 +31,7 @@ def site(slurm_version: str) -> Iterator[WebSite]:
 
 
 def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(site: WebSite) -> None:
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
     good = {user: credential(site, user, made) for user in ("ada", "grace", OPERATOR)}
     used = credential(site, "ada", made)
     assert post(site, ME, b"{}", used, address=LOGIN).status_code == 200
@@ -49,7 +49,7 @@ def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(site: WebSite) -
 def test_who_asks_too_often_keeps_neither_neighbours_nor_other_hosts_waiting(
     site: WebSite,
 ) -> None:
-    made = statement("POST", ME, b"{}", origin(site))
+    made = build_statement("POST", ME, b"{}", origin(site))
     shown = [credential(site, "grace", made) for _ in range(24)]
     with ThreadPoolExecutor(len(shown)) as at_once:
         sent = [at_once.submit(post, site, ME, b"{}", one, address=LOGIN) for one in shown]
@@ -82,17 +82,17 @@ def vouched(site: WebSite, **asked: Any) -> dict[str, str]:
 
 def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: WebSite) -> None:
     """What was made for another service is no ticket here, whatever the pages' process says."""
-    asked = {"method": "POST", "target": ME, "digest": digest(b"{}"), "peer": "127.0.0.1"}
-    made = statement("POST", ME, b"{}", origin(site))
+    asked = {"method": "POST", "target": ME, "digest": hash_body(b"{}"), "peer": "127.0.0.1"}
+    made = build_statement("POST", ME, b"{}", origin(site))
     assert vouched(site, credential=credential(site, "ada", made), **asked)["secret"]
-    elsewhere = statement("POST", ME, b"{}", "elsewhere.example.org")
+    elsewhere = build_statement("POST", ME, b"{}", "elsewhere.example.org")
     for text in (b"another service's own text", elsewhere):
         said = vouched(site, credential=credential(site, "ada", text), **asked)
         assert (said["secret"], "MUNGE credential was made" in said["refused"]) == ("", True)
         shown = credential(site, "ada", text)
         said = vouched(site, credential=shown, statement=text.decode())
         assert "statement" in said["error"], said
-    target = f"{ME}\n{digest(b'{}')}\nelsewhere.example.org\n"
+    target = f"{ME}\n{hash_body(b'{}')}\nelsewhere.example.org\n"
     said = vouched(
         site, credential=credential(site, "ada", elsewhere), **asked | {"target": target}
     )

@@ -12,7 +12,7 @@ from submitting import submit_to, wait_until
 from webbing import OPERATOR, USERS, WebSite
 
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.web.pages.reports import KINDS
+from steward.web.pages.reports import REPORT_KINDS
 
 pytestmark = pytest.mark.wide
 
@@ -39,7 +39,7 @@ def table_of(site: WebSite, user: str, kind: str, **asked: str) -> list[dict[str
     return list(csv.DictReader(io.StringIO(said)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", REPORT_KINDS)
 def test_every_report_is_a_page_a_table_and_a_download(site: WebSite, kind: str) -> None:
     operator = site.visitor(OPERATOR)
     page = operator.page(f"/reports/{kind}", since="now-1days", until="now", by="day")

@@ -30,7 +30,7 @@ from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import LimitSettings
 from steward.bank.money import MICRO
 from steward.core.config import JournalSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 
 SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))
 ROUGH: Final = 0.4
@@ -77,7 +77,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
             accounting=AccountingSettings(type="jobacct/log"),
             archive=msgspec.structs.replace(settings.archive, sink={"files": sink}),
         )
-        site.daemon.config.write_text(render(Loaded(site.settings)))
+        site.daemon.config.write_text(render_config(LoadedConfig(site.settings)))
         yield site
 
 

@@ -12,7 +12,7 @@ from sandboxes import passable_directory
 from submitting import submit_to, wait_until
 from webbing import USERS, WebSite
 
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
 from steward.capture.settings import SensorSettings
@@ -103,7 +103,7 @@ def job_site(
 
 def _open_bank(site: WebSite) -> None:
     site.daemon.state.mkdir(mode=0o700, exist_ok=True)
-    by = By(who="root", why="the tests' own")
+    by = Authorship(who="root", why="the tests' own")
     ledger = open_ledger(site.daemon.settings)
     try:
         with ledger.transaction() as t:

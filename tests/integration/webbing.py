@@ -12,9 +12,9 @@ from submitting import PATIENCE, wait_until
 
 from servers.process import free_port
 from steward.core.config import AccessSettings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 from steward.web.settings import WebSettings
 
 ONCE = httpx.Limits(max_keepalive_connections=0)
@@ -62,9 +62,9 @@ class WebSite:
                 **(settings or {}),
             },
         )
-        self.daemon.config.write_text(render(Loaded(self.daemon.settings)))
+        self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
         self.log_path = home / "web.log"
-        self._process: Inside | None = None
+        self._process: SandboxProcess | None = None
         self._visitors: list[Visitor] = []
 
     @property

@@ -19,7 +19,7 @@ from ledger.site import (
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.records import Share
+from steward.bank.records import AllocationShare
 
 
 class ChargeCases:
@@ -28,7 +28,7 @@ class ChargeCases:
             account(t, "phys", 100)
             first = t.charges.charge(charge(30), BY)
             assert (first.added, first.amount, first.first, first.payer) == (30, 30, True, "phys")
-            assert first.shares == (Share(allocation=1, amount=30),)
+            assert first.shares == (AllocationShare(allocation=1, amount=30),)
             again = t.charges.charge(charge(30, why="reconcile", source="sacct"), BY)
             assert (again.added, again.amount, again.first, again.transfers) == (0, 30, False, ())
             assert again.shares == first.shares
@@ -77,9 +77,9 @@ class ChargeCases:
             allocation(t, "phys", 10, begin=NOON + timedelta(hours=1), end=NOON + DAY)
             made = t.charges.charge(charge(25), BY)
             assert made.shares == (
-                Share(allocation=1, amount=5),
-                Share(allocation=late, amount=10),
-                Share(allocation=soon, amount=10),
+                AllocationShare(allocation=1, amount=5),
+                AllocationShare(allocation=late, amount=10),
+                AllocationShare(allocation=soon, amount=10),
             )
 
     def test_what_its_hold_names_pays_before(self, ledger: Ledger) -> None:
@@ -87,7 +87,10 @@ class ChargeCases:
             account(t, "phys", 100)
             soon = allocation(t, "phys", 10).number
             late = allocation(t, "phys", 10, end=NOON + 2 * DAY).number
-            shares = (Share(allocation=late, amount=6), Share(allocation=99, amount=5))
+            shares = (
+                AllocationShare(allocation=late, amount=6),
+                AllocationShare(allocation=99, amount=5),
+            )
             t.charges.charge(charge(8, shares=shares), BY)
             assert balances(t, "phys") == {soon: 8, late: 4, 1: 100}
             t.charges.charge(charge(9, shares=shares), BY)

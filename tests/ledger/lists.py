@@ -6,10 +6,10 @@ import pytest
 
 from ledger.site import BY, DAY, NOON, Clock, account
 from steward.bank.errors import BankUsage
-from steward.bank.ledger import Refusal, ToldJob, ToldTotals
+from steward.bank.ledger import RejectedJob, ReportedJob, ReportedTotals
 from steward.bank.ledger.ledger import Ledger
 from steward.bank.ledger.outbox import LeaseLost
-from steward.bank.ledger.side_records import A_DAY
+from steward.bank.ledger.side_records import MAX_REJECTIONS_PER_DAY
 
 
 class ListCases:
@@ -115,13 +115,19 @@ class ListCases:
         assert ledger.check() == []
 
     def test_refusals_are_bounded_for_a_user_and_forgotten(self, ledger: Ledger) -> None:
-        def refused(number: int, uid: int = 1, day: int = 0) -> Refusal:
-            return Refusal(id=f"{uid}:{day}:{number}", at=NOON + DAY * day, uid=uid)
+        def refused(number: int, uid: int = 1, day: int = 0) -> RejectedJob:
+            return RejectedJob(id=f"{uid}:{day}:{number}", at=NOON + DAY * day, uid=uid)
 
         with ledger.transaction() as t:
-            assert sum(t.refusals.add(refused(n)) for n in range(A_DAY - 1)) == A_DAY - 1
+            assert (
+                sum(t.refusals.add(refused(n)) for n in range(MAX_REJECTIONS_PER_DAY - 1))
+                == MAX_REJECTIONS_PER_DAY - 1
+            )
         with ledger.transaction() as t:
-            assert [t.refusals.add(refused(n)) for n in (0, A_DAY, A_DAY + 1)] == [
+            assert [
+                t.refusals.add(refused(n))
+                for n in (0, MAX_REJECTIONS_PER_DAY, MAX_REJECTIONS_PER_DAY + 1)
+            ] == [
                 False,
                 True,
                 False,
@@ -129,14 +135,14 @@ class ListCases:
             assert t.refusals.add(refused(1, uid=2))
             assert t.refusals.add(refused(1, day=1))
         with ledger.transaction() as t:
-            assert not t.refusals.add(refused(A_DAY + 2))
-            assert t.refusals.prune(NOON + DAY) == A_DAY + 1
+            assert not t.refusals.add(refused(MAX_REJECTIONS_PER_DAY + 2))
+            assert t.refusals.prune(NOON + DAY) == MAX_REJECTIONS_PER_DAY + 1
             assert len(t.refusals.since(NOON)) == 1
 
     def test_refusals(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            one = Refusal(id="1", at=NOON, user="ann", account="phys", amount=5, why="too much")
-            two = Refusal(id="2", at=NOON + DAY, mode="gate", user="bob", account="phys")
+            one = RejectedJob(id="1", at=NOON, user="ann", account="phys", amount=5, why="too much")
+            two = RejectedJob(id="2", at=NOON + DAY, mode="gate", user="bob", account="phys")
             assert t.refusals.add(one)
             assert not t.refusals.add(one)
             assert t.refusals.add(two)
@@ -148,7 +154,7 @@ class ListCases:
         with ledger.transaction() as t:
             for number in range(5):
                 t.told.put(
-                    ToldJob(
+                    ReportedJob(
                         jobslurmid=str(number),
                         user="ann" if number % 2 else "bob",
                         account="phys",
@@ -160,9 +166,9 @@ class ListCases:
                         body=b"\0body",
                     )
                 )
-            t.told.put(ToldJob(jobslurmid="4", user="eve", amount=40, uid=7))
+            t.told.put(ReportedJob(jobslurmid="4", user="eve", amount=40, uid=7))
             found = t.told.get("4")
-            assert found == ToldJob(jobslurmid="4", user="eve", amount=40, uid=7)
+            assert found == ReportedJob(jobslurmid="4", user="eve", amount=40, uid=7)
 
             def ids(**wanted: object) -> list[str]:
                 _, page = t.told.find(**wanted)  # type: ignore[arg-type]
@@ -175,7 +181,7 @@ class ListCases:
             assert ids(end=NOON + timedelta(hours=2)) == ["1", "2"]
             assert ids(status="RUNNING", partition="cpu", account="phys", limit=2) == ["1", "2"]
             totals, page = t.told.find(offset=4, limit=2)
-            assert totals == ToldTotals(jobs=5, amount=100, cpu_hours=2.5)
+            assert totals == ReportedTotals(jobs=5, amount=100, cpu_hours=2.5)
             assert len(page) == 1
 
     def test_one_holds_a_lease(self, ledger: Ledger, clock: Clock) -> None:

@@ -19,7 +19,7 @@ from ledger.site import BY, DAY, Clock, account, charge, keyed
 from steward.bank.errors import BankRefused
 from steward.bank.ledger import open_ledger
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.records import Charge, Share
+from steward.bank.records import AllocationShare, Charge
 from steward.core.config import Settings
 
 NAMES = ("chem", "phys")
@@ -51,7 +51,7 @@ class Job:
     refunded: int = 0
     paid: dict[int, int] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
-    shares: tuple[Share, ...] = ()
+    shares: tuple[AllocationShare, ...] = ()
 
     @property
     def due(self) -> int:
@@ -195,7 +195,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 left -= held[number]
         if left:
             return
-        shares = tuple(Share(allocation=n, amount=part) for n, part in held.items() if part)
+        shares = tuple(
+            AllocationShare(allocation=n, amount=part) for n, part in held.items() if part
+        )
         number = len(self.jobs) + 1
         self.jobs[number] = Job(name, user, self.clock.at, held=held, shares=shares)
 

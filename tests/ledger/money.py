@@ -18,16 +18,16 @@ from ledger.site import (
     keyed,
 )
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.ledger import By, StatementLine
+from steward.bank.ledger import Authorship, StatementLine
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.money import MOST
+from steward.bank.money import MAX_AMOUNT
 
 
 class MoneyCases:
     def test_a_deposit_says_all_about_itself(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             account(t, "phys")
-            made = t.transfers.deposit("PHYS", 70, By(who="ann", why="a grant", key="k1"))
+            made = t.transfers.deposit("PHYS", 70, Authorship(who="ann", why="a grant", key="k1"))
         assert (made.kind, made.who, made.why, made.key) == ("deposit", "ann", "a grant", "k1")
         assert (made.account, made.amount, made.at) == ("phys", 70, NOON)
         assert [(each.pot, each.amount, each.balance) for each in made.entries] == [
@@ -54,7 +54,7 @@ class MoneyCases:
                 with pytest.raises(BankUsage, match="another request"):
                     t.transfers.deposit("phys", 6, other)
 
-    @pytest.mark.parametrize("amount", [0, -1, MOST + 1])
+    @pytest.mark.parametrize("amount", [0, -1, MAX_AMOUNT + 1])
     def test_amounts_that_are_none(self, ledger: Ledger, amount: int) -> None:
         with ledger.transaction() as t:
             account(t, "phys", 10)
@@ -65,11 +65,11 @@ class MoneyCases:
 
     def test_no_balance_is_beyond_all_measure(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", MOST)
+            account(t, "phys", MAX_AMOUNT)
         with pytest.raises(BankUsage, match="larger"), ledger.transaction() as t:
-            t.transfers.deposit("phys", MOST, BY)
+            t.transfers.deposit("phys", MAX_AMOUNT, BY)
         with ledger.reading() as t:
-            assert t.reading.balance("phys") == MOST
+            assert t.reading.balance("phys") == MAX_AMOUNT
 
     def test_withdrawing_takes_what_lasts_longest(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -279,8 +279,8 @@ class MoneyCases:
         hostile = "a\0b\ud800c'; DROP TABLE entry; --\u202e"
         with ledger.transaction() as t:
             account(t, "phys", note=hostile)
-            made = t.transfers.deposit("phys", 1, By(who=hostile, why=hostile, key=hostile))
-            again = t.transfers.deposit("phys", 1, By(who="x", key=hostile))
+            made = t.transfers.deposit("phys", 1, Authorship(who=hostile, why=hostile, key=hostile))
+            again = t.transfers.deposit("phys", 1, Authorship(who="x", key=hostile))
             assert made.number == again.number
             t.charges.charge(
                 msgspec.structs.replace(charge(5), user=hostile, partition=hostile), BY

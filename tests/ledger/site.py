@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from steward.bank.ledger import Account, Allocation, By, open_ledger
+from steward.bank.ledger import Account, Allocation, Authorship, open_ledger
 from steward.bank.ledger.ledger import Ledger, Transaction
-from steward.bank.records import Charge, Share, Use
+from steward.bank.records import AllocationShare, Charge, ResourceUse
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-BY = By(who="root", why="a test")
+BY = Authorship(who="root", why="a test")
 DAY = timedelta(days=1)
 
 
@@ -55,7 +55,7 @@ def settings_for(state_dir: str, database: str = "") -> Settings:
     return Settings(state_dir=state_dir, bank=BankSettings(enabled=True, database=database))
 
 
-def keyed(key: str) -> By:
+def keyed(key: str) -> Authorship:
     """Somebody who gives a key."""
     return msgspec.structs.replace(BY, key=key)
 
@@ -94,7 +94,7 @@ def charge(
     job_id: int = 1,
     user: str = "ann",
     start: datetime = NOON,
-    shares: tuple[Share, ...] = (),
+    shares: tuple[AllocationShare, ...] = (),
     **options: object,
 ) -> Charge:
     """What a job of ann's costs that began at noon."""
@@ -106,7 +106,7 @@ def charge(
         user=user,
         partition="cpu",
         amount=amount,
-        use=Use(tres={"cpu": 1}, start=start, seconds=60),
+        use=ResourceUse(tres={"cpu": 1}, start=start, seconds=60),
         shares=shares,
         **options,  # type: ignore[arg-type]
     )

@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 
 from servers.process import free_port
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.http_server import Timeouts
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import run_mybrc
 from steward.extensions.mybrc.settings import MybrcSettings
-from steward.extensions.mybrc.users import hashed
+from steward.extensions.mybrc.users import hash_password
 from steward.slurm.settings import ClusterSettings
 
 SU = 1_000_000
 PASSWORD = "correct horse"
 PATIENCE = 30.0
-BY = By(who="tests")
+BY = Authorship(who="tests")
 
 
 def mybrc_settings(
@@ -37,7 +37,7 @@ def mybrc_settings(
     """The configuration of a server at a port, for one user ``plugin``."""
     users = directory / "users"
     if not users.exists():
-        users.write_text(f"# who may\nplugin:{hashed(PASSWORD)}\n")
+        users.write_text(f"# who may\nplugin:{hash_password(PASSWORD)}\n")
     return Settings(
         state_dir=str(directory),
         cluster={"c": ClusterSettings()},

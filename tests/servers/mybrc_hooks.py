@@ -14,7 +14,7 @@ from typing import Any
 import schemathesis
 
 from servers.mybrc import PASSWORD
-from steward.extensions.mybrc.wire import PATTERN, PLACES
+from steward.extensions.mybrc.wire import AMOUNT_PATTERN, AMOUNT_PLACES
 
 _UIDS = 2**32
 _FIRST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,10 +84,10 @@ def _sound(sent: dict[str, Any]) -> dict[str, Any]:
     if "nodes" in body:
         body["nodes"] = [{**node, "name": _plain(node["name"])[:30]} for node in body["nodes"]]
     amount = body.get("amount")
-    if isinstance(amount, str) and not re.fullmatch(PATTERN, amount):
+    if isinstance(amount, str) and not re.fullmatch(AMOUNT_PATTERN, amount):
         body["amount"] = "12.34"
     elif isinstance(amount, float):
-        body["amount"] = round(amount, PLACES)
+        body["amount"] = round(amount, AMOUNT_PLACES)
     if not _is_in_order([body[name] for name in _TIMES if body.get(name) is not None]):
         body |= {name: f"2026-01-0{day}T00:00:00Z" for day, name in enumerate(_TIMES, 1)}
     return body

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.core.access import Access, Asker, Scope, Standing
+from steward.core.access import Access, Asker, ClusterRoles, VisibleJobs
 from steward.core.config import AccessSettings
 
 OWN_UID = 900
@@ -13,7 +13,7 @@ uids = st.sampled_from([0, OWN_UID, 1001, 1002, 1003])
 accounts = st.sampled_from(["", "physics", "biology"])
 askers = st.builds(Asker, uid=uids, user=names, how=st.sampled_from(["socket", "local", "munge"]))
 standings = st.none() | st.builds(
-    Standing,
+    ClusterRoles,
     private_data=st.frozensets(st.sampled_from(["jobs", "usage", "users"])),
     admins=st.frozensets(names, max_size=2),
     administrators=st.frozensets(names, max_size=2),
@@ -27,7 +27,7 @@ settings = st.builds(
 )
 
 
-def access(standing: Standing | None = None, **options: object) -> Access:
+def access(standing: ClusterRoles | None = None, **options: object) -> Access:
     return Access(AccessSettings(**options), OWN_UID, lambda _cluster: standing)  # type: ignore[arg-type]  # options of the one test
 
 
@@ -41,7 +41,7 @@ def reads(who: Access, asker: Asker, *, account: str = "physics") -> bool:
 
 
 def test_owner_reads_own_script_and_nobody_elses() -> None:
-    who = access(Standing())
+    who = access(ClusterRoles())
     assert reads(who, ADA)
     assert not reads(who, BELA)
 
@@ -55,25 +55,25 @@ def test_root_and_own_user_are_operators() -> None:
 
 def test_operators_come_from_the_configuration_and_from_slurm() -> None:
     assert access(None, operators=("bela",)).is_operator(BELA, "c")
-    assert access(Standing(admins=frozenset({"bela"}))).is_operator(BELA, "c")
+    assert access(ClusterRoles(admins=frozenset({"bela"}))).is_operator(BELA, "c")
 
 
 def test_administrators_come_from_the_configuration_and_from_slurm() -> None:
     assert access(None, administrators=("bela",)).is_administrator(BELA, "c")
-    assert access(Standing(administrators=frozenset({"bela"}))).is_administrator(BELA, "c")
+    assert access(ClusterRoles(administrators=frozenset({"bela"}))).is_administrator(BELA, "c")
     assert access(None).is_administrator(Asker(uid=0), "c")
     assert access(None).is_administrator(Asker(uid=OWN_UID), "c")
 
 
 def test_an_operator_is_no_administrator() -> None:
-    who = access(Standing(admins=frozenset({"bela"})), operators=("ada",))
+    who = access(ClusterRoles(admins=frozenset({"bela"})), operators=("ada",))
     assert not who.is_administrator(ADA, "c")
     assert not who.is_administrator(BELA, "c")
 
 
 @given(settings, standings, askers)
 def test_administrators_are_operators(
-    chosen: AccessSettings, standing: Standing | None, asker: Asker
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     assert who.is_operator(asker, "c") or not who.is_administrator(asker, "c")
@@ -81,57 +81,57 @@ def test_administrators_are_operators(
 
 def test_a_name_that_is_none_has_no_rights() -> None:
     nobody = Asker(uid=1003, user="")
-    who = access(Standing(administrators=frozenset({""})), administrators=("",))
+    who = access(ClusterRoles(administrators=frozenset({""})), administrators=("",))
     assert not who.is_administrator(nobody, "c")
 
 
 def test_nodes_are_hidden_by_private_data() -> None:
-    assert access(Standing()).may_see_nodes(ADA, "c")
-    hidden = Standing(private_data=frozenset({"nodes"}))
+    assert access(ClusterRoles()).may_see_nodes(ADA, "c")
+    hidden = ClusterRoles(private_data=frozenset({"nodes"}))
     assert not access(hidden).may_see_nodes(ADA, "c")
     assert access(hidden, operators=("ada",)).may_see_nodes(ADA, "c")
     assert not access(None).may_see_nodes(ADA, "c")
 
 
 def test_admin_of_one_cluster_is_not_admin_of_another() -> None:
-    per_cluster = {"one": Standing(admins=frozenset({"bela"})), "two": Standing()}
+    per_cluster = {"one": ClusterRoles(admins=frozenset({"bela"})), "two": ClusterRoles()}
     who = Access(AccessSettings(), OWN_UID, per_cluster.get)
     assert who.is_operator(BELA, "one")
     assert not who.is_operator(BELA, "two")
 
 
 def test_who_is_given_a_former_users_uid_does_not_get_their_scripts() -> None:
-    assert not reads(access(Standing()), Asker(uid=1001, user="newcomer"))
+    assert not reads(access(ClusterRoles()), Asker(uid=1001, user="newcomer"))
 
 
 def test_who_takes_a_former_users_name_does_not_get_their_scripts() -> None:
-    assert not reads(access(Standing()), Asker(uid=1777, user="ada"))
+    assert not reads(access(ClusterRoles()), Asker(uid=1777, user="ada"))
 
 
 def test_uid_that_resolved_to_nothing_at_submit_is_nobodys() -> None:
-    who = access(Standing())
+    who = access(ClusterRoles())
     for asker in (Asker(uid=1001, user="ada"), Asker(uid=1001, user="")):
         assert not who.may_read_script(asker, "c", uid=1001, user_at_submit="", account="")
 
 
 def test_private_jobs_show_own_and_coordinated() -> None:
-    standing = Standing(
+    standing = ClusterRoles(
         private_data=frozenset({"jobs"}), coordinators={"physics": frozenset({"bela"})}
     )
     who = access(standing)
-    assert who.scope(BELA, "c") == Scope(uid=1002, accounts=frozenset({"physics"}))
+    assert who.scope(BELA, "c") == VisibleJobs(uid=1002, accounts=frozenset({"physics"}))
     assert who.may_see_job(BELA, "c", 1001, "physics")
     assert not who.may_see_job(BELA, "c", 1001, "biology")
     assert who.may_see_job(ADA, "c", 1001, "biology")
 
 
 def test_records_are_everyones_unless_slurm_says_private() -> None:
-    assert access(Standing()).may_see_job(BELA, "c", 1001, "physics")
+    assert access(ClusterRoles()).may_see_job(BELA, "c", 1001, "physics")
     assert not access(None).may_see_job(BELA, "c", 1001, "physics")
 
 
 def test_coordinators_read_scripts_only_if_the_site_says_so() -> None:
-    standing = Standing(coordinators={"physics": frozenset({"bela"})})
+    standing = ClusterRoles(coordinators={"physics": frozenset({"bela"})})
     assert not reads(access(standing), BELA)
     assert reads(access(standing, coordinators_read_scripts=True), BELA)
     assert not reads(access(standing, coordinators_read_scripts=True), BELA, account="biology")
@@ -140,7 +140,7 @@ def test_coordinators_read_scripts_only_if_the_site_says_so() -> None:
 @given(settings, standings, askers, st.none() | uids, names, accounts)
 def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
     chosen: AccessSettings,
-    standing: Standing | None,
+    standing: ClusterRoles | None,
     asker: Asker,
     uid: int | None,
     user: str,
@@ -163,7 +163,7 @@ def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
 
 @given(settings, standings, askers)
 def test_an_asker_without_a_name_has_no_role_beyond_the_uid(
-    chosen: AccessSettings, standing: Standing | None, asker: Asker
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     nameless = Asker(uid=asker.uid, user="", how=asker.how)
@@ -173,7 +173,7 @@ def test_an_asker_without_a_name_has_no_role_beyond_the_uid(
 
 @given(settings, standings, askers, uids, accounts)
 def test_an_unverified_script_is_for_operators_alone(
-    chosen: AccessSettings, standing: Standing | None, asker: Asker, uid: int, account: str
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker, uid: int, account: str
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     may = who.may_read_script(asker, "c", uid=None, user_at_submit=asker.user, account=account)

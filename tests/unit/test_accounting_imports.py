@@ -11,29 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steward.accounting.imports import (
-    Maker,
-    Place,
-    is_table,
-    load_place,
-    save_place,
-    take_days,
-    take_table,
+    ImportEventMaker,
+    ImportPosition,
+    import_days,
+    import_sacct_file,
+    is_sacct_file,
+    load_position,
+    save_position,
 )
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.records import JobRecord
 from steward.slurm import SlurmError
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.sacct import (
-    History,
-    Row,
-    job_from_row,
+    SacctHistory,
+    SacctRow,
     parse_clock_us,
+    parse_job_row,
     parse_size,
-    rows_of_file,
-    step_from_row,
+    parse_step_row,
+    read_sacct_file,
 )
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 TIMES = "2026-11-20T10:00:00|2026-11-20T10:00:01|2026-11-20T10:05:00"
@@ -62,12 +62,12 @@ class Asked:
 
     passed_over = 0
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[SacctRow]) -> None:
         self._rows = rows
         self.asked: list[datetime] = []
         self.fails_at: datetime | None = None
 
-    def rows(self, since: datetime, until: datetime) -> Iterable[Row]:
+    def rows(self, since: datetime, until: datetime) -> Iterable[SacctRow]:
         self.asked.append(since)
         if self.fails_at is not None and since >= self.fails_at:
             raise SlurmError("slurmdbd is gone", ("sacct",))
@@ -82,13 +82,13 @@ def redact(record: JobRecord) -> JobRecord:
 
 
 def take(books: Asked, places: Path, days: int, events: list[Event]) -> Any:
-    return take_days(
+    return import_days(
         books,
         "c1",
         DAY,
         DAY + timedelta(days=days),
-        Maker("c1", redact),
-        People(),
+        ImportEventMaker("c1", redact),
+        NameResolver(),
         events.extend,
         str(places),
         lambda *_: None,
@@ -156,11 +156,11 @@ def test_a_file_is_read_with_what_is_no_row_in_it(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(lines))
     events: list[Event] = []
-    maker = Maker("c1", redact)
+    maker = ImportEventMaker("c1", redact)
     places = str(tmp_path / "places")
-    assert is_table(str(path))
-    taken = take_table(
-        str(path), "c1", maker, People(), events.extend, places, lambda *_: None, zone=UTC
+    assert is_sacct_file(str(path))
+    taken = import_sacct_file(
+        str(path), "c1", maker, NameResolver(), events.extend, places, lambda *_: None, zone=UTC
     )
     assert (taken.jobs, taken.steps, taken.passed_over) == (2, 1, 2)
     first, line, last = events[0].body.record, events[1].body.line, events[2].body.record
@@ -172,12 +172,12 @@ def test_a_file_is_read_with_what_is_no_row_in_it(tmp_path: Path) -> None:
 
 def test_a_file_that_is_none_of_sacct_is_refused() -> None:
     with pytest.raises(SlurmError, match="no output of sacct"):
-        list(rows_of_file(io.BytesIO(b"JobID|State\n1|COMPLETED\n")))
+        list(read_sacct_file(io.BytesIO(b"JobID|State\n1|COMPLETED\n")))
     with pytest.raises(SlurmError, match="no output of sacct"):
-        list(rows_of_file(io.BytesIO(b"\xff\x00" * 100)))
+        list(read_sacct_file(io.BytesIO(b"\xff\x00" * 100)))
 
 
-class Sacct(Commands):
+class Sacct(CommandRunner):
     """A sacct that knows three columns, and writes these rows."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
@@ -198,7 +198,7 @@ class Sacct(Commands):
 @settings(deadline=None)
 def test_texts_may_hold_anything_but_the_separator_that_nobody_knows(texts: list[str]) -> None:
     rows = [(str(number), text, str(number + 7)) for number, text in enumerate(texts)]
-    history = History(Sacct(rows), "c1")
+    history = SacctHistory(Sacct(rows), "c1")
     found = list(history.rows(DAY, DAY + timedelta(days=1)))
     assert [(one["jobidraw"], one["jobname"], one["dbindex"]) for one in found] == rows
     assert history.passed_over == 0
@@ -207,11 +207,11 @@ def test_texts_may_hold_anything_but_the_separator_that_nobody_knows(texts: list
 @given(st.dictionaries(st.sampled_from([*row(1), "userCPU", "ntasks", "suspended"]), st.text()))
 @settings(deadline=None)
 def test_hostile_rows_are_records_or_nothing(columns: dict[str, str]) -> None:
-    people = People()
-    record = job_from_row(columns, people)
+    people = NameResolver()
+    record = parse_job_row(columns, people)
     if record is not None:
         assert record.submit is not None
-    step_from_row(columns, JobRecord(job_id=1), "c1")
+    parse_step_row(columns, JobRecord(job_id=1), "c1")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_spans(text: str, us: int | None) -> None:
 def test_a_uid_that_does_not_resolve_has_the_name_that_sacct_shows(
     columns: dict[str, str], user: str
 ) -> None:
-    record = job_from_row({**row(7), "uid": "4000123", **columns}, People())
+    record = parse_job_row({**row(7), "uid": "4000123", **columns}, NameResolver())
     assert record is not None
     assert record.user == user
 
@@ -252,7 +252,7 @@ def test_a_uid_that_does_not_resolve_has_the_name_that_sacct_shows(
     ],
 )
 def test_memory_is_in_the_unit_that_sacct_prints(plain: str, text: str) -> None:
-    record = job_from_row({**row(7), "alloctres": plain}, People())
+    record = parse_job_row({**row(7), "alloctres": plain}, NameResolver())
     assert record is not None
     assert record.tres_allocated == text
 
@@ -266,9 +266,9 @@ def test_sizes() -> None:
 
 def test_places_are_kept_apart(tmp_path: Path) -> None:
     path = str(tmp_path / "imports.json")
-    assert load_place(path, "a") == ""
-    save_place(path, Place(name="a", done="1"))
-    save_place(path, Place(name="b", done="2"))
-    save_place(path, Place(name="a", done="3"))
-    assert (load_place(path, "a"), load_place(path, "b")) == ("3", "2")
+    assert load_position(path, "a") == ""
+    save_position(path, ImportPosition(name="a", done="1"))
+    save_position(path, ImportPosition(name="b", done="2"))
+    save_position(path, ImportPosition(name="a", done="3"))
+    assert (load_position(path, "a"), load_position(path, "b")) == ("3", "2")
     assert (tmp_path / "imports.json").stat().st_mode & 0o777 == 0o600

@@ -11,10 +11,10 @@ from harness import accounting
 from harness.accounting import START
 from harness.site import Site
 from steward.accounting.errors import AccountingError
-from steward.accounting.imports import Maker, Taken, is_table, take_log
+from steward.accounting.imports import ImportEventMaker, ImportResult, import_job_log, is_sacct_file
 from steward.core.events import RUN_END, STEP_USAGE
-from steward.core.records import Line
-from steward.extensions.jobacct_plugins.log.records import lines_of
+from steward.core.records import UsageLine
+from steward.extensions.jobacct_plugins.log.records import encode_log_lines
 
 CLUSTER = "alpha"
 
@@ -37,18 +37,20 @@ def former(tmp_path: Path) -> str:
         site.close()
     path = tmp_path / "2026-11-21.jsonl"
     strange = [msgspec.structs.replace(event, cluster="beta") for event in said]
-    path.write_bytes(b"".join([*map(lines_of, said), b"garbage\n", *map(lines_of, strange)]))
+    path.write_bytes(
+        b"".join([*map(encode_log_lines, said), b"garbage\n", *map(encode_log_lines, strange)])
+    )
     return str(path)
 
 
 def take(
     site: Site, path: str, times: tuple[datetime | None, datetime | None] = (None, None)
-) -> Taken:
-    maker = Maker(CLUSTER, lambda record: record)
-    return take_log(path, CLUSTER, maker, site.append, lambda *_: None, times=times)
+) -> ImportResult:
+    maker = ImportEventMaker(CLUSTER, lambda record: record)
+    return import_job_log(path, CLUSTER, maker, site.append, lambda *_: None, times=times)
 
 
-def lines(site: Site) -> dict[tuple[str, int, str], Line]:
+def lines(site: Site) -> dict[tuple[str, int, str], UsageLine]:
     """What sacct shows, by job, restarts and step."""
     site.feed()
     with site.room("accounting").jobs.snapshot():
@@ -58,7 +60,7 @@ def lines(site: Site) -> dict[tuple[str, int, str], Line]:
 
 
 def test_a_log_makes_the_books_that_it_was_written_from(former: str, tmp_path: Path) -> None:
-    assert not is_table(former)
+    assert not is_sacct_file(former)
     site = accounting.make_site(tmp_path / "later")
     try:
         taken = take(site, former)
@@ -94,4 +96,4 @@ def test_only_a_time_of_it(former: str, tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccountingError, match="cannot be read"):
-        is_table(str(tmp_path / "nothing"))
+        is_sacct_file(str(tmp_path / "nothing"))

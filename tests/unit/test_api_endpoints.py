@@ -12,16 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.daemon.contexts import ACTIONS
-from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint, body_of, parameters
-from steward.web.api.openapi import description
-from steward.web.application import application
-from steward.web.daemon_client import Desk
+from steward.web.api.endpoints import (
+    ACTION_ENDPOINTS,
+    ENDPOINTS,
+    Endpoint,
+    find_body_type,
+    list_parameters,
+)
+from steward.web.api.openapi import build_openapi_json
+from steward.web.application import build_application
+from steward.web.daemon_client import DaemonClient
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
 
-DOCUMENT = msgspec.json.decode(description("/api/v1"))
+DOCUMENT = msgspec.json.decode(build_openapi_json("/api/v1"))
 FOR_THE_PAGES_ALONE = {"open", "vouch", "peek", "close", "settings"}
 
 
@@ -31,7 +37,7 @@ def endpoint_id(endpoint: Endpoint) -> str:
 
 @functools.cache
 def app_of(web: WebSettings) -> Any:
-    return application(web, Desk("/nowhere"))
+    return build_application(web, DaemonClient("/nowhere"))
 
 
 def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: Any) -> Any:
@@ -46,7 +52,7 @@ def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: An
 
 
 def test_every_action_can_be_asked_for_but_those_of_the_pages_themselves() -> None:
-    left_out = set(ACTIONS) - {endpoint.action for endpoint in ASKS}
+    left_out = set(ACTIONS) - {endpoint.action for endpoint in ACTION_ENDPOINTS}
     assert left_out == {f"credentials.{verb}" for verb in FOR_THE_PAGES_ALONE}
     assert not left_out & {endpoint.action for endpoint in ENDPOINTS}
 
@@ -73,7 +79,7 @@ def test_what_reads_nothing_is_no_get() -> None:
 
 
 def test_what_is_called_is_called_once() -> None:
-    every = [*ENDPOINTS, *ASKS]
+    every = [*ENDPOINTS, *ACTION_ENDPOINTS]
     assert len({endpoint.id for endpoint in every}) == len(every)
     assert len({(endpoint.method, endpoint.path) for endpoint in every}) == len(every)
 
@@ -108,9 +114,9 @@ def test_the_description_refers_to_what_is_there() -> None:
 def test_a_body_or_query_has_what_the_path_has_not(endpoint: Endpoint) -> None:
     taken = {endpoint.parts.get(name, name) for name in endpoint.names}
     if endpoint.method == "GET":
-        assert not taken & {parameter.field for parameter in parameters(endpoint)}
+        assert not taken & {parameter.field for parameter in list_parameters(endpoint)}
     else:
-        assert not taken & set(body_of(endpoint).__struct_fields__)
+        assert not taken & set(find_body_type(endpoint).__struct_fields__)
 
 
 def is_below(path: str) -> bool:
@@ -155,7 +161,7 @@ def test_who_asks_too_much_is_told_when_to_come_again() -> None:
 
 
 def test_who_makes_up_a_token_for_each_request_is_one_who_asks_too_much() -> None:
-    app: Any = application(WebSettings(requests_per_minute=60), Desk("/nowhere"))
+    app: Any = build_application(WebSettings(requests_per_minute=60), DaemonClient("/nowhere"))
 
     async def run() -> list[int]:
         transport = httpx.ASGITransport(app)

@@ -13,7 +13,7 @@ from harness import archive
 from harness.archive import DAY
 from steward.archive.errors import ArchiveError
 from steward.archive.files import permissions
-from steward.archive.files.permissions import Readers, group_ids, readers_of
+from steward.archive.files.permissions import FileReaders, read_acl_readers, resolve_group_ids
 
 ADA, BELA, STAFF = 54001, 54002, 54100
 
@@ -26,7 +26,7 @@ def open_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="steward-acl-"))
     path.chmod(0o755)
     fd = os.open(path, os.O_RDONLY)
-    has_acls = permissions.supported(fd)
+    has_acls = permissions.supports_acls(fd)
     os.close(fd)
     if not has_acls:
         pytest.skip("the file system of the temporary directory has no POSIX ACLs")
@@ -143,13 +143,13 @@ def test_a_corrected_owner_takes_the_access_with_it(open_path: Path) -> None:
     path = archive.root_of(site) / "alpha/bela/2026/03/01/7-run.sh"
     assert can_read(path, BELA)
     assert not can_read(path, ADA)
-    assert readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)
+    assert read_acl_readers(os.open(path, os.O_RDONLY)) == FileReaders(BELA)
 
 
 def test_where_there_are_no_acls_files_are_stewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(permissions, "supported", lambda fd: False)
+    monkeypatch.setattr(permissions, "supports_acls", lambda fd: False)
     site = archive.make_site(tmp_path, groups=("root",))
     script = archive.script(site, 7)
     site.feed(script, archive.identity(script))
@@ -160,7 +160,7 @@ def test_where_there_are_no_acls_files_are_stewards_alone(
 
 def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="groups_file"):
-        group_ids((), str(tmp_path / "missing"))
+        resolve_group_ids((), str(tmp_path / "missing"))
 
 
 @given(
@@ -168,14 +168,14 @@ def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     st.lists(st.integers(0, 2**32 - 2), max_size=5),
 )
 def test_an_acl_comes_back(uid: int | None, gids: list[int]) -> None:
-    wanted = Readers(uid, tuple(sorted(set(gids))))
-    assert permissions.decode(permissions.encode(wanted, 6, 4)) == wanted
+    wanted = FileReaders(uid, tuple(sorted(set(gids))))
+    assert permissions.decode_acl(permissions.encode_acl(wanted, 6, 4)) == wanted
 
 
 @given(st.binary(max_size=64))
 def test_a_strange_acl_names_readers_or_is_an_error(value: bytes) -> None:
     try:
-        found = permissions.decode(value)
+        found = permissions.decode_acl(value)
     except ArchiveError:
         return
     assert value[:4] == b"\x02\0\0\0"

@@ -14,7 +14,7 @@ from steward.archive.actions import ACTIONS
 from steward.archive.errors import NotArchived
 from steward.archive.requests import ExportFile, SecretLine
 from steward.core.actions import ActionError, Registry
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import ArchivePurge
 
 
@@ -88,7 +88,7 @@ def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: Site) -
 def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
     key = archive.add_job(site, 1, b"xylophone")
     archive.add_job(site, 2, b"xylophone", who=BELA)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.purge", ADA, jobs=["1"], yes=True)
     with pytest.raises(UsageError):
         site.ask("archive.purge", ROOT, yes=True)

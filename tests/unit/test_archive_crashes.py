@@ -13,11 +13,11 @@ from harness.archive import DAY, ENVIRONMENT
 from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.files import batch
-from steward.archive.files.batch import Pending
+from steward.archive.files.batch import PendingBatch
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import iter_files
+from steward.archive.files.manifest import iterate_scripts_in_tree
 from steward.archive.files.reader import FilesReader
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 from steward.core.events import Event
 
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
@@ -34,17 +34,17 @@ def killed(monkeypatch: pytest.MonkeyPatch, site: Site, where: str, *events: Eve
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pending, where, kill)
+        patch.setattr(PendingBatch, where, kill)
         with pytest.raises(Killed):
             site.feed(*events) if events else archive.sink_of(site).file_waiting()
 
 
 def nothing_is_amiss(site: Site) -> bool:
-    found = list(iter_files(str(archive.root_of(site)), compile_layout("default")))
+    found = list(iterate_scripts_in_tree(str(archive.root_of(site)), compile_layout("default")))
     paths = [file.path for one in found for file in (one.script, one.environment) if file]
     waiting = archive.root_of(site) / ".waiting"
     return (
-        list(verify(site.settings, "files")) == []
+        list(verify_sink(site.settings, "files")) == []
         and sorted(paths) == sorted(archive.files(site))
         and (not waiting.exists() or not os.listdir(waiting))
         and archive.rows(site, "SELECT * FROM leaving") == []
@@ -190,7 +190,7 @@ def test_what_is_lost_keeps_its_row_and_can_be_had_again(
 def test_a_script_that_could_not_be_unpacked_is_not_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "LONGEST", len(SCRIPT) - 1)
+    monkeypatch.setattr(batch, "MAX_PLAIN_BYTES", len(SCRIPT) - 1)
     site = archive.make_site(tmp_path, compress="zstd")
     script = archive.script(site, 7, SCRIPT)
     site.feed(script, archive.identity(script))

@@ -11,8 +11,8 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.batch import Pending
-from steward.archive.files.manifest import facts
+from steward.archive.files.batch import PendingBatch
+from steward.archive.files.manifest import decode_facts
 from steward.core.consumers import Rejected
 
 
@@ -24,7 +24,7 @@ def test_a_known_job_is_filed_by_user_and_day(tmp_path: Path) -> None:
         f"{DAY}/7-run.sh": b"\xff\x00odd bytes\n",
         f"{DAY}/7-run.env": ENVIRONMENT,
     }
-    said = list(facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()))
+    said = list(decode_facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()))
     assert [fact.fact for fact in said] == ["kept", "identity"]
     assert said[0].script is not None
     assert said[0].script.sha256 == script.body.script.sha256
@@ -60,7 +60,7 @@ def test_what_waits_too_long_is_unverified_and_moves_when_the_job_is_known(tmp_p
     assert set(archive.files(site)) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env"}
     assert archive.manifest(site, DAY) == [("kept", script.key), ("identity", script.key)]
     assert not (archive.root_of(site) / "unverified").exists()
-    kept = next(facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()))
+    kept = next(decode_facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()))
     assert kept.script is not None
     assert kept.script.name == "7-run.sh"
 
@@ -120,7 +120,7 @@ def test_a_batch_may_come_again_after_a_crash(
         raise Crash
 
     # After the files and manifests, before the database.
-    monkeypatch.setattr(Pending, "write", crash)
+    monkeypatch.setattr(PendingBatch, "write", crash)
     with pytest.raises(Crash):
         site.feed(*events)
     monkeypatch.undo()
@@ -142,7 +142,7 @@ def test_a_crash_after_a_move_is_completed(tmp_path: Path, monkeypatch: pytest.M
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(Pending, "write", crash)
+    monkeypatch.setattr(PendingBatch, "write", crash)
     with pytest.raises(Crash):
         site.feed(archive.identity(script))
     monkeypatch.undo()

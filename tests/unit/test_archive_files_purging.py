@@ -11,7 +11,7 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.tree import Tree
+from steward.archive.files.tree import ArchiveTree
 
 
 def test_purge_forgets_files_and_lines(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_a_batch_that_comes_again_finds_what_it_purges(
     script = archive.script(site, 7)
     batch = (script, archive.purge(script))
 
-    def full(_: Tree) -> None:
+    def full(_: ArchiveTree) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Tree, "sync", full)
+    monkeypatch.setattr(ArchiveTree, "sync", full)
     with pytest.raises(ArchiveUnavailable):
         site.feed(*batch)
     monkeypatch.undo()

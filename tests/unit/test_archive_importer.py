@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.permissions import Readers, let_read
+from steward.archive.files.permissions import FileReaders, grant_read_access
 from steward.archive.imports import (
-    Submission,
-    from_job_archive,
-    from_lines,
-    from_sarchive,
+    StoredSubmission,
+    convert_job_archive_environment,
+    convert_lines,
+    convert_sarchive_environment,
+    encode_spool_environment,
     import_stored,
     import_tree,
-    pack,
 )
 from steward.core.config import RedactSettings
-from steward.core.events import Event, decode
-from steward.core.incoming import Store
-from steward.core.journal.store import rows_of
+from steward.core.events import Event, decode_event
+from steward.core.incoming import IncomingStore
+from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
-from steward.slurm.environment import entries_of, read_environment
+from steward.slurm.environment import read_environment, split_entries
 
 SECRET = b"hunter2hunter2"
 ENTRIES = [b"HOME=/home/ada", b"SLURM_JOB_NAME=run", b"DB_PASSWORD=" + SECRET, b"A=b=c"]
@@ -36,13 +36,13 @@ redact = functools.partial(read_environment, redactor=Redactor(RedactSettings())
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store("state", str(tmp_path / "incoming"))
+def store(tmp_path: Path) -> IncomingStore:
+    return IncomingStore("state", str(tmp_path / "incoming"))
 
 
 def as_job_archive(entries: Sequence[bytes]) -> bytes:
     """What job_archive wrote: white space dropped while reading, then NULs to newlines."""
-    raw = pack(entries)
+    raw = encode_spool_environment(entries)
     for space in b" \t\n\v\f\r":
         raw = raw.replace(bytes((space,)), b"")
     return raw.replace(b"\0", b"\n")
@@ -63,7 +63,7 @@ def everything_in(directory: str) -> bytes:
     return b"".join(Path(directory, name).read_bytes() for name in os.listdir(directory))
 
 
-def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: Store) -> None:
+def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: IncomingStore) -> None:
     events: list[Event] = []
     tree = old_tree(tmp_path / "old")
     done = import_tree(str(tree), "job_archive", "alpha", store, redact, events.extend)
@@ -78,14 +78,14 @@ def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: Store) -> No
     assert store.read(script.body.script) == b"#!/bin/sh\nhostname\n"
     assert script.body.redacted == ("DB_PASSWORD",)
     assert script.body.claimed_name == "run"
-    assert dict(entries_of(store.read(script.body.environment)))[b"HOME"] == b"/home/ada"
+    assert dict(split_entries(store.read(script.body.environment)))[b"HOME"] == b"/home/ada"
     assert SECRET not in everything_in(store.directory)
     seen = next(event for event in events if event.kind == "job.seen")
     assert (seen.body.record.uid, seen.body.record.user) == (0, "root")
     assert seen.body.record.submit == datetime.fromtimestamp(NOON_NS / 1e9, UTC)
 
 
-def test_importing_twice_says_the_same(tmp_path: Path, store: Store) -> None:
+def test_importing_twice_says_the_same(tmp_path: Path, store: IncomingStore) -> None:
     tree = old_tree(tmp_path / "old")
     told: list[list[tuple[str, object]]] = []
     for _ in range(2):
@@ -96,22 +96,22 @@ def test_importing_twice_says_the_same(tmp_path: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize("form", ["spool", "lines"])
-def test_a_tree_of_sarchive_is_taken_over(tmp_path: Path, store: Store, form: str) -> None:
+def test_a_tree_of_sarchive_is_taken_over(tmp_path: Path, store: IncomingStore, form: str) -> None:
     year = tmp_path / "old" / "2026"
     year.mkdir(parents=True)
     (year / "job.7_script").write_bytes(b"#!/bin/sh\n")
-    data = pack(ENTRIES) if form == "spool" else b"\n".join(ENTRIES)
+    data = encode_spool_environment(ENTRIES) if form == "spool" else b"\n".join(ENTRIES)
     (year / "job.7_environment").write_bytes(data)
     (tmp_path / "old" / "job.8_script").write_bytes(b"at the root, period none")
     events: list[Event] = []
     done = import_tree(str(tmp_path / "old"), "sarchive", "alpha", store, redact, events.extend)
     assert (done.scripts, done.owned) == (2, 0)
     first = next(event for event in events if event.body.job_id == 7)
-    assert len(entries_of(store.read(first.body.environment))) == len(ENTRIES)
+    assert len(split_entries(store.read(first.body.environment))) == len(ENTRIES)
     assert SECRET not in everything_in(store.directory)
 
 
-def test_a_hostile_tree_is_passed_over(tmp_path: Path, store: Store) -> None:
+def test_a_hostile_tree_is_passed_over(tmp_path: Path, store: IncomingStore) -> None:
     tree = old_tree(tmp_path / "old")
     month = tree / "root" / "2026" / "03"
     (month / "9-link.sh").symlink_to("/etc/passwd")
@@ -125,7 +125,7 @@ def test_a_hostile_tree_is_passed_over(tmp_path: Path, store: Store) -> None:
     assert b"root:x" not in everything_in(store.directory)
 
 
-def test_environments_may_be_left_where_they_are(tmp_path: Path, store: Store) -> None:
+def test_environments_may_be_left_where_they_are(tmp_path: Path, store: IncomingStore) -> None:
     events: list[Event] = []
     tree = old_tree(tmp_path / "old")
     import_tree(str(tree), "job_archive", "alpha", store, redact, events.extend, environments=False)
@@ -138,7 +138,7 @@ def given_to(path: Path, how: str, uid: int) -> None:
         return
     fd = os.open(path, os.O_RDONLY)
     try:
-        if not let_read(fd, Readers(uid)):
+        if not grant_read_access(fd, FileReaders(uid)):
             pytest.skip("the file system has no POSIX ACLs")
     finally:
         os.close(fd)
@@ -150,7 +150,7 @@ def given_to(path: Path, how: str, uid: int) -> None:
     [("acl", 4001, True), ("acl", 4002, False), ("uid", 4001, True), ("uid", 4002, False)],
 )
 def test_files_of_another_uid_are_not_given_to_who_has_the_name_now(
-    tmp_path: Path, store: Store, suffix: str, how: str, uid: int, owned: bool
+    tmp_path: Path, store: IncomingStore, suffix: str, how: str, uid: int, owned: bool
 ) -> None:
     tree = old_tree(tmp_path / "old")
     given_to(tree / "root" / "2026" / "03" / f"7-run.{suffix}", how, uid)
@@ -163,7 +163,9 @@ def test_files_of_another_uid_are_not_given_to_who_has_the_name_now(
     assert [event.body.record.uid for event in events if event.kind == "job.seen"] == [4001] * owned
 
 
-def test_an_acl_counts_for_more_than_who_wrote_the_file(tmp_path: Path, store: Store) -> None:
+def test_an_acl_counts_for_more_than_who_wrote_the_file(
+    tmp_path: Path, store: IncomingStore
+) -> None:
     tree = old_tree(tmp_path / "old")
     for suffix in ("sh", "env"):
         path = tree / "root" / "2026" / "03" / f"7-run.{suffix}"
@@ -177,17 +179,17 @@ def test_an_acl_counts_for_more_than_who_wrote_the_file(tmp_path: Path, store: S
     assert (done.owned, done.doubtful) == (1, 0)
 
 
-def test_no_tree_is_told(tmp_path: Path, store: Store) -> None:
+def test_no_tree_is_told(tmp_path: Path, store: IncomingStore) -> None:
     with pytest.raises(ArchiveUnavailable, match="nothing-here"):
         import_tree(
             str(tmp_path / "nothing-here"), "sarchive", "alpha", store, redact, lambda _: None
         )
 
 
-def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
+def test_what_slurmdbd_stored_is_taken_over(store: IncomingStore) -> None:
     submit = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
     lines = b"HOME=/home/ada\nDB_PASSWORD=" + SECRET + b"\nA=1\n2\n"
-    whole = Submission(
+    whole = StoredSubmission(
         record=JobRecord(job_id=7, uid=4001, user="ada", submit=submit, state="COMPLETED"),
         script=b"#!/bin/sh\n",
         environment=lines,
@@ -199,8 +201,8 @@ def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
         [
             whole,
             msgspec.structs.replace(whole, record=task),
-            Submission(record=JobRecord(job_id=8, submit=submit)),
-            Submission(record=JobRecord(job_id=9, submit=submit), is_known=True),
+            StoredSubmission(record=JobRecord(job_id=8, submit=submit)),
+            StoredSubmission(record=JobRecord(job_id=9, submit=submit), is_known=True),
         ],
         "alpha",
         store,
@@ -214,7 +216,7 @@ def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
         f"script:11:{NOON_NS}",
         f"import:12:{NOON_NS}",
     ]
-    environment = dict(entries_of(store.read(events[0].body.environment)))
+    environment = dict(split_entries(store.read(events[0].body.environment)))
     assert environment[b"A"] == b"1\n2"
     assert SECRET not in everything_in(store.directory)
 
@@ -226,18 +228,20 @@ entries = st.lists(st.tuples(names, values).map(b"=".join), min_size=1, max_size
 
 @given(entries)
 def test_job_archives_mangling_is_undone(wanted: list[bytes]) -> None:
-    assert from_job_archive(as_job_archive(wanted)) == pack(wanted)
+    assert convert_job_archive_environment(as_job_archive(wanted)) == encode_spool_environment(
+        wanted
+    )
 
 
 @given(entries)
 def test_lines_come_back(wanted: list[bytes]) -> None:
-    assert from_lines(b"\n".join(wanted)) == pack(wanted)
-    assert from_sarchive(b"\n".join(wanted)) == pack(wanted)
+    assert convert_lines(b"\n".join(wanted)) == encode_spool_environment(wanted)
+    assert convert_sarchive_environment(b"\n".join(wanted)) == encode_spool_environment(wanted)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_some_environment(data: bytes) -> None:
-    for convert in (from_lines, from_job_archive):
+    for convert in (convert_lines, convert_job_archive_environment):
         packed = convert(data)
         assert struct.unpack_from("=I", packed)[0] == packed[4:].count(b"\0")
 
@@ -251,7 +255,7 @@ def test_any_bytes_give_some_environment(data: bytes) -> None:
     ],
 )
 def test_a_strange_file_name_stops_nothing(
-    tmp_path: Path, store: Store, name: bytes, job_id: int | None, shown: str
+    tmp_path: Path, store: IncomingStore, name: bytes, job_id: int | None, shown: str
 ) -> None:
     tree = old_tree(tmp_path / "old")
     strange = os.path.join(os.fsencode(tree), b"root/2026/03", name)
@@ -259,9 +263,9 @@ def test_a_strange_file_name_stops_nothing(
     os.utime(strange, ns=(-NOON_NS, -NOON_NS))
     rows: list[tuple[str, str, str, bytes]] = []
     import_tree(
-        str(tree), "job_archive", "alpha", store, redact, lambda new: rows.extend(rows_of(new))
+        str(tree), "job_archive", "alpha", store, redact, lambda new: rows.extend(encode_rows(new))
     )
-    found = [decode(0, *row) for row in rows]
+    found = [decode_event(0, *row) for row in rows]
     names = {e.body.record.job_id: e.body.record.name for e in found if e.kind == "job.seen"}
     assert names == {7: "run"} | ({job_id: shown} if job_id else {})
     for event in found:

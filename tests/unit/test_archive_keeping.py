@@ -12,8 +12,8 @@ from harness.commands import steward
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.sink import FilesSink
-from steward.archive.files.tree import KEEPER, Keeper
-from steward.core.config.reader import load
+from steward.archive.files.tree import CLAIM_FILE, TreeClaim
+from steward.core.config.reader import load_settings
 
 
 def other_site(tmp_path: Path, root: Path) -> Site:
@@ -28,8 +28,10 @@ def test_a_tree_that_is_kept_is_not_kept_by_another(tmp_path: Path) -> None:
         archive.sink_of(other).prepare()
     archive.sink_of(site).close()
     archive.sink_of(other).prepare()
-    assert (archive.root_of(site) / KEEPER).read_text() == f"{os.uname().nodename} {other.state}\n"
-    assert (archive.root_of(site) / KEEPER).stat().st_mode & 0o777 == 0o600
+    assert (
+        archive.root_of(site) / CLAIM_FILE
+    ).read_text() == f"{os.uname().nodename} {other.state}\n"
+    assert (archive.root_of(site) / CLAIM_FILE).stat().st_mode & 0o777 == 0o600
     archive.sink_of(other).close()
 
 
@@ -51,8 +53,8 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     hold = (
-        "import os, sys; from steward.archive.files.tree import Keeper; "
-        "k = Keeper('/gone', sys.argv[1]); k.hold(os.open(sys.argv[1], os.O_RDONLY)); "
+        "import os, sys; from steward.archive.files.tree import TreeClaim; "
+        "k = TreeClaim('/gone', sys.argv[1]); k.hold(os.open(sys.argv[1], os.O_RDONLY)); "
         "print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -60,7 +62,7 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        keeper = Keeper(str(tmp_path), str(root))
+        keeper = TreeClaim(str(tmp_path), str(root))
         with pytest.raises(ArchiveUnavailable, match="with its state in /gone"):
             keeper.look()
         process.kill()
@@ -71,18 +73,18 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
 
 def test_a_root_that_was_replaced_is_kept_anew(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
-    keeper = Keeper(str(tmp_path), str(tmp_path))
+    keeper = TreeClaim(str(tmp_path), str(tmp_path))
     for root in roots:
         root.mkdir()
         fd = os.open(root, os.O_RDONLY)
         keeper.hold(fd)
         keeper.hold(fd)
         os.close(fd)
-    Keeper("/other", str(roots[0])).look()
+    TreeClaim("/other", str(roots[0])).look()
     with pytest.raises(ArchiveUnavailable):
-        Keeper("/other", str(roots[1])).look()
+        TreeClaim("/other", str(roots[1])).look()
     keeper.release()
-    Keeper("/other", str(roots[1])).look()
+    TreeClaim("/other", str(roots[1])).look()
 
 
 @pytest.mark.parametrize("command", ["watch", "consume"])
@@ -104,4 +106,6 @@ def test_a_command_does_not_start_in_a_tree_that_is_kept(tmp_path: Path, command
             "archive", command, *words, "--archive", str(archive.root_of(site)), "--once"
         )
         assert done.returncode == 0
-        assert load(str(archive.root_of(site) / ".steward/steward.toml")).cluster.keys() == {"c"}
+        assert load_settings(
+            str(archive.root_of(site) / ".steward/steward.toml")
+        ).cluster.keys() == {"c"}

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.errors import LayoutError
-from steward.archive.files.layout import Subject, compile_layout
+from steward.archive.files.layout import PathSubject, compile_layout
 
 # 2026-01-01 03:30 UTC: still last year in New York.
 NEW_YEAR = int(datetime(2026, 1, 1, 3, 30, tzinfo=UTC).timestamp()) * 10**9
 
 
-def subject(**fields: object) -> Subject:
+def subject(**fields: object) -> PathSubject:
     values: dict[str, object] = {
         "cluster": "alpha",
         "job_id": 1234567,
@@ -19,7 +19,7 @@ def subject(**fields: object) -> Subject:
         "name": "run",
         "user_directory": "ada",
     }
-    return Subject(**{**values, **fields})  # type: ignore[arg-type] # mixed values
+    return PathSubject(**{**values, **fields})  # type: ignore[arg-type] # mixed values
 
 
 @pytest.mark.parametrize(

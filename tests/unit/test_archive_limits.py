@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from harness import archive
 from harness.site import Site
-from steward.archive.files.index import MIGRATIONS, Records
-from steward.archive.files.mover import Mover
-from steward.archive.files.retention import Retention
+from steward.archive.files.index import MIGRATIONS, FilesRecords
+from steward.archive.files.mover import ArchiveMover
+from steward.archive.files.retention import RetentionWorker
 from steward.archive.settings import LimitSettings
 from steward.core.config import Settings
-from steward.core.config.checks import problems
+from steward.core.config.checks import find_problems
 from steward.core.events import ARCHIVE_PURGE, Event
 from steward.core.sqlite import open_database
 from steward.core.waits import Stop
@@ -36,9 +36,9 @@ def keep(site: Site, job_id: int, data: bytes, *, days: float = 0.0, **job: Any)
 def ask(site: Site, *, page_rows: int = 200, at_once: int = 500) -> list[Event]:
     """What a new start of the sink orders, until it orders nothing more."""
     asked: list[Event] = []
-    with closing(Records(site.settings, "files", page_rows=page_rows)) as records:
+    with closing(FilesRecords(site.settings, "files", page_rows=page_rows)) as records:
         sink = site.settings.files_sink("files")
-        asking = Retention(records, "files", sink, at_once=at_once)
+        asking = RetentionWorker(records, "files", sink, at_once=at_once)
         while True:
             before = len(asked)
             asking.ask(asked.extend)
@@ -200,7 +200,7 @@ def test_what_was_moved_on_counts_and_goes_there(tmp_path: Path) -> None:
         move_after_s=0.0,
         limit={"one": LimitSettings(max_bytes=150)},
     )
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     for number in (1, 2):
         keep(site, number, b"%d" % number * 100, days=9 - number)
         mover.run_once(Stop())
@@ -247,7 +247,7 @@ def test_a_database_without_sums_gets_them(tmp_path: Path) -> None:
             (f"script:{number}:1", state, uid),
         )
     old.close()
-    records = Records(Settings(state_dir=str(tmp_path)), "files")
+    records = FilesRecords(Settings(state_dir=str(tmp_path)), "files")
     assert records.query("SELECT uid, bytes FROM holder ORDER BY uid") == [(4001, 30), (4002, 15)]
     assert records.query("SELECT count(*) FROM script WHERE holder IS NULL") == [(1,)]
     records.close()
@@ -266,7 +266,7 @@ def test_a_database_without_sums_gets_them(tmp_path: Path) -> None:
 )
 def test_a_limit_that_is_none_is_an_error(tmp_path: Path, limit: LimitSettings, said: str) -> None:
     site = archive.make_site(tmp_path, limit={"one": limit})
-    found = [problem.what for problem in problems(site.settings)]
+    found = [problem.what for problem in find_problems(site.settings)]
     assert len(found) == bool(said)
     assert all("archive.sink.files.limit.one" in what and said in what for what in found)
 

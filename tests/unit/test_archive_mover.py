@@ -12,11 +12,11 @@ from harness.archive import DAY
 from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
-from steward.archive.files.index import Records
-from steward.archive.files.mover import Mover
+from steward.archive.files.index import FilesRecords
+from steward.archive.files.mover import ArchiveMover
 from steward.archive.files.reader import FilesReader
-from steward.archive.files.tree import Tree
-from steward.archive.files.verify import Problem, verify
+from steward.archive.files.tree import ArchiveTree
+from steward.archive.files.verify import VerificationProblem, verify_sink
 from steward.core.waits import Stop
 
 
@@ -51,7 +51,7 @@ def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> 
     before = archive.files(site)
     assert len(before) == 4
     manifest = (archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert moved_files(site) == before
     assert archive.files(site) == {}
     assert not (archive.root_of(site) / "alpha").exists()
@@ -64,7 +64,7 @@ def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> 
         FilesReader(site.settings, "files").read(scripts[0].key, "script")
         == before[f"{DAY}/1-run.sh"]
     )
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 def test_what_is_being_moved_is_not_unknown(
@@ -73,55 +73,55 @@ def test_what_is_being_moved_is_not_unknown(
     site = make_site(tmp_path)
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script))
-    sync = Tree.sync
-    found: list[list[Problem]] = []
+    sync = ArchiveTree.sync
+    found: list[list[VerificationProblem]] = []
 
-    def looked_at(tree: Tree) -> None:
+    def looked_at(tree: ArchiveTree) -> None:
         sync(tree)
         if tree.root == str(common_of(site)):
             # The files are in both trees.
-            found.append(list(verify(site.settings, "files")))
+            found.append(list(verify_sink(site.settings, "files")))
 
-    monkeypatch.setattr(Tree, "sync", looked_at)
-    Mover(site.settings, "files").run_once(stop)
+    monkeypatch.setattr(ArchiveTree, "sync", looked_at)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert found == [[]]
     (common_of(site) / DAY / "stray").write_text("x")
-    assert [problem.kind for problem in verify(site.settings, "files")] == ["unknown"]
+    assert [problem.kind for problem in verify_sink(site.settings, "files")] == ["unknown"]
 
 
 def test_what_is_young_or_unverified_stays(tmp_path: Path, stop: Stop) -> None:
     site = make_site(tmp_path, move_after_s=3600.0, slurm=True)
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script))
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert moved_files(site) == {}
     assert len(archive.files(site)) == 2
 
 
 def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
-    from steward.archive.files.permissions import readers_of
+    from steward.archive.files.permissions import read_acl_readers
 
     site = make_site(tmp_path)
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script))
     if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     for path in ("alpha/ada", f"{DAY}/1-run.sh", f"{DAY}/1-run.env"):
         fd = os.open(common_of(site) / path, os.O_RDONLY)
-        assert readers_of(fd).uid == 4001
+        assert read_acl_readers(fd).uid == 4001
         os.close(fd)
     site.user_names = {4001: "mallory"}
     archive.sink_of(site).tick(site.append)
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     fd = os.open(common_of(site) / "alpha/ada", os.O_RDONLY)
-    assert readers_of(fd).uid is None
+    assert read_acl_readers(fd).uid is None
     os.close(fd)
 
 
 def test_a_missing_target_stops_the_mover_not_the_sink(tmp_path: Path, stop: Stop) -> None:
     site = make_site(tmp_path)
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     first, second = archive.script(site, 1), archive.script(site, 2)
     site.feed(first, archive.identity(first))
     mover.run_once(stop)
@@ -144,9 +144,9 @@ class Crash(Exception):
 
 def crash_at(step: str, site: Site, patch: pytest.MonkeyPatch) -> None:
     """Have moving on end where files are ``copied``, ``synced``, ``removed`` here or ``gone``."""
-    sync, writing = Tree.sync, Records.writing
+    sync, writing = ArchiveTree.sync, FilesRecords.writing
 
-    def crashing_sync(tree: Tree) -> None:
+    def crashing_sync(tree: ArchiveTree) -> None:
         there = tree.root == str(common_of(site))
         if step == ("copied" if there else "removed"):
             raise Crash
@@ -154,14 +154,14 @@ def crash_at(step: str, site: Site, patch: pytest.MonkeyPatch) -> None:
         if there and step == "synced":
             raise Crash
 
-    def crashing_writing(records: Records) -> Any:
+    def crashing_writing(records: FilesRecords) -> Any:
         # Only the last transaction: the files are gone here by then.
         if step == "gone" and not archive.files(site):
             raise Crash
         return writing(records)
 
-    patch.setattr(Tree, "sync", crashing_sync)
-    patch.setattr(Records, "writing", crashing_writing)
+    patch.setattr(ArchiveTree, "sync", crashing_sync)
+    patch.setattr(FilesRecords, "writing", crashing_writing)
 
 
 @pytest.mark.parametrize("step", ["copied", "synced", "removed", "gone"])
@@ -175,15 +175,15 @@ def test_a_crash_is_completed_by_the_next_run(
     with monkeypatch.context() as patch:
         crash_at(step, site, patch)
         with pytest.raises(Crash):
-            Mover(site.settings, "files").run_once(stop)
+            ArchiveMover(site.settings, "files").run_once(stop)
     # At every moment in between it can be read.
     assert FilesReader(site.settings, "files").read(script.key, "script")
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     mover.run_once(stop)
     mover.run_once(stop)
     assert moved_files(site) == before
     assert archive.files(site) == {}
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
@@ -192,17 +192,17 @@ def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
     site = make_site(tmp_path)
     script, other = archive.script(site, 1), archive.script(site, 2)
     site.feed(script, other, archive.identity(script, name="private"), archive.identity(other))
-    sync = Tree.sync
+    sync = ArchiveTree.sync
     purged: list[bool] = []
 
-    def purge_meanwhile(tree: Tree) -> None:
+    def purge_meanwhile(tree: ArchiveTree) -> None:
         sync(tree)
         if tree.root == str(common_of(site)) and not purged:
             purged.append(True)
             site.feed(archive.purge(script))
 
-    monkeypatch.setattr(Tree, "sync", purge_meanwhile)
-    Mover(site.settings, "files").run_once(stop)
+    monkeypatch.setattr(ArchiveTree, "sync", purge_meanwhile)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert set(moved_files(site)) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
     assert archive.files(site) == {}
     for manifest in tmp_path.rglob("MANIFEST.jsonl"):
@@ -218,10 +218,10 @@ def test_what_is_purged_after_a_crash_is_gone_everywhere(
     with monkeypatch.context() as patch:
         crash_at("synced", site, patch)
         with pytest.raises(Crash):
-            Mover(site.settings, "files").run_once(stop)
+            ArchiveMover(site.settings, "files").run_once(stop)
     assert len(moved_files(site)) == 2
     site.feed(archive.purge(script))
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert moved_files(site) == {}
     for manifest in tmp_path.rglob("MANIFEST.jsonl"):
         assert b"private" not in manifest.read_bytes()
@@ -231,7 +231,7 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     site = make_site(tmp_path)
     unresolved, purged = archive.script(site, 1), archive.script(site, 2)
     site.feed(unresolved, purged, archive.identity(unresolved, 4001, ""), archive.identity(purged))
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     mover.run_once(stop)
     assert "alpha/4001/2026/03/01/1-run.sh" in moved_files(site)
     site.feed(archive.identity(unresolved, 4001, "ada", why="renamed"), archive.purge(purged))
@@ -240,7 +240,7 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     reader = FilesReader(site.settings, "files")
     assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
     assert reader.locate(purged.key) is None
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 @pytest.mark.parametrize("where", ["1-run.sh", "MANIFEST.jsonl", ""])
@@ -254,7 +254,7 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     site = make_site(tmp_path)
     script, other = archive.script(site, 1), archive.script(site, 2)
     site.feed(script, other, archive.identity(script, name="run"), archive.identity(other))
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     mover.run_once(stop)
     there, aside = common_of(site) / DAY / where, tmp_path / "aside"
     there.rename(aside)
@@ -291,7 +291,7 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
 def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> None:
 
     site = make_site(tmp_path)
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     for number, data in enumerate((b"one", b"two", b"two")):
         script = archive.script(site, 1, data, environment=None, mtime_ns=NOON_NS + number)
         site.feed(script, archive.identity(script))
@@ -301,7 +301,7 @@ def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> No
         (f"{DAY}/1-run~2.sh", b"two"),
         (f"{DAY}/1-run~3.sh", b"two"),
     ]
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 @pytest.mark.parametrize("damaged", ["sh", "env"])
@@ -315,7 +315,7 @@ def test_damaged_bytes_are_not_moved(
     data = path.read_bytes()
     path.unlink()
     path.write_bytes(data + b"#")
-    Mover(site.settings, "files").run_once(stop)
+    ArchiveMover(site.settings, "files").run_once(stop)
     assert script.key in caplog.text
     assert set(moved_files(site)) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
     assert set(archive.files(site)) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
@@ -332,7 +332,7 @@ def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
         site = archive.make_site(tmp_path, move_to=str(common), move_after_s=0.0)
         script = archive.script(site, 1)
         site.feed(script, archive.identity(script))
-        Mover(site.settings, "files").run_once(stop)
+        ArchiveMover(site.settings, "files").run_once(stop)
         assert (common / DAY / "1-run.sh").read_bytes() == b"#!/bin/sh\nhostname\n"
     finally:
         shutil.rmtree(common, ignore_errors=True)
@@ -340,4 +340,4 @@ def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
 
 def test_a_sink_without_a_second_tree_has_no_mover(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="move_to"):
-        Mover(archive.make_site(tmp_path).settings, "files")
+        ArchiveMover(archive.make_site(tmp_path).settings, "files")

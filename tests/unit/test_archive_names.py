@@ -4,7 +4,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.files.layout import LONGEST, decode_name, encode_name, encode_user, fit
+from steward.archive.files.layout import (
+    MAX_ENCODED_NAME_BYTES,
+    decode_name,
+    encode_name,
+    encode_user,
+    shorten_component,
+)
 
 surrogates = st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)
 names = st.text(st.one_of(st.characters(), surrogates, st.sampled_from("/.-%~\0\n\x1b ")))
@@ -14,18 +20,18 @@ names = st.text(st.one_of(st.characters(), surrogates, st.sampled_from("/.-%~\0\
 def test_no_shell_reads_anything_into_an_encoded_name(name: str) -> None:
     for encoded in (encode_name(name), encode_user(name)):
         assert re.fullmatch(r"(?:(?![.-])[A-Za-z0-9._+%~-]+)?", encoded, re.ASCII), encoded
-        assert len(encoded) <= LONGEST + 2
+        assert len(encoded) <= MAX_ENCODED_NAME_BYTES + 2
 
 
 @given(names)
 def test_an_encoded_name_is_one_safe_component(name: str) -> None:
     encoded = encode_name(name, is_plain=True)
     assert "/" not in encoded
-    assert "~" not in encoded or len(encoded.encode()) > LONGEST - 60
+    assert "~" not in encoded or len(encoded.encode()) > MAX_ENCODED_NAME_BYTES - 60
     assert encoded == "" or encoded.isprintable()
     assert not encoded.startswith((".", "-", " "))
     assert encoded != "unverified"
-    assert len(os.fsencode(encoded)) <= LONGEST
+    assert len(os.fsencode(encoded)) <= MAX_ENCODED_NAME_BYTES
 
 
 @given(names, names)
@@ -67,4 +73,4 @@ def test_a_user_of_digits_is_no_uid() -> None:
 
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"])))
 def test_a_component_always_fits(text: str) -> None:
-    assert len(fit(text).encode()) <= 240
+    assert len(shorten_component(text).encode()) <= 240

@@ -8,15 +8,15 @@ import pytest
 
 from harness import archive
 from harness.site import Site
-from steward.archive.files.index import Records
-from steward.archive.files.owners import Owners, user_name
-from steward.archive.files.permissions import readers_of
+from steward.archive.files.index import FilesRecords
+from steward.archive.files.owners import DirectoryOwners, resolve_user_name
+from steward.archive.files.permissions import read_acl_readers
 
 
 def reader(site: Site, path: str) -> int | None:
     fd = os.open(archive.root_of(site) / path, os.O_RDONLY)
     try:
-        return readers_of(fd).uid
+        return read_acl_readers(fd).uid
     finally:
         os.close(fd)
 
@@ -163,8 +163,8 @@ def test_a_slow_name_service_is_asked_piece_by_piece(
     names = {4001: "mallory", 4002: "u4002", 4003: "u4003"}
     ticking = itertools.count()
     monkeypatch.setattr("steward.archive.files.owners.time.monotonic", lambda: next(ticking))
-    with closing(Records(site.settings, "files", reading=True)) as records:
-        owners = Owners(records, names.__getitem__)
+    with closing(FilesRecords(site.settings, "files", reading=True)) as records:
+        owners = DirectoryOwners(records, names.__getitem__)
         found = [owners.check() for _ in range(3)]
     assert found == [None, None, [(4001, "u4001", True)]]
 
@@ -221,6 +221,6 @@ def test_many_files_are_closed_page_by_page_and_after_a_restart(tmp_path: Path) 
 
 
 def test_uids_resolve_to_names_or_nothing() -> None:
-    assert user_name(0) == "root"
-    assert user_name(2**31 - 7) == ""
-    assert user_name(2**40) == ""
+    assert resolve_user_name(0) == "root"
+    assert resolve_user_name(2**31 - 7) == ""
+    assert resolve_user_name(2**40) == ""

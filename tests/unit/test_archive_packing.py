@@ -16,13 +16,19 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.catalog.rebuild import Reindexing
-from steward.archive.files.compression import Damaged, blocks, pack, plain_digest, read_plain
+from steward.archive.catalog.rebuild import CatalogRebuild
+from steward.archive.files.compression import (
+    DamagedFile,
+    compress_bytes,
+    compute_plain_digest,
+    read_blocks,
+    read_plain,
+)
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import facts, iter_files, named_scripts
-from steward.archive.files.mover import Mover
+from steward.archive.files.manifest import decode_facts, find_named_scripts, iterate_scripts_in_tree
+from steward.archive.files.mover import ArchiveMover
 from steward.archive.files.reader import FilesReader
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import verify_sink
 from steward.core.events import Event
 from steward.core.waits import Stop
 
@@ -47,14 +53,14 @@ def test_files_are_compressed_and_read_plain(tmp_path: Path) -> None:
     script = keep(site, 7)
     assert plain(site) == {f"{DAY}/7-run.sh.zst": SCRIPT, f"{DAY}/7-run.env.zst": ENVIRONMENT}
     assert len(archive.files(site)[f"{DAY}/7-run.sh.zst"]) < len(SCRIPT) / 10
-    (kept, _) = facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes())
+    (kept, _) = decode_facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes())
     assert kept.script is not None
     assert (kept.script.name, kept.script.length) == ("7-run.sh.zst", len(SCRIPT))
     assert kept.script.sha256 == script.body.script.sha256
     reader = FilesReader(site.settings, "files")
     assert reader.read(script.key, "script") == SCRIPT
     assert reader.read(script.key, "environment") == ENVIRONMENT
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 @pytest.mark.parametrize("layout", ["default", "job_archive", "sarchive", "sliced"])
@@ -64,12 +70,12 @@ def test_every_layout_is_found_again(tmp_path: Path, layout: str) -> None:
     keep(site, 8)
     assert all(path.endswith(".zst") for path in archive.files(site))
     assert set(plain(site).values()) == {SCRIPT, ENVIRONMENT}
-    found = list(iter_files(str(archive.root_of(site)), compile_layout(layout)))
+    found = list(iterate_scripts_in_tree(str(archive.root_of(site)), compile_layout(layout)))
     assert {one.job_id for one in found} == {7, 8}
     assert all(one.script and one.environment for one in found)
-    *_, answer = Reindexing(site.settings, "files").run()
+    *_, answer = CatalogRebuild(site.settings, "files").run()
     assert (answer.scripts, answer.distinct, answer.unreadable) == (2, 1, 0)  # type: ignore[union-attr]
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
@@ -87,7 +93,7 @@ def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
     assert reader.read(first.key, "script") == reader.read(second.key, "script") == SCRIPT
     assert reader.read(third.key, "script") == b"then compressed"
     assert reader.read(fourth.key, "script") == b"then compressed"
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
     site.feed(archive.purge(first, other, second, third, fourth))
     assert archive.files(site) == {}
 
@@ -104,11 +110,11 @@ def test_what_is_compressed_stays_so_on_its_way(tmp_path: Path) -> None:
     }
     site.feed(archive.identity(script))
     assert set(archive.files(site)) == {f"{DAY}/7-run.sh.zst", f"{DAY}/7-run.env.zst"}
-    Mover(site.settings, "files").run_once(Stop())
+    ArchiveMover(site.settings, "files").run_once(Stop())
     assert archive.files(site) == {}
     assert FilesReader(site.settings, "files").read(script.key, "environment") == ENVIRONMENT
     assert (there / f"{DAY}/7-run.env.zst").is_file()
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 @pytest.mark.parametrize("torn", [b"", b"torn", None])
@@ -158,7 +164,7 @@ def test_a_compressed_file_that_may_not_be_linked_to_is_copied(
         f"{DAY}/{number}-run{suffix}.zst" for number in (7, 8) for suffix in (".sh", ".env")
     }
     assert set(plain(site).values()) == {SCRIPT, ENVIRONMENT}
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 def test_a_files_own_time_is_that_of_its_capture(tmp_path: Path) -> None:
@@ -168,7 +174,7 @@ def test_a_files_own_time_is_that_of_its_capture(tmp_path: Path) -> None:
     os.utime(there, ns=(NOON_NS, NOON_NS))
     site.feed(script, archive.identity(script))
     directory = archive.root_of(site) / "ada/2026/03"
-    (found,) = named_scripts(
+    (found,) = find_named_scripts(
         str(archive.root_of(site)),
         "ada/2026/03",
         os.listdir(directory),
@@ -185,9 +191,9 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(pack(SCRIPT) + b"tail", id="tail"),
-        pytest.param(pack(SCRIPT) + pack(b"more"), id="more"),
-        pytest.param(pack(SCRIPT)[:-5], id="cut"),
+        pytest.param(compress_bytes(SCRIPT) + b"tail", id="tail"),
+        pytest.param(compress_bytes(SCRIPT) + compress_bytes(b"more"), id="more"),
+        pytest.param(compress_bytes(SCRIPT)[:-5], id="cut"),
         pytest.param(b"no frame", id="plain"),
         pytest.param(bomb(), id="bomb"),
     ],
@@ -197,14 +203,14 @@ def test_damage_is_told_by_verify_and_never_shown(tmp_path: Path, data: bytes) -
     script = keep(site, 7)
     path = archive.root_of(site) / f"{DAY}/7-run.sh.zst"
     path.write_bytes(data)
-    assert [(one.kind, one.path) for one in verify(site.settings, "files")] == [
+    assert [(one.kind, one.path) for one in verify_sink(site.settings, "files")] == [
         ("changed", str(path))
     ]
     reader = FilesReader(site.settings, "files")
     tracemalloc.start()
     try:
         assert reader.read(script.key, "script") != SCRIPT
-    except Damaged:
+    except DamagedFile:
         pass
     finally:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
@@ -215,7 +221,7 @@ def test_damage_is_told_by_verify_and_never_shown(tmp_path: Path, data: bytes) -
 
 @given(st.binary(max_size=300))
 def test_what_is_packed_comes_back(data: bytes) -> None:
-    file = io.BufferedReader(io.BytesIO(pack(data)))
+    file = io.BufferedReader(io.BytesIO(compress_bytes(data)))
     assert read_plain(file, "x.zst", len(data)) == data
 
 
@@ -223,8 +229,8 @@ def test_what_is_packed_comes_back(data: bytes) -> None:
 def test_garbage_is_damaged_or_little(data: bytes) -> None:
     file = io.BufferedReader(io.BytesIO(data))
     try:
-        assert len(b"".join(blocks(file, "x.zst", 1000))) <= 1000
-    except Damaged:
+        assert len(b"".join(read_blocks(file, "x.zst", 1000))) <= 1000
+    except DamagedFile:
         return
     file.seek(0)
-    plain_digest(file, "x.zst", 1000)
+    compute_plain_digest(file, "x.zst", 1000)

@@ -9,12 +9,12 @@ import pytest
 from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import make_event
-from steward.archive.files.batch import Pending
-from steward.archive.files.verify import verify
+from steward.archive.files.batch import PendingBatch
+from steward.archive.files.verify import verify_sink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings
 from steward.core.consumers import Rejected
-from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, Resent
+from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, ResentScript
 
 
 class TwoSinks:
@@ -27,7 +27,7 @@ class TwoSinks:
         self.site.reopen(archive=ArchiveSettings(sink=sinks))
         self.more = archive.open_sink(self.site, "more")
 
-    def resend(self, *resent: Resent, sink: str = "more") -> None:
+    def resend(self, *resent: ResentScript, sink: str = "more") -> None:
         self.more.apply([resend(*resent, sink=sink)], 1, self.site.append)
 
     def there(self) -> dict[str, bytes]:
@@ -41,14 +41,14 @@ class TwoSinks:
         return script
 
 
-def resend(*resent: Resent, sink: str = "more", key: str = "resend:1") -> Event:
+def resend(*resent: ResentScript, sink: str = "more", key: str = "resend:1") -> Event:
     body = ArchiveResend(sink=sink, scripts=resent, asked_by="root")
     return make_event(ARCHIVE_RESEND, key, body, cluster="alpha")
 
 
-def again(script: Event, **who: Any) -> Resent:
+def again(script: Event, **who: Any) -> ResentScript:
     identity = archive.identity(script, **who).body if who else None
-    return Resent(script_key=script.key, script=script.body, identity=identity)
+    return ResentScript(script_key=script.key, script=script.body, identity=identity)
 
 
 ADA = {"uid": 4001, "user": "ada"}
@@ -64,7 +64,7 @@ def test_a_new_sink_is_filled(tmp_path: Path, trimmed: bool, compress: str) -> N
     assert set(sinks.there()) == {
         f"{DAY}/{number}-run{suffix}{end}" for number in (7, 8) for suffix in (".sh", ".env")
     }
-    assert list(verify(sinks.site.settings, "more")) == []
+    assert list(verify_sink(sinks.site.settings, "more")) == []
     assert os.listdir(tmp_path / "more/.waiting") == []
     ((sum_,),) = archive.rows(sinks.site, "SELECT bytes FROM holder", "more")
     assert sum_ == len(SCRIPT + ENVIRONMENT)
@@ -149,7 +149,7 @@ def test_a_crash_in_between_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(Pending, "write", crash)
+    monkeypatch.setattr(PendingBatch, "write", crash)
     with pytest.raises(Crash):
         sinks.resend(resent)
     monkeypatch.undo()

@@ -12,11 +12,11 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.files.batch import Pending
-from steward.archive.files.mover import Mover
-from steward.archive.files.permissions import readers_of
-from steward.archive.files.tree import NO_LINK
-from steward.archive.files.verify import verify
+from steward.archive.files.batch import PendingBatch
+from steward.archive.files.mover import ArchiveMover
+from steward.archive.files.permissions import read_acl_readers
+from steward.archive.files.tree import LINK_ERRORS
+from steward.archive.files.verify import verify_sink
 from steward.core.events import Event
 from steward.core.waits import Stop
 
@@ -66,7 +66,7 @@ def test_the_next_of_the_same_is_a_link(tmp_path: Path) -> None:
     assert inode(site, f"{DAY}/7-run.env") == inode(site, f"{DAY}/9-run.env")
     assert inode(site, f"{DAY}/7-run.sh") != inode(site, f"{DAY}/9-run.sh")
     assert (archive.root_of(site) / f"{DAY}/7-run.sh").stat().st_nlink == 2
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
     assert sizes(site) == {("ada", ""): len(SCRIPT + b"another" + ENVIRONMENT)}
 
 
@@ -123,7 +123,7 @@ def test_damage_does_not_spread_to_the_next_job(tmp_path: Path) -> None:
     assert archive.files(site)[f"{DAY}/8-run.env"] == ENVIRONMENT
 
 
-@pytest.mark.parametrize("error", sorted(NO_LINK))
+@pytest.mark.parametrize("error", sorted(LINK_ERRORS))
 def test_where_there_can_be_no_link_there_is_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_who_gets_another_owner_gets_bytes_of_its_own(tmp_path: Path) -> None:
     assert inode(site, theirs) != inode(site, f"{DAY}/7-run.sh")
     for path, uid in ((theirs, 4002), (f"{DAY}/7-run.sh", 4001)):
         with open(archive.root_of(site) / path, "rb") as file:
-            assert readers_of(file.fileno()).uid in {
+            assert read_acl_readers(file.fileno()).uid in {
                 uid,
                 None if not archive.has_acls(site) else uid,
             }
@@ -181,7 +181,7 @@ def test_a_crash_between_link_and_database_is_completed(
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(Pending, "write", crash)
+    monkeypatch.setattr(PendingBatch, "write", crash)
     with pytest.raises(Crash):
         site.feed(script, archive.identity(script))
     monkeypatch.undo()
@@ -198,7 +198,7 @@ def test_what_is_moved_on_is_shared_there(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path, move_to=str(there), move_after_s=0.0)
     for number in (7, 8):
         keep(site, number)
-    mover = Mover(site.settings, "files")
+    mover = ArchiveMover(site.settings, "files")
     mover.run_once(Stop())
     keep(site, 9)
     mover.run_once(Stop())
@@ -207,7 +207,7 @@ def test_what_is_moved_on_is_shared_there(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in scripts] == [SCRIPT] * 3
     assert len({path.stat().st_ino for path in scripts}) == 1
     assert sizes(site) == true_sizes(site) == {("ada", ""): len(SCRIPT + ENVIRONMENT)}
-    assert list(verify(site.settings, "files")) == []
+    assert list(verify_sink(site.settings, "files")) == []
 
 
 _STEPS = st.lists(

@@ -10,16 +10,20 @@ from harness.archive import DAY
 from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import NotArchived
-from steward.archive.files.batch import Pending
+from steward.archive.files.batch import PendingBatch
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import iter_files, iter_manifest, parse_file_name
+from steward.archive.files.manifest import (
+    iterate_manifests,
+    iterate_scripts_in_tree,
+    parse_file_name,
+)
 from steward.archive.files.reader import FilesReader
-from steward.archive.files.verify import Checked, Problem, verify
+from steward.archive.files.verify import VerificationProblem, VerificationProgress, verify_sink
 from steward.core.sqlite import SqliteUnavailable
 
 
 def problems(site: Site) -> set[tuple[str, str]]:
-    found = verify(site.settings, "files")
+    found = verify_sink(site.settings, "files")
     return {(p.kind, str(Path(p.path).relative_to(archive.root_of(site)))) for p in found}
 
 
@@ -27,8 +31,8 @@ def test_a_sound_archive_has_no_problems(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path)
     scripts = [archive.script(site, number) for number in (1, 2)]
     site.feed(*scripts, *map(archive.identity, scripts), archive.script(site, 3))
-    told: list[Checked] = []
-    assert list(verify(site.settings, "files", told.append)) == []
+    told: list[VerificationProgress] = []
+    assert list(verify_sink(site.settings, "files", told.append)) == []
     assert told[-1].files == told[-1].total_files == 4
 
 
@@ -67,13 +71,13 @@ def test_a_directory_that_is_made_meanwhile_is_not_missing(tmp_path: Path) -> No
     site.feed(first, archive.identity(first))
     counts: list[int] = []
 
-    def report(checked: Checked) -> None:
+    def report(checked: VerificationProgress) -> None:
         # What is above the first one's files is listed by then.
         if checked.files == 2 and 2 not in counts:
             site.feed(later, archive.identity(later, 4002, "bela"))
         counts.append(checked.files)
 
-    assert list(verify(site.settings, "files", report)) == []
+    assert list(verify_sink(site.settings, "files", report)) == []
     assert counts[-1] == 4
     (archive.root_of(site) / "alpha/bela/2026/03/01/2-run.sh").unlink()
     assert problems(site) == {("missing", "alpha/bela/2026/03/01/2-run.sh")}
@@ -87,9 +91,9 @@ def test_what_is_being_filed_is_not_unknown(
     script = archive.script(site, 1)
     site.feed(script)
     archive.sink_of(site).file_waiting()
-    real = getattr(Pending, moment)
-    found: list[Problem] = []
-    looking = Thread(target=lambda: found.extend(verify(site.settings, "files")))
+    real = getattr(PendingBatch, moment)
+    found: list[VerificationProblem] = []
+    looking = Thread(target=lambda: found.extend(verify_sink(site.settings, "files")))
 
     def looked_at(*arguments: Any) -> None:
         # The files are in their new place and not in the database, or in their old place still.
@@ -97,7 +101,7 @@ def test_what_is_being_filed_is_not_unknown(
         looking.join(0.3)
         real(*arguments)
 
-    monkeypatch.setattr(Pending, moment, looked_at)
+    monkeypatch.setattr(PendingBatch, moment, looked_at)
     site.feed(archive.identity(script))
     looking.join()
     assert found == []
@@ -170,7 +174,7 @@ def test_manifests_tell_everything(tmp_path: Path) -> None:
     site.feed(known, unknown, archive.identity(known, account="physics"))
     found = {
         script.job_id: script
-        for script in iter_files(str(archive.root_of(site)), compile_layout("default"))
+        for script in iterate_scripts_in_tree(str(archive.root_of(site)), compile_layout("default"))
     }
     assert found[7].key == known.key
     assert found[7].spool_mtime_ns == NOON_NS
@@ -181,7 +185,7 @@ def test_manifests_tell_everything(tmp_path: Path) -> None:
     assert found[7].script.sha256 == known.body.script.sha256
     assert found[8].record is None
     assert found[8].cluster == "alpha"
-    kinds = sorted(entry.fact.fact for entry in iter_manifest(str(archive.root_of(site))))
+    kinds = sorted(entry.fact.fact for entry in iterate_manifests(str(archive.root_of(site))))
     assert kinds == ["identity", "kept", "kept", "kept", "moved"]
 
 
@@ -191,7 +195,7 @@ def test_names_tell_what_they_can(tmp_path: Path, layout: str) -> None:
     one, again = archive.script(site, 7), archive.script(site, 7, b"two", mtime_ns=NOON_NS + 1)
     for script in (one, again):
         site.feed(script, archive.identity(script, user="a/da", name="my~job"))
-    found = list(iter_files(str(archive.root_of(site)), compile_layout(layout)))
+    found = list(iterate_scripts_in_tree(str(archive.root_of(site)), compile_layout(layout)))
     assert [script.job_id for script in found] == [7, 7]
     assert all(script.script and script.environment for script in found)
     if layout == "job_archive":

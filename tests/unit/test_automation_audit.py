@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from steward.automation.audit import LONGEST_RESULT, Audit, AuditBegun
+from steward.automation.audit import MAX_RESULT_BYTES, AuditLog, AuditStart
 from steward.automation.errors import AuditUnavailable
-from steward.core.sqlite import SqliteError, open_database, translated
+from steward.core.sqlite import SqliteError, open_database, translate_errors
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOBODY = 65534
 
 
-def begun(**changes: Any) -> AuditBegun:
+def begun(**changes: Any) -> AuditStart:
     values: dict[str, Any] = {
         "at": NOON, "ref": "slurm.node.drain", "cluster": "c1", "uid": 1001, "user": "ada",
         "how": "socket", "speaker": "ada", "force": False, "parameters": {"nodes": "n1"},
     }  # fmt: skip
-    return AuditBegun(**{**values, **changes})
+    return AuditStart(**{**values, **changes})
 
 
 def test_an_action_is_there_before_it_has_ended(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path))
+    audit = AuditLog(str(tmp_path))
     number = audit.begin(begun())
-    reader = Audit(str(tmp_path), read_only=True)
+    reader = AuditLog(str(tmp_path), read_only=True)
     (row,) = reader.rows()
     assert (row.id, row.status, row.ended) == (number, "running", None)
     assert (row.user, row.how, row.parameters) == ("ada", "socket", {"nodes": "n1"})
@@ -43,7 +43,7 @@ def test_an_action_is_there_before_it_has_ended(tmp_path: Path) -> None:
 
 
 def test_nothing_in_it_is_ever_changed(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path))
+    audit = AuditLog(str(tmp_path))
     audit.end(audit.begin(begun()), "succeeded", at=NOON)
     path = str(tmp_path / "audit.db")
     connection = open_database(path, ["", "", ""][:1])
@@ -53,9 +53,9 @@ def test_nothing_in_it_is_ever_changed(tmp_path: Path) -> None:
         "UPDATE ended SET status = 'failed'",
         "DELETE FROM ended",
     ):
-        with pytest.raises(SqliteError, match="never changed"), translated(path):
+        with pytest.raises(SqliteError, match="never changed"), translate_errors(path):
             connection.execute(statement)
-    with pytest.raises(SqliteError), translated(path):
+    with pytest.raises(SqliteError), translate_errors(path):
         audit.end(1, "failed", at=NOON)
     connection.close()
     assert audit.rows()[0].status == "succeeded"
@@ -63,7 +63,7 @@ def test_nothing_in_it_is_ever_changed(tmp_path: Path) -> None:
 
 
 def test_rows_are_chosen(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path))
+    audit = AuditLog(str(tmp_path))
     for index in range(5):
         audit.begin(
             begun(
@@ -86,9 +86,9 @@ def test_rows_are_chosen(tmp_path: Path) -> None:
 
 
 def test_a_long_result_is_left_out(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path))
+    audit = AuditLog(str(tmp_path))
     number = audit.begin(begun())
-    audit.end(number, "succeeded", "", "x" * LONGEST_RESULT, at=NOON)
+    audit.end(number, "succeeded", "", "x" * MAX_RESULT_BYTES, at=NOON)
     row = audit.row(number)
     assert row is not None
     assert (row.status, row.result) == ("succeeded", None)
@@ -97,18 +97,18 @@ def test_a_long_result_is_left_out(tmp_path: Path) -> None:
 
 def test_where_nothing_was_written_there_is_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(AuditUnavailable):
-        Audit(str(tmp_path), read_only=True)
+        AuditLog(str(tmp_path), read_only=True)
     with pytest.raises(AuditUnavailable):
-        Audit(str(tmp_path / "nowhere"))
+        AuditLog(str(tmp_path / "nowhere"))
 
 
 _BEGIN = """
 import sys, signal
 from datetime import datetime, UTC
-from steward.automation.audit import Audit, AuditBegun
-audit = Audit(sys.argv[1])
+from steward.automation.audit import AuditLog, AuditStart
+audit = AuditLog(sys.argv[1])
 for _ in range(int(sys.argv[2])):
-    number = audit.begin(AuditBegun(
+    number = audit.begin(AuditStart(
         at=datetime.now(UTC), ref="x", cluster="", uid=0, user="", how="local", speaker="",
         force=False, parameters={}))
     if sys.argv[3] == "end":
@@ -125,7 +125,7 @@ def test_who_is_killed_leaves_it_without_an_end(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
-    audit = Audit(str(tmp_path), read_only=True)
+    audit = AuditLog(str(tmp_path), read_only=True)
     assert audit.rows()[0].status == "running"
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -143,7 +143,7 @@ def _writer(state: str, uid: int) -> int:
     try:
         os.setgid(uid)
         os.setuid(uid)
-        audit = Audit(state)
+        audit = AuditLog(state)
         for _ in range(20):
             audit.end(audit.begin(begun(uid=uid)), "succeeded", at=NOON)
         code = 0
@@ -163,7 +163,7 @@ def test_root_and_stewards_user_both_write_it(tmp_path: Path) -> None:
             directory.chmod(directory.stat().st_mode | 0o011)
     writers = [_writer(str(state), uid) for uid in (0, NOBODY, 0, NOBODY)]
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in writers] == [0, 0, 0, 0]
-    audit = Audit(str(state), read_only=True)
+    audit = AuditLog(str(state), read_only=True)
     rows = audit.rows(limit=1000)
     audit.close()
     assert len(rows) == 80

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.errors import UnknownOperation, WrongParameters
+from steward.automation.errors import InvalidParameters, UnknownOperation
 from steward.automation.operation import (
     Operation,
     ParameterDescription,
     Parameters,
-    operation,
-    operations,
-    parameters_of,
-    read_parameters,
+    describe_parameters,
+    find_operation,
+    load_operations,
+    parse_operation_parameters,
 )
-from steward.automation.operation import given_parameters as plain
-from steward.cli.action import parse
+from steward.automation.operation import dump_parameters as plain
+from steward.cli.action import parse_typed_parameters
 from steward.core.errors import UsageError
 
 
@@ -49,11 +49,11 @@ EVERY = Operation(ref="test.every", help="x", gives="x", parameters=Every, run=l
 
 
 def values(**given: Any) -> dict[str, Any]:
-    return plain(read_parameters(EVERY, {"text": "t", **given}))
+    return plain(parse_operation_parameters(EVERY, {"text": "t", **given}))
 
 
 def test_each_kind_is_described() -> None:
-    told = {one.name: one for one in parameters_of(EVERY)}
+    told = {one.name: one for one in describe_parameters(EVERY)}
     assert told["text"] == ParameterDescription(
         name="text", type="string", description="A text.", required=True
     )
@@ -118,17 +118,17 @@ def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any)
     ],
 )
 def test_what_cannot_be_read_is_told_by_its_name(given_: dict[str, Any], said: str) -> None:
-    with pytest.raises(WrongParameters) as caught:
-        read_parameters(EVERY, given_)
+    with pytest.raises(InvalidParameters) as caught:
+        parse_operation_parameters(EVERY, given_)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_every_operation_is_described_whole() -> None:
-    for one in operations().values():
+    for one in load_operations().values():
         assert one.help.endswith("."), one.ref
         assert one.gives.endswith("."), one.ref
-        for parameter in parameters_of(one):
+        for parameter in describe_parameters(one):
             assert parameter.description.endswith((".", "}.", "}")), (one.ref, parameter.name)
             for inner in parameter.within:
                 assert inner.description, (one.ref, inner.name)
@@ -162,23 +162,23 @@ def test_names_parameters_and_defaults_are_those_of_the_pack() -> None:
         "slurm.trigger.unset": {"trigger_ids": ..., "user": "slurm"},
     }  # fmt: skip
     told = {
-        one.ref: {p.name: ... if p.required else p.default for p in parameters_of(one)}
-        for one in operations().values()
+        one.ref: {p.name: ... if p.required else p.default for p in describe_parameters(one)}
+        for one in load_operations().values()
         if one.pack
     }
     assert told == pack
 
 
 def test_what_may_not_be_had_from_elsewhere() -> None:
-    local = {one.ref for one in operations().values() if not one.remote}
+    local = {one.ref for one in load_operations().values() if not one.remote}
     assert local == {"local.command", "slurm.trigger.set"}
 
 
 def test_a_name_that_is_none_is_told_a_near_one() -> None:
     with pytest.raises(UnknownOperation, match=r"is it slurm\.node\.drain\?"):
-        operation("slurm.node.drian")
+        find_operation("slurm.node.drian")
     with pytest.raises(UnknownOperation, match="action list"):
-        operation("x")
+        find_operation("x")
 
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
@@ -186,13 +186,16 @@ names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
 
 @given(st.dictionaries(names, st.text(), max_size=6))
 def test_words_are_read_as_they_were_typed(parameters: dict[str, str]) -> None:
-    assert parse(f"{name}={value}" for name, value in parameters.items()) == parameters
+    assert (
+        parse_typed_parameters(f"{name}={value}" for name, value in parameters.items())
+        == parameters
+    )
 
 
 @given(st.lists(st.text(), max_size=4))
 def test_any_words_are_read_or_refused(words: list[str]) -> None:
     try:
-        found = parse(words)
+        found = parse_typed_parameters(words)
     except UsageError:
         return
     assert [f"{name}={value}" for name, value in found.items()] == words
@@ -200,10 +203,10 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
 
 @given(st.dictionaries(names, st.text() | st.lists(st.text()), max_size=4))
 def test_hostile_parameters_are_read_or_refused(parameters: dict[str, Any]) -> None:
-    for one in operations().values():
+    for one in load_operations().values():
         try:
-            found = plain(read_parameters(one, parameters))
-        except WrongParameters:
+            found = plain(parse_operation_parameters(one, parameters))
+        except InvalidParameters:
             continue
         assert set(parameters) <= set(found)
 

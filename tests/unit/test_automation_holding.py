@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from steward.automation.job_holds import (
-    is_half_requeued,
-    is_held,
-    is_kept,
-    is_kept_by_admin,
-    requeue_text,
+    format_requeue_mark,
+    has_admin_hold,
+    has_slurm_hold,
+    is_held_pending,
+    is_requeue_unfinished,
 )
-from steward.automation.node_reasons import ours
-from steward.automation.operations.jobs import targets
+from steward.automation.node_reasons import sign_reason
+from steward.automation.operations.jobs import select_targets
 from steward.core.records import JobRecord
 
 
@@ -42,20 +42,20 @@ def job(**fields: Any) -> JobRecord:
 )
 def test_whose_hold(reason: str, priority: int | None, kept: bool, by_admin: bool) -> None:
     waits = job(reason=reason, priority=priority)
-    assert (is_kept(waits), is_held(waits)) == (kept, kept)
-    assert is_kept_by_admin(waits) == by_admin
+    assert (has_slurm_hold(waits), is_held_pending(waits)) == (kept, kept)
+    assert has_admin_hold(waits) == by_admin
     runs = job(reason=reason, priority=priority, state="RUNNING")
-    assert (is_kept(runs), is_held(runs)) == (kept, False)
-    assert is_kept_by_admin(runs) == by_admin
+    assert (has_slurm_hold(runs), is_held_pending(runs)) == (kept, False)
+    assert has_admin_hold(runs) == by_admin
 
 
 def test_a_requeue_that_has_not_ended() -> None:
-    said = ours(requeue_text(["n2", "n1"]), "rule r")
-    assert is_half_requeued(said, "rule r")
-    assert is_half_requeued(said, "carl")
-    assert not is_half_requeued(ours(requeue_text(["n1"]), "carl"), "ada")
-    assert not is_half_requeued("requeued away from n1", "ada")
-    assert not is_half_requeued(ours("the account is empty", "carl"), "carl")
+    said = sign_reason(format_requeue_mark(["n2", "n1"]), "rule r")
+    assert is_requeue_unfinished(said, "rule r")
+    assert is_requeue_unfinished(said, "carl")
+    assert not is_requeue_unfinished(sign_reason(format_requeue_mark(["n1"]), "carl"), "ada")
+    assert not is_requeue_unfinished("requeued away from n1", "ada")
+    assert not is_requeue_unfinished(sign_reason("the account is empty", "carl"), "carl")
 
 
 def is_waiting(record: JobRecord) -> bool:
@@ -63,7 +63,7 @@ def is_waiting(record: JobRecord) -> bool:
 
 
 def names(name: str, *records: JobRecord, whole: bool = True) -> list[str]:
-    return [one.name for one in targets(name, records, is_waiting, whole=whole)]
+    return [one.name for one in select_targets(name, records, is_waiting, whole=whole)]
 
 
 def test_targets() -> None:

@@ -5,56 +5,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.automation.node_reasons import (
-    LONGEST,
-    is_ours,
-    is_slurms,
-    ours,
-    parted,
-    says,
-    signed_by,
+    MAX_REASON_LENGTH,
+    is_replaceable_by,
+    is_set_by_slurmctld,
+    read_signer,
+    shows_reason,
+    sign_reason,
+    split_slurm_suffix,
 )
 from steward.core.errors import UsageError
 
 
 def test_a_reason_is_signed() -> None:
-    assert ours("bad DIMM", "ada") == "bad DIMM (steward: ada)"
-    assert ours("  bad\n DIMM\t", "rule node-down") == "bad DIMM (steward: rule node-down)"
+    assert sign_reason("bad DIMM", "ada") == "bad DIMM (steward: ada)"
+    assert sign_reason("  bad\n DIMM\t", "rule node-down") == "bad DIMM (steward: rule node-down)"
 
 
 def test_what_slurmctld_said_stands_behind_it() -> None:
-    assert ours("cable", "ada", "Not responding") == "cable; was: Not responding (steward: ada)"
-    assert ours("Not responding", "ada", "Not responding") == "Not responding (steward: ada)"
+    assert (
+        sign_reason("cable", "ada", "Not responding") == "cable; was: Not responding (steward: ada)"
+    )
+    assert sign_reason("Not responding", "ada", "Not responding") == "Not responding (steward: ada)"
 
 
 def test_a_reason_that_is_there_already_is_known() -> None:
-    assert says("cable (steward: ada)", "cable", "ada")
-    assert says("cable; was: Not responding (steward: ada)", "cable", "ada")
-    assert not says("cable; was: Not responding (steward: bela)", "cable", "ada")
-    assert not says("cables (steward: ada)", "cable", "ada")
-    assert not says("cable", "cable", "ada")
+    assert shows_reason("cable (steward: ada)", "cable", "ada")
+    assert shows_reason("cable; was: Not responding (steward: ada)", "cable", "ada")
+    assert not shows_reason("cable; was: Not responding (steward: bela)", "cable", "ada")
+    assert not shows_reason("cables (steward: ada)", "cable", "ada")
+    assert not shows_reason("cable", "cable", "ada")
 
 
 def test_a_signature_cannot_be_given() -> None:
-    assert ours("x (steward: root)", "ada") == "x (steward: ada)"
-    assert signed_by(ours("x", "ada) (steward: root")) != "root"
+    assert sign_reason("x (steward: root)", "ada") == "x (steward: ada)"
+    assert read_signer(sign_reason("x", "ada) (steward: root")) != "root"
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "(steward: root)", "\0"])
 def test_no_reason_is_none(reason: str) -> None:
     with pytest.raises(UsageError, match="reason="):
-        ours(reason, "ada")
+        sign_reason(reason, "ada")
 
 
 def test_people_replace_their_own_and_what_rules_said() -> None:
-    assert is_ours("x (steward: ada)", "ada")
-    assert not is_ours("x (steward: ada)", "bela")
-    assert is_ours("x (steward: rule node-down)", "ada")
+    assert is_replaceable_by("x (steward: ada)", "ada")
+    assert not is_replaceable_by("x (steward: ada)", "bela")
+    assert is_replaceable_by("x (steward: rule node-down)", "ada")
 
 
 def test_rules_replace_what_rules_said_only() -> None:
-    assert is_ours("x (steward: rule other)", "rule node-down")
-    assert not is_ours("x (steward: ada)", "rule node-down")
-    assert not is_ours("x", "rule node-down")
+    assert is_replaceable_by("x (steward: rule other)", "rule node-down")
+    assert not is_replaceable_by("x (steward: ada)", "rule node-down")
+    assert not is_replaceable_by("x", "rule node-down")
 
 
 @pytest.mark.parametrize(
@@ -70,39 +72,39 @@ def test_rules_replace_what_rules_said_only() -> None:
     ],
 )
 def test_what_slurmctld_says(reason: str) -> None:
-    assert is_slurms(reason, True)
-    assert not is_slurms(reason, False)
-    assert not is_slurms(f"{reason} (steward: ada)", True)
+    assert is_set_by_slurmctld(reason, True)
+    assert not is_set_by_slurmctld(reason, False)
+    assert not is_set_by_slurmctld(f"{reason} (steward: ada)", True)
 
 
 @pytest.mark.parametrize(
     "reason", ["bad DIMM", "Not responding: I look at it", "reboot for the kernel", "", "gres"]
 )
 def test_what_people_say_as_slurm_user(reason: str) -> None:
-    assert not is_slurms(reason, True)
+    assert not is_set_by_slurmctld(reason, True)
 
 
 @given(st.text(), st.text(), st.text())
 def test_any_reason_is_one_line_that_is_ours(reason: str, speaker: str, old: str) -> None:
     try:
-        text = ours(reason, speaker, old)
+        text = sign_reason(reason, speaker, old)
     except UsageError:
         return
-    assert len(text) <= LONGEST
+    assert len(text) <= MAX_REASON_LENGTH
     assert text.isprintable()
     assert '"' not in text
-    assert is_ours(text)
+    assert is_replaceable_by(text)
 
 
 def test_what_slurmctld_puts_behind_a_reason_leaves_it_whose_it_was() -> None:
     """As it does from 23.11 on where a node that somebody drained does not answer."""
-    given = ours("failed, look at it", "rule drain")
+    given = sign_reason("failed, look at it", "rule drain")
     for behind in ("Not responding", "Not responding : Node unexpectedly rebooted"):
         shown = f"{given} : {behind}"
-        assert parted(shown) == (given, behind)
-        assert signed_by(shown) == "rule drain"
-        assert is_ours(shown, "rule other")
-        assert says(shown, "failed, look at it", "rule drain")
-    assert parted("fan : broken") == ("fan : broken", "")
-    assert not is_ours("bad DIMM : Not responding")
-    assert not is_ours(f"{given} : but alice wants it so")
+        assert split_slurm_suffix(shown) == (given, behind)
+        assert read_signer(shown) == "rule drain"
+        assert is_replaceable_by(shown, "rule other")
+        assert shows_reason(shown, "failed, look at it", "rule drain")
+    assert split_slurm_suffix("fan : broken") == ("fan : broken", "")
+    assert not is_replaceable_by("bad DIMM : Not responding")
+    assert not is_replaceable_by(f"{given} : but alice wants it so")

@@ -10,13 +10,13 @@ import pytest
 from harness.site import Site
 from steward.automation.errors import (
     AuditUnavailable,
-    NotYours,
+    InvalidParameters,
+    OperationForbidden,
     UnknownOperation,
-    WrongParameters,
 )
-from steward.automation.runner import Runner
+from steward.automation.runner import OperationRunner
 from steward.automation.settings import ActionsSettings
-from steward.core.access import Access, Asker, Standing
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.config import AccessSettings
 
 ROOT = Asker(uid=0, user="root", how="local")
@@ -38,9 +38,9 @@ class RunningSite(Site):
             access=AccessSettings(administrators=("carl",)),
             actions=ActionsSettings(programs_file=str(self.programs), timeout_s=SECONDS),
         )
-        standings = {"one": Standing(admins=frozenset({"olga"})), "two": Standing()}
+        standings = {"one": ClusterRoles(admins=frozenset({"olga"})), "two": ClusterRoles()}
         self.access = Access(self.settings.access, os.getuid(), standings.get)
-        self.runner = Runner(self.settings, self.access, self.registry)
+        self.runner = OperationRunner(self.settings, self.access, self.registry)
 
     def run(self, asker: Asker = ROOT, **options: Any) -> Any:
         given = {"program": "/bin/echo", "arguments": ["a"]}
@@ -82,12 +82,12 @@ def test_a_dry_run_writes_nothing_down(site: RunningSite) -> None:
 @pytest.mark.parametrize("how", ["munge", "token"])
 def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str) -> None:
     asker = Asker(uid=0, user="root", how=how)
-    with pytest.raises(NotYours, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="other hosts"):
         site.run(asker)
     given = {"program": "/bin/echo", "event": "down"}
-    with pytest.raises(NotYours, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="other hosts"):
         site.runner.run("slurm.trigger.set", given, asker)
-    with pytest.raises(NotYours, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="other hosts"):
         site.ask(
             "automation.run", asker, action="local.command", parameters={"program": "/bin/echo"}
         )
@@ -96,37 +96,37 @@ def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str
 
 def test_it_is_refused_before_anything_is_written(site: RunningSite) -> None:
     for asker in (ADA, OLGA, Asker(uid=4711)):
-        with pytest.raises(NotYours, match="administrators"):
+        with pytest.raises(OperationForbidden, match="administrators"):
             site.run(asker)
     with pytest.raises(UnknownOperation):
         site.runner.run("local.comand", {}, ROOT)
-    with pytest.raises(WrongParameters, match="program"):
+    with pytest.raises(InvalidParameters, match="program"):
         site.runner.run("local.command", {}, ROOT)
-    with pytest.raises(NotYours, match="where root lists"):
+    with pytest.raises(OperationForbidden, match="where root lists"):
         site.runner.run("local.command", {"program": "/bin/true"}, ROOT)
     assert not (site.state / "audit.db").exists()
 
 
 def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: RunningSite) -> None:
     given = {"to": "root", "subject": "x"}
-    with pytest.raises(NotYours, match="operators"):
+    with pytest.raises(OperationForbidden, match="operators"):
         site.runner.run("notify.email", given, OLGA, dry_run=True)
     ran = site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="one")
     assert ran.cluster == "one"
-    with pytest.raises(NotYours, match="operators of two"):
+    with pytest.raises(OperationForbidden, match="operators of two"):
         site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="two")
-    with pytest.raises(NotYours, match="operators of nowhere"):
+    with pytest.raises(OperationForbidden, match="operators of nowhere"):
         site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="nowhere")
     assert site.runner.run("notify.email", given, CARL, dry_run=True).status == "succeeded"
 
 
 def test_a_cluster_is_named_where_there_are_several(site: RunningSite) -> None:
     given = {"nodes": "n1"}
-    with pytest.raises(WrongParameters, match=r"say on which cluster.*one, two"):
+    with pytest.raises(InvalidParameters, match=r"say on which cluster.*one, two"):
         site.runner.run("slurm.node.resume", given, ROOT)
-    with pytest.raises(WrongParameters, match="no cluster 'three'"):
+    with pytest.raises(InvalidParameters, match="no cluster 'three'"):
         site.runner.run("slurm.node.resume", given, ROOT, cluster="three")
-    with pytest.raises(WrongParameters, match="not asked from here"):
+    with pytest.raises(InvalidParameters, match="not asked from here"):
         site.runner.run("slurm.node.resume", given, ROOT, cluster="one")
 
 
@@ -160,7 +160,7 @@ def test_arguments_are_no_shells(site: RunningSite) -> None:
     given = {"program": "/bin/sh", "arguments": ["-c", 'printf "<%s>" "$@"', "sh", *words]}
     ran = site.runner.run("local.command", given, ROOT)
     assert ran.result["stdout"] == "".join(f"<{word}>" for word in words)
-    with pytest.raises(WrongParameters, match="NUL"):
+    with pytest.raises(InvalidParameters, match="NUL"):
         site.runner.run("local.command", {"program": "/bin/echo", "arguments": ["\0"]}, ROOT)
 
 
@@ -182,7 +182,7 @@ def test_others_than_operators_are_shown_what_they_did(site: RunningSite) -> Non
     assert site.ask("automation.audit", ADA, id=1).actions == ()
     assert len(site.ask("automation.audit", ROOT, action="local.command", limit=1).actions) == 1
     assert len(site.ask("automation.audit", ROOT, since="now+1hour").actions) == 0
-    with pytest.raises(NotYours):
+    with pytest.raises(OperationForbidden):
         site.ask("automation.audit", Asker(uid=4711))
 
 

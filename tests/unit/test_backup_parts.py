@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from harness.events import script_event
-from steward.admin.backup.archive import BackupError, is_safe
-from steward.admin.backup.creation import Looks
-from steward.admin.backup.files import chosen, in_order, named_files
+from steward.admin.backup.archive import BackupError, is_safe_member
+from steward.admin.backup.creation import DatabaseSnapshots
+from steward.admin.backup.files import list_named_files, select_files, sort_databases
 from steward.automation.settings import RulesSettings
 from steward.bank.settings import BankSettings
 from steward.core.config import JournalSettings, Settings
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
-from steward.core.journal.store import put_back, rows_of
+from steward.core.journal.store import encode_rows, prepare_restored
 from steward.core.sqlite import open_database, transaction
 from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings
@@ -26,7 +26,7 @@ from steward.slurm.settings import ClusterSettings
 def test_each_stands_before_what_it_has_its_numbers_from() -> None:
     given = ["journal.db", "rules.db", "jobs.db", "catalogue/g2/2026-01.db", "ledger.db"]
     given += ["catalogue/g2/cursor.db", "catalogue/g1/cursor.db", "history.db"]
-    found = in_order(given)
+    found = sort_databases(given)
     assert sorted(found) == sorted(given)
     at = {name: number for number, name in enumerate(found)}
     assert at["catalogue/g2/cursor.db"] < at["catalogue/g2/2026-01.db"]
@@ -51,7 +51,7 @@ def rows(path: Path) -> list[int]:
 def test_a_copy_is_what_was_there_when_all_were_looked_at(tmp_path: Path) -> None:
     for name in ("a.db", "b.db"):
         table(tmp_path / name)
-    with Looks(str(tmp_path), ["a.db", "b.db"]) as looks:
+    with DatabaseSnapshots(str(tmp_path), ["a.db", "b.db"]) as looks:
         for name in ("a.db", "b.db"):
             db = open_database(str(tmp_path / name), ("CREATE TABLE t (n INTEGER);",))
             with transaction(db):
@@ -74,7 +74,10 @@ def test_a_damaged_database_is_not_copied(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "a.db").read_bytes())
     data[4 * 4096 : 4 * 4096 + 100] = b"\xff" * 100
     (tmp_path / "a.db").write_bytes(data)
-    with Looks(str(tmp_path), ["a.db"]) as looks, pytest.raises(BackupError, match="is damaged"):
+    with (
+        DatabaseSnapshots(str(tmp_path), ["a.db"]) as looks,
+        pytest.raises(BackupError, match="is damaged"),
+    ):
         looks.copy("a.db", str(tmp_path / "copy.db"))
 
 
@@ -91,11 +94,11 @@ def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "catalogue" / "g1" / "cursor.db").touch()
     (tmp_path / "catalogue" / "current").symlink_to("g1")
     (tmp_path / "away").symlink_to("/etc/passwd")
-    what = chosen(settings, catalogue=True)
+    what = select_files(settings, catalogue=True)
     assert set(what.databases) == {"journal.db", "catalogue/g1/cursor.db"}
     assert set(what.files) == {"gate.key", "imports.json", "joblog/2026-01-01.jsonl"}
     assert what.links == {"catalogue/current": "g1"}
-    assert chosen(settings, catalogue=False).databases == ("journal.db",)
+    assert select_files(settings, catalogue=False).databases == ("journal.db",)
 
 
 def test_the_files_that_a_configuration_names_are_taken(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_the_files_that_a_configuration_names_are_taken(tmp_path: Path) -> None:
         bank=BankSettings(password_file=str(tmp_path / "password")),
         rules=RulesSettings(directories=(str(tmp_path / "rules.d"), "/nowhere")),
     )
-    found = named_files(settings)
+    found = list_named_files(settings)
     assert [path for path in found if path.startswith(str(tmp_path))] == [
         str(tmp_path / "password"),
         str(tmp_path / "rules.d" / "one.yaml"),
@@ -142,7 +145,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     ids=lambda info: f"{info.name}:{info.type.decode()}:{info.linkname}",
 )
 def test_what_leads_out_of_its_place_is_refused(info: tarfile.TarInfo) -> None:
-    assert not is_safe(info)
+    assert not is_safe_member(info)
 
 
 def test_what_a_backup_holds_is_let_in() -> None:
@@ -154,7 +157,7 @@ def test_what_a_backup_holds_is_let_in() -> None:
         member("archive/files", tarfile.DIRTYPE),
         member("joblog", tarfile.DIRTYPE),
     ):
-        assert is_safe(info), info.name
+        assert is_safe_member(info), info.name
 
 
 @pytest.fixture
@@ -163,7 +166,7 @@ def writer(tmp_path: Path) -> Iterator[str]:
     server = JournalServer(
         str(tmp_path),
         JournalSettings(keep_s=0.0),
-        stores_of(Settings(state_dir=str(tmp_path))),
+        make_stores(Settings(state_dir=str(tmp_path))),
         trim_every_s=0.1,
     )
     thread = threading.Thread(target=server.run, args=(stop,))
@@ -194,17 +197,17 @@ def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
 
 def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
-    journal.append(rows_of([script_event(n) for n in range(5)]))
+    journal.append(encode_rows([script_event(n) for n in range(5)]))
     for name, position in (("jobs", 5), ("catalogue", 3)):
         journal.passed(name, position, "running", "")
     journal.passed("archive.old", 0, "waiting", "away")
     journal.detach("archive.old")
     journal.close()
-    put_back(str(tmp_path / "journal.db"), leap=1000)
+    prepare_restored(str(tmp_path / "journal.db"), leap=1000)
     journal = Journal(str(tmp_path))
     assert journal.attached() == {"jobs": 0, "catalogue": 0}
     assert journal.trimmable(10) == []
     # A ledger that was not in the backup may have seen 6 to 1004: none of them comes again.
-    journal.append(rows_of([script_event(7)]))
+    journal.append(encode_rows([script_event(7)]))
     assert journal.head() == 1006
     journal.close()

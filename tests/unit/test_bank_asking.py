@@ -11,20 +11,20 @@ from harness import bank
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
-from steward.bank.actions.reports import UsageRequest, usage
-from steward.bank.context import BankRoom
+from steward.bank.actions.reports import UsageRequest, show_usage
+from steward.bank.context import BankContext
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.ledger import By
+from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.core.access import Asker
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.daemon.contexts import action_registry
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.slurm.times import zone_called
+from steward.slurm.times import load_zone
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_what_is_used_is_shown_to_owners_and_coordinators(site: Site) -> None:
 @pytest.mark.parametrize("report", ["users", "accounts", "jobs", "waste", "waits", "partitions"])
 def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str) -> None:
     books = open_database(database_path(site.settings.state_dir), MIGRATIONS)
-    start = micros(NOON)
+    start = to_micros(NOON)
     runs = [("physics", "ada"), ("optics", "ada"), ("chemistry", "bela")]
     lines = [
-        Line(
+        UsageLine(
             cluster="c1",
             job_id=number,
             label=str(number),
@@ -336,20 +336,22 @@ def test_a_charge_that_is_not_what_it_should_be_is_seen(site: Site) -> None:
     charge = bank.charge(site, 7, hours=4)
     with site.ledger.transaction() as t:
         wrong = {name: getattr(charge, name) for name in charge.__struct_fields__}
-        t.charges.charge(type(charge)(**{**wrong, "amount": 5 * MICRO}), By(who="x", why="wrong"))
+        t.charges.charge(
+            type(charge)(**{**wrong, "amount": 5 * MICRO}), Authorship(who="x", why="wrong")
+        )
     assert not site.ask("bank.explain", job="7").is_right
 
 
 def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     import msgspec
 
-    from steward.bank.context import BankRoom
+    from steward.bank.context import BankContext
     from steward.bank.settings import BankSettings
 
     site = bank.make_shared_site(tmp_path)
     off = msgspec.structs.replace(site.settings, bank=BankSettings())
     with pytest.raises(BankUsage, match="no bank here"):
-        BankRoom(off, access=site.room("bank").access).ledger  # noqa: B018 -- opening it is the point
+        BankContext(off, access=site.room("bank").access).ledger  # noqa: B018 -- opening it is the point
 
 
 def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
@@ -357,16 +359,16 @@ def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
 ) -> None:
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="")
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
-    room = BankRoom(settings, access=site.room("bank").access, now=lambda: site.now)
+    room = BankContext(settings, access=site.room("bank").access, now=lambda: site.now)
     bank.charge(site, 1, start=datetime(2026, 2, 28, 11, 30, tzinfo=UTC))
     request = UsageRequest(by=("month",), since="2026-01-01")
     try:
         for zone, month in (("Pacific/Auckland", "2026-03"), ("America/Lima", "2026-02")):
             monkeypatch.setenv("TZ", zone)
-            zone_called.cache_clear()
-            (row,) = usage(room, ROOT, request).rows
+            load_zone.cache_clear()
+            (row,) = show_usage(room, ROOT, request).rows
             assert row.month == month
     finally:
         monkeypatch.undo()
-        zone_called.cache_clear()
+        load_zone.cache_clear()
         room.close()

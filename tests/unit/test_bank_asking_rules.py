@@ -12,13 +12,13 @@ from harness.events import NOON
 from harness.gate import account, job, running, settings_of
 from harness.site import ADA, OWNER, Site
 from harness.slurm import Stage
-from steward.bank.actions.upkeep import holds_and_jobs
+from steward.bank.actions.upkeep import compare_holds_with_jobs
 from steward.bank.errors import BankUsage
-from steward.bank.ledger import By, Refusal
+from steward.bank.ledger import Authorship, RejectedJob
 from steward.bank.money import MICRO
-from steward.bank.records import Factor, Hold, Rate
+from steward.bank.records import Hold, Rate, TimeFactor
 from steward.core.events import utc_now
-from steward.slurm.cluster_model import NodeShape, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape
 
 
 @pytest.fixture
@@ -32,8 +32,12 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
         Rate(partition="gpu", free=True, weights={"cpu": 1}),
         Rate(partition="gpu", weights={"cpu": -1}),
         Rate(partition="gpu", minimum=-1, weights={"cpu": 1}),
-        Rate(weights={"cpu": 1}, factors=(Factor(days=(7,), begin_min=0, end_min=5, permille=1),)),
-        Rate(weights={"cpu": 1}, factors=(Factor(days=(1,), begin_min=5, end_min=5, permille=1),)),
+        Rate(
+            weights={"cpu": 1}, factors=(TimeFactor(days=(7,), begin_min=0, end_min=5, permille=1),)
+        ),
+        Rate(
+            weights={"cpu": 1}, factors=(TimeFactor(days=(1,), begin_min=5, end_min=5, permille=1),)
+        ),
         Rate(weights={"cpu": 1}, cluster="elsewhere"),
     ):
         with pytest.raises(BankUsage):
@@ -66,7 +70,7 @@ def test_what_no_job_is_handed_is_not_weighed(site: Site, name: str, said: str) 
 
 
 def test_a_gres_that_no_node_has_is_warned_of(site: Site) -> None:
-    picture = Picture(cluster="c1", shapes=(NodeShape(tres={"gres/gpu:a100": 4}),))
+    picture = ClusterModel(cluster="c1", shapes=(NodeShape(tres={"gres/gpu:a100": 4}),))
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     sound = {"cpu": 1, "gres/gpu": 1, "gres/gpu:a100": 1, "license/matlab@db": 1}
@@ -104,7 +108,7 @@ def test_modes_are_set_and_taken_back(site: Site) -> None:
 
 
 def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any = "observe") -> Any:
-    return Refusal(
+    return RejectedJob(
         id=f"gate:{number}",
         at=NOON,
         mode=mode,
@@ -190,10 +194,10 @@ def test_the_proof_says_that_holds_were_not_looked_at(site: Site) -> None:
 
 
 def test_the_proof_tells_of_what_slurm_does_not_count(site: Site) -> None:
-    picture = Picture(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
+    picture = ClusterModel(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
     gpus = Rate(cluster="c1", partition="gpu", weights={"gres/gpu": MICRO}, valid_from=NOON)
     with site.ledger.transaction() as t:
-        t.rates.add(gpus, By(who="root"))
+        t.rates.add(gpus, Authorship(who="root"))
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     (found,) = site.ask("bank.check").findings
     assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")
@@ -215,7 +219,7 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
         bank.feed(site, bank.life(job_id)[:2])
     bank.feed(site, bank.life(4))
     bank.feed(site, bank.life(5, partition="unpriced")[:2])
-    found = holds_and_jobs(
+    found = compare_holds_with_jobs(
         site.room("bank"), [held(1, 60, site), held(4, 60, site), held(9, 1, site)]
     )
     assert sorted((one.kind, one.where) for one in found) == [
@@ -224,4 +228,6 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
         ("job-without-hold", "c1/3"),
     ]
     site.ask("bank.enforce", mode="off")
-    assert [one.where for one in holds_and_jobs(site.room("bank"), [held(4, 60, site)])] == ["c1/4"]
+    assert [
+        one.where for one in compare_holds_with_jobs(site.room("bank"), [held(4, 60, site)])
+    ] == ["c1/4"]

@@ -18,13 +18,13 @@ from harness.jobs import record
 from harness.site import Site
 from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.client import GateLink
-from steward.bank.gate.requests import Submit
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import PluginRequest
 from steward.bank.gate.server import GateServer
-from steward.bank.gate_sync import MARK_S, PICTURE_S, Pictures
-from steward.bank.ledger import Account, Refusal
+from steward.bank.gate_sync import CONFIG_CHECK_S, MODEL_REFRESH_S, ClusterModels
+from steward.bank.ledger import Account, RejectedJob
 from steward.bank.money import MICRO
-from steward.bank.records import Description, Hold, ModeRule
+from steward.bank.records import Hold, JobRequest, ModeRule
 from steward.bank.settings import BankSettings
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -35,19 +35,19 @@ from steward.core.events import (
     RUN_END,
     ControllerState,
     Event,
-    QueueLooked,
+    QueuePolled,
 )
 from steward.core.poll_status import COST_FACTOR
 from steward.core.waits import Stop
 from steward.slurm.client import Slurm
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 
 
-def picture() -> Picture:
-    debug = PartitionPicture(name="debug", shapes=((0, 64),), nodes=64)
-    return Picture(
+def picture() -> ClusterModel:
+    debug = PartitionModel(name="debug", shapes=((0, 64),), nodes=64)
+    return ClusterModel(
         cluster="c1",
         taken_us=1,
         zone="UTC",
@@ -71,7 +71,7 @@ class Bank(Site):
             t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
             t.set_mark("picture:c1", msgspec.json.encode(picture()).decode())
         begin(self, NOON - timedelta(hours=1))
-        self.link = GateLink(self.settings.state_dir)
+        self.link = GateClient(self.settings.state_dir)
         self.said: list[Event] = []
         self.start_gate()
         self.charger = self.make()
@@ -121,9 +121,9 @@ class Bank(Site):
     def held(self) -> int:
         return sum(hold.remaining for hold in self.holds())
 
-    def submit(self, job: Description) -> str:
+    def submit(self, job: JobRequest) -> str:
         """Ask the gate as slurmctld's plugin does; the token that it puts on the job."""
-        ask = Submit(v=1, op="submit", cluster="c1", job=job)
+        ask = PluginRequest(v=1, op="submit", cluster="c1", job=job)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self.settings.gate.socket)
             connection.sendall(msgspec.json.encode(ask) + b"\n")
@@ -295,7 +295,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
     bank.happen([running])
     (hold,) = bank.holds()
     assert (hold.started, hold.amount > 100 * HOUR) == (True, True)
-    another = Description(uid=1000, account="physics", partition="debug", time_limit_min=60)
+    another = JobRequest(uid=1000, account="physics", partition="debug", time_limit_min=60)
     verdict = bank.link.would("c1", another)
     assert "overdrawn" in verdict.say
     assert not verdict.ok
@@ -407,13 +407,13 @@ def poll(event_id: int) -> Event:
         at=began,
         seen_at=began,
         source="snapshot",
-        body=QueueLooked(began=began),
+        body=QueuePolled(began=began),
         id=event_id,
     )
 
 
 def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank: Bank) -> None:
-    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
+    bank.submit(JobRequest(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
     (unseen,) = bank.holds()
     shown = msgspec.structs.replace(life(9)[0], id=len(bank.journal) + 1)
     bank.take([shown, poll(shown.id + 1)])
@@ -426,7 +426,7 @@ def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank:
 def test_a_poll_waits_for_no_event_that_jobs_db_itself_tells(bank: Bank) -> None:
     for event in life(1):
         bank.happen([event])
-    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
+    bank.submit(JobRequest(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
     end = next(event for event in bank.journal if event.kind == RUN_END)
     far = 1 << 40
     bank.take([msgspec.structs.replace(end, id=far), poll(far + 1)])
@@ -472,7 +472,7 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
     with bank.ledger.transaction() as t:
         for days in (1, 91):
             at = bank.now - timedelta(days=days)
-            t.refusals.add(Refusal(id=f"{days}", at=at, mode="gate", cluster="c1", why="dear"))
+            t.refusals.add(RejectedJob(id=f"{days}", at=at, mode="gate", cluster="c1", why="dear"))
     bank.later(90_000)
     bank.turn()
     # From here on they are known to have been taken: they go when a day has passed.
@@ -507,7 +507,7 @@ def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
 ) -> None:
     billing = {"cpu": "1"}
 
-    def shown(self: Slurm, zone: str = "") -> Picture:
+    def shown(self: Slurm, zone: str = "") -> ClusterModel:
         debug = msgspec.structs.replace(picture().partitions["debug"], billing=billing)
         at_us = int(time.time() * 1_000_000)
         return msgspec.structs.replace(picture(), partitions={"debug": debug}, taken_us=at_us)
@@ -515,7 +515,7 @@ def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
     def known() -> dict[str, str]:
         with bank.ledger.reading() as t:
             kept = t.mark("picture:c1")
-        return msgspec.json.decode(kept, type=Picture).partitions["debug"].billing
+        return msgspec.json.decode(kept, type=ClusterModel).partitions["debug"].billing
 
     monkeypatch.setattr(Slurm, "picture", shown)
     monkeypatch.setattr(Slurm, "configuration_mark", lambda _: "the same")
@@ -558,7 +558,7 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
     monkeypatch.setattr(Slurm, "configuration_mark", mark)
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
-    pictures = Pictures(settings, bank.ledger, lambda: now_s)
+    pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
 
     def waits_s() -> float:
         """Return the time from one question to the next."""
@@ -570,9 +570,9 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
         return asked_s[-1] - asked_s[-2]
 
     pictures.look()
-    assert waits_s() == MARK_S
+    assert waits_s() == CONFIG_CHECK_S
     late_s = 2.5
-    assert waits_s() == MARK_S
+    assert waits_s() == CONFIG_CHECK_S
     assert waits_s() <= 2 * late_s, "it was late once"
     assert waits_s() == COST_FACTOR * late_s, "it was late twice"
 
@@ -584,7 +584,7 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
     now_s, booted = 0.0, "once"
     taken_s = list[float]()
 
-    def shown(*_: object) -> Picture:
+    def shown(*_: object) -> ClusterModel:
         nonlocal now_s
         taken_s.append(now_s)
         now_s += cost_s
@@ -594,7 +594,7 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
     monkeypatch.setattr(Slurm, "configuration_mark", lambda _: booted)
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
-    pictures = Pictures(settings, bank.ledger, lambda: now_s)
+    pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
 
     def pass_time(seconds: float) -> list[float]:
         """Return when pictures were taken in these seconds, counted from their beginning."""
@@ -605,20 +605,20 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
             pictures.look()
         return [at_s - began_s for at_s in taken_s[count:]]
 
-    pass_time(5 * PICTURE_S)
+    pass_time(5 * MODEL_REFRESH_S)
     booted = "again"
-    restarted = pass_time(PICTURE_S)
-    assert restarted[0] <= MARK_S
+    restarted = pass_time(MODEL_REFRESH_S)
+    assert restarted[0] <= CONFIG_CHECK_S
     gaps = [later - sooner for sooner, later in pairwise(restarted)]
     assert len(restarted) == count
     assert gaps == sorted(gaps), "the gaps grow"
     assert all(gap >= COST_FACTOR * cost_s for gap in gaps)
     if not cost_s:
-        assert restarted[1] <= MARK_S + 6, "slurmd registers within seconds"
-    pass_time(2 * PICTURE_S)
+        assert restarted[1] <= CONFIG_CHECK_S + 6, "slurmd registers within seconds"
+    pass_time(2 * MODEL_REFRESH_S)
     pictures.expire("c1")
-    assert len(pass_time(PICTURE_S)) <= 2, "it has not changed, though slurmctld was away"
-    assert len(pass_time(5 * PICTURE_S)) <= 5, "a settled cluster is pictured by the minute"
+    assert len(pass_time(MODEL_REFRESH_S)) <= 2, "it has not changed, though slurmctld was away"
+    assert len(pass_time(5 * MODEL_REFRESH_S)) <= 5, "a settled cluster is pictured by the minute"
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -627,7 +627,7 @@ def test_two_jobs_of_one_id_in_a_batch_have_a_hold_each(bank: Bank, is_late: boo
     bank.happen(first[:2])
     (old,) = bank.holds()
     # Slurm gave the id again; the second job's submission was let in by the gate.
-    token = bank.submit(Description(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
+    token = bank.submit(JobRequest(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
     (new,) = (hold for hold in bank.holds() if hold.id != old.id)
     second = life(1, begin=9000, admin_comment=token)[0]
     said = feed(bank, [first[2], second])

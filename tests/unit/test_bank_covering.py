@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from harness.events import NOON
-from steward.bank.enforcement import claim_of, grouped, is_too_large, needs
+from steward.bank.enforcement import build_claim, group_by_hold, is_hold_too_large, needs_hold
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Quote
 from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.slurm.job_changes import name_of
+from steward.slurm.job_changes import format_job_target
 
 RECORD = JobRecord(
     job_id=7,
@@ -70,41 +70,41 @@ def job(**changes: object) -> Job:
 def test_a_hold_that_covers_less_than_the_job_is_looked_at(
     changes: dict[str, object], is_needed: bool
 ) -> None:
-    assert needs(record(**changes), HOLD, NOON) is is_needed
+    assert needs_hold(record(**changes), HOLD, NOON) is is_needed
 
 
 def test_a_job_that_waits_on_purpose_is_only_to_be_known_to_the_gate() -> None:
-    assert needs(RECORD, None, NOON)
+    assert needs_hold(RECORD, None, NOON)
     empty = msgspec.structs.replace(HOLD, amount=0, remaining=0)
     for waiting in (
         record(reason="JobHeldUser"),
         record(eligible=NOON + timedelta(hours=1), cpus=999),
     ):
-        assert needs(waiting, None, NOON)
-        assert needs(waiting, empty, NOON), "what it asks for may have changed"
-        assert not needs(waiting, HOLD, NOON)
+        assert needs_hold(waiting, None, NOON)
+        assert needs_hold(waiting, empty, NOON), "what it asks for may have changed"
+        assert not needs_hold(waiting, HOLD, NOON)
     # Soon enough that what it needs is to be there.
-    assert needs(record(eligible=NOON + timedelta(minutes=2)), None, NOON)
-    assert needs(record(eligible=NOON + timedelta(hours=1), state="RUNNING"), None, NOON)
-    assert needs(RECORD, empty, NOON)
+    assert needs_hold(record(eligible=NOON + timedelta(minutes=2)), None, NOON)
+    assert needs_hold(record(eligible=NOON + timedelta(hours=1), state="RUNNING"), None, NOON)
+    assert needs_hold(RECORD, empty, NOON)
 
 
 def test_tasks_that_are_gone_make_an_arrays_hold_too_large() -> None:
     waiting = job(array_job_id=7, array_task="2-4")
     running = job(job_id=8, array_job_id=7, array_task="1", state="RUNNING")
-    assert not is_too_large(HOLD, [waiting, running], "full")
-    assert is_too_large(HOLD, [waiting], "full")
-    assert not is_too_large(HOLD, [job(array_job_id=7, array_task="2,...")], "full")
-    assert not is_too_large(HOLD, [waiting], "running")
+    assert not is_hold_too_large(HOLD, [waiting, running], "full")
+    assert is_hold_too_large(HOLD, [waiting], "full")
+    assert not is_hold_too_large(HOLD, [job(array_job_id=7, array_task="2,...")], "full")
+    assert not is_hold_too_large(HOLD, [waiting], "running")
 
 
 def test_a_claim_is_of_all_tasks_that_are_left() -> None:
     waiting = job(array_job_id=7, array_task="5-9%2")
     running = job(job_id=8, array_job_id=7, array_task="3", state="RUNNING", start=NOON)
-    claim = claim_of(("c1", 7), [waiting, running])
+    claim = build_claim(("c1", 7), [waiting, running])
     assert claim is not None
     assert (claim.description.array, claim.started) == ("3,5-9%2", True)
-    assert claim_of(("c1", 7), [job(uid=None)]) is None
+    assert build_claim(("c1", 7), [job(uid=None)]) is None
 
 
 def test_no_task_is_counted_twice() -> None:
@@ -114,19 +114,19 @@ def test_no_task_is_counted_twice() -> None:
         job(job_id=8 + task, array_job_id=7, array_task=str(task), state="RUNNING", start=NOON)
         for task in (0, 1, 10)
     ]
-    claim = claim_of(("c1", 7), [waiting, *tasks])
+    claim = build_claim(("c1", 7), [waiting, *tasks])
     assert claim is not None
     assert claim.description.array == "0,1,10,2-3,8,12%2"
     whole = msgspec.structs.replace(HOLD, remaining=8 * MICRO)
-    assert is_too_large(whole, [waiting, *tasks], "full")
-    assert not is_too_large(
+    assert is_hold_too_large(whole, [waiting, *tasks], "full")
+    assert not is_hold_too_large(
         msgspec.structs.replace(HOLD, remaining=7 * MICRO), [waiting, *tasks], "full"
     )
 
 
 def test_a_job_that_we_hold_is_asked_for_as_if_it_were_not_held() -> None:
     held = job(reason="JobHeldAdmin")
-    of_others, ours = claim_of(("c1", 7), [held]), claim_of(("c1", 7), [held], is_ours=True)
+    of_others, ours = build_claim(("c1", 7), [held]), build_claim(("c1", 7), [held], is_ours=True)
     assert of_others is not None
     assert ours is not None
     assert (of_others.description.held, ours.description.held) == (True, False)
@@ -139,20 +139,20 @@ def test_what_a_resized_job_has_used_is_not_held_for_again() -> None:
         resized_at=NOON + timedelta(minutes=20),
         tres_allocated="cpu=2,node=1",
     )
-    claim = claim_of(("c1", 7), [resized])
+    claim = build_claim(("c1", 7), [resized])
     assert claim is not None
     assert claim.description.time_limit_min == 40
 
 
 def test_of_an_id_that_was_used_again_the_newest_job_counts() -> None:
     old, new = job(submit=NOON - timedelta(days=1)), job()
-    assert grouped([new, old]) == {7: [new]}
+    assert group_by_hold([new, old]) == {7: [new]}
 
 
 def test_an_arrays_task_is_named_by_its_index() -> None:
-    assert name_of(record(array_job_id=5, array_task="3")) == "5_3"
-    assert name_of(record(array_job_id=7, array_task="3-9")) == "7"
-    assert name_of(RECORD) == "7"
+    assert format_job_target(record(array_job_id=5, array_task="3")) == "5_3"
+    assert format_job_target(record(array_job_id=7, array_task="3-9")) == "7"
+    assert format_job_target(RECORD) == "7"
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_more_memory_gres_licenses_or_another_qos_is_looked_at(
     more = {"mem": 4096, "gres/gpu": 2, "gres/gpu:a100": 2, "license/matlab": 2, "bb/lua": 2048}
     quote = msgspec.structs.replace(QUOTE, tres=QUOTE.tres | more, qos="normal")
     hold = msgspec.structs.replace(HOLD, quote=quote)
-    assert needs(record(**changes), hold, NOON) is is_needed
+    assert needs_hold(record(**changes), hold, NOON) is is_needed

@@ -9,16 +9,16 @@ from harness.estimates import CLUSTER, CPUS, GRACE_S, NOW, SETTINGS, SU, estimat
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import (
     Estimator,
-    description_of,
+    apply_update,
+    count_array_tasks,
+    describe_record,
     estimate,
-    merged,
     parse_options,
-    tasks_of,
 )
-from steward.bank.prices import dearest_price
-from steward.bank.records import Description, Factor, Rate, Use
+from steward.bank.prices import compute_highest_price
+from steward.bank.records import JobRequest, Rate, ResourceUse, TimeFactor
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 
 EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "billing"], SU))
 
@@ -205,7 +205,7 @@ def test_burst_buffers_that_the_queue_shows_are_priced_by_the_gib(rate: Rate, co
     picture = msgspec.structs.replace(CLUSTER, partitions={"main": main})
     shown = "cpu=1,node=1,bb/lua=3G"
     record = JobRecord(job_id=1, time_limit_s=3540, partition="main", tres_requested=shown)
-    found = Estimator(picture, [rate], SETTINGS).quote(description_of(record), NOW)
+    found = Estimator(picture, [rate], SETTINGS).quote(describe_record(record), NOW)
     assert (found.tres["bb/lua"], found.amount) == (3072, cost)
 
 
@@ -267,7 +267,7 @@ def test_the_qos_that_slurm_will_give() -> None:
 def test_every_factor_at_its_dearest() -> None:
     rate = Rate(
         weights={"cpu": SU},
-        factors=(Factor(days=(0,), begin_min=0, end_min=60, permille=4000),),
+        factors=(TimeFactor(days=(0,), begin_min=0, end_min=60, permille=4000),),
         ends_permille={"NODE_FAIL": 0, "TIMEOUT": 1500},
         minimum=5,
     )
@@ -302,7 +302,7 @@ def test_an_array_is_all_its_tasks() -> None:
     [("5", (1, 1)), ("1,3,5-9:2%4", (5, 4)), ("[0-99%0]", (100, 100)), (" 1-2 , 4", (3, 3))],
 )
 def test_array_tasks(expression: str, counts: tuple[int, int]) -> None:
-    assert tasks_of(expression) == counts
+    assert count_array_tasks(expression) == counts
 
 
 @pytest.mark.parametrize(
@@ -310,13 +310,13 @@ def test_array_tasks(expression: str, counts: tuple[int, int]) -> None:
 )
 def test_no_array_tasks(expression: str) -> None:
     with pytest.raises(NoEstimate, match="array"):
-        tasks_of(expression)
+        count_array_tasks(expression)
 
 
 @given(st.text(max_size=30))
 def test_no_expression_upsets_it(expression: str) -> None:
     try:
-        tasks, at_once = tasks_of(expression)
+        tasks, at_once = count_array_tasks(expression)
     except NoEstimate:
         return
     assert 1 <= at_once <= tasks
@@ -329,11 +329,11 @@ def test_what_nobody_could_pay_is_no_amount() -> None:
 
 def test_an_update_that_makes_a_job_larger() -> None:
     base = parse_options(["-n2", "-t", "10", "--mem=1G", "-p", "plain"], uid=1)
-    longer = merged(base, Description(uid=0, job_id=7, time_limit_min=20))
+    longer = apply_update(base, JobRequest(uid=0, job_id=7, time_limit_min=20))
     assert (longer.uid, longer.num_tasks, longer.time_limit_min) == (1, 2, 20)
-    moved = merged(base, Description(uid=0, partition="main"))
+    moved = apply_update(base, JobRequest(uid=0, partition="main"))
     assert estimator().quote(moved, NOW).partition == "main"
-    wider = merged(base, Description(uid=0, mem_per_cpu_mib=100, min_nodes=3))
+    wider = apply_update(base, JobRequest(uid=0, mem_per_cpu_mib=100, min_nodes=3))
     assert (wider.pn_min_memory_mib, wider.mem_per_cpu_mib, wider.min_nodes) == (None, 100, 3)
 
 
@@ -395,13 +395,13 @@ def test_whole_numbers_and_fractions_agree(
         ends_permille={"FAILED": 1300},
     )
     found = quote(f"-p {partition} -n{tasks} -t {minutes} {gpus}", rate)
-    use = Use(tres=found.tres, seconds=found.time_s, qos=found.qos)
-    assert found.amount == dearest_price(use, rate).amount
+    use = ResourceUse(tres=found.tres, seconds=found.time_s, qos=found.qos)
+    assert found.amount == compute_highest_price(use, rate).amount
 
 
 @given(
     st.builds(
-        Description,
+        JobRequest,
         uid=st.just(1),
         partition=st.sampled_from(["", "main", "gpu", "excl", "limited"]),
         time_limit_min=st.none() | st.integers(-1, 10**6),
@@ -429,7 +429,7 @@ def test_whole_numbers_and_fractions_agree(
         mem_per_tres=st.sampled_from(["", "gres/gpu:3", "x"]),
     )
 )
-def test_whatever_is_asked_for_costs_something(job: Description) -> None:
+def test_whatever_is_asked_for_costs_something(job: JobRequest) -> None:
     found = estimator(EVERYTHING).quote(job, NOW)
     assert found.amount > 0
     assert found.tres["cpu"] >= 1
@@ -439,7 +439,7 @@ def test_whatever_is_asked_for_costs_something(job: Description) -> None:
 
 def test_a_job_keeps_its_price_whatever_rate_is_entered_later() -> None:
     later = NOW + timedelta(hours=1)
-    late = Rate(number=2, partition="main", weights={"cpu": 9 * SU}, created_us=micros(later))
+    late = Rate(number=2, partition="main", weights={"cpu": 9 * SU}, created_us=to_micros(later))
     prices = estimator(CPUS, late)
-    job = Description(uid=1, partition="main")
+    job = JobRequest(uid=1, partition="main")
     assert [prices.quote(job, at).rate for at in (NOW, later, NOW, later)] == [1, 2, 1, 2]

@@ -12,12 +12,12 @@ from harness.estimates import CLUSTER, NOW, estimator
 from harness.gate import CLUSTER as SITE
 from harness.gate import GateCore, account, job, now_us
 from steward.bank.errors import NoEstimate
-from steward.bank.estimate.request_limits import nodes_named
-from steward.bank.gate.requests import Claim, Seen
-from steward.bank.records import Description
-from steward.slurm.nodelists import expand
+from steward.bank.estimate.request_limits import bound_node_count
+from steward.bank.gate.requests import CoverRequest, ShownJob
+from steward.bank.records import JobRequest
+from steward.slurm.nodelists import expand_nodelist
 
-JOB = Description(uid=1, partition="main", num_tasks=1)
+JOB = JobRequest(uid=1, partition="main", num_tasks=1)
 MANY = msgspec.structs.replace(
     CLUSTER,
     partitions={
@@ -27,7 +27,7 @@ MANY = msgspec.structs.replace(
 )
 
 
-def asking(**fields: object) -> Description:
+def asking(**fields: object) -> JobRequest:
     return msgspec.structs.replace(JOB, **fields)
 
 
@@ -55,7 +55,7 @@ def asking(**fields: object) -> Description:
     ],
 )
 def test_nodes_are_counted_without_writing_them_out(nodelist: str, count: int) -> None:
-    assert nodes_named(nodelist, 8) == count
+    assert bound_node_count(nodelist, 8) == count
 
 
 @given(
@@ -67,12 +67,12 @@ def test_nodes_are_counted_without_writing_them_out(nodelist: str, count: int) -
 )
 def test_as_many_nodes_as_clustershell_finds(parts: list[tuple[str, int, int]]) -> None:
     text = ",".join(f"{name}[{first}-{first + more}]" for name, first, more in parts)
-    assert nodes_named(text, 1000) == len(set(expand(text)))
+    assert bound_node_count(text, 1000) == len(set(expand_nodelist(text)))
 
 
 @given(st.text(alphabet="n12[]-,@!& \x00é", max_size=40), st.integers(1, 20))
 def test_whatever_is_written_is_a_count(text: str, most: int) -> None:
-    assert 0 <= nodes_named(text, most) <= most
+    assert 0 <= bound_node_count(text, most) <= most
 
 
 def test_nodes_that_cannot_be_had_are_as_many_as_there_are() -> None:
@@ -142,12 +142,12 @@ def test_a_limit_that_is_lowered_frees_nothing_of_an_arrays_hold(tmp_path: Path)
     said = site.submit(job(9, array="1-8"))
     assert site.free() == 20
     with site.store.transaction():
-        seen = Seen(
+        seen = ShownJob(
             cluster=SITE, job_id=5, uid=1000, admin_comment=said.admin_comment, started=True
         )
         site.upkeep.confirm([seen], now_us())
         # Six tasks were cancelled, and the limit of the others was lowered to a minute.
         left = job(1, array="1-2")
-        claim = Claim(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
+        claim = CoverRequest(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid
     assert site.free() == 80

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.bank.estimate import parse_jobs, parse_options, script_among
-from steward.bank.records import Description
+from steward.bank.estimate import find_script, parse_jobs, parse_options
+from steward.bank.records import JobRequest
 from steward.core.errors import UsageError
 
 
-def parsed(line: str, script: str = "") -> Description:
+def parsed(line: str, script: str = "") -> JobRequest:
     return parse_options(line.split(), script, uid=7)
 
 
@@ -133,7 +133,7 @@ def test_a_directive_that_cannot_be_read() -> None:
     ],
 )
 def test_which_word_is_the_script(line: str, script: str) -> None:
-    assert script_among(line.split()) == script
+    assert find_script(line.split()) == script
 
 
 words = st.lists(st.text(max_size=12) | st.sampled_from(["-n", "4", "--time", "-N2", ":", "--"]))
@@ -161,7 +161,7 @@ def test_numbers_of_thousands_of_digits_are_none(option: str, value: str) -> Non
     ],
 )
 def test_the_script_is_found_behind_options_without_a_value(words: str) -> None:
-    assert script_among([*words.split(), "job.sh", "-n9"]) == "job.sh"
+    assert find_script([*words.split(), "job.sh", "-n9"]) == "job.sh"
 
 
 def test_other_names_of_options() -> None:

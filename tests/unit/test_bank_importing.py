@@ -14,16 +14,16 @@ from harness.bank import BY
 from harness.site import ADA, Site
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.imports import (
-    Plan,
-    carry_out,
-    of_associations,
+    ImportPlan,
+    apply_plan,
+    read_associations,
     read_bank_config,
     read_csv,
     read_dump,
 )
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.slurm.cluster_model import PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, PartitionModel
 
 TABLE = """\
 \ufeffAccount,Parent,Owners,Credit,Draws on parent,User,Limit,Amount,End,Rollover,Note
@@ -156,7 +156,7 @@ def test_associations_as_slurmdbd_answers() -> None:
         ("optics", "physics", ""),
         ("optics", "", "ada"),
     ]
-    plan = of_associations(rows, {"optics": {"bela", "ada"}, "gone": {"x"}})
+    plan = read_associations(rows, {"optics": {"bela", "ada"}, "gone": {"x"}})
     assert set(plan.accounts) == {"physics", "optics"}
     assert plan.accounts["optics"].owners == ("ada", "bela")
     assert set(plan.members) == {("optics", "ada")}
@@ -187,8 +187,8 @@ def test_prices_of_the_old_plugins(site: Site) -> None:
 
 
 def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None:
-    known = PartitionPicture(name="normal"), PartitionPicture(name="savio_bigmem")
-    picture = Picture(cluster="c1", partitions={one.name: one for one in known})
+    known = PartitionModel(name="normal"), PartitionModel(name="savio_bigmem")
+    picture = ClusterModel(cluster="c1", partitions={one.name: one for one in known})
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
@@ -202,14 +202,14 @@ def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None
 
 
 def test_rates_are_imported_as_they_are_created(site: Site) -> None:
-    plan = Plan(rates=[Rate(cluster="c1", partition="normal", weights={"gpus": 1})])
+    plan = ImportPlan(rates=[Rate(cluster="c1", partition="normal", weights={"gpus": 1})])
     with pytest.raises(BankUsage, match="gres/gpu is"), site.ledger.transaction() as t:
-        carry_out(t, plan, BY)
-    picture = Picture(cluster="c1", partitions={"normal": PartitionPicture(name="normal")})
-    plan = Plan(rates=[Rate(cluster="c1", partition="normal", weights={"gres/gpu": 1})])
+        apply_plan(t, plan, BY)
+    picture = ClusterModel(cluster="c1", partitions={"normal": PartitionModel(name="normal")})
+    plan = ImportPlan(rates=[Rate(cluster="c1", partition="normal", weights={"gres/gpu": 1})])
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-        carry_out(t, plan, BY)
+        apply_plan(t, plan, BY)
     assert plan.remarks == ["no node of cluster c1 has gres/gpu now"]
 
 
@@ -245,9 +245,9 @@ def test_only_operators_import(site: Site) -> None:
         site.ask("bank.import", ADA, kind="csv", text=TABLE)
 
 
-def reads(text: str) -> list[Plan]:
+def reads(text: str) -> list[ImportPlan]:
     """What each reader makes of a text that may be anything."""
-    readers: list[Callable[[], Plan]] = [
+    readers: list[Callable[[], ImportPlan]] = [
         lambda: read_csv(text, lambda _: None),
         lambda: read_dump(text),
         lambda: read_bank_config(text, "c1"),

@@ -14,14 +14,14 @@ from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
 from steward.bank.errors import BankUsage
 from steward.bank.records import ModeRule
 from steward.core.access import Asker
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
-PICTURE = Picture(
+PICTURE = ClusterModel(
     cluster="c1",
     taken_us=1,
     zone="UTC",
-    partitions={"debug": PartitionPicture(name="debug", shapes=((0, 64),), nodes=64)},
+    partitions={"debug": PartitionModel(name="debug", shapes=((0, 64),), nodes=64)},
     default_partition="debug",
     shapes=(SHAPE,),
     selects="cr_core",

@@ -13,23 +13,23 @@ from harness.events import NOON
 from harness.jobs import record
 from harness.site import Site
 from steward.bank.billing import Pricing
-from steward.bank.ledger import By
+from steward.bank.ledger import Authorship
 from steward.bank.reconciliation import (
-    Reckoning,
-    Reconciling,
-    backfill,
-    charges,
+    DueCharges,
+    RegularReconciliation,
+    backfill_cluster,
     mark_unpriced,
-    reconcile,
-    settle,
+    post_due_charges,
+    read_own_charges,
+    reconcile_cluster,
 )
 from steward.bank.records import Rate
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
-from steward.core.timestamps import micros, micros_or_0
-from steward.slurm.accounting import whole_runs
-from steward.slurm.sacct import History, job_from_row
+from steward.core.timestamps import to_micros, to_micros_or_zero
+from steward.slurm.accounting import merge_resized_runs
+from steward.slurm.sacct import SacctHistory, parse_job_row
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def compared(site: Site, *, is_dry: bool = False) -> list[tuple[int, int | None, int | None]]:
-    found = reconcile(
+    found = reconcile_cluster(
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=is_dry,
         now=site.now,
@@ -72,7 +72,7 @@ def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: Site) -> No
             },
             amount=5 * HOUR,
         )
-        t.charges.charge(wrong, By(who="test", why="a fault"))
+        t.charges.charge(wrong, Authorship(who="test", why="a fault"))
     assert bank.balance(site) == 995 * HOUR
     assert compared(site) == [(1, 5 * HOUR, 2 * HOUR)]
     assert bank.balance(site) == 998 * HOUR
@@ -88,12 +88,12 @@ def test_what_ended_before_the_bank_began_is_a_backfills(site: Site) -> None:
     assert compared(site) == []
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
     args = (site.settings, site.ledger, "c1", since, until)
-    dry = backfill(*args, is_dry=True, now=site.now)
+    dry = backfill_cluster(*args, is_dry=True, now=site.now)
     assert (dry.charges, dry.amount) == (1, 2 * HOUR)
     assert bank.balance(site) == 1000 * HOUR
-    assert backfill(*args, is_dry=False, now=site.now) == dry
+    assert backfill_cluster(*args, is_dry=False, now=site.now) == dry
     assert bank.balance(site) == 998 * HOUR
-    again = backfill(*args, is_dry=False, now=site.now)
+    again = backfill_cluster(*args, is_dry=False, now=site.now)
     assert (again.charges, again.amount) == (0, 0)
 
 
@@ -103,18 +103,18 @@ def test_a_backfill_leaves_what_was_charged_already(site: Site) -> None:
     with site.ledger.transaction() as t:
         (row,) = t.charges.of_job("c1", 1)
         other = msgspec.structs.replace(row.charge, amount=5 * HOUR)
-        t.charges.charge(other, By(who="root", why="agreed with its user"))
+        t.charges.charge(other, Authorship(who="root", why="agreed with its user"))
     bank.feed(site, bank.life(2))
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
     args = (site.settings, site.ledger, "c1", since, until)
-    done = backfill(*args, is_dry=False, now=site.now)
+    done = backfill_cluster(*args, is_dry=False, now=site.now)
     assert (done.charges, done.amount) == (1, 2 * HOUR)
     assert bank.balance(site) == 993 * HOUR
 
 
 def test_a_job_without_a_rate_is_charged_when_there_is_one(site: Site) -> None:
     bank.feed(site, bank.life(1, partition="new"))
-    (found,) = reconcile(
+    (found,) = reconcile_cluster(
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=False,
         now=site.now,
@@ -197,7 +197,7 @@ def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: Site) -> None:
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
 
-    reconciling = Reconciling(site.settings, site.ledger, pricing)
+    reconciling = RegularReconciliation(site.settings, site.ledger, pricing)
     with site.ledger.transaction() as t:
         mark_unpriced(t, "c1", NOON)
     began = NOON - timedelta(hours=1)
@@ -217,7 +217,7 @@ def test_the_clocks_turn_finds_what_came_to_be_known_late(site: Site) -> None:
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
 
-    reconciling = Reconciling(site.settings, site.ledger, pricing)
+    reconciling = RegularReconciliation(site.settings, site.ledger, pricing)
     began = NOON - timedelta(hours=1)
     reconciling.turn("c1", began, site.now, 1)
     bank.feed(site, bank.life(1))  # it ended five hours ago: the mark has moved past it
@@ -227,7 +227,7 @@ def test_the_clocks_turn_finds_what_came_to_be_known_late(site: Site) -> None:
     assert bank.balance(site) == 998 * HOUR
     bank.feed(site, bank.life(2))
     reconciling.close()
-    again = Reconciling(site.settings, site.ledger, pricing)
+    again = RegularReconciliation(site.settings, site.ledger, pricing)
     again.turn("c1", began, site.now + timedelta(minutes=62), 1)
     assert bank.balance(site) == 996 * HOUR, "when the bank has been away it looks far back"
     again.close()
@@ -266,7 +266,7 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
 
-    reconciling = Reconciling(site.settings, site.ledger, pricing)
+    reconciling = RegularReconciliation(site.settings, site.ledger, pricing)
     began = NOON - timedelta(hours=1)
     for minutes in (0, 30, 31, 32):
         if minutes == 31:
@@ -317,18 +317,18 @@ def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
     with site.ledger.reading() as t:
         rates = t.rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
-    reckoning = Reckoning("c1", bank.jobs_of(site), pricing, lambda _: [])
-    history = cast("History", _Rows())
+    reckoning = DueCharges("c1", bank.jobs_of(site), pricing, lambda _: [])
+    history = cast("SacctHistory", _Rows())
     since, until = NOON, NOON + timedelta(days=1)
-    dues = list(reckoning.of_slurmdbd(history, since, until, People()))
+    dues = list(reckoning.of_slurmdbd(history, since, until, NameResolver()))
     uses = [due.charge.use for due in dues if due.charge is not None and due.charge.use]
     assert [(use.tres["cpu"], use.seconds // 60) for use in uses] == [(4, 15), (2, 20), (1, 25)]
 
 
 @pytest.mark.parametrize("source", ["sacct", "slurmdbd"])
 def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> None:
-    rows = [job_from_row(row, People()) for row in _sizes()]
-    records = whole_runs([row for row in rows if row is not None])
+    rows = [parse_job_row(row, NameResolver()) for row in _sizes()]
+    records = merge_resized_runs([row for row in rows if row is not None])
     if source == "slurmdbd":
         # An import gives the rows as they are.
         records = [row for row in rows if row is not None]
@@ -347,7 +347,8 @@ def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> Non
     bank.feed(site, events)
     facts = bank.jobs_of(site).run_facts("c1", [1])
     assert [
-        (micros_or_0(fact.record.start) - micros(NOON), fact.record.suspended_s) for fact in facts
+        (to_micros_or_zero(fact.record.start) - to_micros(NOON), fact.record.suspended_s)
+        for fact in facts
     ] == [(10_000_000, 300), (1_210_000_000, 600), (10_000_000, 1800)]
     assert [fact.suspended_before_s for fact in facts] == [0, 0, 900]
 
@@ -382,11 +383,15 @@ def compare_both(site: Site, row: _Row) -> list[int | None]:
     with site.ledger.reading() as t:
         rates = t.rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
-    reckoning = Reckoning("c1", bank.jobs_of(site), pricing, partial(charges, site.ledger, "c1"))
-    rows = cast("History", row)
-    due = reckoning.of_slurmdbd(rows, NOON, NOON + timedelta(days=1), People())
-    found = settle(site.ledger, "c1", due, why="reconcile", is_dry=False)
-    found += reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    reckoning = DueCharges(
+        "c1", bank.jobs_of(site), pricing, partial(read_own_charges, site.ledger, "c1")
+    )
+    rows = cast("SacctHistory", row)
+    due = reckoning.of_slurmdbd(rows, NOON, NOON + timedelta(days=1), NameResolver())
+    found = post_due_charges(site.ledger, "c1", due, why="reconcile", is_dry=False)
+    found += reconcile_cluster(
+        site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now
+    )
     return [one.due for one in found]
 
 
@@ -400,7 +405,7 @@ def test_a_suspension_that_nobody_saw_is_taken_off_by_slurmdbds_word(
     *begun, end = bank.life(1)
     over = msgspec.structs.replace(end.body.record, suspended_s=seen_s)
     bank.feed(site, [*begun, msgspec.structs.replace(end, body=JobFacts(record=over, whole=True))])
-    reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    reconcile_cluster(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
     is_news = minutes == 40 and seen_s != 1200
     row = _Row(suspended=suspended)
     assert compare_both(site, row) == ([2 * HOUR * 40 // 60] if is_news else [])
@@ -415,7 +420,7 @@ def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(site: Site, sta
     never: dict[str, Any] = {"state": "CANCELLED", "nodelist": "", "tres_allocated": ""}
     over = msgspec.structs.replace(end.body.record, start=end.body.record.end, **never)
     bank.feed(site, [waiting, running, msgspec.structs.replace(end, body=JobFacts(record=over))])
-    reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    reconcile_cluster(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
     assert bank.balance(site) == 1000 * HOUR
     row = _Row(state="CANCELLED by 1000", start=f"2026-03-01T{start}", suspended="00:00:00")
     has_run = start != "13:00:01"

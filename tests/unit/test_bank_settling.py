@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 from harness.events import NOON
 from steward.bank.billing import (
     Pricing,
-    charge_of,
-    charged_before,
-    frees,
+    compute_charge,
+    compute_freed,
+    find_charge,
     is_charged,
     is_final,
     is_piece_of,
-    same_as,
+    match_earlier_charge,
 )
 from steward.bank.errors import NoRate
 from steward.bank.money import MICRO
-from steward.bank.prices import price
-from steward.bank.records import Charge, Hold, Quote, Rate, Use
+from steward.bank.prices import compute_price
+from steward.bank.records import Charge, Hold, Quote, Rate, ResourceUse
 from steward.bank.settings import BankSettings
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.core.usage import RunFact
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.core.timestamps import to_micros
+from steward.core.usage import RunEvent
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 PRICING = Pricing(
     settings=BankSettings(),
@@ -44,22 +44,22 @@ RECORD = JobRecord(
     end=START + timedelta(hours=1),
     tres_allocated="cpu=2,node=1",
 )
-FACT = RunFact(job_id=7, first_submit=NOON, restarts=0, record=RECORD)
+FACT = RunEvent(job_id=7, first_submit=NOON, restarts=0, record=RECORD)
 HOLD = Hold(id="h1", remaining=10 * MICRO, quote=Quote(amount=10 * MICRO, per_task=2 * MICRO))
 
 
-def fact(**changes: object) -> RunFact:
+def fact(**changes: object) -> RunEvent:
     record = msgspec.structs.replace(RECORD, **changes)
     return msgspec.structs.replace(FACT, record=record)
 
 
 def test_a_run_is_charged_by_what_slurm_shows_of_it() -> None:
-    charge = charge_of("c1", FACT, PRICING, hold=HOLD)
+    charge = compute_charge("c1", FACT, PRICING, hold=HOLD)
     assert charge is not None
     assert (charge.amount, charge.rate, charge.hold) == (2 * MICRO, 3, "h1")
     assert (charge.account, charge.user, charge.why) == ("physics", "ada", "end")
     assert charge.key == f"c1/7/{int(NOON.timestamp())}/0/0"
-    assert charge.use == Use(
+    assert charge.use == ResourceUse(
         tres={"cpu": 2, "node": 1}, start=START, seconds=3600, state="COMPLETED"
     )
 
@@ -74,12 +74,12 @@ def test_a_run_is_charged_by_what_slurm_shows_of_it() -> None:
     ],
 )
 def test_what_costs_nothing_or_cannot_be_told_yet(changes: dict[str, object]) -> None:
-    assert charge_of("c1", fact(**changes), PRICING) is None
+    assert compute_charge("c1", fact(**changes), PRICING) is None
 
 
 def test_an_end_that_nobody_saw_is_when_it_was_found_to_be_over() -> None:
     unseen = fact(end=None, state="UNKNOWN")
-    found = charge_of("c1", unseen, PRICING, seen_at=START + timedelta(minutes=30))
+    found = compute_charge("c1", unseen, PRICING, seen_at=START + timedelta(minutes=30))
     assert found is not None
     assert found.amount == MICRO
 
@@ -91,7 +91,7 @@ def test_an_imported_run_is_a_backfills() -> None:
 
 def test_a_partition_without_a_rate_is_named() -> None:
     with pytest.raises(NoRate, match="partition other"):
-        charge_of("c1", fact(partition="other"), PRICING)
+        compute_charge("c1", fact(partition="other"), PRICING)
 
 
 @given(
@@ -107,14 +107,14 @@ def test_pieces_of_a_resized_run_meet_without_gap_or_overlap(
     for end, width in zip(ends, cpus, strict=False):
         piece = fact(state="RESIZING", start=begin, end=end, tres_allocated=f"cpu={width},node=1")
         told = msgspec.structs.replace(piece, piece_end=end)
-        charge = charge_of("c1", told, PRICING)
+        charge = compute_charge("c1", told, PRICING)
         assert charge is not None
         charges.append(charge)
         begin = end
     last = fact(tres_allocated="cpu=1,node=1")
     pieces = [one for one in charges if is_piece_of(one, last)]
     assert pieces == charges
-    final = charge_of("c1", last, PRICING, pieces=pieces)
+    final = compute_charge("c1", last, PRICING, pieces=pieces)
     assert final is not None
     uses = [one.use for one in (*charges, final) if one.use is not None]
     assert sum(use.seconds for use in uses) == 3600
@@ -124,15 +124,15 @@ def test_pieces_of_a_resized_run_meet_without_gap_or_overlap(
 def test_each_size_is_rid_of_its_own_suspended_time() -> None:
     cut = START + timedelta(minutes=20)
     first = fact(state="RESIZING", end=cut, suspended_s=120, tres_allocated="cpu=4,node=2")
-    piece = charge_of("c1", msgspec.structs.replace(first, piece_end=cut), PRICING)
+    piece = compute_charge("c1", msgspec.structs.replace(first, piece_end=cut), PRICING)
     assert piece is not None
     last = msgspec.structs.replace(fact(suspended_s=420), suspended_before_s=120)
-    rest = charge_of("c1", last, PRICING, pieces=[piece])
+    rest = compute_charge("c1", last, PRICING, pieces=[piece])
     assert rest is not None
     assert [one.use.seconds for one in (piece, rest) if one.use] == [18 * 60, 35 * 60]
     # What is told of it later is reckoned anew.
     known = msgspec.structs.replace(last, suspended_before_s=0)
-    anew = charge_of("c1", known, PRICING, pieces=[piece], before=rest)
+    anew = compute_charge("c1", known, PRICING, pieces=[piece], before=rest)
     assert anew is not None
     assert anew.use is not None
     assert anew.use.seconds == 33 * 60
@@ -143,48 +143,48 @@ def test_a_former_jobs_pieces_are_none_of_this_run() -> None:
         cluster="c1",
         job_id=7,
         first_submit=NOON - timedelta(days=9),
-        piece_us=micros(NOON - timedelta(days=9)),
+        piece_us=to_micros(NOON - timedelta(days=9)),
     )
     assert not is_piece_of(old, FACT)
 
 
 def test_what_a_hold_is_rid_of() -> None:
-    assert (frees(FACT, HOLD), is_final(FACT)) == (0, True)
+    assert (compute_freed(FACT, HOLD), is_final(FACT)) == (0, True)
     task = fact(array_job_id=5, array_task="3")
-    assert (frees(task, HOLD), is_final(task)) == (2 * MICRO, False)
+    assert (compute_freed(task, HOLD), is_final(task)) == (2 * MICRO, False)
     # Cancelled while they waited, before they had records of their own.
     rest = fact(array_job_id=7, array_task="4-6%2", start=None, state="CANCELLED")
-    assert (frees(rest, HOLD), is_final(rest)) == (6 * MICRO, False)
+    assert (compute_freed(rest, HOLD), is_final(rest)) == (6 * MICRO, False)
     requeued = fact(state="REQUEUED")
-    assert (frees(requeued, HOLD), is_final(requeued)) == (0, False)
+    assert (compute_freed(requeued, HOLD), is_final(requeued)) == (0, False)
     piece = msgspec.structs.replace(FACT, piece_end=RECORD.end)
-    assert (frees(piece, HOLD), is_final(piece)) == (0, False)
+    assert (compute_freed(piece, HOLD), is_final(piece)) == (0, False)
 
 
 def test_a_run_whose_job_turns_out_to_be_older_is_charged_under_its_old_name() -> None:
-    charge = charge_of("c1", FACT, PRICING)
-    earlier = charge_of(
+    charge = compute_charge("c1", FACT, PRICING)
+    earlier = compute_charge(
         "c1", msgspec.structs.replace(FACT, first_submit=NOON - timedelta(hours=1)), PRICING
     )
     assert charge is not None
     assert earlier is not None
     assert earlier.key != charge.key
-    assert same_as(earlier, [charge]).key == charge.key
+    assert match_earlier_charge(earlier, [charge]).key == charge.key
     other = msgspec.structs.replace(earlier, restarts=1)
-    assert same_as(other, [charge]) == other
+    assert match_earlier_charge(other, [charge]) == other
 
 
 def node(cpus: int) -> NodeShape:
     return NodeShape(nodes="n1", cpus=cpus, usable_cpus=cpus, memory_mib=100)
 
 
-def cluster(cpus: int = 8, *, exclusive: bool = False) -> Picture:
-    debug = PartitionPicture(name="debug", shapes=((0, 1),), nodes=1, exclusive=exclusive)
-    return Picture(cluster="c1", shapes=(node(cpus),), partitions={"debug": debug})
+def cluster(cpus: int = 8, *, exclusive: bool = False) -> ClusterModel:
+    debug = PartitionModel(name="debug", shapes=((0, 1),), nodes=1, exclusive=exclusive)
+    return ClusterModel(cluster="c1", shapes=(node(cpus),), partitions={"debug": debug})
 
 
-def again(before: Charge, told: RunFact, pricing: Pricing, why: str = "reconcile") -> Charge:
-    found = charge_of(*("c1", told, pricing), before=charged_before(told, [before]), why=why)
+def again(before: Charge, told: RunEvent, pricing: Pricing, why: str = "reconcile") -> Charge:
+    found = compute_charge(*("c1", told, pricing), before=find_charge(told, [before]), why=why)
     assert found is not None
     return found
 
@@ -192,7 +192,7 @@ def again(before: Charge, told: RunFact, pricing: Pricing, why: str = "reconcile
 def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
     ran = fact(nodelist="n1")
     shared = msgspec.structs.replace(PRICING, picture=cluster())
-    first = charge_of("c1", ran, shared)
+    first = compute_charge("c1", ran, shared)
     assert first is not None
     dear = [*PRICING.rates, Rate(cluster="c1", partition="debug", weights={"cpu": 9}, number=4)]
     today = msgspec.structs.replace(
@@ -201,7 +201,7 @@ def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
         rates=dear,
         settings=BankSettings(over_limit="charge", suspended=True),
     )
-    fresh = charge_of("c1", ran, today)
+    fresh = compute_charge("c1", ran, today)
     assert fresh is not None
     assert fresh.amount != first.amount
     assert again(first, ran, today) == msgspec.structs.replace(first, why="reconcile")
@@ -217,7 +217,9 @@ def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
 
 def test_nodes_that_were_charged_whole_stay_what_they_were() -> None:
     ran = fact(nodelist="n1")
-    first = charge_of("c1", ran, msgspec.structs.replace(PRICING, picture=cluster(exclusive=True)))
+    first = compute_charge(
+        "c1", ran, msgspec.structs.replace(PRICING, picture=cluster(exclusive=True))
+    )
     assert first is not None
     assert (first.amount, first.whole) == (8 * MICRO, True)
     grown = msgspec.structs.replace(PRICING, picture=cluster(64))
@@ -230,7 +232,7 @@ def test_nodes_that_were_charged_whole_stay_what_they_were() -> None:
 
 
 def test_what_was_charged_before_the_cluster_was_seen_is_made_good() -> None:
-    first = charge_of("c1", fact(nodelist="n1"), PRICING)
+    first = compute_charge("c1", fact(nodelist="n1"), PRICING)
     assert first is not None
     seen = msgspec.structs.replace(PRICING, picture=cluster(exclusive=True))
     assert again(first, fact(nodelist="n1"), seen).amount == 8 * MICRO
@@ -238,7 +240,7 @@ def test_what_was_charged_before_the_cluster_was_seen_is_made_good() -> None:
 
 def test_a_job_that_turns_out_to_have_been_alone_is_charged_so() -> None:
     pricing = msgspec.structs.replace(PRICING, picture=cluster())
-    first = charge_of("c1", fact(nodelist="n1"), pricing)
+    first = compute_charge("c1", fact(nodelist="n1"), pricing)
     assert first is not None
     assert not first.whole
     assert again(first, fact(nodelist="n1", oversubscribe="NO"), pricing).amount == 8 * MICRO
@@ -252,13 +254,13 @@ def test_the_minimum_is_charged_once_a_run(minimum: int, amounts: tuple[int, ...
     ends = [START + timedelta(microseconds=1), START + timedelta(hours=1)]
     for end in ends:
         piece = msgspec.structs.replace(fact(state="RESIZING", end=end), piece_end=end)
-        charge = charge_of("c1", piece, pricing, pieces=pieces)
+        charge = compute_charge("c1", piece, pricing, pieces=pieces)
         assert charge is not None
         pieces.append(charge)
-    last = charge_of("c1", fact(end=ends[-1]), pricing, pieces=pieces)
+    last = compute_charge("c1", fact(end=ends[-1]), pricing, pieces=pieces)
     assert last is not None
     every = [*pieces, last]
     assert tuple(one.amount // MICRO for one in every) == amounts
-    assert [price(one.use, rate, UTC).amount for one in every if one.use] == [
+    assert [compute_price(one.use, rate, UTC).amount for one in every if one.use] == [
         one.amount for one in every
     ]

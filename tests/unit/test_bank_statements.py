@@ -20,26 +20,26 @@ from harness.site import ADA, Site
 from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.client import GateLink
-from steward.bank.ledger import By
+from steward.bank.gate.client import GateClient
+from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.bank.notices import (
-    OUTBOX,
+    NOTICE_KIND,
     Notice,
     NoticeNotSent,
     NoticeRefused,
-    addresses,
-    last_month,
-    mail_due,
-    send,
-    threshold_notice,
+    get_last_month,
+    queue_statements,
+    resolve_addresses,
+    send_notice,
+    write_threshold_notice,
 )
-from steward.bank.scheduled_work import Upkeep
+from steward.bank.scheduled_work import ScheduledWork
 from steward.bank.settings import BankSettings, NotifySettings
 from steward.core.config import Settings
 from steward.core.events import BankThreshold
-from steward.core.logs import set_up
-from steward.core.notifications import NotSent
+from steward.core.logs import configure_logging
+from steward.core.notifications import MailNotSent
 
 NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
 
@@ -81,7 +81,7 @@ DAY = timedelta(days=1)
 
 def waiting(site: Site) -> list[Notice]:
     with site.ledger.reading() as t:
-        items = t.outbox.due(OUTBOX, site.now + timedelta(days=1))
+        items = t.outbox.due(NOTICE_KIND, site.now + timedelta(days=1))
     return [msgspec.json.decode(item.payload, type=Notice) for item in items]
 
 
@@ -95,12 +95,12 @@ def test_a_month_is_told_once_to_owners(site: Site, tmp_path: Path) -> None:
     bank.charge(site, 1, hours=2)
     bank.charge(site, 2, hours=3, user="gus")
     with site.ledger.transaction() as t:
-        by = By(who="root", why="grant 7", at=NOON)
+        by = Authorship(who="root", why="grant 7", at=NOON)
         t.transfers.deposit("physics", 5 * MICRO, by)
-    assert mail_due(site.ledger, settings, NOON) == 0
+    assert queue_statements(site.ledger, settings, NOON) == 0
     later = (NOON.replace(day=1) + timedelta(days=40)).replace(day=2)
-    assert mail_due(site.ledger, settings, later) == 1
-    assert mail_due(site.ledger, settings, later + timedelta(days=3)) == 0
+    assert queue_statements(site.ledger, settings, later) == 1
+    assert queue_statements(site.ledger, settings, later + timedelta(days=3)) == 0
     (notice,) = waiting(site)
     assert notice.to == ("olga",)
     assert f"{NOON:%Y-%m}" in notice.subject
@@ -113,26 +113,26 @@ def test_a_month_is_told_once_to_owners(site: Site, tmp_path: Path) -> None:
 def test_none_is_told_unless_it_is_wanted(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path)
     for month in range(3):
-        assert mail_due(site.ledger, settings, NOON + timedelta(days=40 * month)) == 0
+        assert queue_statements(site.ledger, settings, NOON + timedelta(days=40 * month)) == 0
     assert not waiting(site)
 
 
 def test_months_are_the_clusters(site: Site) -> None:
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="Asia/Tokyo")
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
-    begin, end = last_month(settings, datetime(2026, 12, 31, 20, tzinfo=UTC))
+    begin, end = get_last_month(settings, datetime(2026, 12, 31, 20, tzinfo=UTC))
     assert (begin.isoformat(), end.isoformat()) == (
         "2026-12-01T00:00:00+09:00",
         "2027-01-01T00:00:00+09:00",
     )
-    begin, _ = last_month(site.settings, datetime(2027, 1, 15, tzinfo=UTC))
+    begin, _ = get_last_month(site.settings, datetime(2027, 1, 15, tzinfo=UTC))
     assert begin == datetime(2026, 12, 1, tzinfo=UTC)
 
 
 def test_a_notice_goes_to_all_it_is_for(site: Site, tmp_path: Path, hook: Any) -> None:
     url = f"http://127.0.0.1:{hook.server_port}/x"
     settings = settings_of(site, tmp_path, mail=("all@example.org",), webhook=url)
-    send(settings, NOTICE)
+    send_notice(settings, NOTICE)
     mail = (tmp_path / "mails").read_text()
     assert "To: olga@example.org, all@example.org\n" in mail
     assert "Subject: [bank] x\n" in mail
@@ -152,19 +152,21 @@ def test_a_webhook_is_tried_again_where_that_can_help(
     settings = settings_of(site, tmp_path, webhook=url)
     notice = msgspec.structs.replace(NOTICE, to=())
     with pytest.raises(NoticeNotSent) as failed:
-        send(settings, notice)
+        send_notice(settings, notice)
     assert isinstance(failed.value, NoticeRefused) != again
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "nonsense", "http://[::/"])
 def test_a_webhook_that_is_not_there(site: Site, tmp_path: Path, url: str) -> None:
     with pytest.raises(NoticeNotSent):
-        send(settings_of(site, tmp_path, webhook=url), msgspec.structs.replace(NOTICE, to=()))
+        send_notice(
+            settings_of(site, tmp_path, webhook=url), msgspec.structs.replace(NOTICE, to=())
+        )
 
 
 def turns(site: Site, settings: Settings, times: int, seconds: int = 0) -> None:
     """Let the bank's clock work go on, which sends one notice a turn."""
-    upkeep = Upkeep(settings, site.ledger, GateLink(settings.state_dir))
+    upkeep = ScheduledWork(settings, site.ledger, GateClient(settings.state_dir))
     for _ in range(times):
         site.now += timedelta(seconds=seconds)
         with suppress(GateUnavailable):  # notices go out without it
@@ -176,7 +178,7 @@ def test_a_mail_comes_once_while_the_webhook_is_down(site: Site, tmp_path: Path,
     url = f"http://127.0.0.1:{hook.server_port}/T0/secret"
     settings = settings_of(site, tmp_path, webhook=url)
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 20, seconds=600)
     assert (tmp_path / "mails").read_text().count("Subject:") == 1
     assert [one.by for one in waiting(site)] == ["webhook"]
@@ -194,7 +196,7 @@ def test_a_webhook_is_told_once_while_no_mail_is_taken(
         site, tmp_path, fails=True, webhook=f"http://127.0.0.1:{hook.server_port}/"
     )
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 6, seconds=600)
     assert len(hook.told) == 1
     assert [one.by for one in waiting(site)] == ["mail"]
@@ -209,7 +211,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
 ) -> None:
     settings = settings_of(site, tmp_path, fails=True)
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 30, seconds=3600)
     assert (tmp_path / "mails").read_text().count("Subject:") == 5
     assert listed(site) == [("mail", True)]
@@ -228,7 +230,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
 def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, fails=os.EX_TEMPFAIL)
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 6 * 24, seconds=3600)
     assert listed(site) == [("mail", False)]
     turns(site, settings, 2 * 24, seconds=3600)
@@ -239,7 +241,7 @@ def test_what_a_webhook_refuses_is_set_aside(site: Site, tmp_path: Path, hook: A
     hook.answer = 410
     settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/")
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
     turns(site, settings, 30, seconds=3600)
     assert (len(hook.told), listed(site)) == (5, [("webhook", True)])
 
@@ -275,29 +277,29 @@ def test_a_webhooks_url_is_not_said(
     port = hook.server_port if answer else 1
     settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{port}/T0/secret")
     with site.ledger.transaction() as t:
-        t.outbox.put(OUTBOX, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
-    set_up("debug", stream=(said := io.StringIO()))
+        t.outbox.put(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+    configure_logging("debug", stream=(said := io.StringIO()))
     turns(site, settings, 2)
     assert "127.0.0.1" in said.getvalue()
     assert "secret" not in said.getvalue()
     with site.ledger.reading() as t:
-        assert all("secret" not in i.error for i in t.outbox.due(OUTBOX, site.now + DAY))
+        assert all("secret" not in i.error for i in t.outbox.due(NOTICE_KIND, site.now + DAY))
 
 
 def test_a_mail_that_is_not_taken_is_tried_again(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(NotSent):
-        send(settings_of(site, tmp_path, fails=True), NOTICE)
+    with pytest.raises(MailNotSent):
+        send_notice(settings_of(site, tmp_path, fails=True), NOTICE)
 
 
 def test_nobody_is_told_where_nobody_is_named(site: Site, tmp_path: Path) -> None:
-    send(settings_of(site, tmp_path), msgspec.structs.replace(NOTICE, to=()))
+    send_notice(settings_of(site, tmp_path), msgspec.structs.replace(NOTICE, to=()))
     assert not (tmp_path / "mails").exists()
 
 
 def test_names_that_are_no_addresses_get_nothing(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, mail=("ops@example.org",))
     hostile = ("-oQ/tmp", "a\nBcc: x", "ada", "b@other.org", "ada")
-    assert addresses(settings, hostile) == (
+    assert resolve_addresses(settings, hostile) == (
         "ada@example.org",
         "b@other.org",
         "ops@example.org",
@@ -309,11 +311,11 @@ def test_a_threshold_says_what_is_left(site: Site, tmp_path: Path) -> None:
     used = BankThreshold(
         account="physics", allocation=7, kind="used", value=90, balance=MICRO, total=10 * MICRO
     )
-    notice = threshold_notice(settings, used, ("olga",))
+    notice = write_threshold_notice(settings, used, ("olga",))
     assert "90 %" in notice.subject
     assert "1.00 SU" in notice.text
     assert notice.body["allocation"] == 7
     ends = msgspec.structs.replace(used, kind="ends", value=1, end=NOON)
-    assert "ends in 1 day" in threshold_notice(settings, ends, ("olga",)).subject
+    assert "ends in 1 day" in write_threshold_notice(settings, ends, ("olga",)).subject
     silent = settings_of(site, tmp_path, owners=False)
-    assert threshold_notice(silent, used, ("olga",)).to == ()
+    assert write_threshold_notice(silent, used, ("olga",)).to == ()

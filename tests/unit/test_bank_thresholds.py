@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.ledger.ledger import Ledger, Transaction
 from steward.bank.money import MICRO
-from steward.bank.notices import queue_threshold_notices, worst_threshold
+from steward.bank.notices import keep_highest_thresholds, queue_threshold_notices
 from steward.bank.records import Charge
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-BY = By(who="root")
+BY = Authorship(who="root")
 SETTINGS = BankSettings(enabled=True)
 SPENT: tuple[tuple[int, list[int]], ...] = ((50, []), (30, [75]), (5, []), (20, [90, 100]), (0, []))
 
@@ -47,7 +47,7 @@ def test_each_share_is_told_once_and_again_after_a_deposit(ledger: Ledger) -> No
         spend(t, 99, 900)
         told = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW)
     assert [one.value for one in told] == [75, 90]
-    assert [one.value for one in worst_threshold(told)] == [90]
+    assert [one.value for one in keep_highest_thresholds(told)] == [90]
 
 
 def test_the_end_is_told_when_it_is_near(ledger: Ledger) -> None:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.estimates import CLUSTER, CPUS, NOW, SETTINGS, SU, estimator
-from steward.bank.billing import untracked, use_of
-from steward.bank.estimate import description_of, parse_options
-from steward.bank.prices import price
-from steward.bank.records import Rate, Use
+from steward.bank.billing import derive_use, list_untracked_tres
+from steward.bank.estimate import describe_record, parse_options
+from steward.bank.prices import compute_price
+from steward.bank.records import Rate, ResourceUse
 from steward.bank.settings import BankPartitionSettings, BankSettings
 from steward.core.records import JobRecord
 
@@ -30,8 +30,10 @@ DONE = JobRecord(
 CHARGED = BankSettings(over_limit="charge")
 
 
-def using(record: JobRecord = DONE, rate: Rate = CPUS, settings: BankSettings = SETTINGS) -> Use:
-    return use_of(record, rate, CLUSTER, settings)
+def using(
+    record: JobRecord = DONE, rate: Rate = CPUS, settings: BankSettings = SETTINGS
+) -> ResourceUse:
+    return derive_use(record, rate, CLUSTER, settings)
 
 
 def changed(**fields: object) -> JobRecord:
@@ -39,7 +41,7 @@ def changed(**fields: object) -> JobRecord:
 
 
 def test_a_run_is_what_it_had_for_as_long_as_it_had_it() -> None:
-    assert using() == Use(
+    assert using() == ResourceUse(
         tres={"cpu": 4, "mem": 2000, "node": 1, "billing": 4},
         start=NOW,
         seconds=3600,
@@ -52,7 +54,7 @@ def test_a_run_is_what_it_had_for_as_long_as_it_had_it() -> None:
 def test_what_never_started_used_nothing() -> None:
     for record in (changed(start=None), changed(end=None), changed(end=NOW)):
         assert using(record).seconds == 0
-        assert price(using(record), CPUS, UTC).amount == 0
+        assert compute_price(using(record), CPUS, UTC).amount == 0
 
 
 def test_time_past_the_limit_is_free_unless_it_is_said_not_to_be() -> None:
@@ -70,11 +72,11 @@ def test_a_limit_that_was_lowered_makes_no_time_free() -> None:
     assert using(lowered).seconds == 3 * 3600
     middle = NOW + HOUR
     pieces = [
-        use_of(lowered, CPUS, CLUSTER, SETTINGS, end=middle).seconds,
-        use_of(lowered, CPUS, CLUSTER, SETTINGS, begin=middle).seconds,
+        derive_use(lowered, CPUS, CLUSTER, SETTINGS, end=middle).seconds,
+        derive_use(lowered, CPUS, CLUSTER, SETTINGS, begin=middle).seconds,
     ]
     assert pieces == [3600, 2 * 3600]
-    assert use_of(lowered, CPUS, None, SETTINGS).seconds == 3 * 3600
+    assert derive_use(lowered, CPUS, None, SETTINGS).seconds == 3 * 3600
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_time_past_the_limit_is_free_as_far_as_slurm_lets_jobs_go(
     main = msgspec.structs.replace(CLUSTER.partitions["main"], over_time_s=over_s)
     picture = msgspec.structs.replace(CLUSTER, partitions={"main": main}, kill_wait_s=kill_wait_s)
     late = changed(end=NOW + timedelta(seconds=7200 + 105))
-    found = use_of(late, CPUS, picture, SETTINGS).seconds
+    found = derive_use(late, CPUS, picture, SETTINGS).seconds
     assert found == (7200 if is_free else 7200 + 105)
 
 
@@ -103,13 +105,13 @@ def test_suspended_time_is_free_unless_it_is_said_not_to_be() -> None:
 
 def test_pieces_of_a_resized_job_add_up_to_the_run() -> None:
     middle = NOW + timedelta(minutes=20)
-    first = use_of(DONE, CPUS, CLUSTER, SETTINGS, end=middle)
-    second = use_of(DONE, CPUS, CLUSTER, SETTINGS, begin=middle)
+    first = derive_use(DONE, CPUS, CLUSTER, SETTINGS, end=middle)
+    second = derive_use(DONE, CPUS, CLUSTER, SETTINGS, begin=middle)
     assert (first.start, second.start) == (NOW, middle)
     assert first.seconds + second.seconds == using().seconds
     late = changed(end=NOW + timedelta(seconds=7260))
-    assert use_of(late, CPUS, CLUSTER, SETTINGS, begin=middle).seconds == 7200 - 1200
-    suspended = use_of(DONE, CPUS, CLUSTER, SETTINGS, begin=middle, suspended_s=60)
+    assert derive_use(late, CPUS, CLUSTER, SETTINGS, begin=middle).seconds == 7200 - 1200
+    suspended = derive_use(DONE, CPUS, CLUSTER, SETTINGS, begin=middle, suspended_s=60)
     assert suspended.seconds == 2400 - 60
 
 
@@ -129,11 +131,11 @@ def test_nodes_that_nobody_knows_are_charged_as_they_were_allocated() -> None:
     rate = Rate(weights={"cpu": 1}, whole_nodes=True)
     for nodelist in ("gone[1-2]", "t[1", ""):
         assert using(changed(nodelist=nodelist), rate).tres["cpu"] == 4
-    assert use_of(DONE, rate, None, SETTINGS).tres["cpu"] == 4
+    assert derive_use(DONE, rate, None, SETTINGS).tres["cpu"] == 4
     grown = msgspec.structs.replace(
         CLUSTER, shapes=(msgspec.structs.replace(CLUSTER.shapes[0], usable_cpus=12, cpus=12),)
     )
-    assert use_of(DONE, rate, grown, SETTINGS).tres["cpu"] == 12
+    assert derive_use(DONE, rate, grown, SETTINGS).tres["cpu"] == 12
 
 
 def test_licenses_are_those_that_were_asked_for() -> None:
@@ -144,12 +146,12 @@ def test_what_slurm_does_not_count_is_as_it_was_held() -> None:
     rate = Rate(weights={"gres/gpu": 2 * SU, "cpu": SU, "license/x": 1})
     cpus = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
     held = {"gres/gpu": 2, "cpu": 99}
-    assert untracked(rate, cpus) == ["gres/gpu"]
-    found = use_of(DONE, rate, cpus, SETTINGS, held=held).tres
+    assert list_untracked_tres(rate, cpus) == ["gres/gpu"]
+    found = derive_use(DONE, rate, cpus, SETTINGS, held=held).tres
     assert (found["gres/gpu"], found["cpu"]) == (2, 4)
     counted = msgspec.structs.replace(cpus, tracked=(*cpus.tracked, "gres/gpu"))
-    assert "gres/gpu" not in use_of(DONE, rate, counted, SETTINGS, held=held).tres
-    assert not untracked(rate, counted)
+    assert "gres/gpu" not in derive_use(DONE, rate, counted, SETTINGS, held=held).tres
+    assert not list_untracked_tres(rate, counted)
 
 
 def test_a_job_that_waits_is_what_slurm_reckons_that_it_needs() -> None:
@@ -170,7 +172,7 @@ def test_a_job_that_waits_is_what_slurm_reckons_that_it_needs() -> None:
         admin_comment="steward=1.x",
         oversubscribe="NO",
     )
-    job = description_of(record)
+    job = describe_record(record)
     assert (job.uid, job.job_id, job.account, job.held, job.array) == (
         1,
         9,
@@ -183,8 +185,8 @@ def test_a_job_that_waits_is_what_slurm_reckons_that_it_needs() -> None:
     assert (job.time_limit_min, job.exclusive, job.admin_comment) == (30, True, "steward=1.x")
     # What Slurm cut off does not upset the count of the others.
     cut = msgspec.structs.replace(record, array_task="1,3,5,...%2")
-    assert description_of(cut).array == "1,3,5%2"
-    assert not description_of(msgspec.structs.replace(record, array_task="4")).array
+    assert describe_record(cut).array == "1,3,5%2"
+    assert not describe_record(msgspec.structs.replace(record, array_task="4")).array
 
 
 def test_a_job_that_runs_is_what_it_has() -> None:
@@ -199,7 +201,7 @@ def test_a_job_that_runs_is_what_it_has() -> None:
         time_limit_s=3540,
         tres_allocated="cpu=10,mem=5000M,node=3,billing=10",
     )
-    found = estimator().quote(description_of(record), NOW)
+    found = estimator().quote(describe_record(record), NOW)
     assert (found.tres["cpu"], found.tres["node"], found.amount) == (10, 3, 10 * SU)
     assert 5000 <= found.tres["mem"] <= 5002
 
@@ -225,4 +227,4 @@ def test_a_charge_within_the_limit_is_never_above_its_estimate(
     for settings in (SETTINGS, CHARGED):
         start = datetime(2026, 3, 2, 12, tzinfo=UTC)
         assert start == NOW
-        assert price(using(record, rate, settings), rate, UTC).amount <= quote.amount
+        assert compute_price(using(record, rate, settings), rate, UTC).amount <= quote.amount

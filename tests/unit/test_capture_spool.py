@@ -11,12 +11,12 @@ import pytest
 from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
 from steward.capture.schedulers import MOST_SCRIPT_BYTES
 from steward.capture.slurm_spool import SlurmSpool
-from steward.capture.spool import Capture, CaptureBatch, CaptureLimits, Committer
+from steward.capture.spool import BatchCommitter, CaptureBatch, CaptureLimits, SpoolCapture
 from steward.core.config import RedactSettings
-from steward.core.events import JOB_MISSED, Event, decode
-from steward.core.incoming import MARKER, Store, StoreUnavailable
+from steward.core.events import JOB_MISSED, Event, decode_event
+from steward.core.incoming import MARKER, IncomingStore, StoreUnavailable
 from steward.core.journal import JournalUnavailable
-from steward.core.journal.store import Row
+from steward.core.journal.store import EncodedEvent
 from steward.core.redaction import Redactor
 from steward.core.waits import Stop
 
@@ -33,27 +33,29 @@ class Bench:
         (self.archive / MARKER).touch()
         self.state = root / "state"
         self.state.mkdir()
-        self.rows: list[Row] = []
+        self.rows: list[EncodedEvent] = []
         self.stores = [
-            Store("archive.files", str(self.archive / ".incoming"), str(self.archive / MARKER)),
-            Store("state", str(self.state / "incoming")),
+            IncomingStore(
+                "archive.files", str(self.archive / ".incoming"), str(self.archive / MARKER)
+            ),
+            IncomingStore("state", str(self.state / "incoming")),
         ]
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def append(self, rows: Sequence[EncodedEvent]) -> None:
         self.rows.extend(rows)
 
     def capture(
         self,
-        append: Callable[[Sequence[Row]], None] | None = None,
+        append: Callable[[Sequence[EncodedEvent]], None] | None = None,
         *,
         environments: bool = True,
         limits: CaptureLimits | None = None,
         rescan_s: float = 2.0,
-    ) -> Capture:
+    ) -> SpoolCapture:
         self.watched = SlurmSpool(
             str(self.spool), known=lambda job_id, mtime_ns: False, rescan_s=rescan_s
         )
-        return Capture(
+        return SpoolCapture(
             "c1",
             self.watched,
             self.stores,
@@ -69,7 +71,7 @@ class Bench:
 
     @property
     def events(self) -> list[Event]:
-        return [decode(0, *row) for row in self.rows]
+        return [decode_event(0, *row) for row in self.rows]
 
 
 def open_files() -> list[str]:
@@ -169,7 +171,7 @@ def test_nothing_to_write_to_is_an_error_of_its_own(bench: Bench) -> None:
         bench.capture().run_once()
 
 
-def run(capture: Capture) -> tuple[Stop, threading.Thread]:
+def run(capture: SpoolCapture) -> tuple[Stop, threading.Thread]:
     stop = Stop()
     thread = threading.Thread(target=capture.run, args=(stop, lambda: None))
     thread.start()
@@ -215,7 +217,7 @@ def test_the_archive_is_used_again_when_it_is_back(bench: Bench) -> None:
 def test_a_journal_that_refuses_is_tried_again(bench: Bench) -> None:
     failures = 3
 
-    def append(rows: Sequence[Row]) -> None:
+    def append(rows: Sequence[EncodedEvent]) -> None:
         nonlocal failures
         if failures:
             failures -= 1
@@ -235,7 +237,7 @@ def test_a_journal_that_refuses_is_tried_again(bench: Bench) -> None:
 def test_a_journal_that_is_away_costs_no_descriptors(bench: Bench) -> None:
     back = threading.Event()
 
-    def append(rows: Sequence[Row]) -> None:
+    def append(rows: Sequence[EncodedEvent]) -> None:
         back.wait(20)
         bench.append(rows)
 
@@ -306,7 +308,7 @@ def test_what_comes_while_the_journal_is_busy_gathers(bench: Bench) -> None:
     busy, entered = threading.Event(), threading.Event()
     batches: list[int] = []
 
-    def append(rows: Sequence[Row]) -> None:
+    def append(rows: Sequence[EncodedEvent]) -> None:
         batches.append(len(rows))
         entered.set()
         assert busy.wait(30)
@@ -379,7 +381,7 @@ def test_a_script_too_large_to_be_kept_is_said_to_be(bench: Bench) -> None:
 def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committer = Committer(bench.append)
+    committer = BatchCommitter(bench.append)
     for store in bench.stores:
         store.write("c1.1.5.3.script", b"abc")
     first = bench.stores[0].directory

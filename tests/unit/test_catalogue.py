@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from harness import archive, catalog
 from harness.events import NOVEMBER
 from harness.site import Site
-from steward.archive.catalog.consumer import Catalogue, spool_time
-from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.matches import Matcher
-from steward.archive.catalog.month import CatalogueUnavailable, months_in
-from steward.archive.catalog.search import Wanted
-from steward.archive.contents import Contents
+from steward.archive.catalog.consumer import CatalogConsumer, parse_spool_time
+from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.matches import TermMatcher
+from steward.archive.catalog.month import CatalogUnavailable, list_months
+from steward.archive.catalog.search import UseFilter
+from steward.archive.contents import ScriptContents
 from steward.archive.errors import NotArchived
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.core.incoming import Stores
+from steward.core.incoming import IncomingStores
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_month_has_a_file_and_a_batch_may_span_many(site: Site) -> None:
         for number in range(6)
     ]
     site.feed(*scripts)
-    assert months_in(Generations(str(catalog.directory_of(site))).current()) == [
+    assert list_months(CatalogGenerations(str(catalog.directory_of(site))).current()) == [
         "2026-11",
         "2026-12",
         "2027-01",
@@ -51,7 +51,9 @@ def test_the_cursor_survives_and_a_repeat_changes_nothing(site: Site) -> None:
     identity = catalog.identity(script, 1001, "ada")
     site.feed(script, identity)
     assert catalog.catalogue_of(site).cursor() == 2
-    again = Catalogue(str(catalog.directory_of(site)), Contents(Stores([catalog.store_of(site)])))
+    again = CatalogConsumer(
+        str(catalog.directory_of(site)), ScriptContents(IncomingStores([catalog.store_of(site)]))
+    )
     assert again.cursor() == 2
     again.apply([script, identity], 2, lambda _: None)
     [hit] = catalog.hits(site, "alpha")
@@ -86,8 +88,8 @@ def test_gone_bytes_come_from_the_archive_or_are_rejected(site: Site) -> None:
         def close(self) -> None:
             pass
 
-    contents = Contents(Stores([]), lambda: [Filed()])
-    catalogue = Catalogue(str(catalog.directory_of(site)), contents)
+    contents = ScriptContents(IncomingStores([]), lambda: [Filed()])
+    catalogue = CatalogConsumer(str(catalog.directory_of(site)), contents)
     catalogue.apply([kept], 2, lambda _: None)
     with pytest.raises(Rejected):
         catalogue.apply([lost], 3, lambda _: None)
@@ -160,19 +162,19 @@ def test_damage_is_named_with_what_helps_and_stops_the_cursor(site: Site) -> Non
     catalog.keep(site, 1, "alpha")
     catalog.catalogue_of(site).close()
     catalog.searcher_of(site).close()
-    current = Path(Generations(str(catalog.directory_of(site))).current())
+    current = Path(CatalogGenerations(str(catalog.directory_of(site))).current())
     (current / "2026-11.db").write_bytes(b"this is no database, " * 1000)
-    with pytest.raises(CatalogueUnavailable, match="reindex") as caught:
+    with pytest.raises(CatalogUnavailable, match="reindex") as caught:
         site.feed(catalog.script(site, 2, b"beta"))
     assert isinstance(caught.value, Unavailable)
-    with pytest.raises(CatalogueUnavailable, match="reindex"):
+    with pytest.raises(CatalogUnavailable, match="reindex"):
         catalog.found(site, "alpha")
 
 
 def test_readers_and_writer_follow_to_a_new_generation(site: Site) -> None:
     catalog.keep(site, 1, "alpha")
     assert catalog.found(site, "alpha") == [1]
-    generations = Generations(str(catalog.directory_of(site)))
+    generations = CatalogGenerations(str(catalog.directory_of(site)))
     with generations.lock():
         generations.enter(generations.make())
     assert catalog.found(site, "alpha") == []
@@ -193,7 +195,7 @@ def test_files_are_nobody_elses(site: Site) -> None:
 
 def test_an_empty_catalogue_has_no_hits(site: Site) -> None:
     assert catalog.found(site, "alpha") == []
-    page = catalog.searcher_of(site).page(Matcher(["a"]), Wanted(), catalog.anybody, limit=1)
+    page = catalog.searcher_of(site).page(TermMatcher(["a"]), UseFilter(), catalog.anybody, limit=1)
     assert page.after is None
 
 
@@ -230,4 +232,4 @@ def test_killed_between_batches_or_not_the_result_is_the_same(
 
 
 def test_a_key_tells_the_time_in_the_spool() -> None:
-    assert spool_time("script:17:1700000000123456789") == 1_700_000_000_123_456
+    assert parse_spool_time("script:17:1700000000123456789") == 1_700_000_000_123_456

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from steward.cli.app import ArchiveGroup, Root, run
-from steward.cli.groups import Entry, LazyGroup, load
+from steward.cli.groups import Entry, LazyGroup, import_command
 
 GROUPS: list[type[LazyGroup]] = [Root, ArchiveGroup]
 ENTRIES = [(group, entry) for group in GROUPS for entry in group.entries]
@@ -44,7 +44,7 @@ ROOT = list(commands(typer.main.get_command(importlib.import_module("steward.cli
 def test_the_lazy_help_is_the_commands_own(group: type[LazyGroup], entry: Entry) -> None:
     if not exists(entry):
         pytest.skip(f"{entry.module} is not written yet")
-    first_line = (load(entry).help or "").partition("\n")[0]
+    first_line = (import_command(entry).help or "").partition("\n")[0]
     assert first_line == entry.help or group is Root
 
 
@@ -120,7 +120,7 @@ def test_a_log_level_that_does_not_exist_is_wrong_use(
 
 @pytest.mark.parametrize("name", ["web", "listen"])
 def test_a_log_level_is_taken_in_any_case(name: str) -> None:
-    command = load(next(entry for entry in Root.entries if entry.name == name))
+    command = import_command(next(entry for entry in Root.entries if entry.name == name))
     parsed = command.make_context(name, ["--log-level", "INFO"])
     assert parsed.params["log_level"] == "info"
 

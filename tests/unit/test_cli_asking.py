@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from steward.cli.app import run
-from steward.cli.groups import Entry, load
-from steward.cli.options import Asked, asking, asking_columns, with_options
+from steward.cli.groups import Entry, import_command
+from steward.cli.options import CommandCall, with_call, with_call_and_columns, with_options
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Size = Annotated[int, typer.Option("--size")]
@@ -20,11 +20,11 @@ def _thing(context: typer.Context, name: Name, size: Size = 3) -> tuple[str, int
     return name, size, source is not None and source.name == "COMMANDLINE"
 
 
-@asking
+@with_call
 @with_options(_thing)
 def made(
     thing: tuple[str, int, bool],
-    asked: Asked,
+    asked: CommandCall,
     often: Annotated[bool, typer.Option("--often")] = False,
 ) -> None:
     """Make a thing."""
@@ -33,7 +33,7 @@ def made(
 
 def called(*words: str) -> object:
     SAID.clear()
-    command = load(Entry("made", "", "", __name__, "made"))
+    command = import_command(Entry("made", "", "", __name__, "made"))
     command.main(args=list(words), standalone_mode=False)
     (said,) = SAID
     return said
@@ -53,10 +53,10 @@ def test_its_signature_is_one_of_all_with_what_is_needed_first() -> None:
     }
     assert made.__doc__ == "Make a thing."
 
-    def listed(asked: Asked) -> None:
+    def listed(asked: CommandCall) -> None:
         """List."""
 
-    plain, with_columns = asking(listed), asking_columns(listed)
+    plain, with_columns = with_call(listed), with_call_and_columns(listed)
     added = set(inspect.signature(with_columns).parameters) - set(
         inspect.signature(plain).parameters
     )

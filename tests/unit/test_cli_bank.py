@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
-from steward.bank.ledger import Refusal
+from steward.bank.ledger import RejectedJob
 from steward.bank.money import MICRO
-from steward.bank.notices import OUTBOX, Notice
-from steward.bank.rate_validation import worded
-from steward.bank.records import Factor
-from steward.cli.bank_rates import factors_of, permille, times, weights
+from steward.bank.notices import NOTICE_KIND, Notice
+from steward.bank.rate_validation import format_rate
+from steward.bank.records import TimeFactor
+from steward.cli.bank_rates import parse_factors, parse_permille, parse_time_factors, parse_weights
 from steward.core.errors import UsageError
-from steward.core.printable import no_formula
-from steward.extensions.mybrc.outbox import Told, told_change
+from steward.core.printable import quote_formula
+from steward.extensions.mybrc.outbox import RemoteJob, queue_change
 
 TYPED_RATES = st.from_regex(
     r"\A(cpu|mem|gres/gpu|mon|sat-sun|fri,mon)(/[0-9]{1,2}(:[0-9]{2})?-[0-9]{1,2})?=-?[0-9]{1,4}"
@@ -175,7 +175,9 @@ def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
     site = make_shared_site(tmp_path)
     at = datetime.now(UTC)
     with site.ledger.transaction() as t:
-        t.refusals.add(Refusal(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why))
+        t.refusals.add(
+            RejectedJob(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why)
+        )
     site.ledger.close()
     said = bank("would-refuse", "--since", "now-1hour")
     assert why in said
@@ -224,45 +226,45 @@ def test_what_needs_the_gate_says_so(bank: Any) -> None:
 
 def test_help_is_there_for_every_command() -> None:
     from steward.cli.app import AccountGroup, AllocationGroup, BankGroup, RateGroup, UserGroup
-    from steward.cli.groups import load
+    from steward.cli.groups import import_command
 
     for group in (BankGroup, AccountGroup, UserGroup, AllocationGroup, RateGroup):
         for entry in group.entries:
-            command = load(entry)
+            command = import_command(entry)
             assert (command.help or "").split("\n")[0] == entry.help, entry
 
 
 @given(st.text(max_size=20))
 def test_no_cell_of_a_table_is_computed(text: str) -> None:
-    cell = no_formula(text)
+    cell = quote_formula(text)
     assert cell[:1] not in "=+@\t\r" or not cell
     assert cell in (text, f"'{text}")
 
 
 @pytest.mark.parametrize("amount", ["-4.000000", "12", "0.5"])
 def test_numbers_of_a_table_stay_numbers(amount: str) -> None:
-    assert no_formula(amount) == amount
+    assert quote_formula(amount) == amount
 
 
 def test_factors_by_time() -> None:
-    assert times(["mon-fri/8-18:30=1.5", "sat,sun/0-24=0.5", "fri-mon/0-1=0"]) == (
-        Factor(days=(0, 1, 2, 3, 4), begin_min=480, end_min=1110, permille=1500),
-        Factor(days=(5, 6), begin_min=0, end_min=1440, permille=500),
-        Factor(days=(0, 4, 5, 6), begin_min=0, end_min=60, permille=0),
+    assert parse_time_factors(["mon-fri/8-18:30=1.5", "sat,sun/0-24=0.5", "fri-mon/0-1=0"]) == (
+        TimeFactor(days=(0, 1, 2, 3, 4), begin_min=480, end_min=1110, permille=1500),
+        TimeFactor(days=(5, 6), begin_min=0, end_min=1440, permille=500),
+        TimeFactor(days=(0, 4, 5, 6), begin_min=0, end_min=60, permille=0),
     )
     for bad in ("x", "mon/25-26=1", "someday/0-1=1", "mon/0-1=x", "mon/0:99-1=1", "mon/0-1=0.0001"):
         with pytest.raises(UsageError):
-            times([bad])
+            parse_time_factors([bad])
 
 
 @given(st.one_of(st.text(max_size=30), TYPED_RATES))
 def test_rates_are_refused_or_within_their_bounds(text: str) -> None:
     with contextlib.suppress(UsageError):
-        assert all(f"{name}=" in text for name in weights([text]))
+        assert all(f"{name}=" in text for name in parse_weights([text]))
     with contextlib.suppress(UsageError):
-        assert all(permille >= 0 for permille in factors_of([text], "x").values())
+        assert all(permille >= 0 for permille in parse_factors([text], "x").values())
     with contextlib.suppress(UsageError):
-        for factor in times([text]):
+        for factor in parse_time_factors([text]):
             assert set(factor.days) <= set(range(7))
             # The bank refuses a time that ends before it begins.
             assert {factor.begin_min, factor.end_min} <= set(range(24 * 60 + 1))
@@ -272,24 +274,24 @@ def test_rates_are_refused_or_within_their_bounds(text: str) -> None:
 @given(st.integers(0, 10_000_000))
 def test_thousandths_are_exact(value: int) -> None:
     whole, part = divmod(value, 1000)
-    assert permille(f"{whole}.{part:03}") == value
+    assert parse_permille(f"{whole}.{part:03}") == value
 
 
 def test_a_rate_without_anything_else_is_short() -> None:
     from steward.bank.records import Rate
 
-    assert worded(Rate(weights={"cpu": MICRO, "mem": 1})) == "cpu=1, mem=0.000001"
+    assert format_rate(Rate(weights={"cpu": MICRO, "mem": 1})) == "cpu=1, mem=0.000001"
 
 
 def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -> None:
     site = make_shared_site(tmp_path)
     assert bank("notices").strip() == "Nothing waits to be told."
     notice = Notice(kind="bank.threshold", subject="90 % is used", text="", to=("ada",), by="mail")
-    job = Told(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)
+    job = RemoteJob(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)
     with site.ledger.transaction() as t:
-        number = t.outbox.put(OUTBOX, msgspec.json.encode(notice))
+        number = t.outbox.put(NOTICE_KIND, msgspec.json.encode(notice))
         t.outbox.aside(number, "sendmail ended with 67")
-        told_change(t, job)
+        queue_change(t, job)
     site.ledger.close()
     rows = [row.split("|") for row in bank("notices", "-P", "-n").splitlines()]
     assert [(row[1], row[2], "set aside" in row) for row in rows] == [

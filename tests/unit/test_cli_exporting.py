@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.requests import ExportFile, JobLine
-from steward.cli.export_target import FORMATS, ExportError, checked_path, target_of
+from steward.cli.export_target import FORMATS, ExportError, check_path, open_target
 
 AT = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
 TARS = [kind for kind in FORMATS if kind != "dir"]
@@ -33,7 +33,7 @@ def file(number: int = 1, data: bytes = b"#!/bin/sh\n") -> ExportFile:
 
 
 def export(path: Path, *files: ExportFile, ending: BaseException | None = None) -> None:
-    with target_of(str(path)) as target:
+    with open_target(str(path)) as target:
         for one in files:
             target.add(one)
         if ending is not None:
@@ -79,7 +79,7 @@ def test_what_a_kill_left_is_written_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["all.tar", "all"])
 def test_two_exports_to_one_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with target_of(str(path)) as first:
+    with open_target(str(path)) as first:
         first.add(file(1))
         with pytest.raises(ExportError, match="another export"):
             export(path, file(2))
@@ -93,7 +93,7 @@ def test_a_name_that_was_taken_meanwhile_is_left_to_who_took_it(tmp_path: Path) 
     path = tmp_path / "all.tar"
 
     def late() -> None:
-        with target_of(str(path)) as target:
+        with open_target(str(path)) as target:
             target.add(file())
             path.write_bytes(b"mine")
 
@@ -178,7 +178,7 @@ def test_where_the_lock_is_held_by_a_process_that_ended(tmp_path: Path) -> None:
 @given(st.text(max_size=20))
 def test_no_path_leads_out(path: str) -> None:
     try:
-        parts = checked_path(path).split("/")
+        parts = check_path(path).split("/")
     except ExportError:
         return
     assert all(part not in {"", ".", ".."} for part in parts)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.commands import SCRIPTS, fill_spool, steward
 from steward.cli.app import run
-from steward.core.config.reader import load
+from steward.core.config.reader import load_settings
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_once_changes_nothing_but_the_archive(spool: Path, tmp_path: Path) -> No
 def test_what_was_said_is_left_for_the_other_commands(spool: Path, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     watch(spool, archive, "--layout", "sarchive", "--timezone", "Asia/Tokyo")
-    settings = load(str(archive / ".steward" / "steward.toml"))
+    settings = load_settings(str(archive / ".steward" / "steward.toml"))
     assert settings.files_sink("files").layout == "sarchive"
     assert settings.cluster["c"].timezone == "Asia/Tokyo"
     assert settings.state_dir == str(archive / ".steward")
@@ -82,7 +82,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
     ]
     done = watch(spool, archive, *words)
     assert done.returncode == 0
-    sink = load(str(archive / ".steward" / "steward.toml")).files_sink("files")
+    sink = load_settings(str(archive / ".steward" / "steward.toml")).files_sink("files")
     assert (sink.period, sink.groups, sink.groups_file) == (
         *("monthly", ("root", "daemon")),
         str(groups),
@@ -226,7 +226,7 @@ def test_config_check_and_show(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     shown = capfd.readouterr().out
     assert 'state_dir = "/srv/s"  # steward.toml:1' in shown
     (tmp_path / "again.toml").write_text(shown)
-    assert load(str(tmp_path / "again.toml")) == load(str(path))
+    assert load_settings(str(tmp_path / "again.toml")) == load_settings(str(path))
     path.write_text('state_dirr = "/srv/s"\n')
     assert run(["config", "check", "--config", str(path)]) == 2
     assert ":1: unknown key 'state_dirr': did you mean 'state_dir'?" in capfd.readouterr().err

@@ -109,20 +109,20 @@ def test_facts_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_notes_are_for_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    output.note("hello")
-    output.warn("trouble\x1b")
+    output.print_note("hello")
+    output.print_warning("trouble\x1b")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "steward: trouble\\x1b\n"
 
 
 def test_lists_are_split_at_commas() -> None:
-    assert options.split(["a,b", "c", ""]) == ("a", "b", "c")
-    assert options.split(None) == ()
+    assert options.split_lists(["a,b", "c", ""]) == ("a", "b", "c")
+    assert options.split_lists(None) == ()
 
 
 def test_json_and_columns_contradict_each_other() -> None:
     with pytest.raises(UsageError):
-        options.style(as_json=True, parsable=True)
+        options.make_style(as_json=True, parsable=True)
     with pytest.raises(UsageError):
-        options.style(as_json=True, columns="name")
+        options.make_style(as_json=True, columns="name")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from steward.cli.output import local, show_time, zone_to_ask_in
+from steward.cli.output import find_requested_zone, format_time, to_local_time
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -26,12 +26,12 @@ def set_zone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_the_clusters_zone_is_used() -> None:
-    assert show_time(NOON, "Europe/Paris") == "2026-11-21T13:00:00"
-    assert show_time(NOON, "Asia/Kolkata") == "2026-11-21T17:30:00"
+    assert format_time(NOON, "Europe/Paris") == "2026-11-21T13:00:00"
+    assert format_time(NOON, "Asia/Kolkata") == "2026-11-21T17:30:00"
 
 
 def test_no_time_is_no_text() -> None:
-    assert show_time(None) == ""
+    assert format_time(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_tz_comes_before_the_clusters_zone(
     monkeypatch: pytest.MonkeyPatch, name: str, shown: str
 ) -> None:
     set_zone(monkeypatch, name)
-    assert show_time(NOON, "Europe/Paris") == shown
+    assert format_time(NOON, "Europe/Paris") == shown
 
 
 def test_a_zone_that_this_host_does_not_know_is_no_error() -> None:
-    assert show_time(NOON, "Mars/Olympus")
+    assert format_time(NOON, "Mars/Olympus")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_slurm_time_format_is_obeyed(
 ) -> None:
     set_zone(monkeypatch, "UTC")
     monkeypatch.setenv("SLURM_TIME_FORMAT", form)
-    assert show_time(NOON) == (shown or str(int(NOON.timestamp())))
+    assert format_time(NOON) == (shown or str(int(NOON.timestamp())))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_slurm_time_format_is_obeyed(
 def test_relative_times(monkeypatch: pytest.MonkeyPatch, days: int, shown: str) -> None:
     set_zone(monkeypatch, "UTC")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    assert show_time(NOON + timedelta(days=days), now=NOON) == shown
+    assert format_time(NOON + timedelta(days=days), now=NOON) == shown
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_typed_times_are_meant_in_tz(
     monkeypatch: pytest.MonkeyPatch, name: str, asked: str
 ) -> None:
     monkeypatch.setenv("TZ", name)
-    assert zone_to_ask_in() == asked
+    assert find_requested_zone() == asked
 
 
 def test_local_is_aware() -> None:
-    assert local(NOON, "Europe/Paris").utcoffset() == timedelta(hours=1)
+    assert to_local_time(NOON, "Europe/Paris").utcoffset() == timedelta(hours=1)
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Los_Angeles", ""])
 @pytest.mark.parametrize("end", [(1, 1, 1, 0), (9999, 12, 31, 23)])
 def test_the_ends_of_the_calendar_can_be_shown(zone: str, end: tuple[int, int, int, int]) -> None:
-    assert show_time(datetime(*end, tzinfo=UTC), zone)
+    assert format_time(datetime(*end, tzinfo=UTC), zone)

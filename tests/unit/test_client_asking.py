@@ -13,10 +13,10 @@ import typer
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.cli.options import Archive, Config, Socket
 from steward.client import ClientError, DaemonAway, calls, places
-from steward.client.calls import choose
-from steward.client.places import Place, local
-from steward.client.sockets import remote
-from steward.core.errors import Refused, StewardError, UsageError
+from steward.client.calls import choose_transport
+from steward.client.places import ClientPlace, run_locally
+from steward.client.sockets import ask_socket
+from steward.core.errors import PermissionRefused, StewardError, UsageError
 
 REGISTRY = registry()
 
@@ -31,44 +31,44 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_an_answer_comes_back_as_its_type(path: str) -> None:
-    (told,) = remote(path, REGISTRY.get("test.echo"), Question(text="é\n"))
+    (told,) = ask_socket(path, REGISTRY.get("test.echo"), Question(text="é\n"))
     assert isinstance(told, Told)
     assert (told.text, told.uid) == ("é\n", os.geteuid())
 
 
 def test_a_stream_comes_back_item_by_item(path: str) -> None:
-    *steps, done = remote(path, REGISTRY.get("test.count"), Question(number=3))
+    *steps, done = ask_socket(path, REGISTRY.get("test.count"), Question(number=3))
     assert [step.number for step in steps if isinstance(step, Step)] == [0, 1, 2]
     assert done == Done(steps=3)
 
 
 def test_an_error_is_raised_as_the_family_it_was(path: str) -> None:
-    with pytest.raises(Refused, match="'x' is not yours"):
-        list(remote(path, REGISTRY.get("test.refuse"), Question(text="x")))
+    with pytest.raises(PermissionRefused, match="'x' is not yours"):
+        list(ask_socket(path, REGISTRY.get("test.refuse"), Question(text="x")))
 
 
 def test_an_error_within_a_stream_is_raised_after_its_items(path: str) -> None:
-    items = remote(path, REGISTRY.get("test.late"), Question())
+    items = ask_socket(path, REGISTRY.get("test.late"), Question())
     assert next(items) == Step(number=0)
-    with pytest.raises(Refused, match="in the middle"):
+    with pytest.raises(PermissionRefused, match="in the middle"):
         next(items)
 
 
 def test_a_daemon_that_breaks_off_is_told_so(path: str) -> None:
     with pytest.raises(DaemonAway, match="its log says why"):
-        list(remote(path, REGISTRY.get("test.crash"), Question()))
+        list(ask_socket(path, REGISTRY.get("test.crash"), Question()))
 
 
 def test_the_same_action_runs_here_as_well() -> None:
-    (told,) = local(REGISTRY, REGISTRY.get("test.echo"), Question(text="here"))
+    (told,) = run_locally(REGISTRY, REGISTRY.get("test.echo"), Question(text="here"))
     assert isinstance(told, Told)
     assert (told.text, told.pid, told.uid) == ("here", os.getpid(), os.geteuid())
-    assert len(list(local(REGISTRY, REGISTRY.get("test.count"), Question(number=2)))) == 3
+    assert len(list(run_locally(REGISTRY, REGISTRY.get("test.count"), Question(number=2)))) == 3
 
 
 def test_no_daemon_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DaemonAway) as caught:
-        list(remote(str(tmp_path / "none"), REGISTRY.get("test.echo"), Question()))
+        list(ask_socket(str(tmp_path / "none"), REGISTRY.get("test.echo"), Question()))
     message = str(caught.value)
     assert "no daemon answers" in message
     assert "steward serve" in message
@@ -93,21 +93,21 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answe
         thread = threading.Thread(target=reply)
         thread.start()
         with pytest.raises((ClientError, DaemonAway)):
-            list(remote(path, REGISTRY.get("test.count"), Question()))
+            list(ask_socket(path, REGISTRY.get("test.count"), Question()))
         thread.join()
 
 
 def test_only_one_place_can_be_named() -> None:
     with pytest.raises(UsageError, match="--socket and --archive"):
-        choose(Place(socket="/a", archive="/b"))
+        choose_transport(ClientPlace(socket="/a", archive="/b"))
 
 
 def test_a_daemon_may_be_named_twice(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'socket = "/s"\nstate_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n')
-    choose(Place(config=str(path), socket="/s"))
+    choose_transport(ClientPlace(config=str(path), socket="/s"))
     with pytest.raises(UsageError, match="--config and --socket name different places"):
-        choose(Place(config=str(path), socket="/t"))
+        choose_transport(ClientPlace(config=str(path), socket="/t"))
 
 
 def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
@@ -116,21 +116,21 @@ def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
         f'state_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n[forward]\nto = "elsewhere:1"\n'
     )
     for name in ("archive.list", "archive.sinks"):
-        asked = calls.action(name)
+        asked = calls.get_action(name)
         with pytest.raises(UsageError, match="a controller keeps no archive"):
-            calls.call(Place(config=str(path)), asked, asked.request())
+            calls.call_action(ClientPlace(config=str(path)), asked, asked.request())
 
 
 def test_an_archive_without_settings_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is it an archive"):
-        choose(Place(archive=str(tmp_path)))
+        choose_transport(ClientPlace(archive=str(tmp_path)))
 
 
 def test_a_configuration_that_is_wrong_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("clutser = 1\n")
     with pytest.raises(StewardError, match=r"c\.toml:1: unknown key 'clutser'"):
-        choose(Place(config=str(path)))
+        choose_transport(ClientPlace(config=str(path)))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def no_host_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_hosts_client_file_names_the_socket(no_host_files: Path, path: str) -> None:
     (no_host_files / "client.toml").write_text(f'socket = "{path}"\n')
-    asked = choose(Place())
+    asked = choose_transport(ClientPlace())
     (told,) = asked(REGISTRY.get("test.echo"), Question(text="by file"))
     assert isinstance(told, Told)
     assert told.text == "by file"
@@ -155,7 +155,7 @@ def test_the_hosts_client_file_names_the_socket(no_host_files: Path, path: str) 
 def test_a_broken_client_file_is_named(no_host_files: Path, text: str) -> None:
     (no_host_files / "client.toml").write_text(text)
     with pytest.raises(UsageError, match=r"client\.toml"):
-        choose(Place())
+        choose_transport(ClientPlace())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -168,7 +168,7 @@ def test_somebody_else_is_sent_to_the_configured_socket(no_host_files: Path) -> 
     os.seteuid(54321)
     try:
         with pytest.raises(DaemonAway, match=f"{no_host_files}/none"):
-            list(choose(Place())(REGISTRY.get("test.echo"), Question()))
+            list(choose_transport(ClientPlace())(REGISTRY.get("test.echo"), Question()))
     finally:
         os.seteuid(0)
 
@@ -177,16 +177,16 @@ PLACES = {"config": "STEWARD_CONFIG", "socket": "STEWARD_SOCKET", "archive": "ST
 
 
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
+def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClientPlace]:
     """What a command is told of where to ask, from its words and what is exported."""
 
-    def named(*words: str, **exported: str) -> Place:
+    def named(*words: str, **exported: str) -> ClientPlace:
         app = typer.Typer()
-        told: list[Place] = []
+        told: list[ClientPlace] = []
 
         @app.command()
         def ask(config: Config = "", socket: Socket = "", archive: Archive = "") -> None:
-            told.append(Place(config=config, socket=socket, archive=archive))
+            told.append(ClientPlace(config=config, socket=socket, archive=archive))
 
         for place, variable in PLACES.items():
             monkeypatch.delenv(variable, raising=False)
@@ -201,18 +201,20 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("exported", PLACES)
 def test_a_place_on_the_command_line_wins_over_exported_ones(
-    named: Callable[..., Place], place: str, exported: str
+    named: Callable[..., ClientPlace], place: str, exported: str
 ) -> None:
-    assert named(f"--{place}", "/asked", **{exported: "/exported"}) == Place(**{place: "/asked"})
-    assert named(**{exported: "/exported"}) == Place(**{exported: "/exported"})
+    assert named(f"--{place}", "/asked", **{exported: "/exported"}) == ClientPlace(
+        **{place: "/asked"}
+    )
+    assert named(**{exported: "/exported"}) == ClientPlace(**{exported: "/exported"})
 
 
 def test_two_places_of_the_same_rank_still_contradict_each_other(
-    named: Callable[..., Place],
+    named: Callable[..., ClientPlace],
 ) -> None:
     for place in (
         named("--config", "/a", "--archive", "/b", socket="/c"),
         named(config="/a", archive="/b"),
     ):
         with pytest.raises(UsageError, match="--config and --archive"):
-            choose(place)
+            choose_transport(place)

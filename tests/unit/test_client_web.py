@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from steward.client import Client, places
-from steward.client.calls import where
-from steward.client.places import Place, Web
-from steward.client.web import over_https, token_of
+from steward.client.calls import find_place
+from steward.client.places import ClientPlace, RemoteApi
+from steward.client.web import ask_https, find_token
 from steward.core.errors import UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 URL = "https://steward.example.org"
 
@@ -36,45 +36,48 @@ def kept(tmp_path: Path) -> Path:
 def test_a_token_is_what_was_given_or_said_or_kept(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert token_of(Web(url=URL)) == "stt_kept"
+    assert find_token(RemoteApi(url=URL)) == "stt_kept"
     monkeypatch.setenv("STEWARD_TOKEN", "stt_said")
-    assert token_of(Web(url=URL)) == "stt_said"
-    assert token_of(Web(url=URL, token="stt_given")) == "stt_given"
+    assert find_token(RemoteApi(url=URL)) == "stt_said"
+    assert find_token(RemoteApi(url=URL, token="stt_given")) == "stt_given"
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606, 0o620])
 def test_a_token_that_others_can_read_is_not_used(kept: Path, mode: int) -> None:
     kept.chmod(mode)
     with pytest.raises(UsageError, match="chmod 600"):
-        token_of(Web(url=URL))
+        find_token(RemoteApi(url=URL))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_token_of_somebody_elses_is_not_used(kept: Path) -> None:
     os.chown(kept, 12345, 12345)
     with pytest.raises(UsageError, match="yours alone"):
-        token_of(Web(url=URL))
+        find_token(RemoteApi(url=URL))
 
 
 @pytest.mark.parametrize("text", ["", "two words", "stt_\x00", "stt_é", "x" * 600])
 def test_what_is_no_token_is_not_sent(kept: Path, text: str) -> None:
     kept.write_text(text)
     with pytest.raises(UsageError, match="is no token"):
-        token_of(Web(url=URL))
+        find_token(RemoteApi(url=URL))
 
 
 def test_what_is_no_file_is_not_waited_for(kept: Path) -> None:
     kept.unlink()
     os.mkfifo(kept, 0o600)
     with pytest.raises(UsageError, match="is no file"):
-        token_of(Web(url=URL))
+        find_token(RemoteApi(url=URL))
 
 
 def test_without_token_and_munge_it_is_said_how_to_get_one(tmp_path: Path) -> None:
-    me, there = action("credentials.me"), Web(url=URL, munge_socket=str(tmp_path / "none"))
-    assert token_of(there) == ""
+    me, there = (
+        get_action("credentials.me"),
+        RemoteApi(url=URL, munge_socket=str(tmp_path / "none")),
+    )
+    assert find_token(there) == ""
     with pytest.raises(UsageError, match=r"MUNGE does not say it.*steward token create"):
-        next(over_https(there, me, me.request()))
+        next(ask_https(there, me, me.request()))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +94,9 @@ def test_without_token_and_munge_it_is_said_how_to_get_one(tmp_path: Path) -> No
     ],
 )
 def test_a_token_is_sent_over_https_alone(url: str) -> None:
-    me = action("credentials.me")
+    me = get_action("credentials.me")
     with pytest.raises(UsageError, match=r"over https|no address"):
-        next(over_https(Web(url=url, token="stt_x"), me, me.request()))
+        next(ask_https(RemoteApi(url=url, token="stt_x"), me, me.request()))
 
 
 def test_who_is_asked_is_what_was_named_or_said_or_configured(
@@ -101,21 +104,21 @@ def test_who_is_asked_is_what_was_named_or_said_or_configured(
 ) -> None:
     file = tmp_path / "client.toml"
     file.write_text(f'url = "{URL}/one"\nca_file = "/ca"\n')
-    assert where(Place()) == Web(url=f"{URL}/one", ca_file="/ca")
+    assert find_place(ClientPlace()) == RemoteApi(url=f"{URL}/one", ca_file="/ca")
     monkeypatch.setenv("STEWARD_URL", f"{URL}/two")
-    assert where(Place()) == Web(url=f"{URL}/two", ca_file="/ca")
-    assert where(Place(socket="/s")) == "/s"
+    assert find_place(ClientPlace()) == RemoteApi(url=f"{URL}/two", ca_file="/ca")
+    assert find_place(ClientPlace(socket="/s")) == "/s"
     file.write_text('munge_socket = "/run/munge"\n')
-    assert where(Place()) == Web(url=f"{URL}/two", munge_socket="/run/munge")
+    assert find_place(ClientPlace()) == RemoteApi(url=f"{URL}/two", munge_socket="/run/munge")
     monkeypatch.setenv("STEWARD_MUNGE_SOCKET", "/run/other")
-    assert where(Place()) == Web(url=f"{URL}/two", munge_socket="/run/other")
+    assert find_place(ClientPlace()) == RemoteApi(url=f"{URL}/two", munge_socket="/run/other")
     file.write_text(f'url = "{URL}"\nsocket = "/s"\n')
     monkeypatch.delenv("STEWARD_URL")
     with pytest.raises(UsageError, match="keep one"):
-        where(Place())
+        find_place(ClientPlace())
     file.write_text(f'ulr = "{URL}"\n')
     with pytest.raises(UsageError, match="ulr"):
-        where(Place())
+        find_place(ClientPlace())
 
 
 def test_a_client_is_of_one_place() -> None:

@@ -9,15 +9,15 @@ from harness import archive
 from harness.events import NOON
 from harness.site import ADA, BELA, ROOT, Site
 from steward.admin.journal import StatusRequest
-from steward.core.access import Access, Asker, Standing
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_SEEN, Event, JobFacts
 from steward.core.records import JobRecord
 from steward.daemon.contexts import action_registry
 from steward.jobs import Jobs, database_path
-from steward.jobs.queries import clusters_of
+from steward.jobs.queries import list_clusters
 
 OPERA = Asker(uid=4009, user="opera")
 
@@ -42,8 +42,8 @@ def site(tmp_path: Path) -> Site:
     """Cluster alpha is ours, where ``opera`` is an administrator; beta is taken from a topic."""
     site = archive.make_library(tmp_path)
 
-    def standing(cluster: str) -> Standing | None:
-        return Standing(admins=frozenset({"opera"})) if cluster == "alpha" else None
+    def standing(cluster: str) -> ClusterRoles | None:
+        return ClusterRoles(admins=frozenset({"opera"})) if cluster == "alpha" else None
 
     site.room("archive").access = Access(site.settings.access, 0, standing)
     site.append([seen("alpha", 1, ADA), seen("beta", 2, ADA), seen("beta", 3, BELA)])
@@ -57,8 +57,8 @@ def listed(site: Site, asker: Asker) -> set[tuple[str, int]]:
 
 
 def test_every_cluster_that_is_known_counts(site: Site) -> None:
-    assert clusters_of(site.settings) == ["alpha", "beta"]
-    assert clusters_of(msgspec.structs.replace(site.settings, cluster={})) == ["alpha", "beta"]
+    assert list_clusters(site.settings) == ["alpha", "beta"]
+    assert list_clusters(msgspec.structs.replace(site.settings, cluster={})) == ["alpha", "beta"]
     jobs = Jobs(database_path(site.settings.state_dir))
     assert jobs.clusters() == ["alpha", "beta"]
     jobs.close()
@@ -67,7 +67,7 @@ def test_every_cluster_that_is_known_counts(site: Site) -> None:
 def test_where_nothing_is_known_the_decision_is_still_made(tmp_path: Path) -> None:
     site = archive.make_library(tmp_path)
     empty = msgspec.structs.replace(site.settings, cluster={}, state_dir=str(tmp_path / "none"))
-    assert clusters_of(empty) == [""]
+    assert list_clusters(empty) == [""]
 
 
 def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: Site) -> None:
@@ -78,7 +78,7 @@ def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: Site) -> N
 
 def test_an_administrator_of_our_cluster_is_none_of_another(site: Site) -> None:
     assert listed(site, OPERA) == {("alpha", 1)}
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.verify", OPERA)
 
 
@@ -89,5 +89,5 @@ def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
         site.settings, cluster={}, access=AccessSettings(operators=("opera",))
     )
     rooms: Registry = action_registry(settings)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         rooms.call("journal.status", ADA, StatusRequest())

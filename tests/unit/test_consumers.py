@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from harness.events import script_event
-from steward.core.consumers import Append, Feed, Pace, Rejected
+from steward.core.consumers import Append, ApplyRate, Feed, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.store import rows_of
+from steward.core.journal.store import encode_rows
 from steward.daemon.once import DirectLink
 
 TICK_S = 60.0
@@ -61,7 +61,7 @@ class Scene:
             self.feed.turn()
 
     def submit(self, *job_ids: int) -> None:
-        self.journal.append(rows_of(script_event(job_id) for job_id in job_ids))
+        self.journal.append(encode_rows(script_event(job_id) for job_id in job_ids))
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_the_last_error_is_told_also_when_it_is_over(scene: Scene) -> None:
 
 def test_a_pace_is_that_of_the_last_minute() -> None:
     now = 1000.0
-    pace = Pace(lambda: now)
+    pace = ApplyRate(lambda: now)
     assert pace.per_s() == 0
     pace.add([script_event(n) for n in range(30)])
     now = 1010.0

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.admin.credentials import actions
-from steward.admin.credentials.context import CredentialsRoom, ticket, who_asked
-from steward.admin.credentials.errors import NoSuchCredential, NotKnown
+from steward.admin.credentials.context import CredentialsContext, make_ticket, verify_munge_request
+from steward.admin.credentials.errors import CredentialMissing, UnknownCredential
 from steward.admin.credentials.requests import (
     CloseRequest,
     LoginAnswer,
@@ -30,12 +30,20 @@ from steward.admin.credentials.requests import (
     TokenRevokeRequest,
     VouchRequest,
 )
-from steward.admin.credentials.store import CredentialStore, end_revived
-from steward.core.access import ALL, Access, Asker, NotInScope, check_scope, is_known, scope_of
+from steward.admin.credentials.store import CredentialStore, end_revoked
+from steward.core.access import (
+    ALL_SCOPES,
+    Access,
+    Asker,
+    ScopeRefused,
+    check_scope,
+    find_scope,
+    has_explicit_scope,
+)
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
-from steward.core.errors import Refused, UsageError
-from steward.core.munge import MungeUnavailable, digest
+from steward.core.errors import PermissionRefused, UsageError
+from steward.core.munge import MungeUnavailable, hash_body
 from steward.daemon.contexts import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
@@ -55,14 +63,14 @@ class Clock:
         return self.now
 
 
-def room_in(directory: Path, clock: Clock, **web: object) -> CredentialsRoom:
+def room_in(directory: Path, clock: Clock, **web: object) -> CredentialsContext:
     settings = Settings(
         state_dir=str(directory),
         cluster={"box": ClusterSettings()},
         web=WebSettings(**{"listen": "127.0.0.1:8290", "user": "daemon", **web}),  # type: ignore[arg-type]
     )
     access = Access(AccessSettings(), os.geteuid(), lambda _: None)
-    return CredentialsRoom(settings, access=access, now=clock)
+    return CredentialsContext(settings, access=access, now=clock)
 
 
 @pytest.fixture
@@ -71,91 +79,91 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def room(tmp_path: Path, clock: Clock) -> CredentialsRoom:
+def room(tmp_path: Path, clock: Clock) -> CredentialsContext:
     return room_in(tmp_path, clock)
 
 
-def ask(room: CredentialsRoom, name: str, asker: Asker, request: object) -> object:
+def ask(room: CredentialsContext, name: str, asker: Asker, request: object) -> object:
     return Registry(actions.ACTIONS, {"credentials": lambda: room}).call(name, asker, request)
 
 
-def login(room: CredentialsRoom, asker: Asker = ADA) -> str:
+def login(room: CredentialsContext, asker: Asker = ADA) -> str:
     answer = ask(room, "credentials.login", asker, LoginRequest())
     assert isinstance(answer, LoginAnswer)
     return answer.url.rpartition("/")[2]
 
 
-def opened(room: CredentialsRoom, **asked: str) -> str:
+def opened(room: CredentialsContext, **asked: str) -> str:
     answer = ask(room, "credentials.open", WEB, OpenRequest(**asked))
     assert isinstance(answer, OpenAnswer)
     return answer.secret
 
 
-def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> TokenAnswer:
+def token(room: CredentialsContext, asker: Asker = ADA, **asked: object) -> TokenAnswer:
     request = TokenCreateRequest(**asked)  # type: ignore[arg-type]
     answer = ask(room, "credentials.token_create", asker, request)
     assert isinstance(answer, TokenAnswer)
     return answer
 
 
-def test_a_link_opens_one_session(room: CredentialsRoom) -> None:
+def test_a_link_opens_one_session(room: CredentialsContext) -> None:
     link = login(room)
     assert ask(room, "credentials.peek", WEB, PeekRequest(secret=link)) == (
         PeekAnswer(user="nobody")
     )
     bearer = room.bearer(opened(room, secret=link))
     assert bearer == Asker(uid=ADA.uid, user="nobody", how="session")
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         opened(room, secret=link)
 
 
-def test_a_link_and_a_session_end(room: CredentialsRoom, clock: Clock) -> None:
+def test_a_link_and_a_session_end(room: CredentialsContext, clock: Clock) -> None:
     link = login(room)
     clock.now += timedelta(seconds=301)
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         opened(room, secret=link)
     session = opened(room, secret=login(room))
     clock.now += timedelta(hours=11)
     assert room.bearer(session).user == "nobody"
     clock.now += timedelta(hours=1)
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         room.bearer(session)
 
 
-def test_a_session_is_closed(room: CredentialsRoom) -> None:
+def test_a_session_is_closed(room: CredentialsContext) -> None:
     session = opened(room, secret=login(room))
     ask(room, "credentials.close", WEB, CloseRequest(secret=session))
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         room.bearer(session)
 
 
 @pytest.mark.parametrize("name", ["credentials.open", "credentials.peek", "credentials.close"])
-def test_only_the_pages_process_opens_sessions(room: CredentialsRoom, name: str) -> None:
+def test_only_the_pages_process_opens_sessions(room: CredentialsContext, name: str) -> None:
     request = ACTIONS[name].request(secret=login(room))
     by_token = Asker(uid=WEB.uid, user=WEB.user, how="token")
     for asker in (ADA, by_token):
-        with pytest.raises(Refused, match="daemon"):
+        with pytest.raises(PermissionRefused, match="daemon"):
             ask(room, name, asker, request)
 
 
 def test_a_proxy_names_users_only_where_it_is_trusted(tmp_path: Path, clock: Clock) -> None:
-    with pytest.raises(Refused, match="proxy_header"):
+    with pytest.raises(PermissionRefused, match="proxy_header"):
         opened(room_in(tmp_path, clock), user="nobody")
     trusting = room_in(tmp_path, clock, proxy_header="X-Remote-User")
     assert trusting.bearer(opened(trusting, user="nobody")).uid == NOBODY.pw_uid
     for user in ("root", "no such user", "a\0b"):
-        with pytest.raises(NotKnown):
+        with pytest.raises(UnknownCredential):
             opened(trusting, user=user)
 
 
-def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsRoom) -> None:
-    with pytest.raises(Refused):
+def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsContext) -> None:
+    with pytest.raises(PermissionRefused):
         login(room, Asker(uid=ADA.uid, user="nobody", how="session"))
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         token(room, Asker(uid=ADA.uid, user="nobody", how="token"))
 
 
-def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
+def test_what_a_token_is_good_for(room: CredentialsContext, clock: Clock) -> None:
     made = token(room, scopes=("read", "bank"), expires_s=60.0, name="cron")
     bearer = room.bearer(made.secret)
     assert bearer == Asker(
@@ -164,10 +172,10 @@ def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
     check_scope(bearer, "accounting.sacct")
     check_scope(bearer, "bank.deposit")
     for action in ("archive.show", "automation.run", "journal.replay", "credentials.token_create"):
-        with pytest.raises(NotInScope, match="scope"):
+        with pytest.raises(ScopeRefused, match="scope"):
             check_scope(bearer, action)
     clock.now += timedelta(seconds=60)
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         room.bearer(made.secret)
 
 
@@ -178,9 +186,9 @@ def life_days(made: TokenAnswer) -> float:
     return (made.token.expires - NOW) / timedelta(days=1)
 
 
-def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) -> None:
+def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsContext) -> None:
     """Also by way of a link that was had so, and of the browser's session that it opened."""
-    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW))
+    by_munge = room.bearer(make_ticket(ADA.uid, "nobody", NOW))
     by_session = room.bearer(opened(room, secret=login(room, by_munge)))
     for asker in (by_munge, by_session):
         made = token(room, asker)
@@ -209,35 +217,35 @@ def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) ->
 )
 def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: bool) -> None:
     web = WebSettings(munge_from=("10.1.0.0/16",), munge_socket="/nowhere")
-    asked = {"method": "GET", "target": "/api/v1/me", "digest": digest(b"")}
+    asked = {"method": "GET", "target": "/api/v1/me", "digest": hash_body(b"")}
     shown = VouchRequest(credential="MUNGE:none:", peer=peer, **asked)
-    with pytest.raises(MungeUnavailable if is_heard else NotKnown):
-        who_asked(web, shown)
+    with pytest.raises(MungeUnavailable if is_heard else UnknownCredential):
+        verify_munge_request(web, shown)
 
 
 def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> None:
     room = room_in(tmp_path, clock, token_days=7)
-    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW))
+    by_munge = room.bearer(make_ticket(ADA.uid, "nobody", NOW))
     assert [life_days(token(room, asker)) for asker in (ADA, by_munge)] == [7, 7]
 
 
-def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) -> None:
+def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsContext) -> None:
     mine, other = token(room), token(room, WEB)
     listed = ask(room, "credentials.token_list", ADA, TokenListRequest())
     assert isinstance(listed, TokenListAnswer)
     assert [one.id for one in listed.tokens] == [mine.token.id]
     for asker, number in ((ADA, other.token.id), (WEB, mine.token.id)):
         request = TokenRevokeRequest(numbers=(number,))
-        with pytest.raises(NoSuchCredential):
+        with pytest.raises(CredentialMissing):
             ask(room, "credentials.token_revoke", asker, request)
     for asker, one in ((ADA, mine), (ROOT, other)):
         request = TokenRevokeRequest(numbers=(one.token.id,))
         ask(room, "credentials.token_revoke", asker, request)
-        with pytest.raises(NotKnown):
+        with pytest.raises(UnknownCredential):
             room.bearer(one.secret)
 
 
-def test_nobody_has_tokens_without_number(room: CredentialsRoom) -> None:
+def test_nobody_has_tokens_without_number(room: CredentialsContext) -> None:
     made = [token(room) for _ in range(100)]
     with pytest.raises(UsageError, match="revoke"):
         token(room)
@@ -246,8 +254,8 @@ def test_nobody_has_tokens_without_number(room: CredentialsRoom) -> None:
     token(room)
 
 
-def test_only_root_makes_tokens_for_others(room: CredentialsRoom) -> None:
-    with pytest.raises(Refused):
+def test_only_root_makes_tokens_for_others(room: CredentialsContext) -> None:
+    with pytest.raises(PermissionRefused):
         token(room, user="daemon")
     assert token(room, ROOT, user="daemon").token.uid == WEB.uid
 
@@ -256,7 +264,7 @@ def test_only_root_makes_tokens_for_others(room: CredentialsRoom) -> None:
     "asked",
     [{"expires_s": 0.0}, {"expires_s": 400 * 86400.0}, {"scopes": ()}, {"name": "a\nb"}],
 )
-def test_what_no_token_can_be(room: CredentialsRoom, asked: dict[str, object]) -> None:
+def test_what_no_token_can_be(room: CredentialsContext, asked: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         token(room, ADA, **asked)
 
@@ -266,11 +274,11 @@ def test_who_is_another_one_by_now_is_not_known(tmp_path: Path) -> None:
     secret, _ = store.make(
         "token", uid=ADA.uid, user="formerly", how="socket", now=NOW, expires=NOW.replace(year=2030)
     )
-    with pytest.raises(NotKnown, match="another one"):
+    with pytest.raises(UnknownCredential, match="another one"):
         store.known("token", secret, NOW)
 
 
-def test_no_secret_is_kept(room: CredentialsRoom, tmp_path: Path) -> None:
+def test_no_secret_is_kept(room: CredentialsContext, tmp_path: Path) -> None:
     made = [login(room), opened(room, secret=login(room)), token(room).secret]
     for path in tmp_path.rglob("*"):
         data = path.read_bytes()
@@ -283,19 +291,19 @@ def test_what_nobody_made_is_not_known(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         room = room_in(Path(directory), Clock())
         for prefix in ("", "sts_", "stt_", "stl_"):
-            with pytest.raises(NotKnown):
+            with pytest.raises(UnknownCredential):
                 room.bearer(prefix + text)
         room.store.close()
 
 
 @pytest.mark.parametrize("name", sorted(ACTIONS))
 def test_somebody_has_thought_about_every_actions_scope(name: str) -> None:
-    assert is_known(name)
-    assert scope_of(name) in ALL
+    assert has_explicit_scope(name)
+    assert find_scope(name) in ALL_SCOPES
 
 
 def test_what_is_not_known_takes_the_most() -> None:
-    assert scope_of("new.thing") == "admin"
+    assert find_scope("new.thing") == "admin"
 
 
 OPERATORS = AccessSettings(operators=("nobody",))
@@ -303,7 +311,7 @@ SEES = ("status.show", "archive.show")
 CHANGES = ("automation.run", "bank.deposit", "journal.replay")
 
 
-def sees_and_changes(room: CredentialsRoom, secret: str) -> tuple[bool, bool]:
+def sees_and_changes(room: CredentialsContext, secret: str) -> tuple[bool, bool]:
     """Whether whoever has a secret may see what operators see, and change what they change."""
     access = Access(OPERATORS, 4711, lambda _: None)
     asker = room.bearer(secret)
@@ -352,9 +360,9 @@ def test_how_far_an_operators_rights_go_in_a_session(
     ):
         assert sees_and_changes(room, session) == expected
         # What is made in it goes no further, also when it is brought by a program.
-        made = token(room, room.bearer(session), scopes=tuple(ALL))
+        made = token(room, room.bearer(session), scopes=tuple(ALL_SCOPES))
         assert sees_and_changes(room, made.secret) == expected
-    made = token(room, ADA, scopes=tuple(ALL))
+    made = token(room, ADA, scopes=tuple(ALL_SCOPES))
     assert sees_and_changes(room, made.secret) == (True, True)
 
 
@@ -364,10 +372,10 @@ def test_a_proxys_session_lasts_minutes_and_is_renewed_by_use(tmp_path: Path, cl
     for _ in range(30):
         clock.now += timedelta(minutes=5)
         assert room.bearer(used).user == "nobody"
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         room.bearer(left)
     clock.now += timedelta(minutes=11)
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         room.bearer(used)
 
 
@@ -405,15 +413,15 @@ def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clo
         ADA,
         TokenRevokeRequest(numbers=(revoked.token.id,)),
     )
-    end_revived(str(tmp_path / "restored"), str(tmp_path / "before"), NOW)
+    end_revoked(str(tmp_path / "restored"), str(tmp_path / "before"), NOW)
     restored = room_in(tmp_path / "restored", clock)
     assert restored.bearer(kept.secret).user == "nobody"
     assert restored.bearer(session).user == "nobody"
-    with pytest.raises(NotKnown):
+    with pytest.raises(UnknownCredential):
         restored.bearer(revoked.secret)
     # Where nobody can say any more what was revoked all of it was.
-    end_revived(str(tmp_path / "lost"), str(tmp_path / "nothing"), NOW)
+    end_revoked(str(tmp_path / "lost"), str(tmp_path / "nothing"), NOW)
     lost = room_in(tmp_path / "lost", clock)
     for secret in (kept.secret, revoked.secret, session):
-        with pytest.raises(NotKnown):
+        with pytest.raises(UnknownCredential):
             lost.bearer(secret)

@@ -16,14 +16,21 @@ from litestar.testing import RequestFactory
 
 from harness.socket import serving
 from steward.client import Client
-from steward.client.sockets import remote
-from steward.core.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
+from steward.client.sockets import ask_socket
+from steward.core.actions import (
+    MAX_INTEGER,
+    MIN_INTEGER,
+    Action,
+    ActionError,
+    Registry,
+    has_valid_integers,
+)
 from steward.core.errors import UsageError
 from steward.daemon.contexts import ACTIONS
-from steward.web.api.endpoints import ASKS, body
+from steward.web.api.endpoints import ACTION_ENDPOINTS, read_json_body
 
-BY_BODY = {one.action: one for one in ASKS}
-HUGE = st.integers(MOST + 1, 10**400) | st.integers(-(10**400), LEAST - 1)
+BY_BODY = {one.action: one for one in ACTION_ENDPOINTS}
+HUGE = st.integers(MAX_INTEGER + 1, 10**400) | st.integers(-(10**400), MIN_INTEGER - 1)
 Make = Callable[[int], Any]
 REGISTRY = Registry(tuple(ACTIONS.values()))
 """Without rooms: what reaches one fails otherwise than what is refused before."""
@@ -122,7 +129,7 @@ def test_however_deep_a_number_is_it_is_found(number: int, depth: int) -> None:
     value: Any = number
     for level in range(depth):
         value = [value] if level % 2 else {"x": value}
-    assert is_in_bounds(value) == (LEAST <= number <= MOST)
+    assert has_valid_integers(value) == (MIN_INTEGER <= number <= MAX_INTEGER)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +146,7 @@ def test_who_asks_the_daemon_is_told_what_was_wrong(
 ) -> None:
     action, field, make = place
     with pytest.raises(UsageError) as refused:
-        list(remote(daemon, action, {**least(action.request), field: make(number)}))
+        list(ask_socket(daemon, action, {**least(action.request), field: make(number)}))
     assert str(refused.value).startswith(f"{action.name}: ")
     assert field in str(refused.value)
 
@@ -158,4 +165,4 @@ def test_who_asks_the_api_is_told_before_it_is_asked(
     asked = {**least(action.request), field: make(number)}
     request = RequestFactory().post("/", data=asked)
     with pytest.raises(UsageError, match=r"too large|Expected|out of range"):
-        asyncio.run(body(BY_BODY[action.name], request))
+        asyncio.run(read_json_body(BY_BODY[action.name], request))

@@ -13,7 +13,7 @@ import pytest
 
 from harness.commands import steward
 from steward.core.waits import Stop
-from steward.daemon.reload import Reloaded, ReloadListener, ReloadUnavailable, ask_reload
+from steward.daemon.reload import ReloadListener, ReloadReply, ReloadUnavailable, request_reload
 
 CONFIG = """\
 state_dir = "{root}/state"
@@ -119,10 +119,10 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer(tmp_path: Path) -> None:
     listener.open(path)
     try:
         with pytest.raises(ReloadUnavailable, match="did not answer in"):
-            ask_reload(path, 0.2)
+            request_reload(path, 0.2)
         assert Stop().wait(30, *listener.fds)
         assert listener.accept()
-        listener.answer(Reloaded())  # nobody is there any more
+        listener.answer(ReloadReply())  # nobody is there any more
     finally:
         listener.close()
 

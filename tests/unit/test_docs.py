@@ -11,7 +11,7 @@ import typer
 
 import write_docs as docs
 from steward.cli.app import app
-from steward.core.config.reader import load
+from steward.core.config.reader import load_settings
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
@@ -157,7 +157,7 @@ def test_every_command_is_told_of() -> None:
 def test_settings_that_are_shown_are_settings(page: str, body: str, tmp_path: Path) -> None:
     path = tmp_path / "steward.toml"
     path.write_text(body if "[cluster." in body else f"{body}\n[cluster.any]\n")
-    load(str(path))
+    load_settings(str(path))
 
 
 def test_the_tables_of_settings_are_what_the_code_says() -> None:

@@ -21,15 +21,21 @@ from harness.site import ROOT
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import data_checks
-from steward.admin.doctor.actions import run, run_apart
-from steward.admin.doctor.findings import DoctorRequest, DoctorRoom, Finding, ok, worst
-from steward.bank.actions.upkeep import CheckAnswer, CheckRequest
+from steward.admin.doctor.actions import run_doctor, run_in_processes
+from steward.admin.doctor.findings import (
+    CheckFinding,
+    DoctorContext,
+    DoctorRequest,
+    find_worst_status,
+    make_ok,
+)
+from steward.bank.actions.upkeep import CheckReply, CheckRequest
 from steward.bank.gate.requests import RemoteMeans
 from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
 from steward.core.access import Access, Asker
 from steward.core.actions import Action, Registry
 from steward.core.config import AccessSettings, Settings
-from steward.core.errors import Refused, StewardError
+from steward.core.errors import PermissionRefused, StewardError
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]
@@ -44,28 +50,28 @@ def children() -> str:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
-def hang() -> tuple[Finding, ...]:
+def hang() -> tuple[CheckFinding, ...]:
     time.sleep(600)
     raise AssertionError
 
 
-def crash() -> tuple[Finding, ...]:
+def crash() -> tuple[CheckFinding, ...]:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def refuse() -> tuple[Finding, ...]:
+def refuse() -> tuple[CheckFinding, ...]:
     raise StewardError("the ledger is away")
 
 
-def fail() -> tuple[Finding, ...]:
+def fail() -> tuple[CheckFinding, ...]:
     raise ZeroDivisionError("by zero")
 
 
 def test_a_check_that_hangs_crashes_or_fails_stops_no_other() -> None:
-    fine = (ok("a", "one"), ok("b", "x" * 1_000_000))
+    fine = (make_ok("a", "one"), make_ok("b", "x" * 1_000_000))
     before = children()
-    found = run_apart([hang, crash, lambda: fine, refuse, fail, lambda: ()], 3.0)
+    found = run_in_processes([hang, crash, lambda: fine, refuse, fail, lambda: ()], 3.0)
     assert found[2] == fine
     assert found[5] == ()
     words = ["took longer than 3 s", "ended without a word", "the ledger is away", "by zero"]
@@ -86,8 +92,8 @@ def test_a_check_for_which_there_is_no_process_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "fork", fails)
     before = len(os.listdir("/proc/self/fd"))
-    fine = (ok("a", "one"),)
-    found = run_apart([lambda: fine] * 3, 60.0)
+    fine = (make_ok("a", "one"),)
+    found = run_in_processes([lambda: fine] * 3, 60.0)
     assert found[1] == fine
     for said in (found[0], found[2]):
         (one,) = said
@@ -99,13 +105,13 @@ def test_a_check_for_which_there_is_no_process_is_told(monkeypatch: pytest.Monke
 def test_a_check_that_hangs_takes_its_commands_with_it(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
 
-    def command() -> tuple[Finding, ...]:
+    def command() -> tuple[CheckFinding, ...]:
         # It holds the pipe open for as long as it lives.
         subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[theirs])
         os.write(theirs, b"!")
         return hang()
 
-    ((one,),) = run_apart([command], 5.0)
+    ((one,),) = run_in_processes([command], 5.0)
     os.close(theirs)
     assert "took longer than 5 s" in one.what
     with os.fdopen(ours, "rb", buffering=0) as pipe:
@@ -115,9 +121,14 @@ def test_a_check_that_hangs_takes_its_commands_with_it(tmp_path: Path) -> None:
 
 
 def test_the_worst_is_told_and_what_was_not_looked_at_is_no_fault() -> None:
-    assert worst(()) == worst(("skipped",)) == worst(("ok", "skipped")) == "ok"
-    assert worst(("ok", "warning", "skipped")) == "warning"
-    assert worst(("warning", "wrong", "ok")) == "wrong"
+    assert (
+        find_worst_status(())
+        == find_worst_status(("skipped",))
+        == find_worst_status(("ok", "skipped"))
+        == "ok"
+    )
+    assert find_worst_status(("ok", "warning", "skipped")) == "warning"
+    assert find_worst_status(("warning", "wrong", "ok")) == "wrong"
 
 
 # The spool, and the command
@@ -202,11 +213,11 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
         state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False, spool="/x")}
     )
     access = Access(AccessSettings(operators=("op",)), 0, lambda _: None)
-    room = DoctorRoom(settings, access=access, fresh=Registry)
+    room = DoctorContext(settings, access=access, fresh=Registry)
     request = DoctorRequest(only=("library",))
-    with pytest.raises(Refused):
-        run(room, Asker(uid=1000, user="ada"), request)
-    answer = run(room, Asker(uid=1001, user="op"), request)
+    with pytest.raises(PermissionRefused):
+        run_doctor(room, Asker(uid=1000, user="ada"), request)
+    answer = run_doctor(room, Asker(uid=1001, user="op"), request)
     assert [(one.check, one.status) for one in answer.findings] == [("library", "ok")]
     assert answer.status == "ok"
 
@@ -214,8 +225,8 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
 def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     opened: list[int] = []
 
-    def check(context: list[int], _asker: Asker, _request: CheckRequest) -> CheckAnswer:
-        return CheckAnswer(findings=(), accounts=len(context), position=0)
+    def check(context: list[int], _asker: Asker, _request: CheckRequest) -> CheckReply:
+        return CheckReply(findings=(), accounts=len(context), position=0)
 
     def room() -> list[int]:
         opened.append(os.getpid())
@@ -223,7 +234,7 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
 
     def fresh() -> Registry:
         action = Action(
-            name="bank.check", help="", request=CheckRequest, answer=CheckAnswer, run=check
+            name="bank.check", help="", request=CheckRequest, answer=CheckReply, run=check
         )
         return Registry((action,), {"bank": room})
 
@@ -232,14 +243,14 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True))
     access = Access(AccessSettings(), 0, lambda _: None)
     for _ in range(2):
-        answer = run(DoctorRoom(settings, access=access, fresh=fresh), ROOT, LEDGER)
+        answer = run_doctor(DoctorContext(settings, access=access, fresh=fresh), ROOT, LEDGER)
         # The check's own process opened its room, behind the one that is open here.
         assert answer.findings[0].what == "the books of 2 accounts add up"
     assert opened == [os.getpid()]
 
 
 def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_path: Path) -> None:
-    assert only(data_checks.remote(site.ground())).status == "skipped"
+    assert only(data_checks.check_remote_bank(site.ground())).status == "skipped"
     directory = tmp_path / "there"
     directory.mkdir()
     with serving(mybrc_settings(directory)) as url:
@@ -251,9 +262,9 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_p
         ):
             remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token), timeout_s=20.0)
             site.reopen(bank=BankSettings(enabled=True, remote=remote))
-            found = only(data_checks.remote(site.ground()))
+            found = only(data_checks.check_remote_bank(site.ground()))
             assert (found.status, said in found.what) == (status, True)
-    found = only(data_checks.remote(site.ground()))
+    found = only(data_checks.check_remote_bank(site.ground()))
     assert (found.status, "refused" in found.what) == ("wrong", True)
 
 
@@ -301,7 +312,7 @@ def test_a_token_that_may_only_read_is_a_finding(
         url = f"http://127.0.0.1:{server.server_port}/api"
         remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=20.0)
         site.reopen(bank=BankSettings(enabled=True, remote=remote))
-        found = only(data_checks.remote(site.ground()))
+        found = only(data_checks.check_remote_bank(site.ground()))
     assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")
 
 
@@ -329,6 +340,6 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
             ):
                 if at_us:
                     started.link.remote_means({"physics": RemoteMeans(at_us=at_us)})
-                answers, balances = data_checks.remote(site.ground())
+                answers, balances = data_checks.check_remote_bank(site.ground())
                 assert (answers.status, balances.status) == ("ok", status)
                 assert said in balances.what

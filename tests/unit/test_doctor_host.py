@@ -10,9 +10,9 @@ import pytest
 
 from harness.doctor import DoctorSite, only, site
 from steward.admin.doctor import host_checks
-from steward.admin.doctor.host_checks import file_of_settings
+from steward.admin.doctor.host_checks import check_config_file
 from steward.capture.settings import NodesSettings
-from steward.web.settings import HEALTHY, WebSettings
+from steward.web.settings import HEALTHY_BODY, WebSettings
 
 __all__ = ["site"]
 
@@ -25,23 +25,23 @@ def test_who_may_change_the_configuration(tmp_path: Path, mode: int, status: str
     path = tmp_path / "steward.toml"
     path.touch()
     path.chmod(mode)
-    found = file_of_settings(str(path))
+    found = check_config_file(str(path))
     assert found.status == status
     assert all("chmod" in line for line in found.mend)
 
 
 def test_a_configuration_that_is_not_there_is_made_by_init(tmp_path: Path) -> None:
-    assert file_of_settings(str(tmp_path / "none")).mend == ("steward init",)
+    assert check_config_file(str(tmp_path / "none")).mend == ("steward init",)
 
 
 def test_a_state_directory_is_nobody_elses(site: DoctorSite) -> None:
-    assert only(host_checks.state(site.ground())).status == "wrong"  # none yet
+    assert only(host_checks.check_state_directory(site.ground())).status == "wrong"  # none yet
     state = site.directory / "state"
     state.mkdir(mode=0o700)
     (state / "journal.db").touch()
-    assert only(host_checks.state(site.ground())).status == "ok"
+    assert only(host_checks.check_state_directory(site.ground())).status == "ok"
     state.chmod(0o755)
-    found = only(host_checks.state(site.ground()))
+    found = only(host_checks.check_state_directory(site.ground()))
     assert (found.status, found.mend) == ("wrong", (f"chmod 0700 {state}",))
 
 
@@ -51,7 +51,7 @@ def test_a_file_that_the_daemon_cannot_use_is_named(site: DoctorSite) -> None:
     state.mkdir(mode=0o700)
     os.chown(state, 12345, 12345)
     (state / "gate.db-wal").touch()
-    found = only(host_checks.state(site.ground()))
+    found = only(host_checks.check_state_directory(site.ground()))
     assert found.status == "wrong"
     assert "gate.db-wal" in found.what
     assert found.mend == (f"chown -R 12345: {state}",)
@@ -78,7 +78,7 @@ def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -
     ],
 )
 def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
-    assert host_checks.room("state", "/x", status).status == of
+    assert host_checks.check_free_space("state", "/x", status).status == of
 
 
 def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) -> None:
@@ -86,15 +86,15 @@ def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) ->
     key.touch(mode=0o640)
     nodes = NodesSettings(listen="127.0.0.1:1", certificate_file=str(key), key_file=str(key))
     site.reopen(nodes=nodes)
-    assert only(host_checks.secrets(site.ground())).what == "1 file, closed to others"
+    assert only(host_checks.check_secret_files(site.ground())).what == "1 file, closed to others"
     key.chmod(0o644)
-    found = only(host_checks.secrets(site.ground()))
+    found = only(host_checks.check_secret_files(site.ground()))
     assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))
 
 
 def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
-    found = only(host_checks.configuration(site.ground()))
+    found = only(host_checks.check_settings_resources(site.ground()))
     assert found.status == "warning"
     assert "/nowhere/cert" in found.what
 
@@ -119,13 +119,17 @@ def test_another_program_at_the_port_is_not_taken_for_the_pages(site: DoctorSite
         web = WebSettings(listen=f"127.0.0.1:{server.server_port}", url="http://steward.test")
         site.reopen(web=web)
         server.words = b"hello"  # type: ignore[attr-defined] # read above
-        (found,) = (one for one in host_checks.web(site.ground()) if one.of != "static")
+        (found,) = (
+            one for one in host_checks.check_web_server(site.ground()) if one.of != "static"
+        )
         assert (found.status, "another program answers" in found.what) == ("wrong", True)
-        server.words = HEALTHY  # type: ignore[attr-defined] # read above
-        (found,) = (one for one in host_checks.web(site.ground()) if one.of != "static")
+        server.words = HEALTHY_BODY  # type: ignore[attr-defined] # read above
+        (found,) = (
+            one for one in host_checks.check_web_server(site.ground()) if one.of != "static"
+        )
         assert found.status == "ok"
         unnamed = msgspec.structs.replace(web, url="")
         site.reopen(web=unnamed)
-        told = {one.of: one for one in host_checks.web(site.ground())}
+        told = {one.of: one for one in host_checks.check_web_server(site.ground())}
         assert (told["url"].status, told["url"].looked_at) == ("warning", "[web] url")
         server.shutdown()

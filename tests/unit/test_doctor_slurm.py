@@ -10,7 +10,7 @@ from harness.doctor import HERE, DoctorSite, only, site
 from harness.site import ROOT
 from harness.slurm import LINE
 from steward.admin.doctor import slurm_checks
-from steward.admin.doctor.context import ground_of
+from steward.admin.doctor.context import make_check_context
 from steward.bank.settings import BankSettings, GateSettings
 from steward.capture.settings import NodesSettings, SensorSettings
 from steward.core.actions import Registry
@@ -23,9 +23,9 @@ __all__ = ["site"]
 
 
 def test_a_slurmctld_that_answers(site: DoctorSite) -> None:
-    assert only(slurm_checks.answers(site.ground())).status == "ok"
+    assert only(slurm_checks.check_slurmctld(site.ground())).status == "ok"
     site.shown |= {"SLURM_VERSION": "24.11.4"}
-    found = only(slurm_checks.answers(site.ground()))
+    found = only(slurm_checks.check_slurmctld(site.ground()))
     assert found.status == "warning"
     assert "slurmctld is 24.11.4, the commands here are 24.11.5" in found.what
 
@@ -36,15 +36,15 @@ def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
         "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
     site.stage.answer("scontrol ping", "Slurmctld(primary) at box is DOWN\n", 1)
-    ground = ground_of(site.settings, Registry, ROOT)
-    found = only(slurm_checks.answers(ground))
+    ground = make_check_context(site.settings, Registry, ROOT)
+    found = only(slurm_checks.check_slurmctld(ground))
     assert found.status == "wrong"
     assert "does not run" in found.what
     for check in (
-        slurm_checks.hosts,
-        slurm_checks.clocks,
-        slurm_checks.jobcomp,
-        slurm_checks.usage,
+        slurm_checks.check_controllers,
+        slurm_checks.check_clocks,
+        slurm_checks.check_jobcomp_plugin,
+        slurm_checks.check_usage_sources,
     ):
         found = only(check(ground))
         assert (found.status, found.of) == ("skipped", "c1")
@@ -54,19 +54,19 @@ def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
     (site.directory / "slurm" / "scontrol show config").write_text("exec sleep 60\n")
     settings = ClusterSettings(slurm_bin=str(site.directory / "slurm"), command_timeout_s=1.0)
     site.reopen(cluster={"c1": settings})
-    ground = ground_of(site.settings, Registry, ROOT)
-    found = only(slurm_checks.answers(ground))
+    ground = make_check_context(site.settings, Registry, ROOT)
+    found = only(slurm_checks.check_slurmctld(ground))
     assert found.status == "wrong"
     assert "slurmctld is busy" in found.what
     assert "sdiag" in found.mend[0]
     (site.directory / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
-    hung = only(slurm_checks.answers(ground, ping_s=0.5))
+    hung = only(slurm_checks.check_slurmctld(ground, ping_s=0.5))
     assert "no ping within 0.5 s: it hangs, or its host is away" in hung.what
 
 
 def test_commands_that_are_not_there(site: DoctorSite) -> None:
     site.reopen(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
-    found = only(slurm_checks.answers(ground_of(site.settings, Registry, ROOT)))
+    found = only(slurm_checks.check_slurmctld(make_check_context(site.settings, Registry, ROOT)))
     assert found.status == "wrong"
     assert "slurm_bin" in found.mend[0]
 
@@ -76,7 +76,7 @@ def test_commands_that_are_not_there(site: DoctorSite) -> None:
     [(0.0, "ok"), (10.0, "warning"), (-10.0, "warning"), (200.0, "wrong"), (-200.0, "wrong")],
 )
 def test_clocks_that_disagree(site: DoctorSite, skew_s: float, status: str) -> None:
-    found = only(slurm_checks.clocks(site.ground(skew_s)))
+    found = only(slurm_checks.check_clocks(site.ground(skew_s)))
     assert found.status == status, found.what
 
 
@@ -86,24 +86,24 @@ def test_a_node_whose_slurmd_started_in_the_future(site: DoctorSite) -> None:
         LINE.format(name="n1"),
         LINE.format(name="n2").replace("SlurmdStartTime=None", f"SlurmdStartTime={later}"),
     )
-    found = only(slurm_checks.clocks(site.ground()))
+    found = only(slurm_checks.check_clocks(site.ground()))
     assert found.status == "warning"
     assert "the clock of n2 is ahead" in found.what
 
 
 def test_two_controllers_of_which_one_is_not_seen(site: DoctorSite) -> None:
-    assert only(slurm_checks.hosts(site.ground())).status == "ok"
+    assert only(slurm_checks.check_controllers(site.ground())).status == "ok"
     site.shown["SlurmctldHost[1]"] = "ctl2(10.0.0.2)"
-    found = only(slurm_checks.hosts(site.ground()))
+    found = only(slurm_checks.check_controllers(site.ground()))
     assert found.status == "wrong"
     assert "ctl2" in found.what
     assert "steward controller" in found.mend[0]
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], controllers=("ctl2.site.org",))
     site.reopen(cluster={"c1": cluster})
-    assert only(slurm_checks.hosts(site.ground())).status == "ok"
+    assert only(slurm_checks.check_controllers(site.ground())).status == "ok"
     down = f"Slurmctld(primary) at {HERE} is UP\nSlurmctld(backup) at ctl2 is DOWN\n"
     site.stage.answer("scontrol ping", down)
-    first, second = slurm_checks.hosts(site.ground())
+    first, second = slurm_checks.check_controllers(site.ground())
     assert (first.status, second.status) == ("warning", "ok")
     assert "ctl2 is away" in first.what
 
@@ -113,17 +113,17 @@ def test_a_slurmctld_that_forgets_too_soon(site: DoctorSite) -> None:
         cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=lines)
         site.reopen(cluster={"c1": cluster})
         site.shown |= {"MinJobAge": age}
-        found = only(slurm_checks.memory(site.ground()))
+        found = only(slurm_checks.check_job_memory(site.ground()))
         assert (found.status, found.mend) == (status, ("slurm.conf: MinJobAge=300",))
 
 
 def test_usage_that_nobody_can_know(site: DoctorSite) -> None:
-    assert only(slurm_checks.usage(site.ground())).status == "ok"
+    assert only(slurm_checks.check_usage_sources(site.ground())).status == "ok"
     site.shown |= {"JobAcctGatherType": "jobacct_gather/none", "ProctrackType": "proctrack/pgid"}
-    assert "neither Slurm nor Steward" in only(slurm_checks.usage(site.ground())).what
+    assert "neither Slurm nor Steward" in only(slurm_checks.check_usage_sources(site.ground())).what
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:1"))
     site.shown |= {"TaskEpilog": "/etc/slurm/epilog"}
-    found = list(slurm_checks.usage(site.ground()))
+    found = list(slurm_checks.check_usage_sources(site.ground()))
     assert [one.status for one in found] == ["warning", "warning"]
     assert "proctrack/pgid" in found[0].what
     assert "/etc/slurm/epilog" in found[1].what
@@ -131,7 +131,7 @@ def test_usage_that_nobody_can_know(site: DoctorSite) -> None:
 
 def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
     site.shown |= {"StateSaveLocation": f"{site.directory}/gone"}
-    found = only(slurm_checks.spool(site.ground()))
+    found = only(slurm_checks.check_spools(site.ground()))
     assert (found.status, found.of) == ("wrong", "c1")
     assert "StateSaveLocation" in found.mend[0]
 
@@ -139,7 +139,7 @@ def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
 def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:
     site.shown |= {"MinJobAge": "0 sec"}
     site.stage.answer("squeue -a -t all --local -h --noconvert", "")
-    found = only(slurm_checks.memory(site.ground()))
+    found = only(slurm_checks.check_job_memory(site.ground()))
     assert found.status == "ok"
     assert found.what == "jobs stay for good after their end; it holds 0 jobs of 10000"
 
@@ -149,7 +149,7 @@ def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:
 
 def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: DoctorSite) -> None:
     site.shown |= {"JobCompType": "jobcomp/elasticsearch"}
-    found = only(slurm_checks.jobcomp(site.ground()))
+    found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "warning"
     assert "taken by jobcomp/elasticsearch: lost are former sizes of resized jobs" in found.what
 
@@ -158,68 +158,68 @@ def test_jobcomp_as_it_should_be_and_not(site: DoctorSite) -> None:
     lines = site.directory / "lines" / "jobcomp.jsonl"
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=str(lines))
     site.reopen(cluster={"c1": cluster})
-    found = only(slurm_checks.jobcomp(site.ground()))
+    found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "wrong"
     assert "slurm.conf: JobCompType=jobcomp/lua" in found.mend
 
     site.shown |= {"JobCompType": "jobcomp/lua"}
-    assert "No such file" in only(slurm_checks.jobcomp(site.ground())).what
+    assert "No such file" in only(slurm_checks.check_jobcomp_plugin(site.ground())).what
     script = site.directory / "slurm" / "jobcomp.lua"
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}"\n')
     lines.parent.mkdir(0o755)
     os.utime(script, (0, 0))
-    found = only(slurm_checks.jobcomp(site.ground()))
+    found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert (found.status, f"{lines.parent} is open to everybody" in found.what) == ("wrong", True)
     lines.parent.chmod(0o750)
-    assert only(slurm_checks.jobcomp(site.ground())).status == "ok"
+    assert only(slurm_checks.check_jobcomp_plugin(site.ground())).status == "ok"
 
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}.other"\n')
     os.utime(script, (0, 0))
-    found = only(slurm_checks.jobcomp(site.ground()))
+    found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "wrong"
     assert found.mend == (f'[cluster.c1] jobcomp_lines = "{lines}.other"',)
 
 
 def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: DoctorSite) -> None:
-    assert only(slurm_checks.submit(site.ground())).status == "skipped"
+    assert only(slurm_checks.check_submit_plugin(site.ground())).status == "skipped"
     site.reopen(bank=BankSettings(enabled=True), gate=GateSettings())
     site.shown |= {"JobSubmitPlugins": "site"}
-    found = only(slurm_checks.submit(site.ground()))
+    found = only(slurm_checks.check_submit_plugin(site.ground()))
     assert found.status == "warning"
     assert "slurm.conf: JobSubmitPlugins=site,lua" in found.mend
     site.shown |= {"JobSubmitPlugins": "lua,site"}
-    told = [one.what for one in slurm_checks.submit(site.ground())]
+    told = [one.what for one in slurm_checks.check_submit_plugin(site.ground())]
     assert "JobSubmitPlugins has site behind lua: what they change is not priced" in told
 
 
 def test_a_cluster_that_the_gate_knows_by_another_name(site: DoctorSite) -> None:
     site.reopen(bank=BankSettings(enabled=True), gate=GateSettings())
     site.shown |= {"JobSubmitPlugins": "steward", "ClusterName": "tower"}
-    told = [one.what for one in slurm_checks.submit(site.ground())]
+    told = [one.what for one in slurm_checks.check_submit_plugin(site.ground())]
     assert "the gate knows the cluster as c1: of tower it knows nothing" in told
 
 
 def test_triggers_that_only_slurm_user_may_set(site: DoctorSite) -> None:
-    assert only(slurm_checks.triggers(site.ground())).status == "skipped"
+    assert only(slurm_checks.check_sensor_triggers(site.ground())).status == "skipped"
     site.reopen(sensor=SensorSettings(enabled=True, helper=str(site.directory / "helper")))
     (site.directory / "state").mkdir()
     site.shown |= {"SlurmUser": f"nobody-here({os.geteuid() + 4321})"}
     ground = msgspec.structs.replace(site.ground(), own_uid=os.geteuid() + 1)
-    found = only(slurm_checks.triggers(ground))
+    found = only(slurm_checks.check_sensor_triggers(ground))
     assert found.status == "wrong"
     assert "only SlurmUser nobody-here may set triggers" in found.what
 
 
 def test_a_node_that_is_here_and_has_no_plugin(site: DoctorSite) -> None:
-    assert only(slurm_checks.spank(site.ground())).status == "skipped"
+    assert only(slurm_checks.check_spank_plugin(site.ground())).status == "skipped"
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:1"))
-    assert only(slurm_checks.spank(site.ground())).status == "skipped"  # no node
+    assert only(slurm_checks.check_spank_plugin(site.ground())).status == "skipped"  # no node
     site.stage.nodes(LINE.format(name="n1").replace("NodeHostName=h1", f"NodeHostName={HERE}"))
-    found = only(slurm_checks.spank(site.ground()))
+    found = only(slurm_checks.check_spank_plugin(site.ground()))
     install = f"steward plugins install --plugstack {site.directory}/slurm/plugstack.conf"
     assert (found.status, found.mend[-1]) == ("warning", install)
     conf = site.directory / "slurm" / "plugstack.conf.d" / "steward.conf"
     conf.parent.mkdir()
     conf.write_text("optional /nowhere/24.11.4/spank_steward.so\n")
-    told = [one.what for one in slurm_checks.spank(site.ground())]
+    told = [one.what for one in slurm_checks.check_spank_plugin(site.ground())]
     assert "there is no build for Slurm 24.11.5 in /nowhere" in told

@@ -15,17 +15,17 @@ import pytest
 
 from harness.commands import fill_spool
 from harness.jobacct import LogSite, run
-from steward.accounting.sacct.sources import Parquet, closed_days
+from steward.accounting.sacct.sources import ParquetSource, list_closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings
 from steward.core import drivers
 from steward.core.config import Settings
-from steward.core.config.reader import load
-from steward.core.drivers import DRIVERS, Driver
+from steward.core.config.reader import load_settings
+from steward.core.drivers import DRIVERS, OptionalDriver
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.demo.parts import configuration
+from steward.demo.parts import format_configuration
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.slurm.settings import ClusterSettings
@@ -129,7 +129,7 @@ def site(tmp_path: Path) -> Iterator[BareDaemon]:
             site.end()
 
 
-def block(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+def block(monkeypatch: pytest.MonkeyPatch, driver: OptionalDriver) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == driver.module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, driver.module, None)
@@ -183,7 +183,7 @@ def test_installation_follows_how_steward_was_installed(monkeypatch: pytest.Monk
 def test_the_demo_needs_no_driver(tmp_path: Path) -> None:
     path = tmp_path / "steward.toml"
     path.write_text(
-        configuration(
+        format_configuration(
             state_dir=f"{tmp_path}/state",
             socket=f"{tmp_path}/steward.sock",
             cluster="c1",
@@ -193,7 +193,7 @@ def test_the_demo_needs_no_driver(tmp_path: Path) -> None:
             parts=["[bank]", "enabled = true", ""],
         )
     )
-    assert list(drivers.needed_drivers(load(str(path)))) == []
+    assert list(drivers.list_needed_drivers(load_settings(str(path)))) == []
 
 
 def test_a_ledger_without_its_driver_is_unavailable(
@@ -215,11 +215,11 @@ def test_parquet_without_its_driver_is_unavailable(
         write_parquet([], str(tmp_path / "lines"))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(Unavailable, match="duckdb is not installed"):
-        list(Parquet([str(tmp_path / "lines")]).rows(LineFilter(), ["job_id"], steps=True))
-    assert closed_days(str(tmp_path), 0, 2_000_000_000_000_000) == []
+        list(ParquetSource([str(tmp_path / "lines")]).rows(LineFilter(), ["job_id"], steps=True))
+    assert list_closed_days(str(tmp_path), 0, 2_000_000_000_000_000) == []
     (tmp_path / "2026-03-01.jsonl").touch()
     with pytest.raises(Unavailable, match=r"2026-03-01 to 2026-03-01 cannot .* not installed"):
-        closed_days(str(tmp_path), 0, 2_000_000_000_000_000)
+        list_closed_days(str(tmp_path), 0, 2_000_000_000_000_000)
 
 
 def test_a_day_stays_open_until_the_driver_is_there(

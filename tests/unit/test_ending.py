@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.processes import end_below, end_group
+from steward.core.processes import kill_descendants, kill_group
 
 Program = subprocess.Popen[bytes]
 
@@ -66,7 +66,7 @@ def wait_for_end(pid: int) -> None:
 def test_it_ends_with_what_it_started(programs: list[Program]) -> None:
     program = start(programs, "trap '' TERM; sleep 600 & echo $!; wait")
     child = line_of(program)
-    end_group(program)
+    kill_group(program)
     assert program.returncode == -signal.SIGKILL
     wait_for_end(child)
     assert not is_running(child)
@@ -78,7 +78,7 @@ def test_what_it_left_running_ends_too(programs: list[Program]) -> None:
     child = line_of(program)
     assert program.wait(30) == 0
     assert is_running(child)
-    end_group(program)
+    kill_group(program)
     wait_for_end(child)
     assert not is_running(child)
 
@@ -88,7 +88,7 @@ def test_what_was_not_written_goes_nowhere(programs: list[Program]) -> None:
     line_of(program)
     assert program.stdin is not None
     program.stdin.write(b"waits in the buffer")
-    end_group(program)
+    kill_group(program)
     assert program.returncode == -signal.SIGKILL
 
 
@@ -101,7 +101,7 @@ def test_what_is_another_users_is_left_behind(
     os.setresuid(65534, 65534, 0)
     try:
         with caplog.at_level(logging.WARNING):
-            end_group(program, reap_s=0.1)
+            kill_group(program, reap_s=0.1)
     finally:
         os.setresuid(0, 0, 0)
     assert is_running(program.pid)
@@ -142,23 +142,23 @@ def test_all_that_descends_from_a_process_ends_but_what_is_kept(
     found = [int(word) for _ in range(2) for word in program.stdout.readline().split()]
     assert len(found) == 5
     kept = found[0]
-    end_below(program.pid, {kept})
+    kill_descendants(program.pid, {kept})
     for pid in found:
         if pid != kept:
             wait_for_end(pid)
     assert [pid for pid in found if is_running(pid)] == [kept]
     assert is_running(program.pid)
-    end_below(program.pid)
+    kill_descendants(program.pid)
     wait_for_end(kept)
     assert not is_running(kept)
-    end_group(program)
+    kill_group(program)
 
 
 def test_what_cannot_be_looked_for_is_said(caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        end_below(os.getpid())
+        kill_descendants(os.getpid())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "Too many open files" in caplog.text

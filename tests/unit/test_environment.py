@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from harness.spool import environment_bytes
 from steward.core.config import RedactSettings
 from steward.core.redaction import REDACTED, Redactor
-from steward.slurm.environment import MISCOUNTED, SHORT, entries_of, read_environment
+from steward.slurm.environment import MISCOUNTED, TRUNCATED, read_environment, split_entries
 
 REDACTOR = Redactor(RedactSettings())
 
@@ -18,8 +18,8 @@ def test_a_heterogeneous_environment_keeps_every_byte() -> None:
     environment = read_environment(raw, REDACTOR)
     assert environment.data == raw
     assert environment.flags == ()
-    assert entries_of(raw)[0] == (b"MULTI", b"a\nb=c\n")
-    assert entries_of(raw)[1] == (b"EQ", b"=x=")
+    assert split_entries(raw)[0] == (b"MULTI", b"a\nb=c\n")
+    assert split_entries(raw)[1] == (b"EQ", b"=x=")
 
 
 def test_an_empty_environment_is_legal() -> None:
@@ -30,7 +30,7 @@ def test_a_file_cut_short_is_kept_and_flagged() -> None:
     raw = environment_bytes(b"A=1", b"B=2")[:-2]
     environment = read_environment(raw, REDACTOR)
     assert environment.data == raw
-    assert environment.flags == (SHORT,)
+    assert environment.flags == (TRUNCATED,)
 
 
 def test_a_wrong_count_is_kept_and_flagged() -> None:

@@ -10,8 +10,8 @@ from steward.core.events import (
     Event,
     EventError,
     JobFacts,
-    decode,
-    encode,
+    decode_event,
+    encode_event,
 )
 from steward.core.records import JobRecord
 
@@ -29,21 +29,21 @@ def test_events_survive_the_journal(name: str, work_dir: str, uid: int) -> None:
         body=JobFacts(record=record),
         id=7,
     )
-    assert decode(7, JOB_SEEN, "c", "k", encode(event)) == event
+    assert decode_event(7, JOB_SEEN, "c", "k", encode_event(event)) == event
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
-    data = msgspec.json.decode(encode(script_event(1)))
+    data = msgspec.json.decode(encode_event(script_event(1)))
     data["body"]["from_the_future"] = 1
     data["later"] = 2
-    event = decode(1, "job.script", "c1", "k", msgspec.json.encode(data))
+    event = decode_event(1, "job.script", "c1", "k", msgspec.json.encode(data))
     assert event.body.job_id == 1
 
 
 @pytest.mark.parametrize(("kind", "data"), [("job.nonsense", b"{}"), ("job.script", b"[")])
 def test_what_cannot_be_read_says_which(kind: str, data: bytes) -> None:
     with pytest.raises(EventError, match="event 3"):
-        decode(3, kind, "c", "k", data)
+        decode_event(3, kind, "c", "k", data)
 
 
 def test_every_field_but_the_first_ones_has_a_default() -> None:

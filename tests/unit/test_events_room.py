@@ -9,7 +9,7 @@ import pytest
 
 from harness.events import NOON, make_event
 from harness.journal import JournaledSite
-from steward.core.access import Asker, Standing
+from steward.core.access import Asker, ClusterRoles
 from steward.core.config import AccessSettings
 from steward.core.errors import UsageError
 from steward.core.events import (
@@ -27,8 +27,8 @@ from steward.core.events import (
     RuleExecution,
 )
 from steward.core.records import JobRecord
-from steward.reports.event_texts import words
-from steward.reports.events import EventsAnswer, EventTold
+from steward.reports.event_texts import describe_event
+from steward.reports.events import EventItem, EventsReply
 
 ADA = Asker(uid=1000, user="ada")
 OPERATOR = Asker(uid=1001, user="op")
@@ -66,7 +66,7 @@ class EventsSite(JournaledSite):
     def hide(self, *words: str) -> None:
         """What Slurm's PrivateData says."""
         coordinators = {"physics": frozenset({"coord"})}
-        self.standing = Standing(private_data=frozenset(words), coordinators=coordinators)
+        self.standing = ClusterRoles(private_data=frozenset(words), coordinators=coordinators)
 
     def happen(self, *bodies: tuple[str, Any], cluster: str = "c1") -> None:
         for kind, body in bodies:
@@ -74,8 +74,8 @@ class EventsSite(JournaledSite):
             when = NOON + timedelta(minutes=self._number)
             self.append([make_event(kind, f"{kind}:{self._number}", body, when, cluster=cluster)])
 
-    def listed(self, asker: Asker = ADA, **request: Any) -> EventsAnswer:
-        answer: EventsAnswer = self.ask("events.list", asker, **request)
+    def listed(self, asker: Asker = ADA, **request: Any) -> EventsReply:
+        answer: EventsReply = self.ask("events.list", asker, **request)
         return answer
 
     def kinds(self, asker: Asker = ADA, **request: Any) -> list[str]:
@@ -158,9 +158,9 @@ def test_the_newest_are_found_behind_many_others(site: EventsSite) -> None:
 
 def test_an_answer_survives_the_socket(site: EventsSite) -> None:
     answer = site.listed(OPERATOR)
-    again = msgspec.json.decode(msgspec.json.encode(answer), type=EventsAnswer)
+    again = msgspec.json.decode(msgspec.json.encode(answer), type=EventsReply)
 
-    def shown(event: EventTold) -> tuple[object, ...]:
-        return event.id, event.at, event.cluster, event.kind, words(event)
+    def shown(event: EventItem) -> tuple[object, ...]:
+        return event.id, event.at, event.cluster, event.kind, describe_event(event)
 
     assert [shown(event) for event in answer.events] == [shown(event) for event in again.events]

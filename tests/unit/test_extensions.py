@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.reader import ConfigError, load
+from steward.core.config.reader import ConfigError, load_settings
 from steward.core.errors import StewardError
-from steward.core.extensions import load_offer, offers_of
+from steward.core.extensions import list_offers, load_offer
 
 GROUP = "steward.settings_check"
 
@@ -22,10 +22,10 @@ def offer(monkeypatch: pytest.MonkeyPatch, *values: str, name: str = "layout") -
 
 def test_two_packages_that_offer_one_name_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, "ours:check", "ours:check")
-    assert list(offers_of(GROUP)) == ["layout"]
+    assert list(list_offers(GROUP)) == ["layout"]
     offer(monkeypatch, "ours:check", "theirs:check")
     with pytest.raises(StewardError, match="both ours:check and theirs:check"):
-        offers_of(GROUP)
+        list_offers(GROUP)
 
 
 def test_whatever_an_import_does_the_offer_is_named(
@@ -44,7 +44,7 @@ def test_a_check_that_is_not_installed_is_a_problem_of_the_configuration(
 ) -> None:
     file = tmp_path / "steward.toml"
     file.write_text('[cluster.c1]\n[archive.sink.a]\nlayout = "sarchive"\n')
-    load(str(file))
+    load_settings(str(file))
     offer(monkeypatch)
     with pytest.raises(ConfigError, match="no installed package offers 'layout'"):
-        load(str(file))
+        load_settings(str(file))

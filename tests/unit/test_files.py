@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.backup.archive import BackupUnavailable, writing
-from steward.admin.plugins.installation import make_directory, replace
+from steward.admin.backup.archive import BackupUnavailable, create_backup_file
+from steward.admin.plugins.installation import make_directory, replace_if_changed
 from steward.archive.errors import ArchiveError
-from steward.archive.files.tree import Tree
-from steward.cli.export_target import ExportError, Unfinished
-from steward.core.files import UnsafePath, open_directory, replacing
+from steward.archive.files.tree import ArchiveTree
+from steward.cli.export_target import ExportError, PartialFile
+from steward.core.files import UnsafePath, open_directory, replace_file
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root is led by others' links")
 MALLORY = 54321
@@ -30,28 +30,28 @@ def place() -> Iterator[Path]:
 
 
 def metrics(path: Path) -> None:
-    with replacing(str(path), 0o640) as file:
+    with replace_file(str(path), 0o640) as file:
         file.write(b"figures")
 
 
 def backup(path: Path) -> None:
-    with writing(str(path)):
+    with create_backup_file(str(path)):
         pass
 
 
 def plugin(path: Path) -> None:
     make_directory(str(path.parent), 0o755)
-    replace(str(path), b"library", 0o755)
+    replace_if_changed(str(path), b"library", 0o755)
 
 
 def export(path: Path) -> None:
-    unfinished = Unfinished(str(path))
+    unfinished = PartialFile(str(path))
     with unfinished.file:
         unfinished.finish()
 
 
 def archive(path: Path) -> None:
-    tree = Tree(str(path.parent))
+    tree = ArchiveTree(str(path.parent))
     try:
         tree.open("")
     finally:
@@ -137,7 +137,7 @@ def test_a_link_under_the_files_name_is_replaced(place: Path) -> None:
 
 def test_nothing_is_left_of_what_failed(place: Path) -> None:
     def fail() -> None:
-        with replacing(str(place / "file"), 0o600) as file:
+        with replace_file(str(place / "file"), 0o600) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 
 
 class Mounts:
@@ -27,7 +27,7 @@ class Mounts:
         self._write()
 
     def kind(self, path: str) -> str:
-        return network_kind(path, mounts=str(self._path))
+        return find_network_type(path, mounts=str(self._path))
 
     def _write(self) -> None:
         self._path.write_text("\n".join(self._lines) + "\n")
@@ -99,5 +99,5 @@ def test_a_mount_point_may_hold_blanks(mounts: Mounts) -> None:
 
 
 def test_the_kernels_own_list_is_understood(tmp_path: Path) -> None:
-    assert network_kind("/proc/self") == ""
-    assert network_kind(str(tmp_path / "is" / "not" / "there")) == ""
+    assert find_network_type("/proc/self") == ""
+    assert find_network_type(str(tmp_path / "is" / "not" / "there")) == ""

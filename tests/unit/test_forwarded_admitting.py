@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from harness.events import NOON, NOON_NS
 from harness.forwarding import row_of, script_row, store_in
-from steward.capture.jobcomp import JobcompLines, Places
+from steward.capture.jobcomp import JobcompSource, ReadPositions
 from steward.core.events import (
     ControllerState,
     Event,
+    IncomingFile,
     JobFacts,
-    JobsMissed,
-    Kept,
-    decode,
-    missed_event,
+    MissedJobs,
+    decode_event,
+    make_missed_event,
 )
-from steward.core.incoming import parse_kept_filename
+from steward.core.incoming import parse_incoming_filename
 from steward.core.records import JobRecord
 from steward.core.waits import Stop
-from steward.extensions.controllers.admission import KINDS, Admitting
-from steward.extensions.controllers.wire import Row
+from steward.extensions.controllers.admission import FORWARDED_KINDS, EventAdmission
+from steward.extensions.controllers.wire import ForwardedEvent
 
 
 def seen(**changes: Any) -> Event:
@@ -44,16 +44,18 @@ def seen(**changes: Any) -> Event:
 
 
 def missed(*job_ids: int) -> Event:
-    event = missed_event("c1", "spool", (1,))
-    return msgspec.structs.replace(event, body=JobsMissed(job_ids=job_ids))
+    event = make_missed_event("c1", "spool", (1,))
+    return msgspec.structs.replace(event, body=MissedJobs(job_ids=job_ids))
 
 
 def admit(
-    directory: Path, *rows: Row, known: Callable[[str, str], bool] = lambda cluster, key: False
+    directory: Path,
+    *rows: ForwardedEvent,
+    known: Callable[[str, str], bool] = lambda cluster, key: False,
 ) -> tuple[list[Event], list[tuple[int, str]]]:
     store = store_in(directory)
-    admitted, refused = Admitting("c1", known).admit(rows, lambda: store)
-    return [decode(0, *row) for row in admitted], refused
+    admitted, refused = EventAdmission("c1", known).admit(rows, lambda: store)
+    return [decode_event(0, *row) for row in admitted], refused
 
 
 def test_a_script_is_kept_under_names_of_ours(tmp_path: Path) -> None:
@@ -76,8 +78,8 @@ def test_what_jobcomp_tells_there_is_taken(tmp_path: Path) -> None:
     lines = [{**line, "job_state": 3}, {**line, "job_state": 0x2001, "lost": 2}, {"v": 1}]
     file = tmp_path / "jobcomp"
     file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
-    places = Places(str(tmp_path), "c1")
-    source = JobcompLines("c1", str(file), places, told.extend)
+    places = ReadPositions(str(tmp_path), "c1")
+    source = JobcompSource("c1", str(file), places, told.extend)
     source.take(Stop())
     source.close()
     places.close()
@@ -89,8 +91,8 @@ def test_what_jobcomp_tells_there_is_taken(tmp_path: Path) -> None:
 
 def test_a_path_that_is_sent_is_never_used(tmp_path: Path) -> None:
     row = script_row(1)
-    good = decode(0, row.kind, row.cluster, row.key, row.data).body.script
-    evil = Kept(path="../../evil", length=good.length, sha256=good.sha256)
+    good = decode_event(0, row.kind, row.cluster, row.key, row.data).body.script
+    evil = IncomingFile(path="../../evil", length=good.length, sha256=good.sha256)
     (event,), _ = admit(tmp_path, script_row(1, script=b"#!/bin/sh\n", environment=None))
     (again,), refused = admit(tmp_path, replaced(row, script=evil))
     assert refused == []
@@ -98,9 +100,9 @@ def test_a_path_that_is_sent_is_never_used(tmp_path: Path) -> None:
     assert not (tmp_path.parent / "evil").exists()
 
 
-def replaced(row: Row, **changes: Any) -> Row:
+def replaced(row: ForwardedEvent, **changes: Any) -> ForwardedEvent:
     """A row of script_row's whose event's body is another."""
-    event = decode(0, row.kind, row.cluster, row.key, row.data)
+    event = decode_event(0, row.kind, row.cluster, row.key, row.data)
     body = msgspec.structs.replace(event.body, **changes)
     other = row_of(msgspec.structs.replace(event, body=body))
     return msgspec.structs.replace(other, script=row.script, environment=row.environment)
@@ -109,18 +111,30 @@ def replaced(row: Row, **changes: Any) -> Row:
 GOOD = script_row(1)
 REFUSED = [
     (script_row(1, cluster="c2"), "of cluster 'c2'"),
-    (Row("job.identity", "c1", "k", b"{}"), "'job.identity' are not taken"),
-    (Row("archive.purge", "c1", "k", b"{}"), "'archive.purge' are not taken"),
-    (Row("job.script", "c1", "a b", GOOD.data), "its key"),
-    (Row("job.script", "c1", "k" * 301, GOOD.data), "its key"),
-    (Row("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"), "more than 1048576"),
-    (Row("job.script", "c1", GOOD.key, b"{"), "cannot be read"),
-    (Row("job.script", "c1", GOOD.key, b'{"at": "\xff"}'), "older than the controller's"),
-    (Row("job.script", "c1", GOOD.key, GOOD.data, None, GOOD.environment), "without its bytes"),
-    (Row("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, None), "without its bytes"),
-    (Row("job.script", "c1", GOOD.key, GOOD.data, b"#!/bin/rc\n", GOOD.environment), "SHA-256"),
-    (Row("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, b""), "SHA-256"),
-    (Row("job.script", "c1", "script:2:3", GOOD.data, b"", b""), "not that of its job"),
+    (ForwardedEvent("job.identity", "c1", "k", b"{}"), "'job.identity' are not taken"),
+    (ForwardedEvent("archive.purge", "c1", "k", b"{}"), "'archive.purge' are not taken"),
+    (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "its key"),
+    (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "its key"),
+    (ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"), "more than 1048576"),
+    (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), "cannot be read"),
+    (
+        ForwardedEvent("job.script", "c1", GOOD.key, b'{"at": "\xff"}'),
+        "older than the controller's",
+    ),
+    (
+        ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, None, GOOD.environment),
+        "without its bytes",
+    ),
+    (
+        ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, None),
+        "without its bytes",
+    ),
+    (
+        ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, b"#!/bin/rc\n", GOOD.environment),
+        "SHA-256",
+    ),
+    (ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, b""), "SHA-256"),
+    (ForwardedEvent("job.script", "c1", "script:2:3", GOOD.data, b"", b""), "not that of its job"),
     (replaced(GOOD, script=None), "no script"),
     (replaced(GOOD, job_id=-1), "its job id"),
     (replaced(GOOD, spool_mtime_ns=-1), "its job id"),
@@ -146,7 +160,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("row", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
-def test_one_event_is_refused_and_the_next_is_taken(tmp_path: Path, row: Row, reason: str) -> None:
+def test_one_event_is_refused_and_the_next_is_taken(
+    tmp_path: Path, row: ForwardedEvent, reason: str
+) -> None:
     events, refused = admit(tmp_path, row, script_row(2))
     assert [event.body.job_id for event in events] == [2]
     assert [index for index, _ in refused] == [0]
@@ -172,7 +188,7 @@ def test_what_is_known_writes_no_bytes(tmp_path: Path) -> None:
 def test_jobs_that_capture_missed_there_are_told_of(tmp_path: Path) -> None:
     (event,), refused = admit(tmp_path, row_of(missed(7, 12)))
     assert refused == []
-    assert event.body == JobsMissed(job_ids=(7, 12))
+    assert event.body == MissedJobs(job_ids=(7, 12))
 
 
 def test_other_kinds_pass_as_they_are(tmp_path: Path) -> None:
@@ -184,7 +200,9 @@ def test_other_kinds_pass_as_they_are(tmp_path: Path) -> None:
     assert events == [seen(), state]
 
 
-TEXT = st.text(max_size=20) | st.sampled_from(["c1", "../c1", "script:1:1", GOOD.key, *KINDS])
+TEXT = st.text(max_size=20) | st.sampled_from(
+    ["c1", "../c1", "script:1:1", GOOD.key, *FORWARDED_KINDS]
+)
 
 
 @given(
@@ -205,10 +223,10 @@ def test_any_row_is_kept_in_the_store_or_refused(
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        admit(home, Row(kind, cluster, key, data, script, environment))
+        admit(home, ForwardedEvent(kind, cluster, key, data, script, environment))
         for path in home.rglob("*"):
             if path.is_file():
-                name = parse_kept_filename(path.name)
+                name = parse_incoming_filename(path.name)
                 assert name is not None
                 assert (path.parent, name.cluster) == (home / "incoming", "c1")
                 assert path.read_bytes() in (script, environment)
@@ -222,9 +240,9 @@ def test_any_row_is_kept_in_the_store_or_refused(
 )
 def test_any_json_is_an_event_or_refused(body: Any) -> None:
     event = {"at": NOON, "seen_at": NOON, "source": "snapshot", "body": body}
-    for kind in KINDS:
+    for kind in FORWARDED_KINDS:
         data = msgspec.json.encode(event)
-        rows, refused = Admitting("c1", lambda cluster, key: False).admit(
-            [Row(kind, "c1", f"{kind}:1", data)], lambda: pytest.fail("no bytes came")
+        rows, refused = EventAdmission("c1", lambda cluster, key: False).admit(
+            [ForwardedEvent(kind, "c1", f"{kind}:1", data)], lambda: pytest.fail("no bytes came")
         )
         assert len(rows) + len(refused) == 1

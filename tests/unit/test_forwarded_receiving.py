@@ -11,7 +11,7 @@ import pytest
 
 from harness.forwarding import ForwardedSite, Raw, script_row
 from servers.authority import Authority
-from steward.core.events import script_key
+from steward.core.events import make_script_key
 from steward.extensions.controllers import wire
 
 Connect = Callable[..., Raw]
@@ -55,8 +55,8 @@ def connect(receiver: ForwardedSite, authority: Authority) -> Iterator[Connect]:
 def test_a_batch_is_durable_when_it_is_answered(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     assert raw.greet().verdict == "durable"
-    raw.say(wire.Batch(1, [script_row(1), script_row(2, environment=None)]))
-    assert raw.hear() == wire.Answer(number=1, verdict="durable")
+    raw.say(wire.EventBatch(1, [script_row(1), script_row(2, environment=None)]))
+    assert raw.hear() == wire.ReceiverReply(number=1, verdict="durable")
     assert len(receiver.keys()) == 2
     assert sorted(receiver.kept().values()) == [b"\1\0\0\0A=1\0", b"#!/bin/sh\n", b"#!/bin/sh\n"]
 
@@ -66,8 +66,8 @@ def test_what_comes_twice_is_there_once(receiver: ForwardedSite, connect: Connec
         raw = connect(name)
         assert raw.greet().verdict == "durable"
         for number in (1, 2):
-            raw.say(wire.Batch(number, [script_row(1)]))
-            assert raw.hear() == wire.Answer(number=number, verdict="durable")
+            raw.say(wire.EventBatch(number, [script_row(1)]))
+            assert raw.hear() == wire.ReceiverReply(number=number, verdict="durable")
     assert len(receiver.keys()) == 1
     assert len(receiver.kept()) == 2
 
@@ -103,7 +103,7 @@ def test_a_host_reports_only_for_its_own_cluster(
 def test_events_of_another_cluster_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.Batch(1, [script_row(1, cluster="c2"), script_row(2)]))
+    raw.say(wire.EventBatch(1, [script_row(1, cluster="c2"), script_row(2)]))
     answer = raw.hear()
     assert [index for index, _ in answer.refused] == [0]
     assert receiver.keys("c2") == []
@@ -114,8 +114,10 @@ def test_bytes_that_are_others_are_refused(receiver: ForwardedSite, connect: Con
     raw = connect()
     raw.greet()
     row = script_row(1)
-    forged = wire.Row(row.kind, row.cluster, row.key, row.data, b"rm -rf /\n", row.environment)
-    raw.say(wire.Batch(1, [forged]))
+    forged = wire.ForwardedEvent(
+        row.kind, row.cluster, row.key, row.data, b"rm -rf /\n", row.environment
+    )
+    raw.say(wire.EventBatch(1, [forged]))
     ((index, reason),) = raw.hear().refused
     assert (index, "SHA-256" in reason) == (0, True)
     assert receiver.kept() == {}
@@ -127,17 +129,17 @@ def test_a_number_that_is_not_due_ends_the_connection(
 ) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.Batch(1, [script_row(1)]))
+    raw.say(wire.EventBatch(1, [script_row(1)]))
     assert raw.hear().verdict == "durable"
-    raw.say(wire.Batch(number, [script_row(2)]))
+    raw.say(wire.EventBatch(number, [script_row(2)]))
     assert raw.ends()
-    assert receiver.keys() == [script_key(1, 1_772_366_400_000_000_000)]
+    assert receiver.keys() == [make_script_key(1, 1_772_366_400_000_000_000)]
 
 
 def test_too_many_events_at_once_are_not_taken(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.Batch(1, [script_row(1)] * (wire.MOST_ROWS + 1)))
+    raw.say(wire.EventBatch(1, [script_row(1)] * (wire.MAX_BATCH_ROWS + 1)))
     assert raw.ends()
     assert receiver.keys() == []
 
@@ -149,8 +151,8 @@ def test_another_version_is_told_which_one_is_spoken(connect: Connect) -> None:
 
 def test_nothing_is_taken_before_a_hello(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
-    assert isinstance(raw.hear(), wire.Greeting)
-    raw.say(wire.Batch(1, [script_row(1)]))
+    assert isinstance(raw.hear(), wire.ReceiverGreeting)
+    raw.say(wire.EventBatch(1, [script_row(1)]))
     assert raw.ends()
     assert receiver.keys() == []
     assert receiver.kept() == {}
@@ -159,7 +161,7 @@ def test_nothing_is_taken_before_a_hello(receiver: ForwardedSite, connect: Conne
 def test_a_stranger_gets_only_a_small_frame(connect: Connect) -> None:
     raw = connect()
     raw.hear()
-    raw.socket.sendall(struct.pack("<I", wire.FIRST_FRAME + 1))
+    raw.socket.sendall(struct.pack("<I", wire.MAX_FIRST_FRAME_BYTES + 1))
     assert raw.ends()
 
 
@@ -199,7 +201,7 @@ def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect
     silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(12)]
     try:
         assert connect("DNS:ctl2").greet("c2").verdict == "durable"
-        known.say(wire.Batch(1, []))
+        known.say(wire.EventBatch(1, []))
         assert known.hear().verdict == "durable"
     finally:
         for one in silent:
@@ -234,7 +236,7 @@ def test_one_cluster_takes_no_place_of_anothers(receiver: ForwardedSite, connect
     assert [raw.ends() for raw in many[:6]] == [True] * 6
     assert connect("DNS:ctl2").greet("c2").verdict == "durable"
     for raw in many[6:]:
-        raw.say(wire.Batch(1, [script_row(1)]))
+        raw.say(wire.EventBatch(1, [script_row(1)]))
         assert raw.hear().verdict == "durable"
 
 
@@ -243,11 +245,11 @@ def test_a_disk_that_is_away_is_later(receiver: ForwardedSite, connect: Connect)
     incoming.write_bytes(b"in the way")
     raw = connect()
     raw.greet()
-    raw.say(wire.Batch(1, [script_row(1)]))
+    raw.say(wire.EventBatch(1, [script_row(1)]))
     answer = raw.hear()
     assert answer.verdict == "later"
     assert str(incoming) in answer.detail
     incoming.unlink()
-    raw.say(wire.Batch(2, [script_row(1)]))
+    raw.say(wire.EventBatch(2, [script_row(1)]))
     assert raw.hear().verdict == "durable"
     assert len(receiver.keys()) == 1

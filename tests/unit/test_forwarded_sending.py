@@ -17,16 +17,16 @@ from servers.authority import Authority
 from steward.core.config import Settings
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
-from steward.core.events import Event, decode
-from steward.core.incoming import Stores
+from steward.core.events import Event, decode_event
+from steward.core.incoming import IncomingStores
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.forwarder import Forward
+from steward.extensions.controllers.forwarder import EventForwarder
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["no_lease_signals"]
 
-MakeForward = Callable[..., Forward]
+MakeForward = Callable[..., EventForwarder]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,12 @@ def receiver(tmp_path: Path, authority: Authority) -> Iterator[ForwardedSite]:
 def make(tmp_path: Path, receiver: ForwardedSite, authority: Authority) -> Iterator[MakeForward]:
     made = []
 
-    def forward(settings: ForwardSettings | None = None) -> Forward:
+    def forward(settings: ForwardSettings | None = None) -> EventForwarder:
         settings = settings or receiver.forward_settings("DNS:ctl1")
         all_settings = Settings(
             state_dir=str(tmp_path), cluster={"c1": ClusterSettings()}, forward=settings
         )
-        made.append(Forward(all_settings, "c1", stores_in(tmp_path)))
+        made.append(EventForwarder(all_settings, "c1", stores_in(tmp_path)))
         return made[-1]
 
     yield forward
@@ -62,7 +62,7 @@ def make(tmp_path: Path, receiver: ForwardedSite, authority: Authority) -> Itera
 def captured(home: Path, job_id: int, script: bytes = b"#!/bin/sh\n", cluster: str = "c1") -> Event:
     """The event of a script whose bytes lie in the controller's store."""
     row = script_row(job_id, script, cluster=cluster)
-    event = decode(job_id, row.kind, row.cluster, row.key, row.data)
+    event = decode_event(job_id, row.kind, row.cluster, row.key, row.data)
     (store,) = stores_in(home)
     for kept, data in (
         (event.body.script, row.script),
@@ -107,13 +107,13 @@ def test_many_bytes_go_in_several_batches(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    really = wire.frame_of
+    really = wire.build_frame
 
     def frame_of(body: bytes, credential: bytes = b"") -> bytes:
         sent.append(len(body))
         return really(body, credential)
 
-    monkeypatch.setattr(wire, "frame_of", frame_of)
+    monkeypatch.setattr(wire, "build_frame", frame_of)
     scripts = [os.urandom(3 << 20) for _ in range(3)]
     make().apply([captured(tmp_path, n, s) for n, s in enumerate(scripts, 1)], 3, nothing)
     assert set(scripts) < set(receiver.kept().values())
@@ -148,7 +148,9 @@ def test_bytes_that_are_gone_set_one_event_aside(
 
 def test_more_than_a_frame_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
     with pytest.raises(Rejected, match="more than can be forwarded"):
-        make().apply([captured(tmp_path, 1, bytes(wire.LARGEST_FRAME - (1 << 20) + 1))], 1, nothing)
+        make().apply(
+            [captured(tmp_path, 1, bytes(wire.MAX_WIRE_FRAME_BYTES - (1 << 20) + 1))], 1, nothing
+        )
 
 
 def test_a_host_that_may_not_report_waits_and_says_why(
@@ -197,12 +199,12 @@ class Scripted:
         answers: What it says, in turn; None to hang up.
     """
 
-    def __init__(self, authority: Authority, answers: list[wire.Answer | None]) -> None:
+    def __init__(self, authority: Authority, answers: list[wire.ReceiverReply | None]) -> None:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.load_cert_chain(*authority.certificate("IP:127.0.0.1"))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.heard: list[wire.Message] = []
+        self.heard: list[wire.WireMessage] = []
         self._answers = answers
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -216,29 +218,29 @@ class Scripted:
         while self._answers:
             plain, _ = self._listener.accept()
             with self._context.wrap_socket(plain, server_side=True) as connection:
-                stream = wire.Stream(connection, "controller")
-                greeting = wire.Greeting(1, bytes(wire.NONCE_BYTES))
-                stream.send(wire.frame_of(wire.encoded(greeting)), 5.0)
+                stream = wire.FrameStream(connection, "controller")
+                greeting = wire.ReceiverGreeting(1, bytes(wire.NONCE_BYTES))
+                stream.send(wire.build_frame(wire.encode_message(greeting)), 5.0)
                 self._answer(stream)
 
-    def _answer(self, stream: wire.Stream) -> None:
-        answer: wire.Answer | None = wire.Answer(number=0, verdict="durable")
+    def _answer(self, stream: wire.FrameStream) -> None:
+        answer: wire.ReceiverReply | None = wire.ReceiverReply(number=0, verdict="durable")
         while answer is not None:
-            frame = stream.receive(wire.LARGEST_FRAME, 5.0)
+            frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
             if frame is None:
                 return
             self.heard.append(frame.message())
-            stream.send(wire.frame_of(wire.encoded(answer)), 5.0)
+            stream.send(wire.build_frame(wire.encode_message(answer)), 5.0)
             answer = self._answers.pop(0) if self._answers else None
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        wire.Answer(number=2, verdict="durable"),
-        wire.Answer(number=1, verdict="later", detail="the disk is full"),
-        wire.Answer(number=1, verdict="perhaps"),
-        wire.Answer(number=1, verdict="refused"),
+        wire.ReceiverReply(number=2, verdict="durable"),
+        wire.ReceiverReply(number=1, verdict="later", detail="the disk is full"),
+        wire.ReceiverReply(number=1, verdict="perhaps"),
+        wire.ReceiverReply(number=1, verdict="refused"),
     ],
 )
 def test_any_other_answer_leaves_the_cursor(
@@ -246,7 +248,7 @@ def test_any_other_answer_leaves_the_cursor(
     receiver: ForwardedSite,
     make: MakeForward,
     authority: Authority,
-    answer: wire.Answer,
+    answer: wire.ReceiverReply,
 ) -> None:
     other = Scripted(authority, [answer])
     settings = receiver.forward_settings("DNS:ctl1")
@@ -261,14 +263,14 @@ def test_any_other_answer_leaves_the_cursor(
 def test_a_connection_that_ended_meanwhile_is_made_anew(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
-    good = wire.Answer(number=1, verdict="durable")
+    good = wire.ReceiverReply(number=1, verdict="durable")
     other = Scripted(authority, [good, None, good])
     settings = receiver.forward_settings("DNS:ctl1")
     forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
     forward.apply([captured(tmp_path, 1)], 1, nothing)
     forward.apply([captured(tmp_path, 2)], 2, nothing)
     assert forward.cursor() == 2
-    batches = [message for message in other.heard if isinstance(message, wire.Batch)]
+    batches = [message for message in other.heard if isinstance(message, wire.EventBatch)]
     assert [batch.number for batch in batches] == [1, 1]
     forward.close()
     other.close()
@@ -286,7 +288,7 @@ def test_jobs_of_torque_arrive_with_the_tasks_of_its_arrays(
         cluster={"c1": ClusterSettings()},
         forward=receiver.forward_settings("DNS:ctl1"),
     )
-    forward = Forward(settings, "c1", Stores([site.store]))
+    forward = EventForwarder(settings, "c1", IncomingStores([site.store]))
     forward.apply(events, len(events), nothing)
     forward.close()
     keys = {event.key for event in events}

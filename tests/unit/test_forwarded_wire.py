@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.wire import Answer, Batch, Greeting, Hello, Row
+from steward.extensions.controllers.wire import (
+    ControllerHello,
+    EventBatch,
+    ForwardedEvent,
+    ReceiverGreeting,
+    ReceiverReply,
+)
 
 ROWS = st.builds(
-    Row,
+    ForwardedEvent,
     kind=st.text(),
     cluster=st.text(),
     key=st.text(),
@@ -22,12 +28,12 @@ ROWS = st.builds(
     environment=st.none() | st.binary(),
 )
 NUMBERS = st.integers(0, 2**63)
-MESSAGES: st.SearchStrategy[wire.Message] = st.one_of(
-    st.builds(Greeting, version=NUMBERS, nonce=st.binary()),
-    st.builds(Hello, version=NUMBERS, cluster=st.text(), nonce=st.binary()),
-    st.builds(Batch, number=NUMBERS, rows=st.lists(ROWS, max_size=4)),
+MESSAGES: st.SearchStrategy[wire.WireMessage] = st.one_of(
+    st.builds(ReceiverGreeting, version=NUMBERS, nonce=st.binary()),
+    st.builds(ControllerHello, version=NUMBERS, cluster=st.text(), nonce=st.binary()),
+    st.builds(EventBatch, number=NUMBERS, rows=st.lists(ROWS, max_size=4)),
     st.builds(
-        Answer,
+        ReceiverReply,
         number=NUMBERS,
         verdict=st.text(),
         detail=st.text(),
@@ -41,7 +47,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
-        self.stream = wire.Stream(self.near, "the peer")
+        self.stream = wire.FrameStream(self.near, "the peer")
 
     def close(self) -> None:
         self.near.close()
@@ -56,11 +62,13 @@ def pair() -> Iterator[Pair]:
 
 
 @given(message=MESSAGES, credential=st.binary(max_size=300))
-def test_a_message_comes_out_as_it_went_in(message: wire.Message, credential: bytes) -> None:
+def test_a_message_comes_out_as_it_went_in(message: wire.WireMessage, credential: bytes) -> None:
     ends = Pair()
     try:
-        wire.Stream(ends.far, "far").send(wire.frame_of(wire.encoded(message), credential), 5.0)
-        frame = ends.stream.receive(wire.LARGEST_FRAME, 5.0)
+        wire.FrameStream(ends.far, "far").send(
+            wire.build_frame(wire.encode_message(message), credential), 5.0
+        )
+        frame = ends.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
         assert frame is not None
         assert (frame.message(), frame.credential) == (message, credential)
     finally:
@@ -74,7 +82,7 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
         ends.far.sendall(struct.pack("<I", len(data)) + data if framed else data)
         ends.far.shutdown(socket.SHUT_WR)
         try:
-            frame = ends.stream.receive(wire.FIRST_FRAME, 5.0)
+            frame = ends.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0)
             if frame is not None:
                 frame.message()
         except (wire.WireError, wire.WireUnavailable):
@@ -87,7 +95,7 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
 def test_any_body_is_a_message_or_an_error(data: bytes) -> None:
     for body in (data, b"\x82\xa4type\xa5batch" + data, b"\x82\xa4type\xa5hello" + data):
         with contextlib.suppress(wire.WireError):
-            assert isinstance(wire.Frame(body, b"").message(), wire.Message)
+            assert isinstance(wire.Frame(body, b"").message(), wire.WireMessage)
 
 
 def test_deep_nesting_is_an_error() -> None:
@@ -96,15 +104,15 @@ def test_deep_nesting_is_an_error() -> None:
 
 
 def test_a_frame_that_is_announced_too_large_is_not_waited_for(pair: Pair) -> None:
-    pair.far.sendall(struct.pack("<I", wire.FIRST_FRAME + 1))
+    pair.far.sendall(struct.pack("<I", wire.MAX_FIRST_FRAME_BYTES + 1))
     with pytest.raises(wire.WireError, match="announces a frame of 65537 bytes"):
-        pair.stream.receive(wire.FIRST_FRAME, 60.0)
+        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 60.0)
 
 
 def test_a_frame_that_never_ends_is_given_up(pair: Pair) -> None:
     pair.far.sendall(struct.pack("<I", 100) + b"x")
     with pytest.raises(wire.WireUnavailable, match="the peer"):
-        pair.stream.receive(wire.FIRST_FRAME, 0.05)
+        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 0.05)
 
 
 @pytest.mark.parametrize("sent", [b"\1", struct.pack("<I", 9) + b"abc"])
@@ -112,25 +120,25 @@ def test_a_frame_that_is_cut_off_is_an_error(pair: Pair, sent: bytes) -> None:
     pair.far.sendall(sent)
     pair.far.close()
     with pytest.raises(wire.WireUnavailable, match="middle of a frame"):
-        pair.stream.receive(wire.FIRST_FRAME, 5.0)
+        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0)
 
 
 def test_the_end_between_two_frames_is_none(pair: Pair) -> None:
     pair.far.close()
-    assert pair.stream.receive(wire.FIRST_FRAME, 5.0) is None
+    assert pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0) is None
 
 
 def test_more_than_fits_is_not_sent() -> None:
     with pytest.raises(wire.WireError, match="more than fit into one frame"):
-        wire.frame_of(bytes(wire.LARGEST_FRAME))
+        wire.build_frame(bytes(wire.MAX_WIRE_FRAME_BYTES))
 
 
 def test_a_credential_is_for_one_place_of_one_connection() -> None:
-    base = wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 3, b"body")
+    base = wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 3, b"body")
     others = {
-        wire.statement(wire.FROM_RECEIVER, b"n" * 64, 3, b"body"),
-        wire.statement(wire.FROM_CONTROLLER, b"m" * 64, 3, b"body"),
-        wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 4, b"body"),
-        wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 3, b"bodY"),
+        wire.credential_payload(wire.FROM_RECEIVER, b"n" * 64, 3, b"body"),
+        wire.credential_payload(wire.FROM_CONTROLLER, b"m" * 64, 3, b"body"),
+        wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 4, b"body"),
+        wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 3, b"bodY"),
     }
     assert len(others | {base}) == 5

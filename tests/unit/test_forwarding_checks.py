@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.reader import ConfigError, load
+from steward.core.config.reader import ConfigError, load_settings
 from steward.core.errors import UsageError
-from steward.daemon.controller import controller_parts
-from steward.daemon.workers import parts_of
+from steward.daemon.controller import make_controller_parts
+from steward.daemon.workers import make_parts
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
 LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'
@@ -20,7 +20,7 @@ TO = '[forward]\nto = "steward:6825"\n'
 def loaded(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "steward.toml"
     path.write_text(text)
-    return load(str(path))
+    return load_settings(str(path))
 
 
 MISTAKES = [
@@ -50,23 +50,23 @@ def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_a_remote_cluster_is_neither_watched_nor_asked(tmp_path: Path) -> None:
-    names = [part.name for part in parts_of(loaded(tmp_path, REMOTE + LISTEN))]
+    names = [part.name for part in make_parts(loaded(tmp_path, REMOTE + LISTEN))]
     assert "receive" in names
     assert not [name for name in names if name.startswith(("capture.", "slurm."))]
 
 
 def test_a_cluster_that_is_watched_here_may_be_reported_for_as_well(tmp_path: Path) -> None:
     both = loaded(tmp_path, LOCAL + 'controllers = ["ctl2"]\n' + LISTEN)
-    names = [part.name for part in parts_of(both)]
+    names = [part.name for part in make_parts(both)]
     assert {"receive", "capture.c1.0"} <= set(names)
 
 
 def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "capture_processes = 1\n[cluster.c1]\n" + TO)
-    names = [part.name for part in controller_parts(settings)]
+    names = [part.name for part in make_controller_parts(settings)]
     assert names == ["journal", "forward.c1", "runs.c1", "slurm.c1", "capture.c1.0"]
     settings = loaded(tmp_path, "capture_processes = 1\n" + LOCAL + TO)
-    assert [part.name for part in controller_parts(settings)] == [
+    assert [part.name for part in make_controller_parts(settings)] == [
         "journal",
         "forward.c1",
         "capture.c1.0",
@@ -75,6 +75,6 @@ def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
 
 def test_each_daemon_wants_its_own_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="set 'to' in"):
-        controller_parts(loaded(tmp_path, LOCAL))
+        make_controller_parts(loaded(tmp_path, LOCAL))
     with pytest.raises(UsageError, match="start 'steward controller'"):
-        parts_of(loaded(tmp_path, LOCAL + TO))
+        make_parts(loaded(tmp_path, LOCAL + TO))

@@ -12,9 +12,9 @@ from harness.events import NOVEMBER
 from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
-from steward.capture.nodes.last_seen import Hearing, NodeHeard
-from steward.core.errors import Refused
-from steward.core.events import JOB_MISSED, JobsMissed
+from steward.capture.nodes.last_seen import NodeReport, NodeReportsWriter
+from steward.core.errors import PermissionRefused
+from steward.core.events import JOB_MISSED, MissedJobs
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_scripts_whose_job_was_never_shown_are_told_of(site: Site) -> None:
 
 
 def test_jobs_that_capture_missed_are_told_of(site: Site) -> None:
-    accounting.tell(site, JOB_MISSED, "7:1", JobsMissed(job_ids=(7, 8)), START)
+    accounting.tell(site, JOB_MISSED, "7:1", MissedJobs(job_ids=(7, 8)), START)
     assert found(site.ask("accounting.gaps")) == [
         ("script-missed", "7", ""),
         ("script-missed", "8", ""),
@@ -130,10 +130,10 @@ def test_what_nodes_say_that_they_lost_is_told_of(site: Site) -> None:
 
 
 def test_nodes_that_fell_silent_are_told_of(site: Site) -> None:
-    hearing = Hearing(str(site.state))
+    hearing = NodeReportsWriter(str(site.state))
     for node, ago_s in (("n1", 30), ("n2", 1000), ("n3", 90_000)):
         hearing.hear(
-            NodeHeard(cluster="alpha", node=node, heard_at=NOVEMBER - timedelta(seconds=ago_s))
+            NodeReport(cluster="alpha", node=node, heard_at=NOVEMBER - timedelta(seconds=ago_s))
         )
     hearing.write()
     hearing.close()
@@ -169,5 +169,5 @@ def test_no_more_than_asked_for(site: Site) -> None:
 
 
 def test_it_is_for_operators(site: Site) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("accounting.gaps", ADA)

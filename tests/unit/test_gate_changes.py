@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.gate import CLUSTER, RATE, GateCore, account, job, now_us, picture, rules
-from steward.bank.estimate import description_of, merged
+from steward.bank.estimate import apply_update, describe_record
 from steward.bank.gate import token
-from steward.bank.gate.holds import LOOK_MARGIN_US
-from steward.bank.gate.requests import Claim, Said, Seen, Submit
+from steward.bank.gate.holds import POLL_MARGIN_US
+from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import Description, Settlement
+from steward.bank.records import JobRequest, Settlement
 from steward.core.records import JobRecord
 
-LOOK_MARGIN_S = LOOK_MARGIN_US // 1_000_000
+LOOK_MARGIN_S = POLL_MARGIN_US // 1_000_000
 
 
 def changed(
-    site: GateCore, what: Description, jobs: str = "", by: int = 1000, *, at_us: int = 0
-) -> Said:
+    site: GateCore, what: JobRequest, jobs: str = "", by: int = 1000, *, at_us: int = 0
+) -> PluginReply:
     """What a user is answered who changes a job."""
-    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
+    ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
         user = site.ground.user_of(CLUSTER, by)
         return site.keeper.modify(ask, user, at_us or now_us(), is_lenient=False)
@@ -36,8 +36,8 @@ def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
 ) -> None:
     site = GateCore(tmp_path, account("chem", 15))
     comment = site.submit(job(9)).admin_comment
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
-    hold = token.find(comment)[0].id
+    seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+    hold = token.find_tokens(comment)[0].id
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
         site.upkeep.settle([Settlement(seq=1, hold=hold, amount=6 * MICRO)], None, now_us())
@@ -54,7 +54,7 @@ def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
 def test_an_array_is_paid_by_one_account(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 50), account("phys", 50, number=2))
     comment = site.submit(job(9, array="0-1")).admin_comment
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
+    seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
     moved = job(9, uid=-1, job_id=5, account="phys")
@@ -69,7 +69,7 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 50))
     for number, minutes in ((5, 9), (6, 19)):
         comment = site.submit(job(minutes, het=True)).admin_comment
-        seen = Seen(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=comment)
         with site.store.transaction():
             site.upkeep.confirm([seen], now_us())
     assert changed(site, job(39, uid=-1, job_id=5), "5+1").ok, "20 more for the one of 20"
@@ -78,7 +78,7 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
 
 def shown(site: GateCore, minutes: int, *, started: bool = False) -> None:
     """The queue shows a job so."""
-    claim = Claim(
+    claim = CoverRequest(
         cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
     )
     with site.store.transaction():
@@ -90,7 +90,7 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
 ) -> None:
     site = GateCore(tmp_path, account("chem", 50))
     comment = site.submit(job(29)).admin_comment
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
+    seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
     assert changed(site, job(9, uid=-1, job_id=5)).ok
@@ -112,11 +112,11 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
     assert site.free() == 20, "of one that runs a lower limit frees nothing"
 
 
-def submitted(site: GateCore, what: Description) -> None:
+def submitted(site: GateCore, what: JobRequest) -> None:
     """A job that Slurm shows, number 5."""
     said = site.submit(what)
     assert said.ok, said.say
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
+    seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
 
@@ -127,20 +127,20 @@ def test_a_change_is_priced_by_what_the_changes_before_it_may_have_made_of_the_j
 ) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9, held=held))
-    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok, "it is cheaper"
-    dear = Description(uid=-1, job_id=5, licenses="abq:9")
+    assert changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok, "it is cheaper"
+    dear = JobRequest(uid=-1, job_id=5, licenses="abq:9")
     said = changed(site, dear)
     assert not said.ok, "90 SU in the partition that Slurm may have put it into"
     assert "90.00 SU" in said.say
-    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:3")).ok
-    assert changed(site, Description(uid=-1, job_id=5, released=True)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:3")).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, released=True)).ok
     assert site.free() == 0
 
 
-def looked_at(site: GateCore, what: Description, *, at_us: int = 0) -> None:
+def looked_at(site: GateCore, what: JobRequest, *, at_us: int = 0) -> None:
     """A poll shows the job so; without a time it is one after the last change."""
-    at_us = at_us or now_us() + LOOK_MARGIN_US + 1_000_000
-    claim = Claim(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
+    at_us = at_us or now_us() + POLL_MARGIN_US + 1_000_000
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
     with site.store.transaction():
         site.upkeep.cover(claim, "alice", at_us)
         site.upkeep.looked(CLUSTER, at_us, at_us)
@@ -150,41 +150,41 @@ def looked_at(site: GateCore, what: Description, *, at_us: int = 0) -> None:
 def test_the_queues_word_ends_what_a_job_may_be(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9))
-    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
-    dear = Description(uid=-1, job_id=5, licenses="abq:9")
+    assert changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok
+    dear = JobRequest(uid=-1, job_id=5, licenses="abq:9")
     looked_at(site, job(9))
     assert changed(site, dear).ok, "Slurm has refused the other partition"
     looked_at(site, job(9, licenses="abq:9"))
     site.keeper.load()
-    assert not changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok
 
 
 def test_the_queues_word_counts_for_what_costs_the_same(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9, licenses="abq:1"))
-    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok
     looked_at(site, job(9, licenses="abq:1", partition="licensed"))
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=9, min_cpus=9)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=9, min_cpus=9)).ok
     assert site.free() == 20
-    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9")).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:9")).ok
 
 
 def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 3000))
     submitted(site, job(9, cpus=4))
     for count in range(1, 9):
-        assert changed(site, Description(uid=-1, job_id=5, licenses=f"abq:{count}")).ok
-    last = Description(uid=-1, job_id=5, licenses="abq:9")
+        assert changed(site, JobRequest(uid=-1, job_id=5, licenses=f"abq:{count}")).ok
+    last = JobRequest(uid=-1, job_id=5, licenses="abq:9")
     refused = changed(site, last)
     assert not refused.ok
     assert "job 5 was changed several times since the last poll" in refused.say
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=1)).ok, "it is a decrease"
-    assert not changed(site, Description(uid=-1, job_id=5, max_nodes=1)).ok, "it had no number"
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2)).ok
-    assert not changed(site, Description(uid=-1, job_id=5, num_tasks=5, min_cpus=5)).ok
-    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:3")).ok, "it may be 8"
-    assert not changed(site, Description(uid=-1, job_id=5, licenses="xyz:1")).ok
-    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9,xyz:1")).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=1)).ok, "it is a decrease"
+    assert not changed(site, JobRequest(uid=-1, job_id=5, max_nodes=1)).ok, "it had no number"
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=2, min_cpus=2)).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, num_tasks=5, min_cpus=5)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:3")).ok, "it may be 8"
+    assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="xyz:1")).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:9,xyz:1")).ok
     site.ground.put_rules(rules("observe"))
     assert changed(site, last).ok
     site.ground.put_rules(rules())
@@ -196,14 +196,14 @@ def test_time_limits_may_be_changed_as_often_as_one_likes(tmp_path: Path) -> Non
     site = GateCore(tmp_path, account("chem", 200))
     submitted(site, job(9))
     for minutes in (*range(10, 99), *range(99, 1, -1)):
-        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+        assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=minutes)).ok
     assert site.free() == 100, "Slurm may have refused to make it less"
 
 
 def test_a_poll_that_began_before_a_change_frees_nothing_of_it(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9))
-    longer = Description(uid=-1, job_id=5, time_limit_min=29)
+    longer = JobRequest(uid=-1, job_id=5, time_limit_min=29)
     assert changed(site, longer, at_us=now_us() - 7_000_000).ok
     assert changed(site, longer).ok, "Slurm had refused the first"
     site.look(-1)
@@ -221,7 +221,7 @@ def test_what_a_job_was_between_two_changes_frees_nothing_of_the_second(tmp_path
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9))
     for minutes in (19, 29):
-        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+        assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=minutes)).ok
     shown(site, 19)
     assert site.free() == 0
     looked_at(site, job(29))
@@ -231,15 +231,15 @@ def test_what_a_job_was_between_two_changes_frees_nothing_of_the_second(tmp_path
 def test_a_task_that_differs_is_priced_by_what_it_asks_for(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 20))
     submitted(site, job(9, array="0-1"))
-    moved = Description(uid=-1, job_id=5, partition="licensed")
+    moved = JobRequest(uid=-1, job_id=5, partition="licensed")
     assert changed(site, moved, "5_1").ok
     site.look(LOOK_MARGIN_S + 1)
     shapes = job(9, array="0-1"), job(9, partition="licensed")
-    claim = Claim(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
     with site.store.transaction():
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid
-    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9"), "5_1").ok
-    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:1"), "5_1").ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:9"), "5_1").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:1"), "5_1").ok
 
 
 @pytest.mark.parametrize("means", [30, 5])
@@ -248,16 +248,16 @@ def test_what_makes_a_job_no_dearer_than_a_change_before_it_passes(
 ) -> None:
     site = GateCore(tmp_path, account("chem", 60))
     submitted(site, job(9, cpus=2))
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=29)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=29)).ok
     site.tell(account("chem", means))
     site.keeper.load()
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=1, min_cpus=1)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=1, min_cpus=1)).ok
 
 
 def test_changes_are_forgotten_where_nothing_is_enforced_any_more(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     submitted(site, job(9))
-    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok
     site.ground.put_rules(rules("off"))
     looked_at(site, job(9, partition="licensed"))
     assert not site.keeper.purses.changed
@@ -275,14 +275,14 @@ def test_a_poll_leaves_what_was_asked_for_each_cpu(tmp_path: Path) -> None:
     assert site.free() == 20
     shown = job(9, pn_min_memory_mib=1024, num_tasks=1, cpus_per_task=None)
     for minutes in (8, 7):
-        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+        assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=minutes)).ok
         looked_at(site, msgspec.structs.replace(shown, time_limit_min=minutes))
         assert site.free() == 30 - minutes - 1
-    assert not changed(site, Description(uid=-1, job_id=5, num_tasks=8, min_cpus=8)).ok
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=3, min_cpus=3)).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, num_tasks=8, min_cpus=8)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=3, min_cpus=3)).ok
     # What somebody else made of it is shown by the queue alone.
     looked_at(site, job(9, pn_min_memory_mib=2048))
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=14)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=14)).ok
     assert site.free() == 0
 
 
@@ -290,19 +290,19 @@ def test_a_throttle_is_of_the_whole_array(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 35), arrays="running")
     submitted(site, job(9, array="1-10%1"))
     assert site.free() == 25
-    throttle = Description(uid=-1, job_id=5, array="10")
+    throttle = JobRequest(uid=-1, job_id=5, array="10")
     assert not changed(site, throttle).ok
     assert not changed(site, msgspec.structs.replace(throttle, array="0")).ok, "all at once"
     assert changed(site, msgspec.structs.replace(throttle, array="3")).ok
     assert site.free() == 5
     looked_at(site, job(9, array="3-10%3"))
-    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=11)).ok, "36 of 35"
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=10)).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=11)).ok, "36 of 35"
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=10)).ok
 
 
 _CHANGES = st.sampled_from(
     [
-        Description(uid=-1, job_id=5, **change)
+        JobRequest(uid=-1, job_id=5, **change)
         for change in (
             {"time_limit_min": 1},
             {"time_limit_min": 12},
@@ -324,7 +324,7 @@ _CHANGES = st.sampled_from(
 class Step(NamedTuple):
     """A change, whether Slurm takes it, and what the gate hears or suffers after it."""
 
-    change: Description
+    change: JobRequest
     is_taken: bool
     then: str
 
@@ -357,13 +357,13 @@ def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
         for step in steps:
             at_us += 1_000_000
             if changed(site, step.change, at_us=at_us).ok and step.is_taken:
-                since_poll.append(merged(since_poll[-1], step.change))
+                since_poll.append(apply_update(since_poll[-1], step.change))
             if step.then == "a poll after it":
                 since_poll = since_poll[-1:]
-                at_us += LOOK_MARGIN_US + 1_000_000
+                at_us += POLL_MARGIN_US + 1_000_000
                 looked_at(site, since_poll[0], at_us=at_us)
             elif step.then == "what the queue was before":
-                claim = Claim(
+                claim = CoverRequest(
                     cluster=CLUSTER,
                     job_id=5,
                     description=data.draw(st.sampled_from(since_poll)),
@@ -396,7 +396,7 @@ def test_no_memory_for_each_cpu_is_all_memory_of_a_node(tmp_path: Path) -> None:
     )
     assert not site.submit(job(9, mem_per_cpu_mib=0)).ok, "80 SU"
     submitted(site, job(9, mem_per_cpu_mib=1024))
-    assert not changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=0)).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, mem_per_cpu_mib=0)).ok
 
 
 def make_memory_site(directory: Path, su: int) -> GateCore:
@@ -451,9 +451,9 @@ def test_the_hold_covers_a_rejected_update_that_slurm_applies_in_part(
 ) -> None:
     site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, pn_min_memory_mib=1024))
-    assert changed(site, Description(uid=-1, job_id=5, **change)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, **change)).ok
     for _ in range(2):
-        looked_at(site, description_of(msgspec.structs.replace(WAITS, **shown)))
+        looked_at(site, describe_record(msgspec.structs.replace(WAITS, **shown)))
         assert site.free() == 300 - needed
         site.keeper.load()
 
@@ -462,33 +462,33 @@ def test_the_hold_covers_memory_per_cpu_on_several_nodes(tmp_path: Path) -> None
     site = make_memory_site(tmp_path, 3000)
     submitted(site, job(9, cpus=16, min_nodes=2, max_nodes=2, mem_per_cpu_mib=1024))
     assert site.free() == 3000 - 160
-    assert changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=8 << 10)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, mem_per_cpu_mib=8 << 10)).ok
     tres = "cpu=16,mem=16G,node=2"
     more = {"nodes": 2, "cpus": 16, "tasks": 16, "tres_requested": tres}
     record = msgspec.structs.replace(WAITS, **more, min_memory_mib=8 << 10)
-    looked_at(site, description_of(record))
+    looked_at(site, describe_record(record))
     assert site.free() == 3000 - 1280, "it looks as if each node had 8 GiB, as its TRES say"
 
 
 def test_the_hold_for_an_update_of_one_task_stays_while_the_array_waits(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     submitted(site, job(9, array="0-3"))
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2), "5_1").ok
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=4), "5").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=2, min_cpus=2), "5_1").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=4), "5").ok
     for _ in range(3):
         # squeue shows a waiting task as its array is.
         looked_at(site, job(4, array="0-3"))
         assert site.free() == 20, "all tasks count as if they were changed"
         site.keeper.load()
-    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=14), "5_1").ok
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=11), "5_1").ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=14), "5_1").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=11), "5_1").ok
 
 
 def test_the_hold_of_a_waiting_array_shrinks_once_the_queue_shows_less(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     submitted(site, job(9, cpus=2, array="0-3"))
     assert site.free() == 20
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=1, min_cpus=1), "5").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=1, min_cpus=1), "5").ok
     looked_at(site, job(9, array="0-3"))
     assert site.free() == 60
     looked_at(site, job(9, array="0-1,3"))
@@ -499,16 +499,16 @@ def test_the_hold_shrinks_once_the_queue_shows_fewer_nodes(tmp_path: Path) -> No
     site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, cpus=4, min_nodes=4, max_nodes=4, pn_min_memory_mib=1024))
     assert site.free() == 260
-    assert changed(site, Description(uid=-1, job_id=5, min_nodes=1, max_nodes=1)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, min_nodes=1, max_nodes=1)).ok
     shown = {"cpus": 4, "tasks": 1, "tres_requested": "cpu=4,mem=1G,node=1"}
-    looked_at(site, description_of(msgspec.structs.replace(WAITS, **shown)))
+    looked_at(site, describe_record(msgspec.structs.replace(WAITS, **shown)))
     assert site.free() == 290
 
 
 def test_the_gate_prices_a_running_job_by_its_memory_per_cpu(tmp_path: Path) -> None:
     site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, cpus=4, mem_per_cpu_mib=1024))
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=8)).ok
     runs = msgspec.structs.replace(
         WAITS,
         state="RUNNING",
@@ -517,12 +517,12 @@ def test_the_gate_prices_a_running_job_by_its_memory_per_cpu(tmp_path: Path) -> 
         tres_requested="",
         tres_allocated="cpu=4,mem=4G,node=1",
     )
-    claim = Claim(cluster=CLUSTER, job_id=5, description=description_of(runs), started=True)
-    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=describe_record(runs), started=True)
+    at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, at_us, at_us)
         site.upkeep.cover(claim, "alice", at_us)
-    again = Description(uid=-1, job_id=5, num_tasks=16, min_cpus=16, begin_us=1)
+    again = JobRequest(uid=-1, job_id=5, num_tasks=16, min_cpus=16, begin_us=1)
     assert changed(site, again).ok
     assert site.free() == 300 - 160
 
@@ -534,18 +534,18 @@ def test_an_update_after_a_cancelled_task_adds_the_cost_of_the_remaining_tasks(
     submitted(site, job(9, array="0-3"))
     looked_at(site, job(9, array="0-2"))
     assert site.free() == 20
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=12), "5").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=12), "5").ok
     assert site.free() == 11
 
 
 def test_array_updates_that_a_poll_has_shown_do_not_accumulate(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 9000))
     submitted(site, job(9, array="0-3"))
-    assert changed(site, Description(uid=-1, job_id=5, req_nodes="n1"), "5_1").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, req_nodes="n1"), "5_1").ok
     for count in range(2, 22):
         changes: dict[str, Any] = {"num_tasks": count, "min_cpus": count}
         changes["time_limit_min"] = 9 + count
-        assert changed(site, Description(uid=-1, job_id=5, **changes), "5").ok
+        assert changed(site, JobRequest(uid=-1, job_id=5, **changes), "5").ok
         looked_at(site, job(9 + count, cpus=count, array="0-3"))
 
 
@@ -553,18 +553,18 @@ def test_array_updates_that_a_poll_has_shown_do_not_accumulate(tmp_path: Path) -
 def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, others: int) -> None:
     site = GateCore(tmp_path, account("chem", 1000))
     submitted(site, job(9, cpus=16, array="0-15", partition="cheap"))
-    nodes = Description(uid=-1, job_id=5, min_nodes=8, max_nodes=8, pn_min_cpus=16)
+    nodes = JobRequest(uid=-1, job_id=5, min_nodes=8, max_nodes=8, pn_min_cpus=16)
     assert changed(site, nodes, "5").ok
-    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    at_us = now_us() + POLL_MARGIN_US + 1_000_000
     shown = [job(9 - minutes, cpus=16, partition="cheap") for minutes in range(others + 1)]
     whole = msgspec.structs.replace(shown[0], array="0-15")
-    claim = Claim(
+    claim = CoverRequest(
         cluster=CLUSTER, job_id=5, description=whole, tasks=tuple(shown[1:]), started=True
     )
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, at_us, at_us)
         site.upkeep.cover(claim, "alice", at_us)
-    said = changed(site, Description(uid=-1, job_id=5, partition="main"), "5")
+    said = changed(site, JobRequest(uid=-1, job_id=5, partition="main"), "5")
     assert not said.ok
 
 
@@ -585,9 +585,9 @@ def test_an_update_is_priced_as_if_slurm_applied_a_part_of_it(
         make_memory_site(tmp_path, 50) if is_of_memory else GateCore(tmp_path, account("chem", 50))
     )
     submitted(site, job(9, **submitted_as))
-    assert not changed(site, Description(uid=-1, job_id=5, **change)).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, **change)).ok
     for field in change.keys() - {"min_nodes", "max_nodes", "partition"}:
-        lower = Description(uid=-1, job_id=5, **{field: change[field]})
+        lower = JobRequest(uid=-1, job_id=5, **{field: change[field]})
         assert changed(site, lower).ok, "one that lowers requests alone"
 
 
@@ -615,7 +615,7 @@ def test_the_hold_shrinks_once_the_queue_shows_a_decrease(
 ) -> None:
     site = GateCore(tmp_path, account("chem", 3000))
     submitted(site, msgspec.structs.replace(job(9), **submitted_as))
-    assert changed(site, Description(uid=-1, job_id=5, **change)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, **change)).ok
     looked_at(site, msgspec.structs.replace(job(9), **shown))
     assert site.free() == 3000 - needed
 
@@ -624,7 +624,7 @@ def test_a_job_that_begins_later_is_paid_by_what_the_queue_shows(tmp_path: Path)
     site = GateCore(tmp_path, account("chem", 70))
     later = msgspec.structs.replace(job(9), time_limit_min=None, begin_us=2**60)
     submitted(site, later)
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=9)).ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=9)).ok
     looked_at(site, job(9, begin_us=2**60))
     site.tell(account("chem", 30))
     looked_at(site, job(9))
@@ -634,24 +634,24 @@ def test_a_job_that_begins_later_is_paid_by_what_the_queue_shows(tmp_path: Path)
 def test_memory_per_cpu_of_a_throttled_array_stays_known(tmp_path: Path) -> None:
     site = make_memory_site(tmp_path, 900)
     submitted(site, job(9, array="0-3%2", mem_per_cpu_mib=1024))
-    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8), "5").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=8), "5").ok
     waiting = msgspec.structs.replace(WAITS, time_limit_s=480, array_job_id=5, array_task="0-3%2")
-    shown = description_of(waiting)
+    shown = describe_record(waiting)
     shorter = msgspec.structs.replace(shown, array="", job_id=0, time_limit_min=5)
-    claim = Claim(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
-    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
+    at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, at_us, at_us)
         site.upkeep.cover(claim, "alice", at_us)
-    assert changed(site, Description(uid=-1, job_id=5, num_tasks=8, min_cpus=8), "5").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=8, min_cpus=8), "5").ok
     assert site.free() == 900 - 4 * 8 * 9
 
 
 def test_the_hold_covers_nodes_that_slurm_keeps_without_accounting(tmp_path: Path) -> None:
     site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, pn_min_memory_mib=1024))
-    assert changed(site, Description(uid=-1, job_id=5, min_nodes=20, max_nodes=20)).ok
-    looked_at(site, description_of(msgspec.structs.replace(WAITS, account="", cpus=20)))
+    assert changed(site, JobRequest(uid=-1, job_id=5, min_nodes=20, max_nodes=20)).ok
+    looked_at(site, describe_record(msgspec.structs.replace(WAITS, account="", cpus=20)))
     assert site.free() == 100
 
 
@@ -659,9 +659,9 @@ def test_fewer_cpus_of_a_task_may_be_more_tasks(tmp_path: Path) -> None:
     site = make_memory_site(tmp_path, 300)
     asked = {"cpus_per_task": 4, "min_cpus": 4, "pn_min_memory_mib": 1024}
     submitted(site, msgspec.structs.replace(job(9, array="0-3"), **asked))
-    assert changed(site, Description(uid=-1, job_id=5, cpus_per_task=1), "5_1").ok
+    assert changed(site, JobRequest(uid=-1, job_id=5, cpus_per_task=1), "5_1").ok
     free = site.free()
     tres = {"cpus": 4, "tasks": 1, "tres_requested": "cpu=4,mem=1G,node=1"}
     waiting = msgspec.structs.replace(WAITS, array_job_id=5, array_task="0-3", **tres)
-    looked_at(site, description_of(waiting))
+    looked_at(site, describe_record(waiting))
     assert site.free() == free

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from steward.bank.gate.server import Checkpoints
-from steward.bank.gate.store import Store
+from steward.bank.gate.server import WalCheckpointer
+from steward.bank.gate.store import GateStore
 
 NOBODY_ASKED = 1000.0
 """Seconds since a plugin asked."""
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = Store(str(tmp_path))
+def store(tmp_path: Path) -> Iterator[GateStore]:
+    one = GateStore(str(tmp_path))
     yield one
     one.close()
 
 
-def write(store: Store, times: int = 1) -> None:
+def write(store: GateStore, times: int = 1) -> None:
     for _ in range(times):
         with store.transaction():
             # What is written as it was makes no log.
@@ -34,8 +34,8 @@ def log_of(db: Any) -> tuple[int, int]:
     return frames, done
 
 
-def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Store) -> None:
-    one, db = Checkpoints(store), store.connect()
+def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: GateStore) -> None:
+    one, db = WalCheckpointer(store), store.connect()
     now = NOBODY_ASKED
     for _ in range(3):
         write(store, 20)
@@ -50,20 +50,20 @@ def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Stor
     db.close()
 
 
-def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(store: Store) -> None:
-    one, db = Checkpoints(store), store.connect()
+def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(store: GateStore) -> None:
+    one, db = WalCheckpointer(store), store.connect()
     store.asked_at = NOBODY_ASKED
     write(store, 20)
     frames, _ = log_of(db)
     one.look(db, NOBODY_ASKED + 0.1)
     assert log_of(db) == (frames, 0)
-    Checkpoints(store, most_frames=frames).look(db, NOBODY_ASKED + 0.1)
+    WalCheckpointer(store, most_frames=frames).look(db, NOBODY_ASKED + 0.1)
     assert log_of(db)[0] < frames
     db.close()
 
 
-def test_the_log_stays_short_under_a_writer_that_never_rests(store: Store) -> None:
-    one, db = Checkpoints(store, most_frames=50), store.connect()
+def test_the_log_stays_short_under_a_writer_that_never_rests(store: GateStore) -> None:
+    one, db = WalCheckpointer(store, most_frames=50), store.connect()
     stop = threading.Event()
 
     def writes() -> None:

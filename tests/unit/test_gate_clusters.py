@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, account, job, running, settings_of
-from steward.bank.gate.requests import Submit
-from steward.bank.gate.server import Clusters
+from steward.bank.gate.requests import PluginRequest
+from steward.bank.gate.server import ClusterNames
 
-ASK = Submit(v=1, op="submit", cluster="", job=job(9))
+ASK = PluginRequest(v=1, op="submit", cluster="", job=job(9))
 
 
 def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None:
@@ -21,11 +21,11 @@ def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None
 
 
 def test_of_several_it_is_said_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    clusters = Clusters(["two", "one"])
+    clusters = ClusterNames(["two", "one"])
     with caplog.at_level(logging.ERROR):
         assert clusters.named(ASK) is ASK
         assert clusters.named(ASK) is ASK
     (line,) = [record.getMessage() for record in caplog.records]
     assert "one, two" in line
     assert 'steward_gate_cluster = "NAME"' in line
-    assert Clusters(["one"]).named(ASK).cluster == "one"
+    assert ClusterNames(["one"]).named(ASK).cluster == "one"

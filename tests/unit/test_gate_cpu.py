@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harness.gate import CLUSTER, RATE, GateCore, account, now_us, picture, rules
 from harness.gate import job as usual_job
-from steward.bank.estimate import sizes, tasks_of
+from steward.bank.estimate import count_array_tasks, sizes
 from steward.bank.estimate.request_limits import LONGEST_TEXTS, Budget, count_nodes
 from steward.bank.estimate.sizes import requested_gres
-from steward.bank.gate.plugin_answers import USER_NS, Answering, CpuLimits, Right
-from steward.bank.gate.requests import LONGEST_REQUEST, Said, Seen, Submit
-from steward.bank.records import Description
-from steward.slurm.cluster_model import Picture
+from steward.bank.gate.plugin_answers import USER_NS, CpuLimits, DecisionRight, PluginAnswerer
+from steward.bank.gate.requests import LONGEST_REQUEST, PluginReply, PluginRequest, ShownJob
+from steward.bank.records import JobRequest
+from steward.slurm.cluster_model import ClusterModel
 
 _SEED = random.randrange(1 << 30)
 _MOST_MS = 15.0
@@ -26,7 +26,7 @@ _MOST_MS = 15.0
 _PARTITIONS = tuple(f"p{number:02}" for number in range(64))
 
 
-def many_partitions() -> Picture:
+def many_partitions() -> ClusterModel:
     usual = picture()
     main = usual.partitions["main"]
     more = {name: msgspec.structs.replace(main, name=name) for name in _PARTITIONS}
@@ -42,18 +42,20 @@ class AskedGate(GateCore):
         self.ground.put_rules(msgspec.structs.replace(rules(mode), rates=(priced,)))
         self.ground.put_picture(many_partitions())
         self.second = 0
-        self.right = Right(self.settings)
+        self.right = DecisionRight(self.settings)
         self.right.is_ready = True
         self.right.heard()
         self.limits = CpuLimits(lambda: self.second)
-        self.answering = Answering(self.keeper, self.right, limits=self.limits)
+        self.answering = PluginAnswerer(self.keeper, self.right, limits=self.limits)
 
-    def ask(self, job: Description, by: int = 1000, op: str = "submit", **more: object) -> Said:
-        ask = Submit(v=1, op=op, cluster=CLUSTER, job=job, by=by, **more)  # type: ignore[arg-type]
+    def ask(
+        self, job: JobRequest, by: int = 1000, op: str = "submit", **more: object
+    ) -> PluginReply:
+        ask = PluginRequest(v=1, op=op, cluster=CLUSTER, job=job, by=by, **more)  # type: ignore[arg-type]
         with self.store.transaction():
             return self.answering.answer(ask, now_us())
 
-    def cpu_ms(self, job: Description) -> tuple[float, Said]:
+    def cpu_ms(self, job: JobRequest) -> tuple[float, PluginReply]:
         """The CPU time of one question, the least of three, and its answer."""
         took = []
         for number in range(3):
@@ -134,9 +136,9 @@ _WORST: dict[str, tuple[Callable[[int], str], ...]] = {
 }
 
 
-def described(texts: dict[str, str]) -> Description:
+def described(texts: dict[str, str]) -> JobRequest:
     """A job that is dear, with these texts."""
-    return msgspec.convert(msgspec.to_builtins(usual_job(10_000)) | texts, Description)
+    return msgspec.convert(msgspec.to_builtins(usual_job(10_000)) | texts, JobRequest)
 
 
 def test_each_bounded_text_has_a_worst_case() -> None:
@@ -186,13 +188,13 @@ def test_a_job_that_was_changed_again_and_again_is_answered_within_the_budget(
 ) -> None:
     site = AskedGate(tmp_path, 10**12)
     said = site.ask(usual_job(10_000))
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
+    seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
     for field in ("req_nodes", "licenses", "tres_per_node", "array", "partition", "qos"):
         text = _WORST[field][0](LONGEST_TEXTS.get(field, 4096))
         began_ns = time.thread_time_ns()
-        said = site.ask(Description(uid=-1, job_id=5, **{field: text}), op="modify")  # type: ignore[arg-type]
+        said = site.ask(JobRequest(uid=-1, job_id=5, **{field: text}), op="modify")  # type: ignore[arg-type]
         took_ms = (time.thread_time_ns() - began_ns) / 1e6
         print(f"{field}: {took_ms:.2f} ms, {said.say[:60]!r}")
         assert took_ms < _MOST_MS
@@ -212,9 +214,9 @@ def test_an_array_is_read_once_for_a_refusal(
 
     def counted_tasks_of(text: str) -> tuple[int, int]:
         read.append(text)
-        return tasks_of(text)
+        return count_array_tasks(text)
 
-    monkeypatch.setattr("steward.bank.estimate.estimator.tasks_of", counted_tasks_of)
+    monkeypatch.setattr("steward.bank.estimate.estimator.count_array_tasks", counted_tasks_of)
     site = AskedGate(tmp_path, 100)
     said = site.ask(usual_job(10_000, array="0-9"))
     assert "What would fit: a time limit of at most 00:09:00 (--time=9)" in said.say

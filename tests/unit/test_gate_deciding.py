@@ -7,10 +7,10 @@ import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
 from steward.bank.gate import token
-from steward.bank.gate.requests import Claim, Seen, Submit
+from steward.bank.gate.requests import CoverRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import AllocationBooks, Books, ModeRule, UserBooks
-from steward.bank.settings import RefusalSettings
+from steward.bank.records import AllocationBooks, GateBooks, ModeRule, UserBooks
+from steward.bank.settings import RejectionSettings
 
 
 def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
     later = now_us() + DAY_US
     for one in (job(9, held=True), job(9, begin_us=later)):
         said = site.submit(one)
-        assert token.find(said.admin_comment)[0].amount == 0
+        assert token.find_tokens(said.admin_comment)[0].amount == 0
     assert site.free() == 10
     soon = site.submit(job(4, begin_us=now_us() + 1_000_000))
-    assert token.find(soon.admin_comment)[0].amount == 5 * MICRO
+    assert token.find_tokens(soon.admin_comment)[0].amount == 5 * MICRO
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(4))
+        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4))
         covered = site.upkeep.cover(claim, "alice", now_us())
     assert covered.is_paid
     assert covered.hold is not None
@@ -156,13 +156,13 @@ def test_arrays_hold_by_the_sites_rule(tmp_path: Path, arrays: str, held: int) -
 
 
 def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
-    instead = {"chem": RefusalSettings(partition="cheap")}
+    instead = {"chem": RejectionSettings(partition="cheap")}
     site = GateCore(tmp_path, account("chem", 5), refusal=instead)
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
     assert said.say.endswith("it goes to partition cheap instead.")
     assert [fact.kind for fact in site.store.facts(0, 9)] == ["hold.placed", "refusal"]
-    dear = {"chem": RefusalSettings(qos="low")}
+    dear = {"chem": RejectionSettings(qos="low")}
     site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
     assert not site.submit(job(99)).ok, "what it would cost there cannot be paid either"
 
@@ -178,12 +178,12 @@ def test_a_federations_sibling_has_no_second_hold(tmp_path: Path) -> None:
     assert site.submit(sibling, cluster="d").ok
     assert site.free() == 80, "the dearer of the two"
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
         site.upkeep.confirm([seen], now_us())
     again = site.submit(job(9, admin_comment=comment))
     assert again.ok
     assert site.free() == 70, "a copied token pays for nothing"
-    assert len(token.find(again.admin_comment)) == 1
+    assert len(token.find_tokens(again.admin_comment)) == 1
     forged = comment.replace("steward=1.", "steward=1.a", 1)
     assert site.submit(job(9, admin_comment=forged)).ok
     assert site.free() == 60
@@ -193,9 +193,9 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     site = GateCore(tmp_path, account("chem", 30), account("phys", 15, number=2))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+        seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
         site.upkeep.confirm([seen], now_us())
-    longer = Submit(v=1, op="modify", cluster=CLUSTER, job=job(19, uid=-1, job_id=5)).job
+    longer = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=job(19, uid=-1, job_id=5)).job
     assert site.modify(longer).ok
     assert site.modify(longer).ok, "Slurm asks once for each of an array's records"
     assert site.free() == 10
@@ -207,7 +207,7 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert (site.free(), site.free("phys")) == (10, 5), "Slurm may yet refuse either: all hold"
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(9), started=True)
+        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9), started=True)
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid
     assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
 
@@ -217,10 +217,10 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30), account("phys", 30, number=2))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+        seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
         site.upkeep.confirm([seen], now_us())
         for changes in (job(19, uid=-1, job_id=5), job(9, uid=-1, job_id=5, account="phys")):
-            ask = Submit(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
+            ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
             before = site.store.writes
             said = site.keeper.modify(ask, "nobody", now_us(), is_lenient=False)
             assert not said.ok
@@ -234,12 +234,12 @@ def test_a_change_that_the_queue_shows_is_held_once(tmp_path: Path) -> None:
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
         site.upkeep.confirm(
-            [Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)], now_us()
+            [ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)], now_us()
         )
     assert site.modify(job(19, uid=-1, job_id=5)).ok
     assert site.free() == 5
     with site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(19))
+        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(19))
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid
     assert site.free() == 5
     assert site.modify(job(999, uid=-1, job_id=77)).ok, "one without a hold is looked at later"
@@ -254,7 +254,7 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     comments = [site.submit(job(9)).admin_comment for _ in range(3)]
     with site.store.transaction():
         for number, comment in enumerate(comments, 1):
-            seen = Seen(
+            seen = ShownJob(
                 cluster=CLUSTER,
                 job_id=number,
                 uid=1000,
@@ -275,7 +275,7 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     site.tell(account("chem", 0, allocations=(last, more)), at_us=begin + DAY_US)
     assert site.upkeep.moving.stranded() == []
     with site.store.transaction():
-        late = Books(seq=0, accounts=(), after=0)
+        late = GateBooks(seq=0, accounts=(), after=0)
         assert site.upkeep.books(late, begin) == site.seq, "older news are passed over"
 
 
@@ -290,7 +290,7 @@ def test_a_job_that_starts_after_its_allocation_ended_is_held_for_all_the_same(
     with site.store.transaction():
         site.upkeep.tick(begin + DAY_US)
     assert site.free(at_us=begin + DAY_US) == 5, "it waits for money"
-    seen = Seen(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment, started=True)
+    seen = ShownJob(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment, started=True)
     with site.store.transaction():
         site.upkeep.confirm([seen], begin + DAY_US)
     assert site.free(at_us=begin + DAY_US) == -5

@@ -40,6 +40,6 @@ def test_one_that_is_closed_is_left_so_and_named(
 ) -> None:
     tmp_path.chmod(0o700)
     with caplog.at_level(logging.WARNING):
-        plugin_conf.open_directory(str(tmp_path))
+        plugin_conf.make_shared_directory(str(tmp_path))
     assert tmp_path.stat().st_mode & 0o777 == 0o700
     assert f"chmod o+x {tmp_path}" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 
 from harness.gate import PATIENCE_S, running_here, settings_of
 from steward.bank.gate import connections
-from steward.bank.gate.client import connect
+from steward.bank.gate.client import connect_unix_socket
 from steward.bank.gate.connections import unix_listener
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is others at will")
@@ -75,9 +75,9 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
 
     def uid_of(connection: socket.socket) -> int:
         is_plugins = os.path.basename(settings.gate.socket) in connection.getsockname()
-        return STRANGER if is_plugins else connections.uid_of(connection)
+        return STRANGER if is_plugins else connections.get_socket_uid(connection)
 
-    monkeypatch.setattr("steward.bank.gate.server.uid_of", uid_of)
+    monkeypatch.setattr("steward.bank.gate.server.get_socket_uid", uid_of)
     with running_here(settings) as gate:
         gate.tell()
         caplog.clear()
@@ -85,7 +85,7 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
             for _ in range(100):
                 with socket.socket(socket.AF_UNIX) as theirs:
                     theirs.settimeout(PATIENCE_S)
-                    connect(theirs, settings.gate.socket)
+                    connect_unix_socket(theirs, settings.gate.socket)
                     assert theirs.recv(1) == b""
     (record,) = caplog.records
     assert f"uid {STRANGER} may not ask" in record.getMessage()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
-from steward.bank.gate.requests import Claim, Seen, Submit
-from steward.bank.records import Description
+from steward.bank.gate.requests import CoverRequest, PluginRequest, ShownJob
+from steward.bank.records import JobRequest
 
 ALICE, BOB = 1000, 1001
 LOOK_US = 7_000_000
@@ -37,7 +37,7 @@ class Queue:
         upkeep = self.site.upkeep
         with self.site.store.transaction():
             if comment:
-                seen = Seen(cluster=CLUSTER, job_id=7, uid=ALICE, admin_comment=comment)
+                seen = ShownJob(cluster=CLUSTER, job_id=7, uid=ALICE, admin_comment=comment)
                 assert upkeep.confirm([seen], self.now)[0] is not None
             upkeep.looked(CLUSTER, self.now - 1, self.now)
 
@@ -131,13 +131,13 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
     queue.look(comment)
 
     def change(minutes: int) -> bool:
-        wanted: Description = job(minutes, uid=-1, job_id=7)
-        ask = Submit(v=1, op="modify", cluster=CLUSTER, job=wanted, by=ALICE)
+        wanted: JobRequest = job(minutes, uid=-1, job_id=7)
+        ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=wanted, by=ALICE)
         with site.store.transaction():
             return site.keeper.modify(ask, "", queue.now, is_lenient=False).ok
 
     held = []
-    as_before = Claim(cluster=CLUSTER, job_id=7, description=job(9))
+    as_before = CoverRequest(cluster=CLUSTER, job_id=7, description=job(9))
     for number in range(12):
         if change(99):
             held.append(number)
@@ -147,7 +147,7 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
     assert held == [0, 1, 2, 4]
     assert change(14)
     with site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=7, description=job(59))
+        claim = CoverRequest(cluster=CLUSTER, job_id=7, description=job(59))
         assert site.upkeep.cover(claim, "alice", queue.now).is_paid
 
 

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.gate import CLUSTER, DAY_US, GateCore, job, now_us
 from steward.bank.errors import BankRefused
-from steward.bank.gate.requests import Claim, Seen
+from steward.bank.gate.requests import CoverRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import AccountBooks, AllocationBooks, Books, Settlement
+from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, Settlement
 
 ACCOUNTS = ("chem", "phys")
 
@@ -115,7 +115,7 @@ class Gate(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.comments)))
         before = set(self.site.keeper.purses.stranded)
         for uid in (1000, 1001):
-            seen = Seen(
+            seen = ShownJob(
                 cluster=CLUSTER,
                 job_id=number,
                 uid=uid,
@@ -154,7 +154,7 @@ class Gate(RuleBasedStateMachine):
             seq=self.seq, hold=hold.id, amount=amount, frees=frees * MICRO, final=final
         )
         self.site.seq += 1
-        books = Books(seq=self.site.seq, accounts=self.books(), whole=True)
+        books = GateBooks(seq=self.site.seq, accounts=self.books(), whole=True)
         with self.site.store.transaction():
             self.site.upkeep.settle([one], books, self.now)
             held = self.site.keeper.purses.held
@@ -187,7 +187,9 @@ class Gate(RuleBasedStateMachine):
     @rule(minutes=st.integers(1, 40), name=st.sampled_from(ACCOUNTS), number=st.integers(900, 903))
     def cover(self, minutes: int, name: str, number: int) -> None:
         wanted = job(minutes, account=name)
-        claim = Claim(cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20)
+        claim = CoverRequest(
+            cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20
+        )
         with self.site.store.transaction():
             covered = self.site.upkeep.cover(claim, "alice", self.now)
         if covered.is_paid:

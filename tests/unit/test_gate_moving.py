@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
-from steward.bank.gate.requests import Claim, Covered, Seen
+from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import AllocationBooks, Books, Settlement
+from steward.bank.records import AllocationBooks, GateBooks, Settlement
 
 ARRAY = 8
 
@@ -24,7 +24,7 @@ class Array:
         self.new = AllocationBooks(number=3, balance=later_su * MICRO, begin_us=self.end)
         self.site = GateCore(tmp_path, account("chem", 0, allocations=self.allocations))
         comment = self.site.submit(job(9, array="0-3"), at_us=self.now).admin_comment
-        self.seen = Seen(
+        self.seen = ShownJob(
             cluster=CLUSTER, job_id=ARRAY, uid=1000, admin_comment=comment, started=True
         )
         self.starts = (self.now + 5, self.now + 6)
@@ -46,8 +46,8 @@ class Array:
         assert sum(part for _, part in hold.shares) == hold.remaining
         return {number: part / MICRO for number, part in hold.shares}
 
-    def cover(self, tasks: str, starts: tuple[int, ...] | None) -> Covered:
-        claim = Claim(
+    def cover(self, tasks: str, starts: tuple[int, ...] | None) -> CoverReply:
+        claim = CoverRequest(
             cluster=CLUSTER,
             job_id=ARRAY,
             description=job(9, array=tasks),
@@ -73,7 +73,7 @@ class Array:
         one = Settlement(seq=self.seq, hold=self.hold, amount=su * MICRO, frees=10 * MICRO)
         self.site.seq += 1
         chem = account("chem", 0, allocations=self.allocations)
-        books = Books(seq=self.site.seq, accounts=(chem,), whole=True)
+        books = GateBooks(seq=self.site.seq, accounts=(chem,), whole=True)
         with self.site.store.transaction():
             self.site.upkeep.settle([one], books, self.now)
 
@@ -153,7 +153,7 @@ def test_only_arrays_are_asked_about(tmp_path: Path, is_array: bool) -> None:
     array = Array(tmp_path, later_su=40)
     other = job(9, array="0-1" if is_array else "")
     with array.site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=77, description=other, started=True)
+        claim = CoverRequest(cluster=CLUSTER, job_id=77, description=other, started=True)
         assert array.site.upkeep.cover(claim, "alice", array.now).is_paid
         array.site.upkeep.tick(array.now + 1)
     assert array.lingering() == 1, "what is on no ended allocation is as it should be"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.gate import account, job, running, settings_of
-from steward.bank.gate.requests import Seen
+from steward.bank.gate.requests import ShownJob
 
 
 def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
@@ -18,10 +18,12 @@ def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
         assert gate.link.holds(limit=400, account="chem") == whole[:400]
         assert gate.link.holds(job_id=9) == gate.link.holds(account="other") == []
         seen = [
-            Seen(cluster="c", job_id=number + 1, uid=1000, admin_comment=comment, started=False)
+            ShownJob(cluster="c", job_id=number + 1, uid=1000, admin_comment=comment, started=False)
             for number, comment in enumerate(comments)
         ]
-        seen.insert(60, Seen(cluster="c", job_id=999, uid=1000, admin_comment="", started=False))
+        seen.insert(
+            60, ShownJob(cluster="c", job_id=999, uid=1000, admin_comment="", started=False)
+        )
         found = gate.link.confirm(seen)
         assert found.pop(60) is None
         assert [(hold.id, hold.job_id) for hold in found if hold] == [

@@ -9,18 +9,18 @@ import pytest
 _POLICY = "import os; print(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)"
 _STRETCH = f"""
 import os, resource, subprocess, sys, threading, time
-from steward.bank.gate.server import Precedence, go_first
+from steward.bank.gate.server import RealTimePriority, set_real_time_priority
 
 def policy():
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
-one = Precedence(again_s=0)
+one = RealTimePriority(again_s=0)
 one.take()
 one.renew()
 said = [policy()]
 said.append(int(subprocess.check_output([sys.executable, "-c", {_POLICY!r}])))
 for first in (False, True):
-    thread = threading.Thread(target=lambda: (first and go_first(), said.append(policy())))
+    thread = threading.Thread(target=lambda: (first and set_real_time_priority(), said.append(policy())))
     thread.start()
     thread.join()
 for _ in range(2):
@@ -62,8 +62,8 @@ resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
 resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
-from steward.bank.gate.server import Precedence
-one = Precedence()
+from steward.bank.gate.server import RealTimePriority
+one = RealTimePriority()
 one.take()
 one.renew()
 print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))

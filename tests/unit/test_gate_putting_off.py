@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, HOUR_MIN, GateCore, account, job, now_us
-from steward.bank.gate.holds import LOOK_MARGIN_US
-from steward.bank.gate.requests import Claim, Said, Seen, Submit
-from steward.bank.records import Description
+from steward.bank.gate.holds import POLL_MARGIN_US
+from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest, ShownJob
+from steward.bank.records import JobRequest
 
 NUMBER = 5
 LATER_US = now_us() + HOUR_MIN * 60_000_000
@@ -20,17 +20,17 @@ def put_off(site: GateCore, minutes: int, number: int = NUMBER, **more: Any) -> 
     said = site.submit(job(minutes, **more))
     assert said.ok
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=said.admin_comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
 
 
-def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> Said:
-    return site.modify(Description(uid=-1, job_id=number, **changes))
+def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> PluginReply:
+    return site.modify(JobRequest(uid=-1, job_id=number, **changes))
 
 
 def looked(site: GateCore, minutes: int, **more: Any) -> None:
     """The queue shows the job so."""
-    claim = Claim(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
+    claim = CoverRequest(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid
 
@@ -97,7 +97,7 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
     assert not changed(site, released=True).ok, "Slurm may have refused that"
     looked(site, 9, held=True)
     assert not changed(site, released=True).ok, "this may have been seen before the change"
-    site.look(LOOK_MARGIN_US // 1_000_000 + 1)
+    site.look(POLL_MARGIN_US // 1_000_000 + 1)
     looked(site, 9, held=True)
     assert changed(site, released=True).ok
     assert site.free() == 20
@@ -106,9 +106,9 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
 def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
-    changed_us = now_us() - LOOK_MARGIN_US - 1
-    what = Description(uid=-1, job_id=NUMBER, time_limit_min=9)
-    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, by=1000)
+    changed_us = now_us() - POLL_MARGIN_US - 1
+    what = JobRequest(uid=-1, job_id=NUMBER, time_limit_min=9)
+    ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what, by=1000)
     with site.store.transaction():
         assert site.keeper.modify(ask, "", changed_us, is_lenient=False).ok
     assert not changed(site, released=True).ok
@@ -120,7 +120,9 @@ def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path
 def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30), account("phys", 30, number=2))
     said = site.submit(job(99, held=True))
-    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=Description(uid=-1, job_id=77), by=1000)
+    ask = PluginRequest(
+        v=1, op="modify", cluster=CLUSTER, job=JobRequest(uid=-1, job_id=77), by=1000
+    )
     with site.store.transaction():
         refused = site.keeper.modify(ask, "", now_us(), is_lenient=False)
         for other in ({"by": 1001}, {"by": 0}, {"by": -1}, {"cluster": "other"}):
@@ -130,6 +132,6 @@ def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
     assert not refused.ok
     assert "job 77 has just been submitted" in refused.say
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=6, uid=1000, admin_comment=said.admin_comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=6, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
         assert site.keeper.modify(ask, "", now_us(), is_lenient=False).ok, "none is unseen now"

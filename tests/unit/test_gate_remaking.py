@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.gate import CLUSTER, SECRET, GateCore, account, job, now_us, running, settings_of
 from steward.bank.gate import token
-from steward.bank.gate.requests import Claim, Seen
-from steward.bank.gate.sync import remake
+from steward.bank.gate.requests import CoverRequest, ShownJob
+from steward.bank.gate.sync import rebuild_holds
 from steward.bank.money import MICRO
 from steward.bank.records import Settlement
 from steward.core.records import JobRecord
@@ -34,7 +34,7 @@ def record(number: int, comment: str, **more: object) -> JobRecord:
 def test_the_lost_holds_are_there_again(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     comments = [site.submit(job(9)).admin_comment for _ in range(4)]
-    forged = token.make(bytes(32), token.new_id(), 1, 1, "chem", CLUSTER, 1000)
+    forged = token.make_token(bytes(32), token.make_hold_id(), 1, 1, "chem", CLUSTER, 1000)
     site.store.close()
     os.unlink(tmp_path / "state" / "gate.db")
     site = GateCore(tmp_path, account("chem", 100))
@@ -48,8 +48,8 @@ def test_the_lost_holds_are_there_again(tmp_path: Path) -> None:
         record(6, comments[0]),
     ]
     with site.store.transaction():
-        assert remake(site.keeper, CLUSTER, shown, now_us()) == 3
-        assert remake(site.keeper, CLUSTER, shown, now_us()) == 0
+        assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 3
+        assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 0
     assert site.free() == 70
     first, second = (site.keeper.purses.by_job[CLUSTER, number] for number in (1, 2))
     assert (first.started, second.started) == (False, True)
@@ -78,15 +78,15 @@ def test_an_arrays_records_make_one_hold(tmp_path: Path) -> None:
         record(10, comment, array_job_id=10, array_task="2-3"),
     ]
     with site.store.transaction():
-        assert remake(site.keeper, CLUSTER, shown, now_us()) == 1
+        assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 1
     assert site.free() == 60
     hold = site.keeper.purses.by_job[CLUSTER, 10]
-    seen = Seen(cluster=CLUSTER, job_id=10, uid=1000, admin_comment=comment)
+    seen = ShownJob(cluster=CLUSTER, job_id=10, uid=1000, admin_comment=comment)
     with site.store.transaction():
         (found,) = site.upkeep.confirm([seen], now_us())
     assert found is not None
     assert found.id == hold.id
-    assert token.genuine(comment, SECRET, CLUSTER, 1000) is not None
+    assert token.find_genuine_token(comment, SECRET, CLUSTER, 1000) is not None
 
 
 def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> N
         gate.start()
         assert not os.path.exists(settings.gate.socket)
         gate.tell(account("chem", 100))
-        seen = Seen(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
         assert gate.link.confirm([seen]) == [None], "Slurm was not asked here: it is covered anew"
-        claim = Claim(cluster=CLUSTER, job_id=1, description=job(9))
+        claim = CoverRequest(cluster=CLUSTER, job_id=1, description=job(9))
         covered = gate.link.cover(claim)
         assert covered.hold is not None
         assert gate.link.facts(last)[0].seq > last

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us
-from steward.bank.gate.requests import Allowance, Claim, Said, Seen, Submit
-from steward.bank.records import Description
-from steward.core.access import Standing
+from steward.bank.gate.requests import Allowance, CoverRequest, PluginReply, PluginRequest, ShownJob
+from steward.bank.records import JobRequest
+from steward.core.access import ClusterRoles
 
 OWNER, COORDINATOR, OPERATOR, STRANGER, SLURM = 1000, 1001, 1002, 1003, 64030
 NAMES = {OWNER: "alice", COORDINATOR: "bob", OPERATOR: "op", STRANGER: "mallory", SLURM: "slurm"}
 RUN = 2
 """How often the job was requeued before the run that changes are granted for."""
-RELEASE = Description(uid=-1, job_id=5, released=True)
+RELEASE = JobRequest(uid=-1, job_id=5, released=True)
 DENIED = "Steward: permission denied: this job is not yours to change"
 
 
@@ -22,22 +22,22 @@ def site(tmp_path: Path) -> GateCore:
     """Ten SU, a job of 10 that its owner holds, and who may what."""
     site = GateCore(tmp_path, account("chem", 10))
     site.ground.slurm_uids = frozenset({0, SLURM})
-    standing = Standing(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})
+    standing = ClusterRoles(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})
     site.ground.put_standing(CLUSTER, standing)
     queued(site, job(9, held=True))
     return site
 
 
-def queued(site: GateCore, what: Description, number: int = 5) -> None:
+def queued(site: GateCore, what: JobRequest, number: int = 5) -> None:
     said = site.submit(what)
     assert said.ok, said.say
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=number, uid=OWNER, admin_comment=said.admin_comment)
+        seen = ShownJob(cluster=CLUSTER, job_id=number, uid=OWNER, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
 
 
-def changed(site: GateCore, what: Description, by: int, *, grant: bool = False) -> Said:
-    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=str(what.job_id), by=by)
+def changed(site: GateCore, what: JobRequest, by: int, *, grant: bool = False) -> PluginReply:
+    ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what, jobs=str(what.job_id), by=by)
     with site.store.transaction():
         if grant:
             return site.keeper.grant(ask, NAMES[by], RUN, now_us())
@@ -49,12 +49,12 @@ def changed(site: GateCore, what: Description, by: int, *, grant: bool = False) 
     "change",
     [
         RELEASE,
-        Description(uid=-1, job_id=5, time_limit_min=3000),
-        Description(uid=-1, job_id=5, released=True, num_tasks=8, min_cpus=8),
-        Description(uid=-1, job_id=5, released=True, account="phys"),
+        JobRequest(uid=-1, job_id=5, time_limit_min=3000),
+        JobRequest(uid=-1, job_id=5, released=True, num_tasks=8, min_cpus=8),
+        JobRequest(uid=-1, job_id=5, released=True, account="phys"),
     ],
 )
-def test_a_change_is_priced_whoever_sends_it(site: GateCore, by: int, change: Description) -> None:
+def test_a_change_is_priced_whoever_sends_it(site: GateCore, by: int, change: JobRequest) -> None:
     site.tell(account("chem", 9), account("phys", 9, number=2))
     said = changed(site, change, by)
     assert not said.ok
@@ -74,7 +74,7 @@ def test_a_change_that_can_be_paid_is_held_for_once(site: GateCore, by: int) -> 
 def test_a_stranger_learns_and_changes_nothing(site: GateCore, means: int) -> None:
     site.tell(account("chem", means))
     before = site.store.changes
-    for change in (RELEASE, Description(uid=-1, job_id=5, time_limit_min=1)):
+    for change in (RELEASE, JobRequest(uid=-1, job_id=5, time_limit_min=1)):
         said = changed(site, change, STRANGER)
         assert (said.ok, said.say) == (False, DENIED)
     assert site.store.changes == before
@@ -92,11 +92,11 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     assert changed(site, RELEASE, 0).ok
     assert site.free() == -1, "further jobs are refused"
     assert "passed for root" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
-    claim = Claim(cluster=CLUSTER, job_id=5, description=job(9))
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
         assert site.upkeep.cover(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
     assert site.free() == -1
-    longer = Description(uid=-1, job_id=5, time_limit_min=3000)
+    longer = JobRequest(uid=-1, job_id=5, time_limit_min=3000)
     assert not changed(site, longer, OWNER).ok, "what root let pass is no leave for its owner"
 
 
@@ -111,7 +111,7 @@ def test_an_operator_allows_one_job_until_a_time(site: GateCore) -> None:
     assert "allowed by op" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
     with site.store.transaction():
         site.upkeep.tick(until_us)
-    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=3000), OWNER).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=3000), OWNER).ok
     assert list(site.store.allowances()) == []
 
 
@@ -120,10 +120,10 @@ def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) ->
     queued(site, job(9))
     site.tell(account("chem", 0, closed=True))
     for by in (OWNER, COORDINATOR, SLURM):
-        site.ground.put_standing(CLUSTER, Standing(coordinators={"chem": frozenset({"bob"})}))
+        site.ground.put_standing(CLUSTER, ClusterRoles(coordinators={"chem": frozenset({"bob"})}))
         site.ground.slurm_uids = frozenset({0, SLURM})
-        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=5), by).ok
-    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=50), OWNER).ok
+        assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=5), by).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=50), OWNER).ok
 
 
 def test_a_grant_is_consumed_once_by_slurmuser(site: GateCore) -> None:
@@ -137,7 +137,7 @@ def test_a_grant_is_consumed_once_by_slurmuser(site: GateCore) -> None:
 def test_a_grant_is_for_its_change_alone(site: GateCore) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     site.tell(account("chem", 5))
-    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=3000), SLURM).ok
+    assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=3000), SLURM).ok
     assert not changed(site, RELEASE, COORDINATOR).ok, "it is Steward that sends it"
 
 
@@ -156,7 +156,7 @@ def test_a_grant_is_for_its_run_alone(site: GateCore, restarts: int) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     assert site.free() == 0
     with site.store.transaction():
-        seen = Seen(cluster=CLUSTER, job_id=5, uid=OWNER, restarts=restarts)
+        seen = ShownJob(cluster=CLUSTER, job_id=5, uid=OWNER, restarts=restarts)
         site.upkeep.confirm([seen], now_us())
     is_over = restarts > RUN
     assert site.free() == (10 if is_over else 0), "an earlier poll may be told late"
@@ -178,16 +178,16 @@ def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: GateCore, by:
     assert not site.submit(job(90)).ok
     site.tell(account("chem", 100))
     assert site.submit(job(20)).ok
-    said = changed(site, Description(uid=-1, job_id=6, time_limit_min=3000), by)
+    said = changed(site, JobRequest(uid=-1, job_id=6, time_limit_min=3000), by)
     assert "is not seen yet by the bank" in said.say
-    assert changed(site, Description(uid=-1, job_id=6, time_limit_min=3000), STRANGER).ok
+    assert changed(site, JobRequest(uid=-1, job_id=6, time_limit_min=3000), STRANGER).ok
 
 
 def test_a_queued_job_that_cannot_be_paid_is_not_released_by_anybody(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 5))
     site.ground.slurm_uids = frozenset({0, SLURM})
-    site.ground.put_standing(CLUSTER, Standing(admins=frozenset({"op"})))
-    claim = Claim(cluster=CLUSTER, job_id=5, description=job(9))
+    site.ground.put_standing(CLUSTER, ClusterRoles(admins=frozenset({"op"})))
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
         assert not site.upkeep.cover(claim, "alice", now_us()).is_paid
     assert site.free() == 5

@@ -22,12 +22,12 @@ from harness.gate import (
     settings_of,
 )
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.client import GateLink, connect
-from steward.bank.gate.requests import VERSION, Claim, Seen, Submit
+from steward.bank.gate.client import GateClient, connect_unix_socket
+from steward.bank.gate.requests import VERSION, CoverRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import Books, Description, Settlement
+from steward.bank.records import GateBooks, JobRequest, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings
-from steward.core.access import Standing, Standings
+from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.events import utc_now
 
 
@@ -42,7 +42,7 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         assert not refused["ok"]
         assert "100.00 SU, but account chem has 50.00 SU free" in refused["say"]
         assert "--time=49" in refused["say"]
-        shown = Seen(
+        shown = ShownJob(
             cluster=CLUSTER, job_id=7, uid=1000, admin_comment=said["admin_comment"], started=True
         )
         forged = msgspec.structs.replace(shown, uid=1001)
@@ -57,7 +57,7 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         assert not larger["ok"]
         assert "more (121.00 SU in all)" in larger["say"]
         settlement = Settlement(seq=1, hold=hold.id, charge="k", amount=20 * MICRO, final=True)
-        books = Books(seq=2, accounts=(account("chem", 80),), after=1)
+        books = GateBooks(seq=2, accounts=(account("chem", 80),), after=1)
         assert link.settle([settlement], books) == 1
         assert link.settle([settlement], books) == 1
         assert link.means("chem", "alice").available == 80 * MICRO
@@ -86,7 +86,7 @@ def test_when_plugins_asked_last_outlives_the_gate(tmp_path: Path) -> None:
 def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     with pytest.raises(GateUnavailable, match="steward serve"):
-        GateLink(settings.state_dir).state()
+        GateClient(settings.state_dir).state()
     with running(settings) as gate:
         link = gate.link
         gate.tell(account("chem", 100))
@@ -98,10 +98,10 @@ def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BankUsage):
             link.means("phys")
         assert link.release(held.id, "done") == 60 * MICRO
-        claim = Claim(cluster=CLUSTER, job_id=9, description=job(9), started=True)
+        claim = CoverRequest(cluster=CLUSTER, job_id=9, description=job(9), started=True)
         assert link.cover(claim) == link.cover(claim)
         assert not link.cover(msgspec.structs.replace(claim, description=job(900))).is_paid
-        assert link.books(Books(seq=9, accounts=(account("chem", 1),), after=5)) == 1
+        assert link.books(GateBooks(seq=9, accounts=(account("chem", 1),), after=5)) == 1
         assert link.means("chem").balance == 100 * MICRO, "news with a gap before are passed over"
         assert link.looked(CLUSTER, utc_now()) == 0
 
@@ -113,7 +113,7 @@ def test_hostile_and_slow_peers_hold_nobody_up(tmp_path: Path) -> None:
         def peer(said: bytes) -> socket.socket:
             one = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             one.settimeout(PATIENCE_S)
-            connect(one, gate.settings.gate.socket)
+            connect_unix_socket(one, gate.settings.gate.socket)
             one.sendall(said)
             return one
 
@@ -150,7 +150,7 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
     )
     with running(settings) as gate:
         assert not os.path.exists(settings.gate.socket), "closed until the holds are known"
-        gate.link.books(Books(seq=1, accounts=(account("chem", 1),), whole=True))
+        gate.link.books(GateBooks(seq=1, accounts=(account("chem", 1),), whole=True))
         gate.wait(lambda: os.path.exists(settings.gate.socket))
         denied = gate.ask(job(1))
         assert not denied["ok"]
@@ -228,12 +228,12 @@ def test_an_operator_is_known_as_soon_as_slurm_has_named_one(tmp_path: Path) -> 
     with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
         comment = gate.ask(job(49, held=True))["admin_comment"]
-        gate.link.confirm([Seen(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)])
-        change = Description(uid=-1, job_id=7, released=True)
-        ask = Submit(v=VERSION, op="modify", cluster=CLUSTER, job=change, jobs="7", by=1002)
+        gate.link.confirm([ShownJob(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)])
+        change = JobRequest(uid=-1, job_id=7, released=True)
+        ask = PluginRequest(v=VERSION, op="modify", cluster=CLUSTER, job=change, jobs="7", by=1002)
         assert "denied" in gate.link.grant(ask, "op", 0).say
-        standings = Standings(gate.settings.state_dir)
-        standings.put(CLUSTER, Standing(admins=frozenset({"op"})))
+        standings = ClusterRolesFiles(gate.settings.state_dir)
+        standings.put(CLUSTER, ClusterRoles(admins=frozenset({"op"})))
         gate.wait(lambda: gate.link.grant(ask, "op", 0).ok)
-        standings.put(CLUSTER, Standing())
+        standings.put(CLUSTER, ClusterRoles())
         gate.wait(lambda: not gate.link.grant(ask, "op", 0).ok)

@@ -23,18 +23,18 @@ from harness.gate import (
 )
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
-from steward.bank.gate.calls import Calls
-from steward.bank.gate.client import connect
-from steward.bank.gate.plugin_answers import Answering, Names, Right
-from steward.bank.gate.requests import Asked as Question
-from steward.bank.gate.requests import Call, Claim, Result, Said, Submit
-from steward.bank.gate.store import Store
+from steward.bank.gate.calls import GateOperations
+from steward.bank.gate.client import connect_unix_socket
+from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer, UserNameCache
+from steward.bank.gate.requests import CoverRequest, GateCall, GateReply, PluginReply, PluginRequest
+from steward.bank.gate.requests import PriceRequest as Question
+from steward.bank.gate.store import GateStore
 from steward.bank.money import MICRO
-from steward.bank.records import Description, Quote, UserBooks
+from steward.bank.records import JobRequest, Quote, UserBooks
 from steward.bank.settings import BankPartitionSettings
 from steward.core.sqlite import SqliteError
 from steward.slurm.errors import SlurmError
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
 
@@ -44,7 +44,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate that fails for jobs with a reservation, as no estimate should."""
     quote = Estimator.quote
 
-    def failing(self: Estimator, job: Description, *args: Any, **options: Any) -> Quote:
+    def failing(self: Estimator, job: JobRequest, *args: Any, **options: Any) -> Quote:
         if job.reservation == "slurm":
             raise SlurmError("'x' is no node list", (), "x")
         if job.reservation == "python":
@@ -59,25 +59,25 @@ class Asked:
 
     def __init__(self, tmp_path: Path, site: GateCore) -> None:
         self.site = site
-        self.right = Right(site.settings)
+        self.right = DecisionRight(site.settings)
         self.clock = 1000.0
-        names = Names(wait_s=30.0, clock=lambda: self.clock)
-        self.answering = Answering(site.keeper, self.right, names=names)
+        names = UserNameCache(wait_s=30.0, clock=lambda: self.clock)
+        self.answering = PluginAnswerer(site.keeper, self.right, names=names)
         self.right.heard()
         self.right.is_ready = True
 
-    def call(self, op: str, body: Any) -> Result:
+    def call(self, op: str, body: Any) -> GateReply:
         """What one of Steward's own processes is answered."""
         site = self.site
-        calls = Calls(
+        calls = GateOperations(
             *(site.settings.state_dir, site.keeper, site.upkeep),
             *(self.answering, self.right, lambda: None),
         )
-        call = Call(v=1, op=op, body=msgspec.Raw(msgspec.json.encode(body)))
-        return msgspec.json.decode(calls.answer(msgspec.json.encode(call)), type=Result)
+        call = GateCall(v=1, op=op, body=msgspec.Raw(msgspec.json.encode(body)))
+        return msgspec.json.decode(calls.answer(msgspec.json.encode(call)), type=GateReply)
 
-    def __call__(self, what: Description, op: Any = "submit", by: int = 1000) -> Said:
-        ask = Submit(v=1, op=op, cluster=CLUSTER, job=what, by=by)
+    def __call__(self, what: JobRequest, op: Any = "submit", by: int = 1000) -> PluginReply:
+        ask = PluginRequest(v=1, op=op, cluster=CLUSTER, job=what, by=by)
         with self.site.store.transaction():
             return self.answering.answer(ask, now_us())
 
@@ -100,7 +100,7 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
         assert (said.ok, said.admin_comment) == (False, "")
         assert "cannot tell what this job may cost" in said.say
         assert ask(job(1)).admin_comment
-    claim = Claim(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
     asked = Question(cluster=CLUSTER, description=job(4, reservation=what))
     for op, body in (("cover", claim), ("quote", asked), ("would", asked)):
         told = ask.call(op, body)
@@ -120,7 +120,7 @@ def test_whatever_fails_in_a_decision_refuses_one_job(
     known = site.ground.account_of
     failing = [1]
 
-    def account_of(cluster: str, what: Description, user: str) -> str:
+    def account_of(cluster: str, what: JobRequest, user: str) -> str:
         if what.reservation and failing:
             failing.pop()
             raise ValueError("nobody has thought of this")
@@ -140,14 +140,14 @@ def test_whatever_fails_in_a_decision_refuses_one_job(
 def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert = Store.insert
+    insert = GateStore.insert
 
-    def failing(self: Store, hold: Any, quote: Any, what: Description | None) -> None:
+    def failing(self: GateStore, hold: Any, quote: Any, what: JobRequest | None) -> None:
         if what is not None and what.reservation:
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
         insert(self, hold, quote, what)
 
-    monkeypatch.setattr(Store, "insert", failing)
+    monkeypatch.setattr(GateStore, "insert", failing)
     jobs = [job(9), job(9), job(1, reservation="x"), job(4)]
     with running_here(settings_of(tmp_path)) as gate, ExitStack() as sockets:
         gate.tell(account("chem", 15))
@@ -155,8 +155,8 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
             asked = [sockets.enter_context(socket.socket(socket.AF_UNIX)) for _ in jobs]
             for connection, one in zip(asked, jobs, strict=True):
                 connection.settimeout(PATIENCE_S)
-                connect(connection, gate.settings.gate.socket)
-                ask = Submit(v=1, op="submit", cluster=CLUSTER, job=one)
+                connect_unix_socket(connection, gate.settings.gate.socket)
+                ask = PluginRequest(v=1, op="submit", cluster=CLUSTER, job=one)
                 connection.sendall(msgspec.json.encode(ask) + b"\n")
         said = [msgspec.json.decode(connection.recv(65536)) for connection in asked]
         assert [one["ok"] for one in said] == [True, False, False, True]
@@ -174,7 +174,7 @@ def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
     def failing(*_: Any) -> str:
         raise ValueError("nobody has thought of this")
 
-    monkeypatch.setattr("steward.bank.gate.token.make", failing)
+    monkeypatch.setattr("steward.bank.gate.token.make_token", failing)
     with pytest.raises(SqliteError, match="half way"):
         ask(job(9))
     site.keeper.load()
@@ -213,7 +213,7 @@ def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) 
     assert not ask(job(1, partition="cheap")).ok
     ask.right.is_ready = True
     with site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
+        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
         assert site.upkeep.cover(claim, "alice", now_us()).hold
     ask.right.is_ready = False
     assert not ask(longer, "modify").ok, "it is in a partition whose policy says so"
@@ -234,7 +234,7 @@ def test_whose_name_is_not_known_is_refused_where_users_have_limits(tmp_path: Pa
     assert "the name of user 4242 cannot be looked up now" in said.say
     assert site.submit(msgspec.structs.replace(nameless, account="phys")).ok, "it has no limits"
     assert site.submit(msgspec.structs.replace(nameless, uid=0)).ok, "root needs no name"
-    claim = Claim(cluster=CLUSTER, job_id=5, description=nameless)
+    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=nameless)
     with site.store.transaction():
         assert not site.upkeep.cover(claim, "", now_us()).is_paid
         assert site.upkeep.cover(claim, "bob", now_us()).is_paid
@@ -245,8 +245,8 @@ def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
 ) -> None:
     clock = [1000.0]
     answers = ["", "ada", ""]
-    monkeypatch.setattr(People, "user", lambda *_: answers.pop(0))
-    names = Names(wait_s=30.0, clock=lambda: clock[0])
+    monkeypatch.setattr(NameResolver, "user", lambda *_: answers.pop(0))
+    names = UserNameCache(wait_s=30.0, clock=lambda: clock[0])
     assert names.user(5) == ""
     assert names.user(5) == ""
     clock[0] += 6
@@ -263,12 +263,14 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
     site = GateCore(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
     ask = Asked(tmp_path, site)
     with site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys"))
+        claim = CoverRequest(
+            cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys")
+        )
         assert site.upkeep.cover(claim, "", now_us()).hold
     moved = job(9, uid=-1, job_id=5, account="chem")
-    monkeypatch.setattr(People, "user", lambda *_: "")
+    monkeypatch.setattr(NameResolver, "user", lambda *_: "")
     assert "cannot be looked up" in ask(moved, "modify", by=4242).say
-    monkeypatch.setattr(People, "user", lambda *_: "eve")
+    monkeypatch.setattr(NameResolver, "user", lambda *_: "eve")
     ask.clock += 6
     assert ask(moved, "modify", by=4242).ok
     longer = job(29, uid=-1, job_id=5, account="chem")

@@ -27,25 +27,25 @@ accounts = st.text(min_size=0, max_size=40)
 def test_it_is_found_within_other_text(
     account: str, amount: int, expires: int, cluster: str, uid: int, before: str, after: str
 ) -> None:
-    made = token.make(SECRET, token.new_id(), amount, expires, account, cluster, uid)
-    found = token.genuine(f"{before} {made} {after}", SECRET, cluster, uid)
+    made = token.make_token(SECRET, token.make_hold_id(), amount, expires, account, cluster, uid)
+    found = token.find_genuine_token(f"{before} {made} {after}", SECRET, cluster, uid)
     assert found is not None
     assert (found.account, found.amount, found.expires_s) == (account, amount, expires)
-    assert token.without(made) == ""
-    assert token.genuine(made, SECRET, cluster, uid + 1) is None
-    assert token.genuine(made, SECRET, cluster + "x", uid) is None
-    assert token.genuine(made, bytes(32), cluster, uid) is None
+    assert token.remove_tokens(made) == ""
+    assert token.find_genuine_token(made, SECRET, cluster, uid + 1) is None
+    assert token.find_genuine_token(made, SECRET, cluster + "x", uid) is None
+    assert token.find_genuine_token(made, bytes(32), cluster, uid) is None
 
 
 def test_tokens_of_jobs_in_the_queue_stay_genuine() -> None:
-    made = token.make(SECRET, "a" * 16, 123_456, 1_800_000_000, "chem", "c", 1000)
+    made = token.make_token(SECRET, "a" * 16, 123_456, 1_800_000_000, "chem", "c", 1000)
     assert made == (
         "steward=1.aaaaaaaaaaaaaaaa.123456.1800000000.mnugk3i.uj5seegnjdipoh6y2eobglxldm"
     )
 
 
 def test_an_id_is_of_all_letters_and_no_other_has_it() -> None:
-    made = {token.new_id() for _ in range(2000)}
+    made = {token.make_hold_id() for _ in range(2000)}
     assert len(made) == 2000
     assert {len(one) for one in made} == {16}
     # That one of 32 is missing from 32,000 happens to nobody.
@@ -54,17 +54,17 @@ def test_an_id_is_of_all_letters_and_no_other_has_it() -> None:
 
 @given(st.text(max_size=400))
 def test_any_text_can_be_searched(text: str) -> None:
-    assert token.genuine(text, SECRET, "c", 1) is None
-    assert token.genuine(f"steward=1.{text}", SECRET, "c", 1) is None
+    assert token.find_genuine_token(text, SECRET, "c", 1) is None
+    assert token.find_genuine_token(f"steward=1.{text}", SECRET, "c", 1) is None
 
 
 @given(st.integers(0, 200), st.characters(codec="ascii"))
 def test_no_changed_token_is_genuine(where: int, put: str) -> None:
-    made = token.make(SECRET, "a" * 16, 123_456, 1_800_000_000, "chem", "c", 1000)
+    made = token.make_token(SECRET, "a" * 16, 123_456, 1_800_000_000, "chem", "c", 1000)
     where %= len(made)
     changed = made[:where] + put + made[where + 1 :]
     if changed != made:
-        found = token.genuine(changed, SECRET, "c", 1000)
+        found = token.find_genuine_token(changed, SECRET, "c", 1000)
         assert found is None
 
 

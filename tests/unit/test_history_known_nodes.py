@@ -10,13 +10,13 @@ import pytest
 
 from harness import history
 from harness.site import ADA, Site
-from steward.admin.credentials.requests import MeAnswer
+from steward.admin.credentials.requests import CallerAnswer
 from steward.core.access import Asker
-from steward.core.errors import Refused
-from steward.reports.history.requests import NodesAnswer, NodesRequest
-from steward.web.authentication import Visit
-from steward.web.daemon_client import Desk
-from steward.web.node_map import KnownNodes
+from steward.core.errors import PermissionRefused
+from steward.reports.history.requests import NodesReply, NodesRequest
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.daemon_client import DaemonClient
+from steward.web.node_map import NodeCache
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ class Straight:
         self.asker = asker
         self.nodes = 0
 
-    async def ask(self, name: str, request: NodesRequest, *_: Any, **__: Any) -> NodesAnswer:
-        answer: NodesAnswer = self.site.ask(name, self.asker, **msgspec.structs.asdict(request))
+    async def ask(self, name: str, request: NodesRequest, *_: Any, **__: Any) -> NodesReply:
+        answer: NodesReply = self.site.ask(name, self.asker, **msgspec.structs.asdict(request))
         self.nodes += len(answer.nodes)
         return answer
 
 
-def states(known: KnownNodes, desk: Straight) -> dict[str, str]:
-    me = MeAnswer(
+def states(known: NodeCache, desk: Straight) -> dict[str, str]:
+    me = CallerAnswer(
         uid=desk.asker.uid,
         user=desk.asker.user,
         how="session",
@@ -50,7 +50,7 @@ def states(known: KnownNodes, desk: Straight) -> dict[str, str]:
         sensor=True,
         rules=False,
     )
-    visit = Visit(how="cookie", secret="", me=me, desk=cast("Desk", desk))
+    visit = AuthenticatedRequest(how="cookie", secret="", me=me, desk=cast("DaemonClient", desk))
     return {one.node: one.state for one in asyncio.run(known.of(visit, "c1")).nodes}
 
 
@@ -76,7 +76,7 @@ def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:
 
 def test_pages_show_the_nodes_as_they_are_and_are_told_them_once(site: Site) -> None:
     site.feed(history.node(0, "n1", "IDLE"), history.node(0, "n2", "IDLE"))
-    known, desk = KnownNodes(), Straight(site, ADA)
+    known, desk = NodeCache(), Straight(site, ADA)
     for _ in range(3):
         assert states(known, desk) == {"n1": "IDLE", "n2": "IDLE"}
     assert desk.nodes == 2
@@ -89,8 +89,8 @@ def test_pages_show_the_nodes_as_they_are_and_are_told_them_once(site: Site) -> 
 def test_what_others_were_told_is_not_shown_to_whom_it_is_refused(tmp_path: Path) -> None:
     site = history.make_site(tmp_path, private=frozenset({"nodes"}))
     site.feed(history.node(0, "n1", "IDLE"))
-    known = KnownNodes()
+    known = NodeCache()
     assert states(known, Straight(site, Asker(uid=0, user="root"))) == {"n1": "IDLE"}
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         states(known, Straight(site, ADA))
     site.close()

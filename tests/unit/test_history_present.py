@@ -10,11 +10,17 @@ import pytest
 from harness import history
 from harness.events import NOON, at
 from harness.site import ADA, ROOT, Site
-from steward.core.errors import Refused, UsageError
-from steward.core.events import PARTITION_STATE, NodesNow, PartitionState, encode, nodes_now_path
+from steward.core.errors import PermissionRefused, UsageError
+from steward.core.events import (
+    PARTITION_STATE,
+    NodeStatesFile,
+    PartitionState,
+    encode_event,
+    node_states_path,
+)
 from steward.core.files import write_status
 from steward.core.sqlite import open_database, transaction
-from steward.reports.history.consumer import database_path
+from steward.reports.history.consumer import get_history_path
 from steward.reports.history.spans import MIGRATIONS
 
 
@@ -57,9 +63,9 @@ def test_nodes_in_use_are_shown_as_they_are_at_the_last_poll(site: Site) -> None
     )
 
     def poll(silent_since: datetime | None = None, **states: tuple[str, ...]) -> None:
-        path = nodes_now_path(site.settings.state_dir, "c1")
+        path = node_states_path(site.settings.state_dir, "c1")
         named = {key.replace("_", "+"): names for key, names in states.items()}
-        write_status(path, NodesNow(states=named, silent_since=silent_since))
+        write_status(path, NodeStatesFile(states=named, silent_since=silent_since))
 
     def states(**request: Any) -> dict[str, str]:
         answer = site.ask("history.nodes", ADA, cluster="c1", **request)
@@ -101,13 +107,13 @@ def test_private_data_hides_what_is_there(tmp_path: Path) -> None:
     )
     assert site.ask("history.partitions", ADA).partitions == ()
     assert site.ask("history.reservations", ADA).reservations == ()
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("history.node", ADA, node="n1")
     assert site.ask("history.partitions", ROOT).partitions
     assert site.ask("history.reservations", ROOT).reservations
     assert site.ask("history.node", ROOT, node="n1", cluster="c1").spans
     assert site.ask("history.node_counts", ADA).counts == ()
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("history.node_counts", ADA, cluster="c1")
     assert site.ask("history.node_counts", ROOT).counts
     site.close()
@@ -164,7 +170,7 @@ def test_a_history_from_before_knows_what_is_there(tmp_path: Path) -> None:
     # Nothing tells again of what has not changed since.
     state = tmp_path / "state"
     state.mkdir()
-    path = database_path(str(state))
+    path = get_history_path(str(state))
     old = open_database(path, MIGRATIONS[:1])
 
     with transaction(old):
@@ -173,7 +179,7 @@ def test_a_history_from_before_knows_what_is_there(tmp_path: Path) -> None:
             old.execute(
                 "INSERT INTO event (at_us, kind, cluster, subject, failed, key, data) "
                 "VALUES (?, ?, ?, ?, 0, ?, ?)",
-                (number, event.kind, "c1", "p", event.key, encode(event)),
+                (number, event.kind, "c1", "p", event.key, encode_event(event)),
             )
     old.close()
     site = history.make_site(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from harness import history
 from harness.events import NOON, at
 from harness.site import ADA, BELA, COORDINATOR, ROOT, Site
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
@@ -143,7 +143,7 @@ def test_who_may_see_which_events(tmp_path: Path) -> None:
     assert kinds(ADA) == [CONTROLLER_STATE]
     assert kinds(COORDINATOR) == [BANK_THRESHOLD, CONTROLLER_STATE]
     assert site.ask("history.nodes", ADA).nodes == ()
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("history.nodes", ADA, cluster="c1")
     assert NODE_STATE in kinds(ROOT)
     site.close()

@@ -12,12 +12,12 @@ from steward.core.events import Event
 from steward.reports.history.spans import (
     OPEN_US,
     NodeSpan,
-    active_span,
-    cut,
-    ended_us,
-    is_down,
-    is_put_away,
-    next_span,
+    clip_spans,
+    get_reservation_end_us,
+    is_node_down,
+    is_planned_down,
+    make_next_node_span,
+    make_reservation_span,
 )
 
 STATES = ["IDLE", "DOWN", "IDLE+DRAIN", "ALLOCATED", "REMOVED"]
@@ -33,7 +33,7 @@ def spans_of(told: list[tuple[int, str, str]]) -> tuple[list[NodeSpan], list[Eve
     old = ""
     for when, state, reason in told:
         event = history.node(when, "n1", state, old_state=old, reason=reason)
-        span = next_span(spans[-1] if spans else None, event)
+        span = make_next_node_span(spans[-1] if spans else None, event)
         if spans:
             spans[-1] = msgspec.structs.replace(spans[-1], until_us=span.from_us)
         spans.append(span)
@@ -66,7 +66,7 @@ def test_what_is_cut_fills_the_time_since_the_first_event(
     told: list[tuple[int, str, str]], since: int, length: int
 ) -> None:
     spans, _ = spans_of(told)
-    pieces = list(cut(spans, us(since), us(since + length)))
+    pieces = list(clip_spans(spans, us(since), us(since + length)))
     expected = max(0, us(since + length) - max(us(since), spans[0].from_us))
     assert sum(end - begin for _, begin, end in pieces) == expected
     assert all(us(since) <= begin < end <= us(since + length) for _, begin, end in pieces)
@@ -82,34 +82,44 @@ def test_a_new_reason_keeps_since_when_the_state_is() -> None:
 
 
 def test_what_the_sensor_saw_first_may_be_old() -> None:
-    first = next_span(None, history.node(5, "n1", "DOWN", source="start"))
+    first = make_next_node_span(None, history.node(5, "n1", "DOWN", source="start"))
     assert not first.is_known
     # A former version's events may have begun before this history.
-    assert next_span(None, history.node(5, "n1", "DOWN", old_state="IDLE")).is_known
-    assert not next_span(None, history.node(5, "n1", "DOWN", old_state="DOWN", reason="x")).is_known
+    assert make_next_node_span(None, history.node(5, "n1", "DOWN", old_state="IDLE")).is_known
+    assert not make_next_node_span(
+        None, history.node(5, "n1", "DOWN", old_state="DOWN", reason="x")
+    ).is_known
 
 
 def test_capacity_that_is_not_told_is_what_it_was() -> None:
-    first = next_span(None, history.node(0, "n1", "IDLE", cpus=8, gpus=2))
-    then = next_span(first, history.node(1, "n1", "DOWN", old_state="IDLE", cpus=0, memory_bytes=0))
+    first = make_next_node_span(None, history.node(0, "n1", "IDLE", cpus=8, gpus=2))
+    then = make_next_node_span(
+        first, history.node(1, "n1", "DOWN", old_state="IDLE", cpus=0, memory_bytes=0)
+    )
     assert (then.cpus, then.gpus, then.memory_bytes) == (8, 2, first.memory_bytes)
 
 
 def test_a_reservation_is_active_from_its_start_to_its_end() -> None:
     begun = history.reservation(103, "r", "ACTIVE", start=at(100), end=at(200), nodes="n[1-2]")
-    span = active_span(begun)
+    span = make_reservation_span(begun)
     assert span is not None
     assert span.from_us == us(100)
-    assert ended_us(span, history.reservation(204, "r", "REMOVED", end=at(200))) == us(200)
+    assert get_reservation_end_us(
+        span, history.reservation(204, "r", "REMOVED", end=at(200))
+    ) == us(200)
     # Taken away before its end, and a daily one whose times are tomorrow's by now.
-    assert ended_us(span, history.reservation(150, "r", "REMOVED", end=at(200))) == us(150)
-    assert ended_us(span, history.reservation(204, "r", "INACTIVE", end=at(86_600))) == us(204)
-    assert active_span(history.reservation(0, "r", "INACTIVE", start=at(100))) is None
+    assert get_reservation_end_us(
+        span, history.reservation(150, "r", "REMOVED", end=at(200))
+    ) == us(150)
+    assert get_reservation_end_us(
+        span, history.reservation(204, "r", "INACTIVE", end=at(86_600))
+    ) == us(204)
+    assert make_reservation_span(history.reservation(0, "r", "INACTIVE", start=at(100))) is None
 
 
 def test_what_slurmdbd_counts_as_down() -> None:
     down = ["DOWN", "DOWN+NOT_RESPONDING", "IDLE+DRAIN", "ERROR", "DOWN+POWERED_DOWN", "IDLE+FAIL"]
     up = ["IDLE", "MIXED", "ALLOCATED+DRAIN", "IDLE+COMPLETING+DRAIN", "MIXED+DRAIN", "IDLE+CLOUD"]
-    assert [state for state in down + up if is_down(state)] == down
-    assert is_put_away("IDLE+CLOUD+POWERED_DOWN")
-    assert not is_put_away("DOWN")
+    assert [state for state in down + up if is_node_down(state)] == down
+    assert is_planned_down("IDLE+CLOUD+POWERED_DOWN")
+    assert not is_planned_down("DOWN")

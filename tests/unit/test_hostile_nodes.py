@@ -13,9 +13,9 @@ from harness.jobs import Books, record
 from harness.nodes import line
 from harness.nodes import task as task_line
 from harness.steps import done, ended, exited, launched, lines_of, running, task
-from steward.capture.nodes.aggregation import flaw_of, fold
+from steward.capture.nodes.aggregation import aggregate_lines, find_flaw
 from steward.core.events import STEP_USAGE
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.timestamps import moment
 from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.jobs import Jobs
@@ -28,7 +28,7 @@ def books(tmp_path: Path) -> Books:
     return Books(tmp_path)
 
 
-def lines(books: Books) -> dict[str, Line]:
+def lines(books: Books) -> dict[str, UsageLine]:
     return {line.step: line for line in lines_of(books)}
 
 
@@ -45,17 +45,17 @@ def lines(books: Books) -> dict[str, Line]:
     ],
 )
 def test_what_no_machine_can_do_is_a_gap(more: dict[str, int]) -> None:
-    found = fold("c1", "n1", task_line(1, **more) + task_line(2), moment(NOON_US)).events
+    found = aggregate_lines("c1", "n1", task_line(1, **more) + task_line(2), moment(NOON_US)).events
     assert [event.kind for event in found] == ["task.exit", "node.gap"]
     assert (found[1].body.why, found[1].body.lines) == ("garbled", 1)
 
 
 def test_what_another_receiver_let_through_is_refused() -> None:
-    (event,) = fold("c1", "n1", line("end", cut=1, csy=1), moment(NOON_US)).events
-    assert flaw_of(event) == ""
+    (event,) = aggregate_lines("c1", "n1", line("end", cut=1, csy=1), moment(NOON_US)).events
+    assert find_flaw(event) == ""
     for forged in ({"cgroup_user_us": HUGE}, {"peak_bytes": HUGE}, {"lost": 2**40}):
         body = msgspec.structs.replace(event.body, **forged)
-        assert "no node can tell" in flaw_of(msgspec.structs.replace(event, body=body))
+        assert "no node can tell" in find_flaw(msgspec.structs.replace(event, body=body))
 
 
 def test_numbers_that_are_stored_already_do_not_take_a_job_its_line(books: Books) -> None:
@@ -99,7 +99,7 @@ class Log:
         self._consumer = self._site.open_log()
         self._told = 0
 
-    def lines(self, books: Books) -> dict[str, Line]:
+    def lines(self, books: Books) -> dict[str, UsageLine]:
         """The lines of what was said until now."""
         self._site.append(books.said[self._told :])
         self._told = len(books.said)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import steward
-from steward.core.extensions import load_offer, offers_of
+from steward.core.extensions import list_offers, load_offer
 
 ROOT = Path(steward.__file__).parent
 
@@ -175,7 +175,7 @@ def test_what_extensions_offer_can_be_loaded() -> None:
         *("steward.settings_check", "steward.sink"),
     )
     for group in groups:
-        offers = offers_of(group)
+        offers = list_offers(group)
         assert offers, group
         for name in offers:
             assert load_offer(group, name) is not None

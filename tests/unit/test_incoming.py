@@ -6,23 +6,23 @@ import pytest
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import Kept
-from steward.core.files import network_kind
+from steward.core.events import IncomingFile
+from steward.core.files import find_network_type
 from steward.core.incoming import (
     MARKER,
-    Store,
+    IncomingStore,
     StoreError,
     StoreUnavailable,
-    kept_filename,
-    parse_kept_filename,
-    stores_of,
+    make_incoming_filename,
+    make_stores,
+    parse_incoming_filename,
 )
 
-NAME = kept_filename("c1", 7, 123, 3, "script")
+NAME = make_incoming_filename("c1", 7, 123, 3, "script")
 
 
 def test_bytes_come_back(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     kept = store.write(NAME, b"abc")
     store.sync()
     assert store.read(kept) == b"abc"
@@ -31,7 +31,7 @@ def test_bytes_come_back(tmp_path: Path) -> None:
 
 
 def test_writing_again_leaves_the_first_file_alone(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     store.write(NAME, b"abc")
     inode = (tmp_path / "incoming" / NAME).stat().st_ino
     store.write(NAME, b"abc")
@@ -39,7 +39,7 @@ def test_writing_again_leaves_the_first_file_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_that_a_crash_cut_short_is_written_anew(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     store.prepare()
     (tmp_path / "incoming" / NAME).write_bytes(b"a")
     kept = store.write(NAME, b"abc")
@@ -47,7 +47,7 @@ def test_a_file_that_a_crash_cut_short_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_a_root_without_its_marker_is_not_written(tmp_path: Path) -> None:
-    store = Store("archive.files", str(tmp_path / ".incoming"), str(tmp_path / MARKER))
+    store = IncomingStore("archive.files", str(tmp_path / ".incoming"), str(tmp_path / MARKER))
     with pytest.raises(StoreUnavailable, match="is its file system mounted"):
         store.prepare()
     assert not (tmp_path / ".incoming").exists()
@@ -62,7 +62,7 @@ def test_a_root_without_its_marker_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     store.write(NAME, b"abc")
     os.rename(tmp_path / "incoming", tmp_path / "gone")
     (tmp_path / "incoming").mkdir()
@@ -72,7 +72,7 @@ def test_a_directory_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
 
 
 def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     store.prepare()
     (tmp_path / "victim").write_bytes(b"precious")
     os.symlink(tmp_path / "victim", tmp_path / "incoming" / NAME)
@@ -82,9 +82,9 @@ def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_many_files_are_synced_as_few_are(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     for number in range(30):
-        store.write(kept_filename("c1", number, 1, 3, "script"), b"abc")
+        store.write(make_incoming_filename("c1", number, 1, 3, "script"), b"abc")
     store.sync()
     assert len(list(store.names())) == 30
     before = len(os.listdir("/proc/self/fd"))
@@ -93,20 +93,20 @@ def test_many_files_are_synced_as_few_are(tmp_path: Path) -> None:
 
 
 def test_a_path_is_made_of_our_names_only(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path))
+    store = IncomingStore("state", str(tmp_path))
     with pytest.raises(StoreError):
-        store.path(Kept(path="../../etc/passwd", length=1, sha256=""))
+        store.path(IncomingFile(path="../../etc/passwd", length=1, sha256=""))
 
 
 def test_names_tell_what_files_are() -> None:
-    name = parse_kept_filename(NAME)
+    name = parse_incoming_filename(NAME)
     assert name is not None
     assert (name.cluster, name.job_id, name.spool_mtime_ns, name.length) == ("c1", 7, 123, 3)
-    assert parse_kept_filename("c1.7.123.3.script.swp") is None
+    assert parse_incoming_filename("c1.7.123.3.script.swp") is None
 
 
 def test_unlinking_what_is_gone_is_harmless(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     kept = store.write(NAME, b"abc")
     store.unlink([kept.path, kept.path])
     assert list(store.names()) == []
@@ -116,9 +116,9 @@ def test_the_archive_comes_before_the_state_directory() -> None:
     settings = Settings(
         state_dir="/s", archive=ArchiveSettings(sink={"files": FilesSinkSettings(path="/a")})
     )
-    assert [store.directory for store in stores_of(settings)] == ["/a/.incoming", "/s/incoming"]
+    assert [store.directory for store in make_stores(settings)] == ["/a/.incoming", "/s/incoming"]
     with pytest.raises(StoreError, match="was its sink taken out"):
-        stores_of(settings).get("archive.gone")
+        make_stores(settings).get("archive.gone")
 
 
 def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
@@ -128,15 +128,15 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
     (tmp_path / "archive" / ".incoming").mkdir(parents=True)
     (tmp_path / "archive" / MARKER).touch()
     (tmp_path / "archive" / ".incoming" / NAME).write_bytes(b"abc")
-    local = Store("archive.files", f"{root}/.incoming", f"{root}/{MARKER}")
+    local = IncomingStore("archive.files", f"{root}/.incoming", f"{root}/{MARKER}")
     local.check()
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
         f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
     )
-    listed = partial(network_kind, mounts=str(mounts))
-    monkeypatch.setattr("steward.core.incoming.network_kind", listed)
+    listed = partial(find_network_type, mounts=str(mounts))
+    monkeypatch.setattr("steward.core.incoming.find_network_type", listed)
 
     def hang(name: str) -> object:
         def call(path: object, *args: object, **options: object) -> object:
@@ -150,7 +150,7 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
     with monkeypatch.context() as dead:
         for name in names:
             dead.setattr(os, name, hang(name))
-        store = Store("archive.files", f"{root}/.incoming", f"{root}/{MARKER}")
+        store = IncomingStore("archive.files", f"{root}/.incoming", f"{root}/{MARKER}")
         for call in (store.prepare, store.check, local.check):
             with pytest.raises(StoreError, match="on a network file system"):
                 call()
@@ -163,8 +163,8 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
 
 
 def test_kept_bytes_are_counted(tmp_path: Path) -> None:
-    store = Store("state", str(tmp_path / "incoming"))
+    store = IncomingStore("state", str(tmp_path / "incoming"))
     assert store.kept_bytes() == 0
     store.write(NAME, b"abc")
-    store.write(kept_filename("c1", 8, 123, 5, "env"), b"abcde")
+    store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
     assert store.kept_bytes() == 8

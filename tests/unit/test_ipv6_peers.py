@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from steward.admin.credentials.context import who_asked
+from steward.admin.credentials.context import verify_munge_request
 from steward.admin.credentials.requests import VouchRequest
-from steward.capture.nodes.senders import Head, Senders
+from steward.capture.nodes.senders import BatchHeader, SenderAuthenticator
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
-from steward.core.errors import Refused, Unavailable
-from steward.core.munge import digest
-from steward.extensions.controllers.admission import Peers, Unwitnessed
+from steward.core.errors import PermissionRefused, Unavailable
+from steward.core.munge import hash_body
+from steward.extensions.controllers.admission import ControllerPeers, TlsAuthenticator
 from steward.extensions.controllers.settings import ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
@@ -28,13 +28,15 @@ def settings(**more: Any) -> Settings:
 
 
 def node(address: str, **more: Any) -> object:
-    head = Head(v=1, node="localhost", sequence=1, place="p", boot="b")
+    head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
     behind = settings(nodes=NodesSettings(behind_nat=True, **more))
-    return Senders(behind).sender(head, b"MUNGE:AwQDAAA:", NOBODY, address)
+    return SenderAuthenticator(behind).sender(head, b"MUNGE:AwQDAAA:", NOBODY, address)
 
 
 def controller(address: str, **more: Any) -> object:
-    return Peers(settings(receive=ReceiveSettings(**more))).witness("box", NOBODY, address)
+    return ControllerPeers(settings(receive=ReceiveSettings(**more))).witness(
+        "box", NOBODY, address
+    )
 
 
 def program(address: str) -> object:
@@ -42,16 +44,18 @@ def program(address: str) -> object:
         credential="MUNGE:AwQDAAA:",
         method="GET",
         target="/api/v1/me",
-        digest=digest(b""),
+        digest=hash_body(b""),
         peer=address,
     )
-    return who_asked(WebSettings(munge_socket="/nowhere/munge", trusted_proxies=()), shown)
+    return verify_munge_request(
+        WebSettings(munge_socket="/nowhere/munge", trusted_proxies=()), shown
+    )
 
 
 @pytest.mark.parametrize("ask", [node, controller, program])
 @pytest.mark.parametrize("address", ["::1", "2001:db8::7", "fe80::1%eth0"])
 def test_munge_is_not_believed_over_ipv6(ask: Callable[[str], object], address: str) -> None:
-    with pytest.raises(Refused, match="IPv4 alone"):
+    with pytest.raises(PermissionRefused, match="IPv4 alone"):
         ask(address)
 
 
@@ -67,7 +71,9 @@ def test_a_certificate_is_enough_over_ipv6() -> None:
     by_certificate = settings(
         nodes=NodesSettings(client_ca_file="/ca"), receive=ReceiveSettings(client_ca_file="/ca")
     )
-    head = Head(v=1, node="localhost", sequence=1, place="p", boot="b")
-    assert Senders(by_certificate).sender(head, b"", names, "2001:db8::7").cluster == "box"
-    witness = Peers(by_certificate).witness("box", names, "2001:db8::7")
-    assert isinstance(witness, Unwitnessed)
+    head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
+    assert (
+        SenderAuthenticator(by_certificate).sender(head, b"", names, "2001:db8::7").cluster == "box"
+    )
+    witness = ControllerPeers(by_certificate).witness("box", names, "2001:db8::7")
+    assert isinstance(witness, TlsAuthenticator)

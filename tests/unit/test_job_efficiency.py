@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from harness.job_page import GIB, S, T, answer_of, drawn, kinds, launch, run_line, run_of, task
 from steward.accounting.job_page import job_efficiency
-from steward.accounting.job_page.job_efficiency import cpu_used_s
-from steward.accounting.job_page.page import run_part
+from steward.accounting.job_page.job_efficiency import compute_cpu_used_s
+from steward.accounting.job_page.page import build_run_part
 from steward.accounting.settings import NotesSettings
 
 
@@ -30,7 +30,7 @@ def test_suspended_time_was_not_given() -> None:
 
 def test_a_cgroup_that_used_more_counts() -> None:
     line = run_line(100, user_us=10 * S, system_us=0, cgroup_user_us=200 * S, cgroup_system_us=S)
-    assert cpu_used_s(line) == 201
+    assert compute_cpu_used_s(line) == 201
 
 
 def test_memory_is_that_of_the_node_where_least_was_left() -> None:
@@ -87,7 +87,7 @@ def test_a_job_without_time_is_no_division() -> None:
 def test_a_resized_run_was_given_what_all_its_sizes_were() -> None:
     piece = run_line(100, cpus=8, piece_us=T + 160 * S)
     last = run_line(0, cpus=2, start_us=T + 160 * S, end_us=T + 260 * S, user_us=500 * S)
-    run = run_part(last, [], NotesSettings(), now_us=T, pieces=[piece])
+    run = build_run_part(last, [], NotesSettings(), now_us=T, pieces=[piece])
     assert run.efficiency.cpu == 500 / (100 * 8 + 100 * 2)
 
 
@@ -102,17 +102,17 @@ def test_a_resized_run_was_given_what_all_its_sizes_were() -> None:
     ],
 )
 def test_tres(text: str, wanted: dict[str, int]) -> None:
-    assert job_efficiency.tres(text) == wanted
+    assert job_efficiency.parse_tres_bytes(text) == wanted
 
 
 @given(st.integers(-(2**70), 2**70))
 def test_any_status_has_an_outcome(status: int) -> None:
-    code, number, _ = job_efficiency.outcome(status)
+    code, number, _ = job_efficiency.decode_wait_status(status)
     assert 0 <= code <= 255
     assert 0 <= number < 127
 
 
 def test_outcomes_are_those_of_wait() -> None:
-    assert job_efficiency.outcome(3 << 8) == (3, 0, False)
-    assert job_efficiency.outcome(9) == (0, 9, False)
-    assert job_efficiency.outcome(11 | 0x80) == (0, 11, True)
+    assert job_efficiency.decode_wait_status(3 << 8) == (3, 0, False)
+    assert job_efficiency.decode_wait_status(9) == (0, 9, False)
+    assert job_efficiency.decode_wait_status(11 | 0x80) == (0, 11, True)

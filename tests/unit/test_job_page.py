@@ -20,12 +20,24 @@ from harness.job_page import (
     step_line,
     task,
 )
-from steward.accounting.job_page.notes import duration, size
-from steward.accounting.job_page.page import array_part, run_part, step_part, without_private
+from steward.accounting.job_page.notes import format_duration, format_size
+from steward.accounting.job_page.page import (
+    build_array_part,
+    build_run_part,
+    build_step_part,
+    strip_private_fields,
+)
 from steward.accounting.job_page.requests import PageAnswer, Waiting
 from steward.accounting.settings import NotesSettings
-from steward.cli.charts import ASCII, Pens, Span, line_of_time, plain, width_of
-from steward.cli.job import rows_of
+from steward.cli.charts import (
+    ASCII,
+    ChartSigns,
+    TimelineSpan,
+    draw_timeline,
+    measure_row,
+    render_plain,
+)
+from steward.cli.job import layout_reply
 from steward.core.records import JobRecord
 
 
@@ -51,7 +63,7 @@ def test_an_output_that_did_not_open_is_no_signal() -> None:
     assert "signal 53" not in shown
     assert "the end of its output" not in shown
     members = [msgspec.structs.replace(unopened, label="7_1"), run_line(5, label="7_2")]
-    part = array_part("7", members, NotesSettings(), now_us=T)
+    part = build_array_part("7", members, NotesSettings(), now_us=T)
     assert "output not opened" in [member.why for member in part.worst]
 
 
@@ -61,7 +73,7 @@ def test_of_array_tasks_that_ran_alike_none_ran_longest() -> None:
             run_line(lasted, label=f"7_{place}", job_id=7 + place, cpus=0)
             for place, lasted in enumerate(seconds)
         ]
-        part = array_part("7", lines, NotesSettings(), now_us=T)
+        part = build_array_part("7", lines, NotesSettings(), now_us=T)
         return [member.why for member in part.worst]
 
     assert whys(0, 0, 0) == []
@@ -75,7 +87,7 @@ def test_the_tasks_that_are_told_are_the_notable_ones() -> None:
     ]
     tasks[300] = task(300, cpu_s=10, max_rss_bytes=GIB)
     tasks[400] = task(400, cpu_s=1)
-    step = step_part(step_line(run_line()), [launch(*tasks)], now_us=T, tasks=4)
+    step = build_step_part(step_line(run_line()), [launch(*tasks)], now_us=T, tasks=4)
     assert [one.task for one in step.tasks] == [5, 77, 300, 400]
     assert step.all_tasks == 1000
     assert step.signals == {9: 1}
@@ -85,7 +97,7 @@ def test_the_tasks_that_are_told_are_the_notable_ones() -> None:
 def test_the_nodes_that_are_told_are_the_notable_ones() -> None:
     launches = [launch(task(n), node=f"n{n}", peak_bytes=n) for n in range(50)]
     launches.append(launch(task(99), node="lost", ended=False))
-    step = step_part(step_line(run_line()), launches, now_us=T, nodes=2)
+    step = build_step_part(step_line(run_line()), launches, now_us=T, nodes=2)
     assert [one.node for one in step.nodes] == ["lost", "n49"]
     assert step.all_nodes == 51
 
@@ -104,7 +116,9 @@ def test_an_array_is_summed_up() -> None:
         )
         for number in range(10)
     ]
-    part = array_part("7", lines, NotesSettings(), now_us=T, waiting="10-19%2", waiting_tasks=10)
+    part = build_array_part(
+        "7", lines, NotesSettings(), now_us=T, waiting="10-19%2", waiting_tasks=10
+    )
     assert part.states == {"PENDING": 10, "COMPLETED": 9, "FAILED": 1}
     assert part.cpu is not None
     assert part.cpu.most == 1.0
@@ -116,7 +130,7 @@ def test_an_array_is_summed_up() -> None:
     assert "least CPU efficiency" in next(one.why for one in part.worst if one.job == "7_5")
     assert "most memory, 1.0 GiB; ran longest" in [one.why for one in part.worst]
     assert part.notes["memory-low"] == 8
-    text = plain(rows_of(answer_of(run_of(lines[0]), array=part), ASCII))
+    text = render_plain(layout_reply(answer_of(run_of(lines[0]), array=part), ASCII))
     assert "Not started yet: 10-19%2" in text
     assert "7_3   FAILED" in text
 
@@ -158,7 +172,7 @@ def test_hostile_names_are_made_safe() -> None:
     line = run_line(1, nodelist="n1\x1b[2J", name="x\ny")
     step = step_line(line)
     evil = msgspec.structs.replace(step, name="\x1b[31mred", step="0\n1")
-    run = run_part(line, [(evil, [])], NotesSettings(), now_us=T)
+    run = build_run_part(line, [(evil, [])], NotesSettings(), now_us=T)
     text = drawn(answer_of(run, record=record))
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -169,9 +183,9 @@ def test_hostile_names_are_made_safe() -> None:
 def test_a_page_keeps_to_its_width(width: int) -> None:
     tasks = [task(n, cpu_s=500.0 * n, read_bytes=GIB, written_bytes=GIB) for n in range(3)]
     run = run_of(run_line(900, state="TIMEOUT"), launch(*tasks, peak_bytes=2 * GIB))
-    rows = rows_of(answer_of(run), Pens(width=width))
-    assert max(map(width_of, rows)) <= width + 10
-    assert {"Step", "Tasks"} <= set(re.split(r"\W+", plain(rows)))
+    rows = layout_reply(answer_of(run), ChartSigns(width=width))
+    assert max(map(measure_row, rows)) <= width + 10
+    assert {"Step", "Tasks"} <= set(re.split(r"\W+", render_plain(rows)))
 
 
 def test_a_waiting_job_says_why() -> None:
@@ -193,25 +207,29 @@ def test_a_waiting_job_says_why() -> None:
 
 
 def test_what_was_short_is_seen_in_a_line_of_time() -> None:
-    spans = [Span(86400, "-", "", "waited"), Span(0.01, "=", "", "ran"), Span(0, "~", "", "no")]
-    bar_, key = line_of_time(spans, ASCII)
-    assert width_of(bar_) == 80
-    assert plain([bar_]).count("=") == 1
-    assert plain([key]) == "  - waited   = ran\n"
+    spans = [
+        TimelineSpan(86400, "-", "", "waited"),
+        TimelineSpan(0.01, "=", "", "ran"),
+        TimelineSpan(0, "~", "", "no"),
+    ]
+    bar_, key = draw_timeline(spans, ASCII)
+    assert measure_row(bar_) == 80
+    assert render_plain([bar_]).count("=") == 1
+    assert render_plain([key]) == "  - waited   = ran\n"
 
 
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=6), st.integers(60, 110))
 def test_a_line_of_time_fills_its_width(lengths: list[float], width: int) -> None:
-    spans = [Span(seconds, "=", "", f"{place}") for place, seconds in enumerate(lengths)]
-    rows = line_of_time(spans, Pens(width=width))
-    assert width - 2 <= width_of(rows[0]) <= width + len(lengths)
+    spans = [TimelineSpan(seconds, "=", "", f"{place}") for place, seconds in enumerate(lengths)]
+    rows = draw_timeline(spans, ChartSigns(width=width))
+    assert width - 2 <= measure_row(rows[0]) <= width + len(lengths)
 
 
 def test_what_is_private_is_left_out_for_others() -> None:
     record = JobRecord(
         job_id=7, name="n", submit_line="sbatch --x", work_dir="/home", comment="c", stdout="/o"
     )
-    shown = without_private(record)
+    shown = strip_private_fields(record)
     assert shown == JobRecord(job_id=7, name="n")
 
 
@@ -235,8 +253,12 @@ def test_an_answer_survives_the_wire() -> None:
     ],
 )
 def test_durations(seconds: float, wanted: str) -> None:
-    assert duration(seconds) == wanted
+    assert format_duration(seconds) == wanted
 
 
 def test_sizes() -> None:
-    assert [size(812), size(1258291), size(GIB * 2048)] == ["812 bytes", "1.2 MiB", "2.0 TiB"]
+    assert [format_size(812), format_size(1258291), format_size(GIB * 2048)] == [
+        "812 bytes",
+        "1.2 MiB",
+        "2.0 TiB",
+    ]

@@ -12,12 +12,12 @@ from harness import accounting
 from harness.accounting import START
 from harness.site import ADA, BELA, ROOT, Site
 from steward.accounting.job_page.page import NoSuchJob
-from steward.accounting.job_page.pending_reasons import gone_on
-from steward.cli.charts import ASCII, plain
-from steward.cli.job import rows_of
-from steward.core.access import Standing
+from steward.accounting.job_page.pending_reasons import apply_new_state
+from steward.cli.charts import ASCII, render_plain
+from steward.cli.job import layout_reply
+from steward.core.access import ClusterRoles
 from steward.core.errors import UsageError
-from steward.slurm import Outlook
+from steward.slurm import PendingStatus
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_job_with_its_steps(site: Site) -> None:
     assert [task.cpu_s for task in run.steps[1].tasks] == [1000.0, 200.0]
     assert run.steps[1].nodes[0].peak_bytes == 1024**3
     assert answer.hears_nodes
-    assert "Tasks of step 0" in plain(rows_of(answer, ASCII))
+    assert "Tasks of step 0" in render_plain(layout_reply(answer, ASCII))
 
 
 def test_all_runs_of_a_requeued_job(site: Site) -> None:
@@ -61,7 +61,7 @@ def test_all_runs_of_a_requeued_job(site: Site) -> None:
     assert [run.line.state for run in answer.runs] == ["NODE_FAIL", "COMPLETED"]
     assert [run.efficiency.cpu_used_s for run in answer.runs] == [5.0, 50.0]
     assert [note.kind for note in answer.runs[0].notes][:1] == ["node-fail"]
-    text = plain(rows_of(answer, ASCII))
+    text = render_plain(layout_reply(answer, ASCII))
     assert text.index("Run 1 of 2") < text.index("Run 2 of 2")
 
 
@@ -104,11 +104,11 @@ def test_who_may_see_it(site: Site) -> None:
 
 def test_where_jobs_are_public_what_is_private_is_left_out(tmp_path: Path) -> None:
     site = accounting.make_site(tmp_path)
-    site.standing = Standing()
+    site.standing = ClusterRoles()
     accounting.add_run(site, comment="hush", work_dir="/home/ada/secret")
     accounting.add_launch(site)
     answer = site.ask("accounting.job", BELA, job="7")
-    text = plain(rows_of(answer, ASCII))
+    text = render_plain(layout_reply(answer, ASCII))
     assert answer.runs[0].line.submit_line == ""
     for private in ("secret", "hush"):
         assert private not in text
@@ -121,7 +121,7 @@ def test_a_job_that_waits_where_slurm_is_not_asked(site: Site) -> None:
     answer = site.ask("accounting.job", job="7")
     assert answer.waiting is not None
     assert answer.waiting.reason == "Priority"
-    assert "higher priority" in plain(rows_of(answer, ASCII))
+    assert "higher priority" in render_plain(layout_reply(answer, ASCII))
 
 
 def test_a_job_that_was_refused_says_why_and_not_how_it_ended(site: Site) -> None:
@@ -134,7 +134,7 @@ def test_a_job_that_was_refused_says_why_and_not_how_it_ended(site: Site) -> Non
     accounting.add_run(site, state="FAILED", start=START, end=START, **refused)
     answer = site.ask("accounting.job", job="7")
     assert (answer.record.exit_code, answer.record.exit_signal) == (1, 0)
-    text = plain(rows_of(answer, ASCII))
+    text = render_plain(layout_reply(answer, ASCII))
     assert "FAILED before it started. No node has what it asked for" in text
     assert "(BadConstraints)" in text
     assert "SIGHUP" not in text
@@ -145,15 +145,20 @@ def test_a_job_that_slurm_has_started_meanwhile_is_running(site: Site) -> None:
     accounting.add_run(site, state="PENDING", start=None, end=None, nodelist="")
     before = site.ask("accounting.job", job="7")
     started = before.now - timedelta(seconds=3)
-    told = Outlook(reason="None", state="RUNNING", expected_start=started, expected_nodes="n7")
-    answer = gone_on(msgspec.structs.replace(before, waiting=None), told)
+    told = PendingStatus(
+        reason="None", state="RUNNING", expected_start=started, expected_nodes="n7"
+    )
+    answer = apply_new_state(msgspec.structs.replace(before, waiting=None), told)
     assert (answer.record.state, answer.record.nodelist, answer.ahead) == ("RUNNING", "n7", True)
     assert answer.runs[-1].efficiency.elapsed_s == 3
-    text = plain(rows_of(answer, ASCII))
+    text = render_plain(layout_reply(answer, ASCII))
     assert "  RUNNING\n" in text
     assert "has run 3 s" in text
     # What else became of it is told, whatever that is.
-    assert gone_on(before, Outlook(reason="", state="COMPLETED")).record.state == "COMPLETED"
+    assert (
+        apply_new_state(before, PendingStatus(reason="", state="COMPLETED")).record.state
+        == "COMPLETED"
+    )
 
 
 def test_no_job(site: Site) -> None:
@@ -166,5 +171,5 @@ def test_no_job(site: Site) -> None:
 
 def test_a_run_of_which_no_node_has_told(site: Site) -> None:
     accounting.add_run(site)
-    text = plain(rows_of(site.ask("accounting.job", job="7"), ASCII))
+    text = render_plain(layout_reply(site.ask("accounting.job", job="7"), ASCII))
     assert "No node has reported on its steps" in text

@@ -12,13 +12,26 @@ from litestar.testing import RequestFactory
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.job_list_requests import JobRow
-from steward.archive.messages import Content
-from steward.archive.requests import DiffAnswer, HitLine, JobLine
+from steward.archive.messages import EncodedContent
+from steward.archive.requests import DiffReply, HitLine, JobLine
 from steward.core.errors import UsageError
-from steward.web.formats import MOST_LETTERS, MOST_LINES, beginning, highlighted, marked
-from steward.web.job_list import COLUMNS, MOST_ROWS, USUAL, Shown, View, terms_of
-from steward.web.pages.comparison import diff_lines
-from steward.web.pages.job import exactly, plots_of
+from steward.web.formats import (
+    MOST_LETTERS,
+    MOST_LINES,
+    highlight_script,
+    mark_matches,
+    truncate_script,
+)
+from steward.web.job_list import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    MOST_ROWS,
+    CellContext,
+    JobListView,
+    split_terms,
+)
+from steward.web.pages.comparison import render_diff
+from steward.web.pages.job import make_exact_pattern, plot_steps
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
 
@@ -31,8 +44,8 @@ def asked(*pairs: tuple[str, str]) -> Request[Any, Any, Any]:
     return found
 
 
-def view(*pairs: tuple[str, str]) -> View:
-    return View.of(asked(*pairs))
+def view(*pairs: tuple[str, str]) -> JobListView:
+    return JobListView.of(asked(*pairs))
 
 
 def tagless(text: str) -> str:
@@ -65,11 +78,11 @@ def test_a_view_is_its_address(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_an_address_says_only_what_is_not_as_usual() -> None:
-    assert not any(View().query().values())
-    assert urlencode({k: v for k, v in View(states=("FAILED",)).query().items() if v}) == (
+    assert not any(JobListView().query().values())
+    assert urlencode({k: v for k, v in JobListView(states=("FAILED",)).query().items() if v}) == (
         "states=FAILED"
     )
-    assert not View(columns=USUAL).query()["columns"]
+    assert not JobListView(columns=DEFAULT_COLUMNS).query()["columns"]
 
 
 def test_what_an_address_cannot_say() -> None:
@@ -81,13 +94,13 @@ def test_what_an_address_cannot_say() -> None:
 
 
 def test_columns_stand_in_their_order_and_of_a_bank_only_with_one() -> None:
-    chosen = View(columns=("cost", "exit", "name"))
+    chosen = JobListView(columns=("cost", "exit", "name"))
     keys = [one.key for one in chosen.shown(several_clusters=True, bank=True)]
     assert keys == ["name", "exit", "cost"]
     keys = [one.key for one in chosen.shown(several_clusters=True, bank=False)]
     assert keys == ["name", "exit"]
-    usual = [one.key for one in View().shown(several_clusters=True, bank=True)]
-    assert usual == ["cluster", *USUAL]
+    usual = [one.key for one in JobListView().shown(several_clusters=True, bank=True)]
+    assert usual == ["cluster", *DEFAULT_COLUMNS]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,7 @@ def test_columns_stand_in_their_order_and_of_a_bank_only_with_one() -> None:
     ],
 )
 def test_words_to_look_for(text: str, terms: tuple[str, ...]) -> None:
-    assert terms_of(text) == terms
+    assert split_terms(text) == terms
 
 
 def test_no_cell_lets_markup_through() -> None:
@@ -109,23 +122,25 @@ def test_no_cell_lets_markup_through() -> None:
     words: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
     row = JobRow(job="1", job_id=1, nodelist=HOSTILE, tres=HOSTILE, **words)
     for column in COLUMNS.values():
-        shown = str(column.cell(row, Shown(zones={})))
+        shown = str(column.cell(row, CellContext(zones={})))
         assert "<script" not in shown, column.key
         assert "\x1b" not in shown, column.key
 
 
 def test_cells_of_what_is_not_known_are_empty() -> None:
     row = JobRow(cluster="c1", job="1", job_id=1, tasks={"FAILED": 2, "PENDING": 1000})
-    shown = {key: tagless(str(column.cell(row, Shown({})))) for key, column in COLUMNS.items()}
+    shown = {
+        key: tagless(str(column.cell(row, CellContext({})))) for key, column in COLUMNS.items()
+    }
     assert shown["state"].replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 FAILED 1 000 PENDING"
     for key in ("elapsed", "cpu", "peak", "exit", "cost", "limit", "nodes"):
         assert shown[key] == "", key
     ended = JobRow(cluster="c1", job="1", job_id=1, exit_code=0, exit_signal=9)
-    assert COLUMNS["exit"].cell(ended, Shown({})) == "SIGKILL"
-    costs = Shown({}, {("c1", 1): 1_500_000}, "SU", 2)
+    assert COLUMNS["exit"].cell(ended, CellContext({})) == "SIGKILL"
+    costs = CellContext({}, {("c1", 1): 1_500_000}, "SU", 2)
     assert COLUMNS["cost"].cell(ended, costs) == "1.50"
     when = JobRow(cluster="c1", job="1", job_id=1, submit=datetime(2026, 7, 1, 12, tzinfo=UTC))
-    there = COLUMNS["submit"].cell(when, Shown({"c1": "Europe/Berlin"}))
+    there = COLUMNS["submit"].cell(when, CellContext({"c1": "Europe/Berlin"}))
     assert "2026-07-01 14:00:00" in there
 
 
@@ -144,7 +159,7 @@ def test_cells_of_what_is_not_known_are_empty() -> None:
     ],
 )
 def test_colours_change_no_letter(script: str) -> None:
-    shown = str(highlighted(script))
+    shown = str(highlight_script(script))
     assert "<script" not in shown
     assert "\x1b" not in shown
     read = tagless(shown)
@@ -159,49 +174,52 @@ def test_colours_change_no_letter(script: str) -> None:
 
 
 def test_directives_stand_out_and_long_scripts_are_cut() -> None:
-    shown = str(highlighted("#!/bin/bash\n#SBATCH -n4\n#SBATCHED\n"))
+    shown = str(highlight_script("#!/bin/bash\n#SBATCH -n4\n#SBATCHED\n"))
     assert shown.count("line directive") == 1
-    assert len(tagless(str(highlighted("x" * 2 * MOST_LETTERS)))) == MOST_LETTERS + 1
-    assert str(highlighted("x\n" * MOST_LETTERS)).count('class="line"') == MOST_LINES
-    assert beginning("a\r\nb\rc") == "a\r\nb\rc"
+    assert len(tagless(str(highlight_script("x" * 2 * MOST_LETTERS)))) == MOST_LETTERS + 1
+    assert str(highlight_script("x\n" * MOST_LETTERS)).count('class="line"') == MOST_LINES
+    assert truncate_script("a\r\nb\rc") == "a\r\nb\rc"
 
 
 def test_what_was_found_is_marked() -> None:
     line = HitLine(number=1, text="a <b> needle & needle", spans=((6, 12), (15, 21)))
-    assert marked(line) == "a &lt;b&gt; <mark>needle</mark> &amp; <mark>needle</mark>"
+    assert mark_matches(line) == "a &lt;b&gt; <mark>needle</mark> &amp; <mark>needle</mark>"
     # What an index of others' making says of places is not to be trusted.
     odd = HitLine(number=1, text="short", spans=((3, 2), (0, 99), (1, 2)))
-    assert tagless(str(marked(odd))) == "short"
+    assert tagless(str(mark_matches(odd))) == "short"
 
 
 def test_differences_are_marked_and_escaped() -> None:
     diff = "--- 1\n+++ 2\n@@ -1,2 +1,2 @@\n same <i>\n-old <b>\n+new\x1b\n"
     job = JobLine(cluster="c1", job="1", job_id=1)
-    answer = DiffAnswer(left=job, right=job, identical=False, diff=Content.of(diff.encode()))
-    shown = str(diff_lines(answer))
+    answer = DiffReply(left=job, right=job, identical=False, diff=EncodedContent.of(diff.encode()))
+    shown = str(render_diff(answer))
     assert "<del>-old &lt;b&gt;</del>" in shown
     assert "<ins>+new\\x1b</ins>" in shown
     assert " same &lt;i&gt;" in shown
     assert "--- 1" not in shown
     assert "all of it" not in shown
-    long = DiffAnswer(
-        left=job, right=job, identical=False, diff=Content.of((diff + "+x\n" * 100_000).encode())
+    long = DiffReply(
+        left=job,
+        right=job,
+        identical=False,
+        diff=EncodedContent.of((diff + "+x\n" * 100_000).encode()),
     )
-    assert "all of it: steward archive diff 1 1" in diff_lines(long)
+    assert "all of it: steward archive diff 1 1" in render_diff(long)
 
 
 def test_a_name_is_looked_for_as_it_is() -> None:
-    assert exactly("a*b?[c]") == "a[*]b[?][[]c]"
-    assert exactly("plain,name") == "plain,name"
+    assert make_exact_pattern("a*b?[c]") == "a[*]b[?][[]c]"
+    assert make_exact_pattern("plain,name") == "plain,name"
 
 
 def test_tasks_are_plotted_where_there_are_several() -> None:
     several = run_of(run_line(), launch(task(1, cpu_s=2.0), task(0, max_rss_bytes=2**20)))
     page = answer_of(several)
-    ((step, plots),) = plots_of(page.runs[0].steps)
+    ((step, plots),) = plot_steps(page.runs[0].steps)
     assert step.line.step == "0"
     cpu, memory = plots
     assert cpu.x == [0.0, 1.0]
     assert cpu.series[0] == ("user", [1.0, 2.0])
     assert memory.series == [("peak", [2.0**20, None])]
-    assert plots_of(answer_of(run_of(run_line(), launch(task(0)))).runs[0].steps) == []
+    assert plot_steps(answer_of(run_of(run_line(), launch(task(0)))).runs[0].steps) == []

@@ -8,12 +8,16 @@ from steward.extensions.jobacct_plugins import (
     PluginError,
     parse_parameters,
 )
-from steward.extensions.jobacct_plugins.api import NonePlugin, ParameterError, number_of
+from steward.extensions.jobacct_plugins.api import (
+    NonePlugin,
+    ParameterError,
+    parse_number_parameter,
+)
 from steward.extensions.jobacct_plugins.registry import (
-    class_of,
-    known_types,
-    third_parties,
-    types_of,
+    find_installed_plugins,
+    load_plugin_class,
+    parse_plugin_types,
+    third_party_types,
 )
 
 
@@ -25,12 +29,12 @@ def test_what_does_nothing_does_nothing() -> None:
 
 
 def test_types_are_found_among_entry_points() -> None:
-    assert {"jobacct/none", "jobacct/log"} <= known_types().keys()
-    assert class_of("jobacct/none") is NonePlugin
-    assert types_of("jobacct/log, jobacct/x,jobacct/log") == ("jobacct/log", "jobacct/x")
-    assert third_parties("jobacct/log,jobacct/none,jobacct/x") == ("jobacct/x",)
+    assert {"jobacct/none", "jobacct/log"} <= find_installed_plugins().keys()
+    assert load_plugin_class("jobacct/none") is NonePlugin
+    assert parse_plugin_types("jobacct/log, jobacct/x,jobacct/log") == ("jobacct/log", "jobacct/x")
+    assert third_party_types("jobacct/log,jobacct/none,jobacct/x") == ("jobacct/x",)
     with pytest.raises(PluginError, match=r"jobacct/nothing.*jobacct/none"):
-        class_of("jobacct/nothing")
+        load_plugin_class("jobacct/nothing")
 
 
 def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +64,9 @@ def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> N
         (Wrong, "registered as"),
         (Later, "version 9"),
     ]:
-        monkeypatch.setattr(registry, "entry_of", lambda _, found=found: Entry(found))
+        monkeypatch.setattr(registry, "find_entry_point", lambda _, found=found: Entry(found))
         with pytest.raises(PluginError, match=why):
-            class_of(TYPE)
+            load_plugin_class(TYPE)
 
 
 def test_parameters_are_as_slurm_has_them() -> None:
@@ -71,11 +75,11 @@ def test_parameters_are_as_slurm_has_them() -> None:
         "MaxSendRetries": "3",
         "x": "a=b",
     }
-    assert number_of("frequency=30", "Frequency", 1) == 30
-    assert number_of("", "Frequency", 1) == 1
+    assert parse_number_parameter("frequency=30", "Frequency", 1) == 30
+    assert parse_number_parameter("", "Frequency", 1) == 1
     for wrong in ("a", "=1", "a=1,A=2"):
         with pytest.raises(ParameterError):
             parse_parameters(wrong)
     for wrong in ("a=", "a=-1", "a=1.5", "a=²"):
         with pytest.raises(ParameterError):
-            number_of(wrong, "a", 1)
+            parse_number_parameter(wrong, "a", 1)

@@ -23,11 +23,11 @@ from steward.core.events import (
     STEP_ACCOUNTED,
     Event,
 )
-from steward.core.records import Line
-from steward.core.usage import AccountingExpire, StepAccounted
-from steward.extensions.jobacct_plugins.log.files import LogFiles, LogUnavailable, days_in
+from steward.core.records import UsageLine
+from steward.core.usage import AccountedStep, AccountingExpiry
+from steward.extensions.jobacct_plugins.log.files import JobLogUnavailable, LogFiles, list_log_days
 from steward.extensions.jobacct_plugins.log.reader import read_lines
-from steward.extensions.jobacct_plugins.log.state import Writer
+from steward.extensions.jobacct_plugins.log.state import LogStateWriter
 
 
 def records(site: LogSite, name: str = "2026-03-01.jsonl") -> list[dict[str, Any]]:
@@ -108,8 +108,8 @@ def test_a_correction_of_the_end_stays_with_its_run(site: LogSite) -> None:
 
 def test_steps_of_another_s_books_find_their_run(site: LogSite) -> None:
     def accounted(job_id: int, step: str) -> Event:
-        line = Line(cluster="x", job_id=9, label="9", step=step, user_us=7, source="slurmdbd")
-        body = StepAccounted(job_id=job_id, submit=at(0), line=line)
+        line = UsageLine(cluster="x", job_id=9, label="9", step=step, user_us=7, source="slurmdbd")
+        body = AccountedStep(job_id=job_id, submit=at(0), line=line)
         return event(STEP_ACCOUNTED, f"accounted:{job_id}:{step}", body, at(5))
 
     site.write(accounted(1, "batch"), accounted(1, "0"), usage(1, "0"), run(1))
@@ -139,9 +139,9 @@ def test_a_closed_day_is_packed_and_has_its_lines_in_parquet(site: LogSite) -> N
     assert site.lines() == before
     path = str(site.location / "2026-03-01.parquet")
     relation = duckdb.connect().sql(f"SELECT * FROM read_parquet('{path}')")
-    assert relation.columns == list(Line.__struct_fields__)
+    assert relation.columns == list(UsageLine.__struct_fields__)
     rows = [
-        Line(
+        UsageLine(
             **{
                 name: value
                 for name, value in zip(relation.columns, row, strict=True)
@@ -215,12 +215,12 @@ def test_a_closing_that_is_cut_short_is_taken_up(
 
 def test_expire_removes_whole_days_that_are_over(site: LogSite) -> None:
     def expire(before: datetime) -> Event:
-        body = AccountingExpire(before=before)
+        body = AccountingExpiry(before=before)
         return event(ACCOUNTING_EXPIRE, f"expire:{before}", body, site.now)
 
     site.write(run(1), run(2, seconds=86400.0))
     site.write(expire(datetime.fromisoformat("2026-03-02T00:00:00+00:00")))
-    assert [day.day for day in days_in(str(site.location))] == ["2026-03-02"]
+    assert [day.day for day in list_log_days(str(site.location))] == ["2026-03-02"]
     site.close_days()
     site.write(expire(site.now))
     assert site.names() == []
@@ -260,7 +260,7 @@ def test_a_torn_append_is_cut_off(tmp_path: Path) -> None:
     assert files.adopt("day.jsonl") == 10
     os.unlink(files.path("day.jsonl"))
     os.symlink(tmp_path / "elsewhere", files.path("day.jsonl"))
-    with pytest.raises(LogUnavailable):
+    with pytest.raises(JobLogUnavailable):
         files.append("day.jsonl", 0, [b"no\n"])
 
 
@@ -290,16 +290,16 @@ def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
             os.waitpid(pid, 0)
         return
     left = batches
-    advance = Writer.advance
+    advance = LogStateWriter.advance
 
-    def dangerous(self: Writer, position: int) -> None:
+    def dangerous(self: LogStateWriter, position: int) -> None:
         nonlocal left
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
         advance(self, position)
 
-    Writer.advance = dangerous  # type: ignore[method-assign]
+    LogStateWriter.advance = dangerous  # type: ignore[method-assign]
     try:
         site = LogSite(directory)
         consumer = site.open_log()
@@ -325,7 +325,7 @@ def test_kills_at_random_instants_double_no_line_and_lose_none(tmp_path: Path) -
     site.write()
     found = [
         record
-        for day in days_in(str(site.location))
+        for day in list_log_days(str(site.location))
         for record in records(site, f"{day.day}.jsonl")
     ]
     ids = [record["event"] for record in found]

@@ -15,14 +15,14 @@ from harness.jobs import record
 from harness.steps import Clocked, done, exited, histories, launched, running
 from harness.steps import ended as ended_step
 from steward.core.events import STEP_USAGE, Event
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_reader
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.core.usage import StepUsage
-from steward.jobs.lines import COLUMNS, line_of
+from steward.jobs.lines import COLUMNS, row_to_line
 
 
-def ended(lines: list[Line]) -> list[Line]:
+def ended(lines: list[UsageLine]) -> list[UsageLine]:
     """The lines of runs that have ended, in sacct's order.
 
     That a later run waits the log does not know before that has begun, nor that an earlier
@@ -49,21 +49,21 @@ def moved(said: list[Event], launches: list[tuple[Any, ...]]) -> set[int]:
             body: StepUsage = event.body
             assert body.submit is not None
             launch = (body.step, body.node, body.launched_us)
-            runs.setdefault(launch, set()).add(micros(body.submit))
+            runs.setdefault(launch, set()).add(to_micros(body.submit))
     for step, node, launched_us, submit_us in launches:
         if (step, node, launched_us) in runs:
             runs[step, node, launched_us].add(submit_us or 0)
     return {submit for found in runs.values() if len(found) > 1 for submit in found}
 
 
-def plain(lines: list[Line]) -> list[dict[str, Any]]:
+def plain(lines: list[UsageLine]) -> list[dict[str, Any]]:
     """Of each line what it says, which is easier to compare by eye."""
     return [msgspec.to_builtins(line) for line in lines]
 
 
 def both(
     books: Clocked, batch: int
-) -> tuple[list[Event], list[Line], list[Line], list[tuple[Any, ...]]]:
+) -> tuple[list[Event], list[UsageLine], list[UsageLine], list[tuple[Any, ...]]]:
     """What was said, the lines that the log has of it, those of jobs.db, and its launches."""
     site = LogSite(books.directory)
     log = site.open_log()
@@ -80,7 +80,7 @@ def both(
     launches = reader.execute("SELECT step, node, launched, submit FROM launch").fetchall()
     reader.close()
     found = site.lines() if site.location.exists() else []
-    return said, found, list(map(line_of, rows)), launches
+    return said, found, list(map(row_to_line, rows)), launches
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])

@@ -13,11 +13,11 @@ from steward.core.events import (
     STEP_ACCOUNTED,
     ArchivePurge,
     Event,
-    script_key,
+    make_script_key,
 )
-from steward.core.records import Line
-from steward.core.usage import StepAccounted
-from steward.extensions.jobacct_plugins.log.blanking import Blanking
+from steward.core.records import UsageLine
+from steward.core.usage import AccountedStep
+from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker
 
 PRIVATE: dict[str, Any] = {
     "name": "confidential-name",
@@ -54,14 +54,14 @@ def rows_of(path: Path) -> list[Any]:
 
 
 def purge(job_id: int, seconds: float = 0.4, sink: str = "", cluster: str = "c1") -> Event:
-    key = script_key(job_id, int(at(seconds).timestamp() * 1e9))
+    key = make_script_key(job_id, int(at(seconds).timestamp() * 1e9))
     body = ArchivePurge(script_keys=("odd", key), sink=sink, asked_by="root")
     return event(ARCHIVE_PURGE, f"purge:{job_id}:{seconds}:{sink}", body, at(100), cluster)
 
 
 def accounted(job_id: int) -> Event:
-    line = Line(cluster="c1", job_id=job_id, label="x", step="5", name="confidential-step")
-    body = StepAccounted(job_id=job_id, submit=at(0), line=line)
+    line = UsageLine(cluster="c1", job_id=job_id, label="x", step="5", name="confidential-step")
+    body = AccountedStep(job_id=job_id, submit=at(0), line=line)
     return event(STEP_ACCOUNTED, f"accounted:{job_id}", body, at(5))
 
 
@@ -177,7 +177,7 @@ def test_a_blanking_that_is_cut_short_is_taken_up(
 
 
 def test_a_blanked_record_is_blanked_once() -> None:
-    blanking = Blanking([("c1", 1, int(at(0.4).timestamp() * 1e6))])
+    blanking = PurgeBlanker([("c1", 1, int(at(0.4).timestamp() * 1e6))])
     line = (
         b'{"cluster":"c1","job_id":1,"submit":"2026-03-01T12:00:00Z",'
         b'"first_submit":"2026-03-01T12:00:00Z","job":{"job_id":1,"name":"confidential"},"later":[1]}\n'

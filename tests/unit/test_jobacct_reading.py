@@ -16,22 +16,24 @@ from steward.accounting.errors import AccountingUsage
 from steward.cli import accounting
 from steward.core.access import Asker
 from steward.core.config import AccessSettings
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.extensions.jobacct_plugins.log.actions import DumpAnswer, DumpChunk
-from steward.extensions.jobacct_plugins.log.files import LogError
+from steward.extensions.jobacct_plugins.log.files import JobLogError
 from steward.extensions.jobacct_plugins.log.reader import read_lines
-from steward.extensions.jobacct_plugins.log.records import lines_of
-from steward.extensions.jobacct_plugins.state import PluginState, state_path
+from steward.extensions.jobacct_plugins.log.records import encode_log_lines
+from steward.extensions.jobacct_plugins.state import PluginState, plugin_state_path
 
 
 def written(path: Path, *events: Event | bytes) -> str:
-    path.write_bytes(b"".join(one if isinstance(one, bytes) else lines_of(one) for one in events))
+    path.write_bytes(
+        b"".join(one if isinstance(one, bytes) else encode_log_lines(one) for one in events)
+    )
     return str(path)
 
 
-def read(path: str) -> tuple[list[Line], list[tuple[int, str]]]:
+def read(path: str) -> tuple[list[UsageLine], list[tuple[int, str]]]:
     """The lines of a log, and the numbers of those that were passed over, with why."""
     odd: list[tuple[int, str]] = []
     lines = list(read_lines(path, lambda _, number, why: odd.append((number, why))))
@@ -52,10 +54,10 @@ HOSTILE = [
     b'{"record":"JOB_DANCE","cluster":"c1"}\n',
     b"\x00" * 100 + b"\n",
     b"[" * 100_000 + b"\n",
-    lines_of(run(1)).replace(b'"job_id":1', b'"job_id":"1"'),
-    lines_of(run(1)).replace(b"2026-03-01T12:00:00Z", b"yesterday"),
-    lines_of(run(1)).replace(b"Z", b""),
-    lines_of(run(1))[:-40],
+    encode_log_lines(run(1)).replace(b'"job_id":1', b'"job_id":"1"'),
+    encode_log_lines(run(1)).replace(b"2026-03-01T12:00:00Z", b"yesterday"),
+    encode_log_lines(run(1)).replace(b"Z", b""),
+    encode_log_lines(run(1))[:-40],
 ]
 
 
@@ -82,7 +84,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with path.open("wb") as file:
         for one in good():
-            file.write(lines_of(one))
+            file.write(encode_log_lines(one))
         file.truncate(200 << 20)
     lines, odd = read(str(path))
     assert len(lines) == 2
@@ -102,22 +104,22 @@ def test_the_order_of_records_does_not_matter_to_what_they_say(tmp_path: Path) -
 def test_whatever_is_broken_what_is_read_are_lines(
     tmp_path_factory: pytest.TempPathFactory, junk: bytes, place: int, how: str
 ) -> None:
-    data = b"".join(map(lines_of, [*good(), run(2), usage(2, "batch", 3)]))
+    data = b"".join(map(encode_log_lines, [*good(), run(2), usage(2, "batch", 3)]))
     place %= len(data)
     end = {"cut": place + len(junk), "put": place, "set": place + 1}[how]
     put = b"" if how == "cut" else junk
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     for one in read(written(path, data[:place] + put + data[end:]))[0]:
-        assert isinstance(one, Line)
+        assert isinstance(one, UsageLine)
 
 
 def test_what_is_no_log_is_told(tmp_path: Path) -> None:
-    with pytest.raises(LogError, match="no job log"):
+    with pytest.raises(JobLogError, match="no job log"):
         list(read_lines(str(tmp_path / "nowhere")))
-    with pytest.raises(LogError, match="holds no job log"):
+    with pytest.raises(JobLogError, match="holds no job log"):
         list(read_lines(str(tmp_path)))
     (tmp_path / "x.jsonl.zst").write_bytes(b"no zstd at all")
-    with pytest.raises(LogError, match="cannot be unpacked"):
+    with pytest.raises(JobLogError, match="cannot be unpacked"):
         list(read_lines(str(tmp_path / "x.jsonl.zst")))
 
 
@@ -201,7 +203,7 @@ def test_only_operators_may_ask(tmp_path: Path) -> None:
         ("plugins", {}),
     ]
     for name, request in requests:
-        with pytest.raises(Refused, match="only operators"):
+        with pytest.raises(PermissionRefused, match="only operators"):
             site.ask(f"accounting.{name}", ADA, **request)
 
 
@@ -219,18 +221,18 @@ def test_a_plugin_that_is_refused_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make_site(tmp_path, type="jobacct/old")
-    state = PluginState(state_path(site.settings.state_dir, "jobacct/old"))
+    state = PluginState(plugin_state_path(site.settings.state_dir, "jobacct/old"))
     state.note_refusal("jobacct/old is written for version 9 of the plugin API")
     state.close()
     answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
-    monkeypatch.setattr(accounting, "call", lambda *_: answer)
+    monkeypatch.setattr(accounting, "call_action", lambda *_: answer)
     accounting.plugins(parsable=True)
     assert "jobacct/old|refused|" in capsys.readouterr().out
 
 
 def test_a_task_of_a_launch_whose_own_words_are_lost_counts(tmp_path: Path) -> None:
-    lost = lines_of(usage(1, "0", 2)).splitlines(keepends=True)[1:]
+    lost = encode_log_lines(usage(1, "0", 2)).splitlines(keepends=True)[1:]
     lines, _ = read(written(tmp_path / "log.jsonl", *lost, run(1)))
     assert [(one.step, one.user_us) for one in lines] == [("", 200_000), ("0", 200_000)]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.capture.jobcomp import LineError, end_event, told
-from steward.core.events import JOB_END, decode, encode
-from steward.slurm import ended_state
-from steward.slurm.users import People
+from steward.capture.jobcomp import LineError, make_end_event, parse_line
+from steward.core.events import JOB_END, decode_event, encode_event
+from steward.slurm import decode_ended_state
+from steward.slurm.users import NameResolver
 
-PEOPLE = People()
+PEOPLE = NameResolver()
 # As Slurm 22.05 gave it: a job that failed, one that got another size, one that was requeued.
 FAILED = {
     "v": 1,
@@ -56,7 +56,7 @@ def at(seconds: int) -> datetime:
 
 
 def read(**changes: Any) -> Any:
-    return told(json.dumps({**FAILED, **changes}).encode(), PEOPLE)
+    return parse_line(json.dumps({**FAILED, **changes}).encode(), PEOPLE)
 
 
 def test_a_run_that_failed() -> None:
@@ -76,10 +76,10 @@ def test_a_run_that_failed() -> None:
     )
     assert (record.nodelist, record.time_limit_s) == ("node[1-2]", 5400)
     assert (record.stdin, record.stdout) == ("/dev/null", "")
-    event = end_event("c1", said, record)
+    event = make_end_event("c1", said, record)
     assert (event.kind, event.source, event.at) == (JOB_END, "jobcomp", at(1795296917))
     assert event.key == "job.end:6:1795296913:0:FAILED:1795296917:jobcomp"
-    assert decode(0, event.kind, "c1", event.key, encode(event)).body.record == record
+    assert decode_event(0, event.kind, "c1", event.key, encode_event(event)).body.record == record
 
 
 def test_pieces_of_a_resized_job_have_their_own_end_and_keys() -> None:
@@ -87,20 +87,20 @@ def test_pieces_of_a_resized_job_have_their_own_end_and_keys() -> None:
     other = read(job_state=0x2001, resizing=1, t=1795296950, end_time=1826832920, nodes="node1")
     assert (one.record.state, one.record.end) == ("RESIZING", at(1795296950))
     assert one.record.exit_code is None
-    keys = {end_event("c1", said, said.record).key for said in (one, other, one)}
+    keys = {make_end_event("c1", said, said.record).key for said in (one, other, one)}
     assert len(keys) == 2
 
 
 def test_states() -> None:
-    assert [ended_state(number) for number in (3, 4, 0x8005, 6, 0x8007, 8, 9, 10, 11)] == [
+    assert [decode_ended_state(number) for number in (3, 4, 0x8005, 6, 0x8007, 8, 9, 10, 11)] == [
         *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
         *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
     ]
-    assert ended_state(0x400) == ended_state(0x400 | 0x800) == "REQUEUED"
-    assert ended_state(0x400 | 7) == "NODE_FAIL"
-    assert ended_state(0x2001) == "RESIZING"
-    assert ended_state(0x80000) == "REVOKED"
-    assert ended_state(77) == ""
+    assert decode_ended_state(0x400) == decode_ended_state(0x400 | 0x800) == "REQUEUED"
+    assert decode_ended_state(0x400 | 7) == "NODE_FAIL"
+    assert decode_ended_state(0x2001) == "RESIZING"
+    assert decode_ended_state(0x80000) == "REVOKED"
+    assert decode_ended_state(77) == ""
 
 
 def test_what_is_cut_is_not_taken_for_the_whole() -> None:
@@ -142,10 +142,13 @@ JSON = st.recursive(
 def test_any_line_is_an_event_or_none(changes: dict[str, Any], raw: bytes) -> None:
     for line in (json.dumps({**FAILED, **changes}).encode(), raw, b"[" * 100_000):
         try:
-            said = told(line, PEOPLE)
+            said = parse_line(line, PEOPLE)
         except LineError:
             continue
-        event = end_event("c1", said, said.record)
+        event = make_end_event("c1", said, said.record)
         assert event.key.startswith(f"job.end:{said.record.job_id}:")
         assert event.key.isprintable()
-        assert decode(0, event.kind, "c1", event.key, encode(event)).body.record == said.record
+        assert (
+            decode_event(0, event.kind, "c1", event.key, encode_event(event)).body.record
+            == said.record
+        )

@@ -9,7 +9,7 @@ from harness.events import NOON, at
 from harness.jobs import Books, record, script
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
 from steward.core.sqlite import open_reader
-from steward.core.usage import AccountingExpire
+from steward.core.usage import AccountingExpiry
 from steward.jobs import Jobs
 
 
@@ -21,7 +21,7 @@ def expire(seconds: float) -> Event:
         at=NOON,
         seen_at=NOON,
         source="expire",
-        body=AccountingExpire(before=at(seconds), asked_by="root"),
+        body=AccountingExpiry(before=at(seconds), asked_by="root"),
     )
 
 

@@ -8,11 +8,11 @@ from harness.events import at
 from harness.jobs import record
 from steward.core.events import JOB_END, Event
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros, moment
-from steward.jobs.run_merge import RunFacts, blanked, merge_runs
+from steward.core.timestamps import moment, to_micros
+from steward.jobs.run_merge import RunFacts, merge_runs, remove_private_text
 from steward.slurm.job_states import FORGOTTEN
 
-SUBMIT_US = micros(at(0))
+SUBMIT_US = to_micros(at(0))
 
 
 def run_of(*events: Event, restarts: int = 0) -> RunFacts:
@@ -23,7 +23,7 @@ def run_of(*events: Event, restarts: int = 0) -> RunFacts:
 
 
 def test_microseconds_and_times_are_the_same() -> None:
-    assert moment(micros(at(0.123456))) == at(0.123456)
+    assert moment(to_micros(at(0.123456))) == at(0.123456)
 
 
 def test_the_latest_look_counts_and_a_whole_record_fills_what_it_does_not_show() -> None:
@@ -53,7 +53,7 @@ def test_of_two_ends_the_earlier_is_the_runs_and_the_later_is_noted() -> None:
         run = run_of(*order)
         assert run.merged().end == at(9)
         assert run.merged().exit_code == 3
-        assert (run.end_us, run.late_end_us) == (micros(at(9)), micros(at(39)))
+        assert (run.end_us, run.late_end_us) == (to_micros(at(9)), to_micros(at(39)))
 
 
 def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
@@ -62,7 +62,7 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "FAILED", seen=90, end=90, source="jobcomp")
     for order in permutations([requeued, other, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", micros(at(90)), True)
+        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", to_micros(at(90)), True)
     # The end with which it was requeued may be told by either word.
     ended = record(7, 0, "FAILED", seen=10, end=10)
     for order in permutations([requeued, ended]):
@@ -71,19 +71,19 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "FAILED", seen=11, end=11, source="jobcomp")
     for order in permutations([requeued, other, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", micros(at(11)), True)
+        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", to_micros(at(11)), True)
     # Begun anew it came to its end, and was requeued after that: its end is told once more.
     ended = record(7, 0, "COMPLETED", seen=16, end=16, start=at(16), source="jobcomp")
     last = record(7, 0, "REQUEUED", seen=20, end=20, start=at(16), source="jobcomp")
     for order in permutations([requeued, ended, last]):
         assert (run_of(*order).merged().state, run_of(*order).end_us) == (
             "COMPLETED",
-            micros(at(16)),
+            to_micros(at(16)),
         )
     assert not run_of(requeued).is_over
     again = record(7, 0, "REQUEUED", seen=20, end=20, source="jobcomp")
     for order in permutations([requeued, other, again]):
-        assert run_of(*order).end_us == micros(at(20))
+        assert run_of(*order).end_us == to_micros(at(20))
 
 
 def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
@@ -92,14 +92,18 @@ def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "COMPLETED", seen=90, end=90, source="jobcomp")
     for order in permutations([preempted, again, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("COMPLETED", micros(at(90)), True)
+        assert (run.merged().state, run.end_us, run.is_over) == (
+            "COMPLETED",
+            to_micros(at(90)),
+            True,
+        )
     for order in permutations([preempted, again]):
-        assert run_of(*order).end_us == micros(at(20))
+        assert run_of(*order).end_us == to_micros(at(20))
     # When one that is over is requeued, its end is told once more.
     requeued = record(7, 0, "REQUEUED", seen=90, end=90, source="jobcomp")
     for order in permutations([preempted, requeued]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("PREEMPTED", micros(at(10)))
+        assert (run.merged().state, run.end_us) == ("PREEMPTED", to_micros(at(10)))
     run = run_of(record(7, 0, "PREEMPTED", seen=10, end=10, comment="mine"))
     run.blank()
     assert run.merged().comment == ""
@@ -108,7 +112,7 @@ def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
 def test_an_end_without_a_time_gives_way_to_one_with() -> None:
     ends = (record(7, 0, "FAILED", seen=10), record(7, 0, "FAILED", seen=9, end=8))
     for order in permutations(ends):
-        assert run_of(*order).end_us == micros(at(8))
+        assert run_of(*order).end_us == to_micros(at(8))
     assert run_of(ends[0]).end_us == -1
     assert run_of(ends[0]).is_over
 
@@ -118,7 +122,7 @@ def test_a_job_that_went_while_it_waited_again_has_ended() -> None:
     gone = record(7, 0, "UNKNOWN", seen=20)
     for order in permutations([record(7, 0, "RUNNING", seen=5), requeued, gone]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("UNKNOWN", micros(at(9)), True)
+        assert (run.merged().state, run.end_us, run.is_over) == ("UNKNOWN", to_micros(at(9)), True)
     # It was not gone, or only its later run was.
     for other in (
         record(7, 0, "PENDING", seen=30),
@@ -197,7 +201,7 @@ def test_what_is_blanked_holds_nothing_that_a_person_wrote() -> None:
     assert b"confidential" in msgspec.json.encode(run)
     run.blank()
     assert b"confidential" not in msgspec.json.encode(run)
-    assert run.merged() == blanked(run_of(*events).merged())
+    assert run.merged() == remove_private_text(run_of(*events).merged())
     assert (run.merged().account, run.merged().end, run.merged().uid) == ("a", at(8), 1000)
 
 
@@ -231,8 +235,8 @@ def test_how_long_a_run_was_suspended_by_the_end_of_each_of_its_sizes(count: int
     piece = msgspec.structs.replace(piece, at=at(25))
     for order in ([piece, *halts], [*halts[:2], piece, *halts[2:]]):
         run = run_of(*order)
-        assert [run.suspended_by(micros(at(s))) for s in (5, 25)] == [0, 2]
-        assert run.suspended_by(micros(at(99_999))) == count
+        assert [run.suspended_by(to_micros(at(s))) for s in (5, 25)] == [0, 2]
+        assert run.suspended_by(to_micros(at(99_999))) == count
         assert len(run.halts) <= 70
 
 
@@ -257,7 +261,7 @@ def test_a_requeue_of_a_run_that_ended_in_its_first_second_is_no_time_of_its_own
     requeue = record(7, 0, "REQUEUED", seen=16, end=16, start=at(10), nodelist="n1")
     for order in permutations([end, requeue]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("COMPLETED", micros(at(10)))
+        assert (run.merged().state, run.end_us) == ("COMPLETED", to_micros(at(10)))
         assert not run.again
 
 
@@ -269,7 +273,7 @@ def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
     third = record(7, 0, "COMPLETED", seen=200, end=200, start=at(100), nodelist="n1")
     for order in permutations([first, once, second, third]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("COMPLETED", micros(at(30)))
+        assert (run.merged().state, run.end_us) == ("COMPLETED", to_micros(at(30)))
         assert [(seen.record.start, seen.record.end) for seen in run.again.values()] == [
             (at(50), at(90)),
             (at(100), at(200)),

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.core.records import JobRecord
-from steward.jobs.job_ids import MAX_JOB_ID, JobName, JobNameError, display, parse
+from steward.jobs.job_ids import MAX_JOB_ID, JobName, JobNameError, format_job_name, parse_job_name
 
 IDS = st.integers(1, MAX_JOB_ID)
 INDICES = st.integers(0, 4_000_001)
@@ -27,7 +27,7 @@ INDICES = st.integers(0, 4_000_001)
     ],
 )
 def test_names_of_slurm_and_torque_are_understood(text: str, name: JobName) -> None:
-    assert parse(text) == name
+    assert parse_job_name(text) == name
 
 
 NO_NAMES = """
@@ -40,7 +40,7 @@ NO_NAMES = """
 @pytest.mark.parametrize("text", [*NO_NAMES.split(), "", "1 2", "1\x00"])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(JobNameError) as caught:
-        parse(text)
+        parse_job_name(text)
     assert caught.value.offender == text
     assert "\n" not in str(caught.value)
 
@@ -48,7 +48,7 @@ def test_anything_else_is_refused(text: str) -> None:
 @given(st.text())
 def test_any_text_is_a_name_or_refused(text: str) -> None:
     try:
-        name = parse(text)
+        name = parse_job_name(text)
     except JobNameError:
         return
     assert bool(name.job_id) != bool(name.sluid)
@@ -57,11 +57,11 @@ def test_any_text_is_a_name_or_refused(text: str) -> None:
 @given(IDS, INDICES)
 def test_what_is_displayed_can_be_parsed(job_id: int, index: int) -> None:
     task = JobRecord(job_id=9, array_job_id=job_id, array_task=str(index))
-    assert parse(display(task)) == JobName(job_id=job_id, task=index)
+    assert parse_job_name(format_job_name(task)) == JobName(job_id=job_id, task=index)
     component = JobRecord(job_id=9, het_job_id=job_id, het_offset=index)
-    assert parse(display(component)) == JobName(job_id=job_id, offset=index)
-    assert parse(display(JobRecord(job_id=job_id))) == JobName(job_id=job_id)
+    assert parse_job_name(format_job_name(component)) == JobName(job_id=job_id, offset=index)
+    assert parse_job_name(format_job_name(JobRecord(job_id=job_id))) == JobName(job_id=job_id)
 
 
 def test_an_array_that_is_not_split_shows_its_expression() -> None:
-    assert display(JobRecord(job_id=5, array_job_id=5, array_task="1-9%2")) == "5_[1-9%2]"
+    assert format_job_name(JobRecord(job_id=5, array_job_id=5, array_task="1-9%2")) == "5_[1-9%2]"

@@ -6,12 +6,12 @@ import pytest
 
 from harness.events import NOON, at
 from harness.jobs import Books, record, script
-from steward.core.access import Scope
+from steward.core.access import VisibleJobs
 from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
-from steward.jobs import Job, JobFilter, JobNameError, Jobs, Position
-from steward.jobs.filters import name_patterns
+from steward.jobs import Job, JobFilter, JobNameError, Jobs, ListPosition
+from steward.jobs.filters import normalize_patterns
 
 DAY_S = 86_400
 
@@ -64,13 +64,16 @@ def listed(jobs: Jobs, wanted: JobFilter) -> list[int]:
         (JobFilter(with_script=True), [6, 1]),
         (JobFilter(with_script=False, users=("ada",)), [2]),
         (JobFilter(scopes={}), []),
-        (JobFilter(scopes={"c1": Scope(everything=True)}), [6, 5, 4, 3, 2, 1]),
-        (JobFilter(scopes={"c1": Scope(uid=11)}), [2, 1]),
-        (JobFilter(scopes={"c1": Scope(uid=11, user="other")}), []),
-        (JobFilter(scopes={"c1": Scope(uid=13, accounts=frozenset({"chem"}))}), [5, 4]),
-        (JobFilter(scopes={"c1": Scope(uid=11), "c2": Scope(everything=True)}), [-1, 2, 1]),
-        (JobFilter(scopes={"c1": Scope()}), []),
-        (JobFilter(scopes={"c1": Scope(uid=11)}, users=("bob",)), []),
+        (JobFilter(scopes={"c1": VisibleJobs(everything=True)}), [6, 5, 4, 3, 2, 1]),
+        (JobFilter(scopes={"c1": VisibleJobs(uid=11)}), [2, 1]),
+        (JobFilter(scopes={"c1": VisibleJobs(uid=11, user="other")}), []),
+        (JobFilter(scopes={"c1": VisibleJobs(uid=13, accounts=frozenset({"chem"}))}), [5, 4]),
+        (
+            JobFilter(scopes={"c1": VisibleJobs(uid=11), "c2": VisibleJobs(everything=True)}),
+            [-1, 2, 1],
+        ),
+        (JobFilter(scopes={"c1": VisibleJobs()}), []),
+        (JobFilter(scopes={"c1": VisibleJobs(uid=11)}, users=("bob",)), []),
     ],
 )
 def test_a_filter_lists_what_it_says(jobs: Jobs, wanted: JobFilter, ids: list[int]) -> None:
@@ -95,11 +98,11 @@ MANY = {
     "names": (JobFilter(names=("fo*", *NUMBERS[:999])), [3]),
     "partitions": (JobFilter(partitions=("gpu", *NUMBERS[:999])), [3, 2]),
     "coordinated": (
-        JobFilter(scopes={"c1": Scope(uid=13, accounts=frozenset(("chem", *NUMBERS)))}),
+        JobFilter(scopes={"c1": VisibleJobs(uid=13, accounts=frozenset(("chem", *NUMBERS)))}),
         [5, 4],
     ),
     "clusters seen": (
-        JobFilter(scopes={f"c{number}": Scope(everything=True) for number in range(2, 2000)}),
+        JobFilter(scopes={f"c{number}": VisibleJobs(everything=True) for number in range(2, 2000)}),
         [-1],
     ),
 }
@@ -141,14 +144,14 @@ def test_patterns_that_would_cost_too_much_are_refused(
 
 
 def test_any_number_of_stars_are_one() -> None:
-    assert name_patterns(["*" * 5000 + "a", "*a", "b**?***", "c"]) == ("*a", "b*?*", "c")
+    assert normalize_patterns(["*" * 5000 + "a", "*a", "b**?***", "c"]) == ("*a", "b*?*", "c")
 
 
 def test_pages_follow_each_other_without_gap_or_repeat(books: Books) -> None:
     books.take(*[record(number, number // 4) for number in range(1, 40)])
     jobs = Jobs(books.path)
     seen: list[int] = []
-    before: Position | None = None
+    before: ListPosition | None = None
     while page := jobs.list(JobFilter(), limit=7, before=before):
         seen += [job.job_id for job in page]
         before = page[-1].position
@@ -243,7 +246,7 @@ def test_a_reader_cannot_write_and_an_absent_database_is_said_to_be_so(
 QUESTIONS = {
     "a day": JobFilter(since=NOON, until=at(DAY_S)),
     "a user's": JobFilter(users=("ada",), since=NOON),
-    "an owner's": JobFilter(scopes={"c1": Scope(uid=11)}, since=NOON),
+    "an owner's": JobFilter(scopes={"c1": VisibleJobs(uid=11)}, since=NOON),
     "an account's": JobFilter(accounts=("physics",)),
     "an array's": JobFilter(jobs=("10",)),
     "some jobs'": JobFilter(jobs=("10", "11", "12")),
@@ -251,7 +254,7 @@ QUESTIONS = {
     "a task": JobFilter(jobs=("10_1",)),
     "a SLUID": JobFilter(jobs=("s0ZXM7YY8HFA00",)),
     "a coordinator's": JobFilter(
-        scopes={"c1": Scope(uid=11, accounts=frozenset({"physics"}))}, since=NOON
+        scopes={"c1": VisibleJobs(uid=11, accounts=frozenset({"physics"}))}, since=NOON
     ),
 }
 

@@ -21,9 +21,9 @@ from steward.core.events import (
     STEP_USAGE,
     Event,
 )
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database
-from steward.core.usage import AccountingExpire, StepAccounted, StepUsage
+from steward.core.usage import AccountedStep, AccountingExpiry, StepUsage
 from steward.jobs import Jobs
 from steward.jobs.tables import MIGRATIONS
 
@@ -251,7 +251,7 @@ def test_a_purge_forgets_the_names_of_programs(books: Clocked) -> None:
 
 def test_another_books_tell_of_steps_that_we_do_not_know(books: Clocked) -> None:
     def accounted(step: str, user_us: int) -> Event:
-        theirs = Line(
+        theirs = UsageLine(
             cluster="x",
             job_id=7,
             label="7",
@@ -263,7 +263,7 @@ def test_another_books_tell_of_steps_that_we_do_not_know(books: Clocked) -> None
             end_us=us(5),
             source="slurmdbd",
         )
-        body = StepAccounted(job_id=7, submit=at(0), line=theirs)
+        body = AccountedStep(job_id=7, submit=at(0), line=theirs)
         return Event(
             kind=STEP_ACCOUNTED,
             cluster="c1",
@@ -293,7 +293,7 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
     books.take(kept, running(), *STEP, done(), running(8), done(8), running(9))
     jobs = Jobs(books.path)
     assert jobs.expirable(at(60)) == 2
-    body = AccountingExpire(before=at(60))
+    body = AccountingExpiry(before=at(60))
     books.take(
         Event(
             kind=ACCOUNTING_EXPIRE,

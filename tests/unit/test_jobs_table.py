@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from steward.archive.requests import JobLine
-from steward.cli.job_table import columns
+from steward.cli.job_table import list_job_columns
 from steward.cli.output import Style, print_table
 
 
@@ -14,7 +14,7 @@ def job(**said: Any) -> JobLine:
 
 
 def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) -> str:
-    print_table(columns({}, clusters=False), jobs, style)
+    print_table(list_job_columns({}, clusters=False), jobs, style)
     return capsys.readouterr().out
 
 

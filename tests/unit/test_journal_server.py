@@ -15,7 +15,7 @@ from harness.journal import fill
 from steward.core.config import JournalSettings, Settings
 from steward.core.consumers import Append, Feed, Rejected, feed_all
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.core.journal import (
     Journal,
     JournalError,
@@ -23,8 +23,15 @@ from steward.core.journal import (
     JournalReader,
     JournalUnavailable,
 )
-from steward.core.journal.client import FRAME_BYTES, LARGEST_FRAME, SOCKET, Frames, frame, frames_of
-from steward.core.journal.server import JournalServer, take_lock
+from steward.core.journal.client import (
+    FRAME_BYTES,
+    JOURNAL_SOCKET,
+    MAX_FRAME_BYTES,
+    FrameDecoder,
+    encode_frame,
+    split_into_frames,
+)
+from steward.core.journal.server import JournalServer, lock_state_dir
 from steward.core.waits import Stop
 
 MakeLink = Callable[..., JournalLink]
@@ -45,7 +52,7 @@ class Running:
         server = JournalServer(
             self.state_dir,
             JournalSettings(),
-            stores_of(Settings(state_dir=self.state_dir)),
+            make_stores(Settings(state_dir=self.state_dir)),
             **timing,
         )
         self.halt = Stop()
@@ -116,7 +123,7 @@ def test_an_event_that_no_frame_holds_is_refused_at_once(
 ) -> None:
     link = make_link()
     with pytest.raises(JournalError, match="script:2:"):
-        link.append([of_size(1, 10), of_size(2, LARGEST_FRAME)])
+        link.append([of_size(1, 10), of_size(2, MAX_FRAME_BYTES)])
     assert JournalReader(running.state_dir).count() == 0
     link.append([of_size(3, 10)])
     assert JournalReader(running.state_dir).count() == 1
@@ -127,10 +134,10 @@ def test_an_event_that_no_frame_holds_is_refused_at_once(
 )
 def test_rows_stay_in_their_order_and_frames_are_bounded(sizes: list[int]) -> None:
     rows = [("job.script", "c1", f"k{n}\u00e9", bytes(size)) for n, size in enumerate(sizes)]
-    frames = list(frames_of(rows))
+    frames = list(split_into_frames(rows))
     assert [row for some in frames for row in some] == rows
     for some in frames:
-        assert len(some) == 1 or len(frame(["append", 2**63, some])) <= FRAME_BYTES + 64
+        assert len(some) == 1 or len(encode_frame(["append", 2**63, some])) <= FRAME_BYTES + 64
 
 
 def test_a_subscriber_is_woken(running: Running, make_link: MakeLink) -> None:
@@ -294,9 +301,9 @@ def test_news_that_is_none_does_not_prolong_the_wait(make_link: MakeLink, runnin
     [
         b"\xff\xff\xff\xff" + b"x" * 10,
         struct.pack("<I", 3) + b"abc",
-        frame(["append"]),
-        frame(["passed", 1]),
-        frame(["append", 1, 7]),
+        encode_frame(["append"]),
+        encode_frame(["passed", 1]),
+        encode_frame(["append", 1, 7]),
     ],
 )
 def test_garbage_ends_only_the_connection_it_came_by(
@@ -304,7 +311,7 @@ def test_garbage_ends_only_the_connection_it_came_by(
 ) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(5)
-        peer.connect(os.path.join(running.state_dir, SOCKET))
+        peer.connect(os.path.join(running.state_dir, JOURNAL_SOCKET))
         peer.sendall(garbage)
         assert peer.recv(100) == b""
     link = make_link()
@@ -313,12 +320,12 @@ def test_garbage_ends_only_the_connection_it_came_by(
 
 def test_two_writers_are_one_too_many(running: Running) -> None:
     with pytest.raises(JournalUnavailable, match="another steward is running"):
-        take_lock(running.state_dir, wait_s=0.05)
+        lock_state_dir(running.state_dir, wait_s=0.05)
 
 
 def test_frames_are_cut_wherever_the_stream_is() -> None:
-    frames = Frames()
-    data = frame(["a", 1]) + frame(["b", 2])
+    frames = FrameDecoder()
+    data = encode_frame(["a", 1]) + encode_frame(["b", 2])
     assert [m for i in range(len(data)) for m in frames.feed(data[i : i + 1])] == [
         ["a", 1],
         ["b", 2],

@@ -18,13 +18,13 @@ from steward.core.events import (
     JOB_SCRIPT,
     ArchivePurge,
     ArchiveResend,
-    Kept,
-    Resent,
-    Unreadable,
+    IncomingFile,
+    ResentScript,
+    UnreadableBody,
 )
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.core.journal import Backlog, Journal, JournalError, JournalReader
-from steward.core.journal.server import trim
+from steward.core.journal.server import trim_journal
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 
 __all__ = ["journal", "reader"]
@@ -58,13 +58,13 @@ def test_reading_is_by_kind_and_by_batch(journal: Journal, reader: JournalReader
 def test_an_unreadable_row_says_so(journal: Journal, reader: JournalReader) -> None:
     journal.append([(JOB_SCRIPT, "c1", "k", b'{"nonsense":1}')])
     (event,), _ = reader.read(0, [JOB_SCRIPT], 10)
-    assert isinstance(event.body, Unreadable)
+    assert isinstance(event.body, UnreadableBody)
 
 
 def test_positions_are_never_used_again(journal: Journal, tmp_path: Path) -> None:
     append(journal, script_event(1, script=None))
     journal.passed("a", 1, "running", "")
-    assert trim(journal, stores_of(Settings(state_dir=str(tmp_path))), keep_s=0) == 1
+    assert trim_journal(journal, make_stores(Settings(state_dir=str(tmp_path))), keep_s=0) == 1
     assert journal.head() == 1
     assert append(journal, script_event(2)) == 2
 
@@ -93,7 +93,7 @@ def test_no_dead_letter_holds_what_was_purged(
     journal: Journal, reader: JournalReader, tmp_path: Path, how: str, sink: str
 ) -> None:
     scripts = [script_event(n, script=None) for n in (1, 2, 3)]
-    resent = tuple(Resent(script_key=one.key, script=one.body) for one in scripts[:2])
+    resent = tuple(ResentScript(script_key=one.key, script=one.body) for one in scripts[:2])
     order = msgspec.structs.replace(
         seen_event(9),
         kind=ARCHIVE_RESEND,
@@ -113,7 +113,7 @@ def test_no_dead_letter_holds_what_was_purged(
         journal.set_aside("archive.a", event_id, "no")
     if how == "trim":
         # What was set aside stays until the purge, which goes with the others, lets it go.
-        assert trim(journal, two_sinks(tmp_path), keep_s=0) == head - 2
+        assert trim_journal(journal, two_sinks(tmp_path), keep_s=0) == head - 2
     journal.replay("archive.a")
     left = {
         letter.id: [one.script_key for one in letter.body.scripts]
@@ -158,7 +158,7 @@ def test_the_last_error_is_remembered_and_a_rate_only_for_a_while(
 
 def test_a_backlog_is_counted_in_scripts(journal: Journal, reader: JournalReader) -> None:
     resent = tuple(
-        Resent(script_key=script_event(n).key, script=script_event(n).body) for n in (1, 2, 3)
+        ResentScript(script_key=script_event(n).key, script=script_event(n).body) for n in (1, 2, 3)
     )
     orders = [
         msgspec.structs.replace(
@@ -194,7 +194,7 @@ def test_a_journal_of_a_newer_steward_is_left_alone(journal: Journal, tmp_path: 
 
 
 def test_the_file_is_its_users_alone(journal: Journal, tmp_path: Path) -> None:
-    append(journal, script_event(1, script=Kept(path="x", length=1, sha256="")))
+    append(journal, script_event(1, script=IncomingFile(path="x", length=1, sha256="")))
     modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
     assert set(modes.values()) == {0}, modes
 

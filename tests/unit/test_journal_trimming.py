@@ -10,15 +10,10 @@ from harness.events import script_event
 from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import (
-    ARCHIVE_PURGE,
-    ArchivePurge,
-    Kept,
-    utc_now,
-)
-from steward.core.incoming import kept_filename, stores_of
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, IncomingFile, utc_now
+from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.server import bound, trim
+from steward.core.journal.server import limit_size, trim_journal
 
 __all__ = ["journal", "reader"]
 
@@ -26,17 +21,17 @@ __all__ = ["journal", "reader"]
 def test_trimming_waits_for_every_consumer_and_unlinks(
     journal: Journal, reader: JournalReader, tmp_path: Path
 ) -> None:
-    stores = stores_of(Settings(state_dir=str(tmp_path)))
-    name = kept_filename("c1", 1, 5, 3, "script")
+    stores = make_stores(Settings(state_dir=str(tmp_path)))
+    name = make_incoming_filename("c1", 1, 5, 3, "script")
     kept = stores.get("state").write(name, b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept), script_event(2, script=None))
-    assert trim(journal, stores, keep_s=0) == 0, "nobody has seen it"
+    assert trim_journal(journal, stores, keep_s=0) == 0, "nobody has seen it"
     journal.passed("a", 2, "running", "")
     journal.passed("b", 0, "running", "")
-    assert trim(journal, stores, keep_s=0) == 0
+    assert trim_journal(journal, stores, keep_s=0) == 0
     assert stores.get("state").read(kept) == b"abc"
     journal.passed("b", 1, "running", "")
-    assert trim(journal, stores, keep_s=0) == 1
+    assert trim_journal(journal, stores, keep_s=0) == 1
     assert list(stores.get("state").names()) == []
     assert reader.known("c1", "script:1:5")
     assert not reader.present("c1", "script:1:5")
@@ -47,32 +42,32 @@ def test_trimming_waits_for_every_consumer_and_unlinks(
 def test_bytes_of_a_sink_that_is_configured_no_more_do_not_stop_the_trimming(
     journal: Journal, reader: JournalReader, tmp_path: Path
 ) -> None:
-    stores = stores_of(Settings(state_dir=str(tmp_path)))
-    kept = Kept(path=kept_filename("c1", 1, 5, 3, "script"), length=3, sha256="")
+    stores = make_stores(Settings(state_dir=str(tmp_path)))
+    kept = IncomingFile(path=make_incoming_filename("c1", 1, 5, 3, "script"), length=3, sha256="")
     append(journal, script_event(1, mtime_ns=5, script=kept, store="archive.renamed"))
     journal.passed("a", 1, "running", "")
-    assert trim(journal, stores, keep_s=0) == 1
+    assert trim_journal(journal, stores, keep_s=0) == 1
     assert reader.count() == 0
 
 
 def test_events_are_kept_for_their_time(journal: Journal, tmp_path: Path) -> None:
     append(journal, script_event(1, script=None))
     journal.passed("a", 1, "running", "")
-    stores = stores_of(Settings(state_dir=str(tmp_path)))
-    assert trim(journal, stores, keep_s=1e10) == 0
+    stores = make_stores(Settings(state_dir=str(tmp_path)))
+    assert trim_journal(journal, stores, keep_s=1e10) == 0
 
 
 def test_what_can_be_made_anew_is_detached_when_room_runs_out(
     journal: Journal, reader: JournalReader, tmp_path: Path
 ) -> None:
     stores = two_sinks(tmp_path)
-    kept = stores.get("state").write(kept_filename("c1", 1, 5, 3, "script"), b"abc")
+    kept = stores.get("state").write(make_incoming_filename("c1", 1, 5, 3, "script"), b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept), script_event(2, script=None))
     for name, position in (("archive.a", 2), ("archive.b", 1), ("catalogue", 0), ("jobs", 2)):
         journal.passed(name, position, "running", "")
-    assert not bound(journal, stores, max_bytes=10**9)
+    assert not limit_size(journal, stores, max_bytes=10**9)
     assert not any(consumer.detached for consumer in reader.consumers())
-    while bound(journal, stores, max_bytes=1):
+    while limit_size(journal, stores, max_bytes=1):
         pass
     found = {consumer.name: consumer for consumer in reader.consumers()}
     assert {name for name, one in found.items() if one.detached} == {"archive.b", "catalogue"}
@@ -90,7 +85,7 @@ def test_a_sink_of_files_is_not_let_go_of_for_one_that_gives_nothing_back(
     append(journal, script_event(1, script=None))
     journal.passed("archive.a", 0, "waiting", "disk full")
     journal.passed("archive.b", 1, "running", "")
-    assert not bound(journal, two_sinks(tmp_path), max_bytes=1)
+    assert not limit_size(journal, two_sinks(tmp_path), max_bytes=1)
     assert not any(consumer.detached for consumer in reader.consumers())
     assert "consumer archive.a needs them" in caplog.text
 
@@ -101,7 +96,7 @@ def test_who_is_detached_is_told_what_makes_up_for_it(
     append(journal, seen_event(9), script_event(2, script=None), script_event(1, script=None))
     journal.passed("archive.a", 3, "running", "")
     journal.passed("archive.b", 0, "waiting", "no broker")
-    while bound(journal, two_sinks(tmp_path), max_bytes=1):
+    while limit_size(journal, two_sinks(tmp_path), max_bytes=1):
         pass
     assert "'steward archive resend --sink b'" in caplog.text
     (_, there) = reader.consumers()
@@ -126,7 +121,7 @@ def test_an_order_to_purge_reaches_who_was_detached_when_it_came(
     append(journal, script_event(1, script=None), order)
     journal.passed("archive.a", 2, "running", "")
     journal.passed("archive.b", 0, "waiting", "no broker")
-    while bound(journal, two_sinks(tmp_path), max_bytes=1):
+    while limit_size(journal, two_sinks(tmp_path), max_bytes=1):
         pass
     assert reader.count() == 0
     assert [(one.consumer, one.replay) for one in reader.dead()] == [("archive.b", True)]
@@ -142,11 +137,11 @@ def test_what_nobody_else_has_is_never_let_go_of(
     caplog: pytest.LogCaptureFixture,
     name: str,
 ) -> None:
-    stores = stores_of(Settings(state_dir=str(tmp_path)))
-    kept = stores.get("state").write(kept_filename("c1", 1, 5, 3, "script"), b"abc")
+    stores = make_stores(Settings(state_dir=str(tmp_path)))
+    kept = stores.get("state").write(make_incoming_filename("c1", 1, 5, 3, "script"), b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept))
     journal.passed(name, 0, "waiting", "disk full")
-    assert not bound(journal, stores, max_bytes=1)
+    assert not limit_size(journal, stores, max_bytes=1)
     assert not reader.consumers()[0].detached
     assert stores.get("state").read(kept) == b"abc"
     assert f"consumer {name} needs them" in caplog.text
@@ -163,7 +158,7 @@ def test_a_store_that_is_away_does_not_hold_up_the_others(
     )
     append(journal, script_event(1, store="archive.files"), script_event(2, script=None))
     journal.passed("archive.files", 2, "running", "")
-    assert trim(journal, stores_of(settings), keep_s=0) == 2
+    assert trim_journal(journal, make_stores(settings), keep_s=0) == 2
     assert reader.count() == 0
 
 
@@ -174,18 +169,18 @@ def test_a_script_that_was_set_aside_keeps_its_event_and_its_bytes(
     store = stores.get("state")
     events = []
     for job_id in (1, 2):
-        name = kept_filename("c1", job_id, 5, 3, "script")
+        name = make_incoming_filename("c1", job_id, 5, 3, "script")
         events.append(script_event(job_id, mtime_ns=5, script=store.write(name, b"abc")))
     append(journal, *events)
     journal.passed("archive.b", 2, "running", "")
     journal.set_aside("archive.b", 1, "too large")
-    assert trim(journal, stores, keep_s=0) == 1
+    assert trim_journal(journal, stores, keep_s=0) == 1
     assert store.read(events[0].body.script) == b"abc"
     with pytest.raises(FileNotFoundError):
         store.read(events[1].body.script)
-    assert bound(journal, stores, max_bytes=1) is False, "nobody else has it"
+    assert limit_size(journal, stores, max_bytes=1) is False, "nobody else has it"
     journal.revived("archive.b", 1)
-    assert trim(journal, stores, keep_s=0) == 1
+    assert trim_journal(journal, stores, keep_s=0) == 1
     with pytest.raises(FileNotFoundError):
         store.read(events[0].body.script)
 
@@ -195,7 +190,7 @@ def test_where_a_sink_of_files_has_it_room_is_made(journal: Journal, tmp_path: P
     for name in ("archive.a", "archive.b"):
         journal.passed(name, 1, "running", "")
     journal.set_aside("archive.b", 1, "too large")
-    assert bound(journal, two_sinks(tmp_path), max_bytes=1)
+    assert limit_size(journal, two_sinks(tmp_path), max_bytes=1)
     assert journal.trimmable(10, dead=True) == []
 
 
@@ -206,5 +201,5 @@ def test_a_clock_that_was_ahead_does_not_stop_trimming(journal: Journal, tmp_pat
     recent = msgspec.structs.replace(script_event(2, script=None), seen_at=utc_now())
     append(journal, ahead, recent)
     journal.passed("archive.a", 2, "running", "")
-    assert trim(journal, two_sinks(tmp_path), keep_s=3600) == 1
+    assert trim_journal(journal, two_sinks(tmp_path), keep_s=3600) == 1
     assert [event.body.job_id for event in journal.trimmable(10)] == [2]

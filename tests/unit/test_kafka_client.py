@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steward.extensions.kafka.client import KafkaUnavailable, Reached
+from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.settings import KafkaSettings
 
 PASSWORD = "correct horse"
@@ -19,8 +19,8 @@ def password_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def reached(**settings: Any) -> Reached:
-    return Reached(KafkaSettings(servers=("k1:9092", "k2:9092"), **settings), "archive.k")
+def reached(**settings: Any) -> KafkaConnection:
+    return KafkaConnection(KafkaSettings(servers=("k1:9092", "k2:9092"), **settings), "archive.k")
 
 
 def test_plain() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from harness.events import NOON
 from harness.spool import environment_bytes
-from steward.archive.messages import Message, decode
-from steward.archive.messages import encode as encode_message
-from steward.archive.remote.destination import Document
-from steward.capture.captured_jobs import Known
+from steward.archive.messages import ScriptMessage, decode_script_message
+from steward.archive.messages import encode_script_message as encode_message
+from steward.archive.remote.destination import ArchivedDocument
+from steward.capture.captured_jobs import CapturedScripts
 from steward.core.config import RedactSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -24,23 +24,23 @@ from steward.core.events import (
     JOB_SEEN,
     ArchivePurge,
     Event,
+    IncomingFile,
     JobIdentity,
     JobScript,
-    Kept,
-    encode,
-    script_key,
+    encode_event,
+    make_script_key,
 )
-from steward.core.incoming import Store, Stores, StoreUnavailable
+from steward.core.incoming import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.store import rows_of
+from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
-from steward.extensions.kafka.events import LatelyPurged, Taking
+from steward.extensions.kafka.events import MessageConverter, RecentPurges
 from steward.jobs import JobsConsumer
 
 MTIME_NS = 1_772_366_400_123_456_789
 VERSION = MTIME_NS // 1000
-KEY = script_key(7, MTIME_NS)
+KEY = make_script_key(7, MTIME_NS)
 
 
 class TopicTaking:
@@ -49,14 +49,14 @@ class TopicTaking:
     def __init__(self, directory: Path) -> None:
         self.known: set[tuple[str, str]] = set()
         self.purged: set[tuple[str, str]] = set()
-        self.store = Store("state", str(directory / "incoming"))
+        self.store = IncomingStore("state", str(directory / "incoming"))
 
-    def take(self, message: Message, *, environments: bool = True) -> list[Event]:
+    def take(self, message: ScriptMessage, *, environments: bool = True) -> list[Event]:
         (events,) = self.take_all(message, environments=environments)
         return events
 
-    def take_all(self, *messages: Message, environments: bool = True) -> list[list[Event]]:
-        taking = Taking(
+    def take_all(self, *messages: ScriptMessage, environments: bool = True) -> list[list[Event]]:
+        taking = MessageConverter(
             Redactor(RedactSettings()),
             lambda *key: key in self.known,
             lambda: self.purged,
@@ -83,14 +83,14 @@ def message(
     version: int = 5,
     changes: dict[str, Any] | None = None,
     **record: Any,
-) -> Message:
-    def kept(data: bytes | None) -> Kept | None:
+) -> ScriptMessage:
+    def kept(data: bytes | None) -> IncomingFile | None:
         if data is None:
             return None
-        return Kept(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return IncomingFile(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     fields: dict[str, Any] = {"uid": 1000, "user": "ada", "submit": NOON, **record}
-    document = Document(
+    document = ArchivedDocument(
         cluster="hpc1",
         key=KEY,
         version=version,
@@ -107,7 +107,9 @@ def message(
         script=script,
         environment=environment,
     )
-    return decode(encode_message(msgspec.structs.replace(document, **(changes or {}))))
+    return decode_script_message(
+        encode_message(msgspec.structs.replace(document, **(changes or {})))
+    )
 
 
 def test_a_script_and_whose_it_is(site: TopicTaking) -> None:
@@ -124,7 +126,9 @@ def test_a_script_and_whose_it_is(site: TopicTaking) -> None:
 def test_the_same_message_gives_the_same_events(site: TopicTaking) -> None:
     first, again = (site.take(message(state="RUNNING")) for _ in range(2))
     assert [event.key for event in first] == [event.key for event in again]
-    assert [encode(event) for event in first][1:] == [encode(event) for event in again][1:]
+    assert [encode_event(event) for event in first][1:] == [encode_event(event) for event in again][
+        1:
+    ]
     assert len(list(Path(site.store.directory).iterdir())) == 1
 
 
@@ -239,19 +243,19 @@ def test_a_message_that_comes_twice_in_a_batch_is_kept_once(site: TopicTaking) -
 def test_what_a_purge_leaves_is_known_before_jobs_db_has_it(tmp_path: Path) -> None:
     state = str(tmp_path)
     journal = Journal(state)
-    lately = LatelyPurged(state, JournalReader(state))
+    lately = RecentPurges(state, JournalReader(state))
     assert not lately.look()
     purge = TopicTaking(tmp_path).take(message(**PURGE))
-    journal.append(rows_of(purge))
+    journal.append(encode_rows(purge))
     assert ("hpc1", KEY) in lately.look()
-    assert ("hpc1", KEY) in LatelyPurged(state, JournalReader(state)).look()
-    of_one_sink = ArchivePurge(script_keys=(script_key(8, 1),), sink="files")
-    journal.append(rows_of([msgspec.structs.replace(purge[0], key="k", body=of_one_sink)]))
-    assert ("hpc1", script_key(8, 1)) not in lately.look()
+    assert ("hpc1", KEY) in RecentPurges(state, JournalReader(state)).look()
+    of_one_sink = ArchivePurge(script_keys=(make_script_key(8, 1),), sink="files")
+    journal.append(encode_rows([msgspec.structs.replace(purge[0], key="k", body=of_one_sink)]))
+    assert ("hpc1", make_script_key(8, 1)) not in lately.look()
     jobs = JobsConsumer(Settings(state_dir=state))
     jobs.apply(purge, journal.head(), lambda _: None)
-    assert not LatelyPurged(state, JournalReader(state)).look()
-    known = Known(state, JournalReader(state))
+    assert not RecentPurges(state, JournalReader(state)).look()
+    known = CapturedScripts(state, JournalReader(state))
     assert known.known("hpc1", KEY)
     known.close()
     jobs.close()
@@ -266,11 +270,13 @@ def test_a_correction_without_bytes_is_facts_alone(site: TopicTaking) -> None:
 
 
 def test_the_first_store_that_can_be_written_is_used(tmp_path: Path) -> None:
-    away = Store("archive.a", str(tmp_path / "gone" / ".incoming"), str(tmp_path / "gone" / "mark"))
-    here = Store("state", str(tmp_path / "incoming"))
-    assert Stores([away, here]).usable() is here
+    away = IncomingStore(
+        "archive.a", str(tmp_path / "gone" / ".incoming"), str(tmp_path / "gone" / "mark")
+    )
+    here = IncomingStore("state", str(tmp_path / "incoming"))
+    assert IncomingStores([away, here]).usable() is here
     with pytest.raises(StoreUnavailable, match="gone"):
-        Stores([away]).usable()
+        IncomingStores([away]).usable()
 
 
 def test_a_script_that_was_written_late_is_still_its_jobs(

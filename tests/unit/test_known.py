@@ -11,15 +11,15 @@ from harness.events import make_event, script_event
 from harness.jobs import Books, record, script
 from harness.site import Site
 from harness.spool import make_spool, submit
-from steward.capture.captured_jobs import Known
-from steward.core.events import ARCHIVE_PURGE, ArchivePurge, script_key, utc_now
-from steward.core.incoming import kept_filename, stores_of
+from steward.capture.captured_jobs import CapturedScripts
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, make_script_key, utc_now
+from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.server import trim
-from steward.core.journal.store import rows_of
+from steward.core.journal.server import trim_journal
+from steward.core.journal.store import encode_rows
 from steward.daemon.once import run_once
-from steward.daemon.source_workers import orphans_of_others
-from steward.daemon.workers import orphans_of
+from steward.daemon.source_workers import recover_foreign_orphans
+from steward.daemon.workers import recover_orphans
 from steward.jobs import database_path
 from steward.slurm.settings import ClusterSettings
 
@@ -27,7 +27,7 @@ from steward.slurm.settings import ClusterSettings
 @pytest.fixture
 def reader(tmp_path: Path) -> JournalReader:
     (tmp_path / "journal").mkdir()
-    Journal(str(tmp_path / "journal")).append(rows_of([script_event(1)]))
+    Journal(str(tmp_path / "journal")).append(encode_rows([script_event(1)]))
     return JournalReader(str(tmp_path / "journal"))
 
 
@@ -37,7 +37,7 @@ def test_what_the_journal_has_forgotten_jobs_db_still_knows(
     books = Books(tmp_path)
     kept, purged = script(7, 0.4), script(8, 0.4)
     books.take(kept, purged, record(7, 0), record(8, 0), purge(purged))
-    known = Known(str(books.directory), reader)
+    known = CapturedScripts(str(books.directory), reader)
     cluster = kept.cluster
     assert known.known("c1", script_event(1).key)
     assert known.known(cluster, kept.key)
@@ -45,7 +45,7 @@ def test_what_the_journal_has_forgotten_jobs_db_still_knows(
     assert known.over(cluster, purged.key)
     assert not known.over(cluster, kept.key), "its event may have been lost with a journal"
     assert not known.known("elsewhere", kept.key)
-    assert not known.known(cluster, script_key(9, 4))
+    assert not known.known(cluster, make_script_key(9, 4))
     known.close()
     assert known.known(cluster, kept.key)
 
@@ -57,14 +57,14 @@ def test_without_jobs_db_the_journal_alone_is_asked(
     path = Path(database_path(str(tmp_path)))
     if content is not None:
         path.write_bytes(content)
-    known = Known(str(tmp_path), reader)
+    known = CapturedScripts(str(tmp_path), reader)
     for _ in range(2):
         assert known.known("c1", script_event(1).key)
         assert not known.known("c1", script_event(2).key)
     path.unlink(missing_ok=True)
     books = Books(tmp_path)
     books.take(script(7, 0.4))
-    assert Known(str(books.directory), reader).known("c1", script(7, 0.4).key)
+    assert CapturedScripts(str(books.directory), reader).known("c1", script(7, 0.4).key)
 
 
 class MonthsSite(Site):
@@ -85,20 +85,20 @@ class MonthsSite(Site):
     def months_pass(self) -> None:
         """The journal lets go of all events, and forgets their keys."""
         journal = Journal(self.settings.state_dir)
-        assert trim(journal, self.stores, keep_s=0.0)
+        assert trim_journal(journal, self.stores, keep_s=0.0)
         journal.forget_remembered(int(utc_now().timestamp()) + 1)
         journal.close()
 
     def scripts(self) -> list[str]:
         return [
-            script_key(int(path.parent.name[4:]), path.stat().st_mtime_ns)
+            make_script_key(int(path.parent.name[4:]), path.stat().st_mtime_ns)
             for path in sorted(self.spool.rglob("script"))
         ]
 
     def purge(self, key: str) -> None:
         body = ArchivePurge(script_keys=(key,), asked_by="root")
         journal = Journal(self.settings.state_dir)
-        journal.append(rows_of([make_event(ARCHIVE_PURGE, f"purge:{key}", body, utc_now())]))
+        journal.append(encode_rows([make_event(ARCHIVE_PURGE, f"purge:{key}", body, utc_now())]))
         journal.close()
 
 
@@ -136,10 +136,10 @@ def test_bytes_that_a_crash_left_of_a_purged_script_go(site: MonthsSite) -> None
     site.months_pass()
     (store, *_) = site.stores
     mtime_ns = int(key.rpartition(":")[2])
-    store.write(kept_filename("c1", 1, mtime_ns, 1, "script"), b"x")
+    store.write(make_incoming_filename("c1", 1, mtime_ns, 1, "script"), b"x")
     store.sync()
     reader = JournalReader(site.settings.state_dir)
-    assert orphans_of(site.settings, "c1", 0, reader) == []
+    assert recover_orphans(site.settings, "c1", 0, reader) == []
     assert list(store.names()) == []
 
 
@@ -152,9 +152,9 @@ def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: MonthsSi
     site.run()
     site.months_pass()
     consuming = msgspec.structs.replace(site.settings, cluster={})
-    (store, *_) = stores_of(consuming)
-    store.write(kept_filename("c1", 1, int(key.rpartition(":")[2]), 1, "script"), b"x")
+    (store, *_) = make_stores(consuming)
+    store.write(make_incoming_filename("c1", 1, int(key.rpartition(":")[2]), 1, "script"), b"x")
     store.sync()
     reader = JournalReader(consuming.state_dir)
-    assert orphans_of_others(consuming, reader) == []
+    assert recover_foreign_orphans(consuming, reader) == []
     assert list(store.names()) == []

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from harness.ledger_place import empty, place
-from steward.bank.ledger import By, open_ledger
+from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.ledger.ledger import Ledger
 from steward.bank.ledger.records import Account
 from steward.bank.money import MICRO
@@ -44,7 +44,7 @@ def test_each_day_has_what_moved_in_it(ledger: Ledger, name: str, about: datetim
     begin = about - timedelta(days=3)
     wanted: dict[str, int] = {}
     with ledger.transaction() as t:
-        by = By(who="root", why="test", at=begin - timedelta(days=5))
+        by = Authorship(who="root", why="test", at=begin - timedelta(days=5))
         t.accounts.create(Account(name="physics"), by)
         made = t.allocations.create(
             "physics",
@@ -59,7 +59,7 @@ def test_each_day_has_what_moved_in_it(ledger: Ledger, name: str, about: datetim
             charge = Charge(
                 cluster="c", job_id=hour + 1, first_submit=at, account="physics", amount=cost
             )
-            t.charges.charge(charge, By(who="bank", why="end", at=at))
+            t.charges.charge(charge, Authorship(who="bank", why="end", at=at))
             day = at.astimezone(zone).date().isoformat()
             wanted[day] = wanted.get(day, 0) + cost
     end = begin + 6 * 24 * _HOUR

@@ -19,10 +19,10 @@ from harness.ledger_place import empty, place
 from ledger.crowd import CrowdCases
 from ledger.site import BY, NOON, Clock, account, allocation, charge, clock, ledger, settings_for
 from steward.bank.errors import BankError, LedgerUnavailable
-from steward.bank.ledger import By, open_ledger
-from steward.bank.ledger.engine import Database, url_of
+from steward.bank.ledger import Authorship, open_ledger
+from steward.bank.ledger.engine import LedgerDatabase, ledger_url
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.ledger.tables import MIGRATIONS, NEWEST, metadata
+from steward.bank.ledger.tables import MIGRATIONS, NEWEST_REVISION, metadata
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import StewardError
@@ -67,7 +67,7 @@ def test_the_file_is_stewards_alone(tmp_path: Path) -> None:
 
 
 def test_a_commit_waits_for_the_disk(place: Settings) -> None:
-    database = Database(url_of(place))
+    database = LedgerDatabase(ledger_url(place))
     with database.reading() as connection:
         found = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -87,7 +87,7 @@ def test_the_migrations_make_what_the_tables_say(ledger: Ledger, place: Settings
 
 
 def test_the_newest_migration_is_the_one_that_is_worked_with() -> None:
-    assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [NEWEST]
+    assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [NEWEST_REVISION]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_ledger_of_each_revision_is_brought_up_to_date(tmp_path: Path, revisio
     place = settings_for(str(tmp_path))
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    database = Database(url_of(place))
+    database = LedgerDatabase(ledger_url(place))
     with database.writing() as config.attributes["connection"]:
         command.upgrade(config, revision)
     database.close()
     open_ledger(place).close()
-    database = Database(url_of(place))
+    database = LedgerDatabase(ledger_url(place))
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     database.close()
@@ -135,11 +135,11 @@ def test_the_password_comes_from_its_file_and_is_not_shown(tmp_path: Path) -> No
     secret = tmp_path / "secret"
     bank = BankSettings(database="postgresql://steward@db/x", password_file=str(secret))
     with pytest.raises(LedgerUnavailable, match="password_file"):
-        url_of(Settings(bank=bank))
+        ledger_url(Settings(bank=bank))
     secret.write_text("hunter2\n")
-    url = url_of(Settings(bank=bank))
+    url = ledger_url(Settings(bank=bank))
     assert (url.password, url.drivername) == ("hunter2", "postgresql+psycopg")
-    assert "hunter2" not in Database(url).shown
+    assert "hunter2" not in LedgerDatabase(url).shown
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_balance_that_was_changed_meanwhile_is_not_written_over(
     tampered: Ledger, place: Settings
 ) -> None:
     with tampered.transaction() as t:
-        t.transfers.deposit("phys", 1, By(who="a"))
+        t.transfers.deposit("phys", 1, Authorship(who="a"))
     # A dated allocation below zero is refused by the database itself.
     with pytest.raises(dbapi2.IntegrityError, match="not_below_zero"):
         edit(place, "UPDATE pot SET balance = -1 WHERE end_us IS NOT NULL")

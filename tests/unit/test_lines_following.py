@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.jobcomp import JobcompLines, Places
-from steward.capture.log_follower import Following, Place
+from steward.capture.jobcomp import JobcompSource, ReadPositions
+from steward.capture.log_follower import LogFollower, ReadPosition
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event
 from steward.core.waits import Stop
 
-_opened: list[Following | JobcompLines | Places] = []
+_opened: list[LogFollower | JobcompSource | ReadPositions] = []
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def closed() -> Iterator[None]:
 class Reader:
     """Follows a file as the source does, and keeps what came of it."""
 
-    def __init__(self, path: Path, place: Place | None = None, quiet_s: float = 0.0) -> None:
-        self.following = Following(str(path), place, quiet_s=quiet_s, reattach_s=0.0)
+    def __init__(self, path: Path, place: ReadPosition | None = None, quiet_s: float = 0.0) -> None:
+        self.following = LogFollower(str(path), place, quiet_s=quiet_s, reattach_s=0.0)
         _opened.append(self.following)
         self.place = place
         self.lines: list[bytes] = []
@@ -220,10 +220,10 @@ def test_no_line_is_missed_whatever_happens(tmp_path: Path) -> None:
 LINE = {"v": 1, "k": "job", "t": 1795296917, "job_state": 3, "submit_time": 1795296913}
 
 
-def source(tmp_path: Path, journal: list[Event], **options: object) -> JobcompLines:
+def source(tmp_path: Path, journal: list[Event], **options: object) -> JobcompSource:
     append = options.pop("append", journal.extend)
-    places = Places(str(tmp_path), "c1")
-    lines = JobcompLines("c1", str(tmp_path / "jobcomp"), places, append)  # type: ignore[arg-type]
+    places = ReadPositions(str(tmp_path), "c1")
+    lines = JobcompSource("c1", str(tmp_path / "jobcomp"), places, append)  # type: ignore[arg-type]
     _opened.extend([places, lines])
     return lines
 

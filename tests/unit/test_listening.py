@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from steward.core.listeners import ListenUnavailable, host_and_port, listener_at
+from steward.core.listeners import ListenUnavailable, open_tcp_listener, split_host_port
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ from steward.core.listeners import ListenUnavailable, host_and_port, listener_at
     ],
 )
 def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int] | None) -> None:
-    assert host_and_port(text) == found
+    assert split_host_port(text) == found
 
 
 def test_a_listener_takes_who_comes_and_does_not_wait() -> None:
-    with listener_at("127.0.0.1:0", 1) as listener:
+    with open_tcp_listener("127.0.0.1:0", 1) as listener:
         assert listener.getblocking() is False
         with socket.create_connection(listener.getsockname()[:2], 10) as client:
             assert client.getpeername() == listener.getsockname()
 
 
 def test_an_address_that_is_taken_is_named() -> None:
-    with listener_at("127.0.0.1:0", 1) as listener:
+    with open_tcp_listener("127.0.0.1:0", 1) as listener:
         where = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ListenUnavailable, match=where):
-            listener_at(where, 1)
+            open_tcp_listener(where, 1)

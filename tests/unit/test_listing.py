@@ -11,9 +11,9 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.context import NoSuchJob
+from steward.archive.context import JobNotFound
 from steward.archive.selection import PageError
-from steward.core.access import Asker, Standing
+from steward.core.access import Asker, ClusterRoles
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
 from steward.slurm.job_states import StateError
@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def private(tmp_path: Path) -> Iterator[Site]:
     made = archive.make_library(tmp_path)
-    made.standing = Standing(private_data=frozenset({"jobs"}))
+    made.standing = ClusterRoles(private_data=frozenset({"jobs"}))
     yield made
     made.close()
 
@@ -158,9 +158,9 @@ def test_with_private_data_others_jobs_are_not_there(private: Site) -> None:
     archive.add_job(private, 1, who=ADA)
     assert private.ask("archive.list", BELA).jobs == ()
     assert len(private.ask("archive.list", ROOT).jobs) == 1
-    with pytest.raises(NoSuchJob) as unknown:
+    with pytest.raises(JobNotFound) as unknown:
         private.ask("archive.show", BELA, job="2")
-    with pytest.raises(NoSuchJob) as hidden:
+    with pytest.raises(JobNotFound) as hidden:
         private.ask("archive.show", BELA, job="1")
     # Whether there is such a job cannot be told from the answer.
     assert str(hidden.value).replace("1", "2") == str(unknown.value)

@@ -29,7 +29,7 @@ def root_logger() -> Iterator[None]:
 
 def line_of(message: str, *args: object, **extra: object) -> str:
     stream = io.StringIO()
-    logs.set_up("info", "capture.0", stream)
+    logs.configure_logging("info", "capture.0", stream)
     logging.getLogger("steward.test").warning(message, *args, extra=extra)
     return stream.getvalue()
 
@@ -43,7 +43,7 @@ def test_a_line_has_level_name_message_and_keys() -> None:
 
 def test_an_error_is_told_on_the_same_line() -> None:
     stream = io.StringIO()
-    logs.set_up("info", stream=stream)
+    logs.configure_logging("info", stream=stream)
     try:
         int("two\nlines")
     except ValueError:
@@ -60,7 +60,7 @@ def test_a_wrong_call_still_tells_what_it_can() -> None:
 
 def test_levels_below_are_silent() -> None:
     stream = io.StringIO()
-    logs.set_up("warning", stream=stream)
+    logs.configure_logging("warning", stream=stream)
     logging.getLogger("steward.test").info("not this")
     assert stream.getvalue() == ""
 
@@ -69,7 +69,7 @@ def test_journald_gets_a_priority_and_no_time(monkeypatch: pytest.MonkeyPatch) -
     with tempfile.TemporaryFile("w+") as file:
         status = os.fstat(file.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
-        logs.set_up("info", stream=file)
+        logs.configure_logging("info", stream=file)
         logging.getLogger("steward.test").error("x")
         file.seek(0)
         assert file.read() == "<3>error steward.test msg=x\n"
@@ -82,7 +82,7 @@ def test_another_stream_than_journalds_gets_none(monkeypatch: pytest.MonkeyPatch
 
 def test_a_renamed_file_is_written_to_no_more(tmp_path: Path) -> None:
     path = tmp_path / "steward.log"
-    logs.set_up("info", path=str(path))
+    logs.configure_logging("info", path=str(path))
     log = logging.getLogger("steward.test")
     log.info("one")
     path.rename(tmp_path / "steward.log.1")
@@ -94,23 +94,23 @@ def test_a_renamed_file_is_written_to_no_more(tmp_path: Path) -> None:
     assert path.read_text().count("\n") == 1
     assert "msg=four" in path.read_text()
     assert path.stat().st_mode & 0o007 == 0
-    logs.set_up("info", stream=io.StringIO())
+    logs.configure_logging("info", stream=io.StringIO())
 
 
 def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "steward.log"
-    logs.set_up("info", path=str(path))
+    logs.configure_logging("info", path=str(path))
     children = []
     for number in range(4):
         child = os.fork()
         if child == 0:
-            logs.name_part(f"part.{number}")
+            logs.set_log_part(f"part.{number}")
             for _ in range(200):
                 logging.getLogger("steward.test").info("x" * 3000)
             os._exit(0)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
-    logs.set_up("info", stream=io.StringIO())
+    logs.configure_logging("info", stream=io.StringIO())
     lines = path.read_text().splitlines()
     assert len(lines) == 800
     for line in lines:
@@ -119,12 +119,12 @@ def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_told() -> None:
     with pytest.raises(logs.LogUnavailable, match="cannot log to /proc/nowhere"):
-        logs.set_up("info", path="/proc/nowhere")
+        logs.configure_logging("info", path="/proc/nowhere")
 
 
 def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    logs.set_up("info", "gate", stream, form="json")
+    logs.configure_logging("info", "gate", stream, form="json")
     try:
         int("x")
     except ValueError:
@@ -141,7 +141,7 @@ def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile("w+") as file:
         status = os.fstat(file.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
-        logs.set_up("info", stream=file, form="json")
+        logs.configure_logging("info", stream=file, form="json")
         logging.getLogger("steward.test").error("x")
         file.seek(0)
         line = file.read()
@@ -152,7 +152,7 @@ def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.text(), st.text() | st.binary() | st.floats() | st.none())
 def test_no_value_breaks_out_of_json(message: str, value: object) -> None:
     stream = io.StringIO()
-    logs.set_up("info", "capture.0", stream, form="json")
+    logs.configure_logging("info", "capture.0", stream, form="json")
     logging.getLogger("steward.test").warning("%s", message, extra={"value": value})
     line = stream.getvalue()
     assert line.removesuffix("\n").isprintable()

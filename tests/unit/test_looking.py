@@ -9,8 +9,8 @@ import pytest
 
 from steward.cli.app import run
 from steward.core.config import Settings
-from steward.core.config.checks import doubts, mistakes
-from steward.core.config.reader import load
+from steward.core.config.checks import find_extension_problems, find_missing_resources
+from steward.core.config.reader import load_settings
 
 BEGIN = '[cluster.c]\nslurm = false\nspool = "/spool"\n'
 KAFKA = '[archive.sink.k]\nkind = "kafka"\n[archive.sink.k.broker]\nservers = ["k1:1"]\n'
@@ -21,11 +21,11 @@ SEARCH = '[archive.sink.e]\nkind = "{}"\nurls = ["https://e1:1"]\n'
 def loaded(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "steward.toml"
     path.write_text(f'state_dir = "{tmp_path}"\n{BEGIN}{text}')
-    return load(str(path))
+    return load_settings(str(path))
 
 
 def doubted(tmp_path: Path, text: str) -> list[str]:
-    return [problem.what for problem in doubts(loaded(tmp_path, text))]
+    return [problem.what for problem in find_missing_resources(loaded(tmp_path, text))]
 
 
 def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_an_option_that_librdkafka_does_not_take(
 ) -> None:
     name = "archive.sink.k" if table == KAFKA else "consume.t"
     text = f'{table}[{name}.broker.options]\n"{option}" = "{value}"\n'
-    found = [problem.what for problem in mistakes(loaded(tmp_path, text))]
+    found = [problem.what for problem in find_extension_problems(loaded(tmp_path, text))]
     assert len(found) == (1 if why else 0)
     assert all(why in what and option in what for what in found)
 
@@ -161,7 +161,7 @@ def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path:
     def told(more: str) -> list[str]:
         path = tmp_path / "steward.toml"
         path.write_text(f'state_dir = "{tmp_path}"\n[cluster.c]\n[sensor]\nenabled = true\n{more}')
-        return [problem.what for problem in doubts(load(str(path)))]
+        return [problem.what for problem in find_missing_resources(load_settings(str(path)))]
 
     assert told("triggers = false\n") == []
     (missing,) = told("")

@@ -20,12 +20,12 @@ from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.job_page.requests import PageAnswer
 from steward.accounting.settings import MailSettings
 from steward.cli import mail
-from steward.cli.mail import addresses, is_whole
+from steward.cli.mail import is_page_final, parse_addresses
 from steward.client import DaemonAway
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.core.notifications import Letter, NotSent, letter_message, send_letter
-from steward.core.printable import safe
+from steward.core.notifications import MailNotSent, OutgoingMail, build_mail_message, send_mail
+from steward.core.printable import escape_line
 
 HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"
 Mailer = Callable[[str], str]
@@ -52,8 +52,10 @@ def keeps(directory: Path) -> str:
     )
 
 
-def letter(program: str = "", sendmail: str = "/bin/false", timeout_s: float = 30.0) -> Letter:
-    return Letter(
+def letter(
+    program: str = "", sendmail: str = "/bin/false", timeout_s: float = 30.0
+) -> OutgoingMail:
+    return OutgoingMail(
         to=("ada@example.org",),
         subject="done",
         body=b"said",
@@ -91,17 +93,17 @@ def run(*words: str, body: bytes = b"", **variables: str) -> subprocess.Complete
 )
 def test_what_is_no_address_gets_no_mail(text: str) -> None:
     with pytest.raises(UsageError):
-        addresses(text)
+        parse_addresses(text)
 
 
 def test_addresses() -> None:
-    assert addresses("ada") == ("ada",)
-    assert addresses("ada.b+x@example.org, bob@h") == ("ada.b+x@example.org", "bob@h")
+    assert parse_addresses("ada") == ("ada",)
+    assert parse_addresses("ada.b+x@example.org, bob@h") == ("ada.b+x@example.org", "bob@h")
 
 
 def test_a_message_has_the_headers_that_it_should_and_no_others() -> None:
     built = email.message_from_bytes(
-        letter_message(letter(), "München\n.\nFrom here"), policy=email.policy.default
+        build_mail_message(letter(), "München\n.\nFrom here"), policy=email.policy.default
     )
     assert set(built) == {
         *("To", "Subject", "Date", "Auto-Submitted"),
@@ -123,8 +125,10 @@ PIECES = st.sampled_from(
 @example("x " * 400)
 @example("x" * 1200)
 def test_no_subject_makes_headers_or_a_body(subject: str) -> None:
-    sent = msgspec.structs.replace(letter(), subject=safe(subject), sender="Jörg <a@example.org>")
-    head, _, body = letter_message(sent, "hello").partition(b"\n\n")
+    sent = msgspec.structs.replace(
+        letter(), subject=escape_line(subject), sender="Jörg <a@example.org>"
+    )
+    head, _, body = build_mail_message(sent, "hello").partition(b"\n\n")
     names = [line.partition(b":")[0] for line in head.split(b"\n") if line[:1] not in b" \t"]
     assert set(names) - {b"Subject"} == {
         *(b"To", b"From", b"Date", b"Auto-Submitted"),
@@ -139,7 +143,7 @@ def test_no_subject_makes_headers_or_a_body(subject: str) -> None:
 def test_a_subject_is_shown_as_it_was_written() -> None:
     for subject in (WORDS, "Slurm Job_id=1 Name=x Ended, Run time 00:00:01", "Jäger=?", ""):
         sent = msgspec.structs.replace(letter(), subject=subject)
-        shown = email.message_from_bytes(letter_message(sent, "hello")).get("Subject", "")
+        shown = email.message_from_bytes(build_mail_message(sent, "hello")).get("Subject", "")
         assert str(make_header(decode_header(shown))) == subject
 
 
@@ -240,8 +244,8 @@ def test_a_mail_goes_out_though_no_process_can_be_had(tmp_path: Path, mailer: Ma
 
 def test_a_mailer_that_hangs_is_ended(tmp_path: Path, mailer: Mailer) -> None:
     program = mailer(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
-    with pytest.raises(NotSent, match="did not end within"):
-        send_letter(letter(program, timeout_s=1.0), "")
+    with pytest.raises(MailNotSent, match="did not end within"):
+        send_mail(letter(program, timeout_s=1.0), "")
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -270,13 +274,13 @@ def test_a_longer_text_that_is_refused_goes_as_the_short_one(
 
 def test_a_page_is_whole_when_nodes_have_reported() -> None:
     over = run_of(run_line(10), launch(task(), peak_bytes=1))
-    assert is_whole(answer_of(over, hears_nodes=True))
-    assert not is_whole(answer_of(run_of(run_line(10)), hears_nodes=True))
-    assert is_whole(answer_of(run_of(run_line(10)), hears_nodes=False))
+    assert is_page_final(answer_of(over, hears_nodes=True))
+    assert not is_page_final(answer_of(run_of(run_line(10)), hears_nodes=True))
+    assert is_page_final(answer_of(run_of(run_line(10)), hears_nodes=False))
     running = run_of(run_line(0, end_us=0, state="RUNNING"), launch(task(), peak_bytes=1))
-    assert not is_whole(answer_of(running, hears_nodes=True))
+    assert not is_page_final(answer_of(running, hears_nodes=True))
     lost = run_of(run_line(10, doubts="no-end"), launch(task(), ended=False))
-    assert not is_whole(answer_of(lost, hears_nodes=True))
+    assert not is_page_final(answer_of(lost, hears_nodes=True))
 
 
 def test_nobody_is_waited_for_where_no_steward_is_said_to_be(
@@ -289,13 +293,13 @@ def test_nobody_is_waited_for_where_no_steward_is_said_to_be(
         raise DaemonAway("no daemon answers", "")
 
     program = mailer(keeps(tmp_path))
-    monkeypatch.setattr(mail, "settings_readable", lambda _place: None)
+    monkeypatch.setattr(mail, "find_readable_settings", lambda _place: None)
     monkeypatch.setattr(mail, "CLIENT_PATH", str(tmp_path / "nobody's"))
     send(monkeypatch, program, ask)
     assert len(asked) == 1
     assert (tmp_path / "mail").read_text() == "said"
     settings = Settings(mail=MailSettings(wait_s=1.5))
-    monkeypatch.setattr(mail, "settings_readable", lambda _place: settings)
+    monkeypatch.setattr(mail, "find_readable_settings", lambda _place: settings)
     send(monkeypatch, program, ask)
     assert len(asked) > 3
 
@@ -304,6 +308,6 @@ def send(monkeypatch: pytest.MonkeyPatch, program: str, ask: Callable[[], PageAn
     """Send the mail of a job's end from this process; ``ask`` stands where the daemon is asked."""
     monkeypatch.setenv("SLURM_JOB_MAIL_TYPE", "Ended")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(mail, "read_body", lambda: b"said")
-    monkeypatch.setattr(mail, "call", lambda *_: ask())
+    monkeypatch.setattr(mail, "read_mail_body", lambda: b"said")
+    monkeypatch.setattr(mail, "call_action", lambda *_: ask())
     mail.mail("ada", "done", program, stay=True)

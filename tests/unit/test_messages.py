@@ -14,35 +14,35 @@ import message_schema
 from harness.events import NOON
 from harness.spool import environment_bytes
 from steward.archive.messages import (
-    LARGEST_BYTES,
+    MAX_SCRIPT_MESSAGE_BYTES,
     SCHEMA,
-    Content,
-    Message,
+    EncodedContent,
     MessageError,
-    decode,
-    encode,
+    ScriptMessage,
+    decode_script_message,
     encode_sarchive,
-    json_schema,
+    encode_script_message,
+    make_json_schema,
 )
-from steward.archive.remote.destination import Document
-from steward.core.events import JobIdentity, JobScript, Kept, script_key
+from steward.archive.remote.destination import ArchivedDocument
+from steward.core.events import IncomingFile, JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
 
 MTIME_NS = 1_772_366_400_123_456_789
 
 
-def kept(data: bytes | None) -> Kept | None:
+def kept(data: bytes | None) -> IncomingFile | None:
     if data is None:
         return None
-    return Kept(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return IncomingFile(path="p", length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def document(
     script: bytes | None = b"#!/bin/sh\n", environment: bytes | None = None, **more: Any
-) -> Document:
+) -> ArchivedDocument:
     fields: dict[str, Any] = {
         "cluster": "hpc1",
-        "key": script_key(7, MTIME_NS),
+        "key": make_script_key(7, MTIME_NS),
         "version": 3,
         "body": JobScript(
             job_id=7,
@@ -54,7 +54,7 @@ def document(
             flags=("script-no-nul",),
         ),
         "identity": JobIdentity(
-            script_key=script_key(7, MTIME_NS),
+            script_key=make_script_key(7, MTIME_NS),
             job_id=7,
             first_submit=NOON,
             record=JobRecord(job_id=7, uid=1000, user="ada", submit=NOON, state="RUNNING"),
@@ -63,12 +63,12 @@ def document(
         "environment": environment,
         **more,
     }
-    return Document(**fields)
+    return ArchivedDocument(**fields)
 
 
 def changed(**changes: Any) -> bytes:
     """A good message with some of its fields replaced; a dotted name reaches into a part."""
-    tree = json.loads(encode(document()))
+    tree = json.loads(encode_script_message(document()))
     for name, value in changes.items():
         *way, last = name.split("__")
         part = tree
@@ -80,7 +80,7 @@ def changed(**changes: Any) -> bytes:
 
 @given(script=st.binary(max_size=3000), environment=st.none() | st.binary(max_size=3000))
 def test_any_bytes_come_back_exactly(script: bytes, environment: bytes | None) -> None:
-    message = decode(encode(document(script, environment)))
+    message = decode_script_message(encode_script_message(document(script, environment)))
     assert message.script is not None
     assert message.script.content is not None
     assert message.script.content.data == script
@@ -91,20 +91,20 @@ def test_any_bytes_come_back_exactly(script: bytes, environment: bytes | None) -
 
 @given(data=st.binary(max_size=2000) | st.text().map(str.encode) | st.binary().map(bytes.upper))
 def test_content_is_exact_and_never_much_longer_than_base64(data: bytes) -> None:
-    for content in (Content.of(data), Content.shortest(data)):
+    for content in (EncodedContent.of(data), EncodedContent.shortest(data)):
         assert content.data == data
-    text = msgspec.json.encode(Content.shortest(data).text)
+    text = msgspec.json.encode(EncodedContent.shortest(data).text)
     assert len(text) <= 2 * len(data) + 8
 
 
 def test_control_characters_do_not_multiply() -> None:
     data = b"\x01" * 4_000_000
-    assert len(encode(document(data))) < 5_500_000
+    assert len(encode_script_message(document(data))) < 5_500_000
 
 
 def test_everything_that_is_told_arrives() -> None:
     sent = document(b"#!/bin/sh\nsrun x\n", environment_bytes(b"A=1"))
-    message = decode(encode(sent))
+    message = decode_script_message(encode_script_message(sent))
     assert (message.schema, message.id) == (SCHEMA, f"hpc1/7:{MTIME_NS}")
     assert (message.cluster, message.job_id, message.key) == ("hpc1", 7, sent.key)
     assert message.spool_mtime_ns == MTIME_NS
@@ -128,9 +128,9 @@ def test_what_is_sent_is_never_too_much_to_be_read() -> None:
         claimed_dir="\U0001f600" * 10_000,
         redacted=("x" * 120,) * 500,
     )
-    key = script_key(body.job_id, body.spool_mtime_ns)
+    key = make_script_key(body.job_id, body.spool_mtime_ns)
     sent = document(key=key, body=body, identity=None, script=None, version=2**53 - 1)
-    message = decode(encode(sent))
+    message = decode_script_message(encode_script_message(sent))
     assert message.claims.name == "n" * 4096
     assert (message.key, message.redacted) == (key, body.redacted)
 
@@ -138,13 +138,13 @@ def test_what_is_sent_is_never_too_much_to_be_read() -> None:
 @pytest.mark.parametrize("line", ["x" * 2**20, "x" + "\U0001f600" * 2**16, "\U0001f600" * 2**15])
 def test_a_longer_submit_line_than_a_message_may_have_is_cut(line: str) -> None:
     whose = JobIdentity(
-        script_key=script_key(7, MTIME_NS),
+        script_key=make_script_key(7, MTIME_NS),
         job_id=7,
         first_submit=NOON,
         record=JobRecord(job_id=7, submit=NOON, submit_line=line, name="n" * 2**15),
         why="bound",
     )
-    message = decode(encode(document(identity=whose)))
+    message = decode_script_message(encode_script_message(document(identity=whose)))
     assert message.identity is not None
     told = message.identity.record
     assert line.startswith(told.submit_line)
@@ -154,22 +154,24 @@ def test_a_longer_submit_line_than_a_message_may_have_is_cut(line: str) -> None:
 
 def test_what_is_not_sent_is_still_told_of() -> None:
     sent = msgspec.structs.replace(document(b"x", b"\0\0\0\0"), environment=None)
-    message = decode(encode(sent))
+    message = decode_script_message(encode_script_message(sent))
     assert message.environment is not None
     assert message.environment.length == 4
     assert message.environment.content is None
 
 
 def test_a_correction_without_bytes() -> None:
-    message = decode(encode(document(body=None, script=None, partial=True)))
+    message = decode_script_message(
+        encode_script_message(document(body=None, script=None, partial=True))
+    )
     assert message.partial
     assert message.script is None
     assert message.verified
 
 
 def test_a_purged_script_leaves_nothing_in_its_message() -> None:
-    data = encode(document(b"secret", deleted=True))
-    message = decode(data)
+    data = encode_script_message(document(b"secret", deleted=True))
+    message = decode_script_message(data)
     assert message.deleted
     assert not message.verified
     assert b"secret" not in data
@@ -212,7 +214,7 @@ def test_a_purged_script_leaves_nothing_in_its_message() -> None:
         {"identity__record__name": "x" * (2**17 + 1)},
         {"identity__record__submit_line": "\U0001f600" * 2**15 + "x"},
         {"script__length": 9},
-        {"script__length": LARGEST_BYTES + 1},
+        {"script__length": MAX_SCRIPT_MESSAGE_BYTES + 1},
         {"script__sha256": "0" * 64},
         {"script__sha256": "../" + "0" * 61},
         {"script__content__text": "#!/bin/sh "},
@@ -229,18 +231,23 @@ def test_a_purged_script_leaves_nothing_in_its_message() -> None:
 )
 def test_what_does_not_hold_together_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
-        decode(changed(**changes))
+        decode_script_message(changed(**changes))
 
 
 def test_fields_of_a_later_time_are_passed_over() -> None:
-    assert decode(changed(mood="good", claims={"name": "x", "colour": "red"})).claims.name == "x"
+    assert (
+        decode_script_message(
+            changed(mood="good", claims={"name": "x", "colour": "red"})
+        ).claims.name
+        == "x"
+    )
 
 
 @settings(max_examples=300)
 @given(data=st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
 def test_any_bytes_raise_only_our_error(data: bytes) -> None:
     with pytest.raises(MessageError):
-        decode(data)
+        decode_script_message(data)
 
 
 JSON = st.recursive(
@@ -249,26 +256,26 @@ JSON = st.recursive(
     max_leaves=10,
 )
 FIELDS = st.sampled_from(
-    [*Message.__struct_fields__, "identity__record__submit", "script__content"]
+    [*ScriptMessage.__struct_fields__, "identity__record__submit", "script__content"]
 )
 
 
 @given(field=FIELDS, value=JSON)
 def test_a_message_with_anything_in_it_is_one_or_raises_our_error(field: str, value: Any) -> None:
     try:
-        message = decode(changed(**{field: value}))
+        message = decode_script_message(changed(**{field: value}))
     except MessageError:
         return
-    assert message.key == script_key(message.job_id, message.spool_mtime_ns)
+    assert message.key == make_script_key(message.job_id, message.spool_mtime_ns)
 
 
 @given(cut=st.integers(0, 900), other=st.integers(0, 255))
 def test_a_damaged_message_is_not_taken_for_another(cut: int, other: int) -> None:
-    good = encode(document())
+    good = encode_script_message(document())
     data = bytearray(good)
     data[cut % len(data)] = other
     try:
-        message = decode(bytes(data))
+        message = decode_script_message(bytes(data))
     except MessageError:
         return
     if message.script is not None and message.script.content is not None:
@@ -277,9 +284,9 @@ def test_a_damaged_message_is_not_taken_for_another(cut: int, other: int) -> Non
 
 def test_deep_nesting_and_size_are_refused() -> None:
     deep = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    for data in (deep, b" " * (LARGEST_BYTES + 1)):
+    for data in (deep, b" " * (MAX_SCRIPT_MESSAGE_BYTES + 1)):
         with pytest.raises(MessageError):
-            decode(data)
+            decode_script_message(data)
 
 
 def test_the_schema_in_the_docs_is_the_codes() -> None:
@@ -291,29 +298,31 @@ def test_the_schema_in_the_docs_is_the_codes() -> None:
 def test_messages_are_valid_by_the_schema() -> None:
     from jsonschema import Draft202012Validator
 
-    validator = Draft202012Validator(json_schema())
+    validator = Draft202012Validator(make_json_schema())
     for sent in (
         document(b"#!/bin/sh\n", environment_bytes(b"A=1", b"B=\xff")),
         document(identity=None),
         document(deleted=True),
         document(body=None, script=None, partial=True),
     ):
-        validator.validate(json.loads(encode(sent)))
+        validator.validate(json.loads(encode_script_message(sent)))
     for wrong in ({"schema": "other"}, {"cluster": "../x"}, {"version": -1}, {"job_id": "7"}):
         assert not validator.is_valid(json.loads(changed(**wrong)))
 
 
 def test_the_schema_describes_what_is_sent() -> None:
-    schema = json_schema()
+    schema = make_json_schema()
     fields = schema["$defs"]["Message"]["properties"]
     for sent in (
         document(),
         document(deleted=True),
         document(body=None, script=None, partial=True),
     ):
-        for name in json.loads(encode(sent)):
+        for name in json.loads(encode_script_message(sent)):
             assert name in fields
-    assert set(schema["$defs"]["Message"]["required"]) <= set(json.loads(encode(document())))
+    assert set(schema["$defs"]["Message"]["required"]) <= set(
+        json.loads(encode_script_message(document()))
+    )
     assert fields["schema"] == {"enum": [SCHEMA]}
 
 

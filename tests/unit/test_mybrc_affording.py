@@ -10,17 +10,17 @@ import pytest
 
 from harness.gate import RunningGate, account, gate_settings, job, rules, running
 from servers.mybrc import BY, SU, mybrc_settings, with_money
-from steward.bank.gate.client import GateLink
-from steward.bank.gate.policy import chosen_mode
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.policy import find_mode
 from steward.bank.ledger import Account, open_ledger
 from steward.bank.records import ModeRule, UserBooks
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
-from steward.daemon.consumer_workers import Pusher
-from steward.extensions.mybrc.answers import Affording
+from steward.daemon.consumer_workers import BalancePusher
+from steward.extensions.mybrc.answers import SubmitChecks
 from steward.extensions.mybrc.wire import ApiError
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
@@ -43,8 +43,8 @@ def ledger(site: Settings) -> Iterator["Ledger"]:
     opened.close()
 
 
-def affording(settings: Settings, ledger: "Ledger") -> Affording:
-    return Affording(settings, "c", ledger, GateLink(settings.state_dir, 5.0), People())
+def affording(settings: Settings, ledger: "Ledger") -> SubmitChecks:
+    return SubmitChecks(settings, "c", ledger, GateClient(settings.state_dir, 5.0), NameResolver())
 
 
 def can(settings: Settings, ledger: "Ledger", cost: str, account: str = "physics") -> bool:
@@ -58,7 +58,7 @@ def gate(site: Settings) -> Iterator[RunningGate]:
 
 
 def test_what_is_held_cannot_be_had(gate: RunningGate, site: Settings, ledger: "Ledger") -> None:
-    Pusher(ledger, gate.link).push()
+    BalancePusher(ledger, gate.link).push()
     assert can(site, ledger, "1000.00")
     assert not can(site, ledger, "1000.01")
     gate.link.reserve("physics", 400 * SU, "a test")
@@ -72,7 +72,7 @@ def test_what_is_held_cannot_be_had(gate: RunningGate, site: Settings, ledger: "
 def test_what_is_charged_is_known_to_the_gate_at_once(
     gate: RunningGate, site: Settings, ledger: "Ledger"
 ) -> None:
-    pusher = Pusher(ledger, gate.link)
+    pusher = BalancePusher(ledger, gate.link)
     pusher.push()
     for number in range(1, 4):
         with ledger.transaction() as t:
@@ -203,7 +203,7 @@ def test_the_ledger_answers_as_the_gate_does_where_nothing_is_held(
 
     by_ledger = answers()
     with running(settings) as gate:
-        Pusher(ledger, gate.link).push()
+        BalancePusher(ledger, gate.link).push()
         gate.wait(lambda: bool((state := gate.state()) and state.position))
         assert by_ledger == answers()
 
@@ -235,8 +235,8 @@ def test_the_mode_that_names_most_goes_first() -> None:
         ModeRule(mode="gate", cluster="c", partition="long"),
         ModeRule(mode="off", account="physics"),
     )
-    assert chosen_mode((), "c", "", "physics") is None
-    assert chosen_mode(rules, "c", "", "biology") == "observe"
-    assert chosen_mode(rules, "c", "long", "biology") == "gate"
-    assert chosen_mode(rules, "e", "", "biology") == "gate"
-    assert chosen_mode(rules, "c", "long", "physics") == "off"
+    assert find_mode((), "c", "", "physics") is None
+    assert find_mode(rules, "c", "", "biology") == "observe"
+    assert find_mode(rules, "c", "long", "biology") == "gate"
+    assert find_mode(rules, "e", "", "biology") == "gate"
+    assert find_mode(rules, "c", "long", "physics") == "off"

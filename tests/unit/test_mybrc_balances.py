@@ -17,12 +17,12 @@ from harness.gate import RunningGate, gate_settings, job, picture, rules, runnin
 from harness.mybrc import ReportingSite
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
-from steward.bank.gate.client import GateLink
+from steward.bank.gate.client import GateClient
 from steward.bank.ledger import Account
 from steward.core.events import utc_now
 from steward.core.waits import Stop
-from steward.daemon.consumer_workers import Pusher
-from steward.extensions.mybrc.balances import DEAREST, Balances
+from steward.daemon.consumer_workers import BalancePusher
+from steward.extensions.mybrc.balances import MAX_COST, RemoteBalances
 
 ALICE, BOB = "daemon", "bin"
 UIDS = {name: pwd.getpwnam(name).pw_uid for name in (ALICE, BOB)}
@@ -39,9 +39,11 @@ class FollowingSite(ReportingSite):
                 t.accounts.set_user("physics", name, BY, limit=None)
         self.balances = self._open_balances()
 
-    def _open_balances(self) -> Balances:
-        link = GateLink(self.settings.state_dir)
-        return Balances(self.settings, self.ledger, link, Pusher(self.ledger, link).push, utc_now)
+    def _open_balances(self) -> RemoteBalances:
+        link = GateClient(self.settings.state_dir)
+        return RemoteBalances(
+            self.settings, self.ledger, link, BalancePusher(self.ledger, link).push, utc_now
+        )
 
     def follow(self, rounds: int = 1) -> None:
         """Have the balances follow, some times."""
@@ -85,7 +87,7 @@ def test_a_balance_follows_whatever_the_words(
         assert site.ledger.check() == []
     reference.allocation = None
     site.follow()
-    assert bank.balance(site) == DEAREST
+    assert bank.balance(site) == MAX_COST
 
 
 def test_the_server_may_be_another_steward(tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ def test_the_policy_decides_where_the_server_has_been_away_for_too_long(
         reference.usage = Decimal(950)
         with running(with_policy(site, policy)) as gate:
             open_gate(gate)
-            Pusher(site.ledger, gate.link).push()
+            BalancePusher(site.ledger, gate.link).push()
             gate.wait_open()
             dear = job(59, account="physics")
             never = gate.ask(dear)
@@ -278,7 +280,7 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
         server.server_close()
         with running(with_policy(site, "deny")) as gate:
             open_gate(gate)
-            Pusher(site.ledger, gate.link).push()
+            BalancePusher(site.ledger, gate.link).push()
             gate.wait_open()
             site.follow()
             site.balances.ask_once(Stop(), lambda: None)

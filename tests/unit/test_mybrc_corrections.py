@@ -13,13 +13,13 @@ from harness.events import NOON
 from harness.mybrc import ReportingSite
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
 from steward.bank.ledger import Account
-from steward.bank.reconciliation import backfill
+from steward.bank.reconciliation import backfill_cluster
 from steward.bank.records import Charge
 from steward.core.config import Settings
 from steward.core.events import RUN_END
-from steward.extensions.mybrc.outbox import KIND, Owners
+from steward.extensions.mybrc.outbox import MYBRC_KIND, JobOwners
 from steward.jobs import Jobs
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 FULL = 1000 * HOUR
 
@@ -65,7 +65,7 @@ class CorrectedSite(ReportingSite):
         """How much waits once what is due was told."""
         self.send()
         with self.ledger.reading() as t:
-            return t.outbox.waiting(KIND)
+            return t.outbox.waiting(MYBRC_KIND)
 
     def told(self, job_id: int) -> tuple[str, str]:
         """What the server elsewhere has of a job: its amount, and its state."""
@@ -133,11 +133,11 @@ def test_a_correction_waits_until_its_users_uid_is_known(
     site.reconcile()
     site.send()
     charge = site.charge_of(1)
-    uid = Owners(site.settings.state_dir).uid(charge)
+    uid = JobOwners(site.settings.state_dir).uid(charge)
     assert uid is not None
     # The directory of users is away, and jobs.db has forgotten the job.
     directory: dict[str, int] = {}
-    monkeypatch.setattr(People, "uid", lambda _, user: directory.get(user))
+    monkeypatch.setattr(NameResolver, "uid", lambda _, user: directory.get(user))
     monkeypatch.setattr(Jobs, "run_facts", lambda *_: [])
     site.post(msgspec.structs.replace(charge, user="ada", amount=9 * HOUR))
     assert site.waiting() == 1
@@ -189,7 +189,9 @@ def test_what_a_backfill_charges_is_not_told(site: CorrectedSite) -> None:
     bank.begin(site, NOON + timedelta(hours=2))
     bank.feed(site, bank.life(1))
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
-    done = backfill(*(site.settings, site.ledger, "c1", since, until), is_dry=False, now=site.now)
+    done = backfill_cluster(
+        *(site.settings, site.ledger, "c1", since, until), is_dry=False, now=site.now
+    )
     assert done.charges == 1
     assert site.waiting() == 0
     assert balance(site.there) == FULL

@@ -12,14 +12,14 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import open_ledger
 from steward.core.events import utc_now
 from steward.extensions.mybrc.users import (
-    Doorkeeper,
-    Failures,
+    FailedLogins,
+    TokenAuthority,
     UsersFile,
-    digest_of,
-    drop_user,
-    hashed,
-    matches,
+    hash_password,
+    hash_token,
+    remove_user,
     set_user,
+    verify_password,
 )
 from steward.extensions.mybrc.wire import ApiError
 
@@ -27,30 +27,32 @@ HERE = "192.0.2.1"
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Doorkeeper]:
+def keeper(tmp_path: Path) -> Iterator[TokenAuthority]:
     settings = mybrc_settings(tmp_path, 1)
     ledger = open_ledger(settings)
-    yield Doorkeeper(ledger, UsersFile(settings.mybrc.users_file), utc_now)
+    yield TokenAuthority(ledger, UsersFile(settings.mybrc.users_file), utc_now)
     ledger.close()
 
 
-def refused(keeper: Doorkeeper, header: str, address: str = HERE) -> int:
+def refused(keeper: TokenAuthority, header: str, address: str = HERE) -> int:
     with pytest.raises(ApiError) as error:
         keeper.caller(header, address)
     return error.value.status
 
 
 def test_a_password_is_known_by_its_hash_alone() -> None:
-    kept = hashed("s3cret")
+    kept = hash_password("s3cret")
     assert "s3cret" not in kept
-    assert hashed("s3cret") != kept
-    assert matches("s3cret", kept)
-    assert not matches("s3cre", kept)
+    assert hash_password("s3cret") != kept
+    assert verify_password("s3cret", kept)
+    assert not verify_password("s3cre", kept)
     with pytest.raises(BankUsage):
-        matches("s3cret", "s3cret")
+        verify_password("s3cret", "s3cret")
 
 
-def test_a_token_is_given_and_known_again_and_not_kept(keeper: Doorkeeper, tmp_path: Path) -> None:
+def test_a_token_is_given_and_known_again_and_not_kept(
+    keeper: TokenAuthority, tmp_path: Path
+) -> None:
     token = keeper.login("plugin", PASSWORD, HERE)
     assert keeper.caller(f"Token {token}", HERE) == "plugin"
     assert keeper.caller(f"token   {token} ", HERE) == "plugin"
@@ -59,11 +61,11 @@ def test_a_token_is_given_and_known_again_and_not_kept(keeper: Doorkeeper, tmp_p
 
 
 @pytest.mark.parametrize("header", ["", "Token", "Token ", "Basic YTpi", "Bearer x", "Token x"])
-def test_what_is_no_token(keeper: Doorkeeper, header: str) -> None:
+def test_what_is_no_token(keeper: TokenAuthority, header: str) -> None:
     assert refused(keeper, header) == 401
 
 
-def test_whoever_leaves_the_file_is_out(keeper: Doorkeeper, tmp_path: Path) -> None:
+def test_whoever_leaves_the_file_is_out(keeper: TokenAuthority, tmp_path: Path) -> None:
     token = keeper.login("plugin", PASSWORD, HERE)
     users = tmp_path / "users"
     kept = users.read_text()
@@ -76,7 +78,7 @@ def test_whoever_leaves_the_file_is_out(keeper: Doorkeeper, tmp_path: Path) -> N
     assert refused(keeper, f"Token {token}") == 401
 
 
-def test_who_guesses_has_to_wait_and_others_do_not(keeper: Doorkeeper) -> None:
+def test_who_guesses_has_to_wait_and_others_do_not(keeper: TokenAuthority) -> None:
     token = keeper.login("plugin", PASSWORD, HERE)
     assert [refused(keeper, f"Token {n}") for n in range(11)] == [401] * 10 + [429]
     # One who has a token may be behind the same address.
@@ -88,7 +90,7 @@ def test_who_guesses_has_to_wait_and_others_do_not(keeper: Doorkeeper) -> None:
     assert refused(keeper, "Token x", "192.0.2.2") == 401
 
 
-def test_a_wrong_password_and_an_unknown_name_are_told_alike(keeper: Doorkeeper) -> None:
+def test_a_wrong_password_and_an_unknown_name_are_told_alike(keeper: TokenAuthority) -> None:
     said = []
     for user in ("plugin", "nobody"):
         with pytest.raises(ApiError) as error:
@@ -99,7 +101,7 @@ def test_a_wrong_password_and_an_unknown_name_are_told_alike(keeper: Doorkeeper)
 
 def test_failures_are_forgotten_after_a_minute() -> None:
     now = 0.0
-    failures = Failures(lambda: now)
+    failures = FailedLogins(lambda: now)
     for _ in range(10):
         failures.add(HERE)
     with pytest.raises(ApiError):
@@ -108,11 +110,11 @@ def test_failures_are_forgotten_after_a_minute() -> None:
     failures.check(HERE)
 
 
-def test_a_token_that_has_ended_is_none(keeper: Doorkeeper, tmp_path: Path) -> None:
+def test_a_token_that_has_ended_is_none(keeper: TokenAuthority, tmp_path: Path) -> None:
     ledger = open_ledger(mybrc_settings(tmp_path, 1))
     past = datetime(2020, 1, 1, tzinfo=UTC)
     with ledger.transaction() as t:
-        t.tokens.add("plugin", digest_of("old"), past, expires=past)
+        t.tokens.add("plugin", hash_token("old"), past, expires=past)
     ledger.close()
     assert refused(keeper, "Token old") == 401
 
@@ -130,8 +132,8 @@ def test_users_are_written_and_taken_away(tmp_path: Path) -> None:
     assert users.admits("second", "long enough")
     assert path.read_text().startswith("# who\n")
     assert path.stat().st_mode & 0o777 == 0o640
-    assert drop_user(str(path), "second")
-    assert not drop_user(str(path), "second")
+    assert remove_user(str(path), "second")
+    assert not remove_user(str(path), "second")
     assert not users.knows("second")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["users"]
 

@@ -14,8 +14,8 @@ from servers.mybrc import mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.waits import Stop
-from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
-from steward.extensions.mybrc.remote import Passing
+from steward.extensions.mybrc.outbox import MYBRC_KIND, RemoteJob, queue_change, queue_hold
+from steward.extensions.mybrc.remote import OutboxSender
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
@@ -67,15 +67,15 @@ class Outbox:
         with_money(settings, "physics")
         self.now = NOW
         self.ledger: Ledger = open_ledger(settings, lambda: self.now)
-        self._passing = Passing(settings, self.ledger, lambda: self.now)
+        self._passing = OutboxSender(settings, self.ledger, lambda: self.now)
 
     def say(self, *jobs: int) -> None:
         """Have jobs told."""
         with self.ledger.transaction() as t:
             for job in jobs:
-                told_change(
+                queue_change(
                     t,
-                    Told(cluster="c", job_id=job, first_submit=NOW, account="physics", uid=1),
+                    RemoteJob(cluster="c", job_id=job, first_submit=NOW, account="physics", uid=1),
                 )
 
     def send(self, after_s: float = 0.0) -> float:
@@ -86,7 +86,7 @@ class Outbox:
     def waiting(self) -> int:
         """How much is not told."""
         with self.ledger.reading() as t:
-            return t.outbox.waiting(KIND)
+            return t.outbox.waiting(MYBRC_KIND)
 
     def close(self) -> None:
         self._passing.close()
@@ -142,14 +142,14 @@ def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Outbo
         site.send(3600)
     assert (site.waiting(), Elsewhere.asked.count("1")) == (0, 175)
     with site.ledger.reading() as t:
-        (item,) = t.outbox.untold((KIND,))
+        (item,) = t.outbox.untold((MYBRC_KIND,))
     assert (item.aside, "400" in item.error) == (True, True)
     Elsewhere.refused.clear()
     with site.ledger.transaction() as t:
-        assert t.outbox.again((KIND,), ()) == 1
+        assert t.outbox.again((MYBRC_KIND,), ()) == 1
     site.send(1)
     with site.ledger.reading() as t:
-        assert t.outbox.untold((KIND,)) == []
+        assert t.outbox.untold((MYBRC_KIND,)) == []
 
 
 def test_what_was_refused_is_not_told_behind_what_came_later(site: Outbox) -> None:
@@ -172,9 +172,9 @@ def test_a_wrong_path_drops_nothing_and_is_told(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     made = Outbox(tmp_path, f"{url}/{path}")
-    job = Told(cluster="c", job_id=1, first_submit=NOW, account="physics", uid=1, start=NOW)
+    job = RemoteJob(cluster="c", job_id=1, first_submit=NOW, account="physics", uid=1, start=NOW)
     with made.ledger.transaction() as t:
-        told_hold(t, job, 5)
+        queue_hold(t, job, 5)
     made.say(2)
     for _ in range(3):
         made.send(3600)

@@ -12,10 +12,10 @@ from harness import bank
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import Site
-from steward.bank.reconciliation import reconcile
+from steward.bank.reconciliation import reconcile_cluster
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event
-from steward.extensions.mybrc.outbox import KIND, Message, relay
+from steward.extensions.mybrc.outbox import MYBRC_KIND, RemoteMessage, queue_events
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def cancelled(job_id: int) -> list[Event]:
 def charge(site: Site) -> None:
     """Charge what is over and has a rate."""
     since = NOON - timedelta(hours=1)
-    reconcile(site.settings, site.ledger, None, "c1", since, is_dry=False, now=site.now)
+    reconcile_cluster(site.settings, site.ledger, None, "c1", since, is_dry=False, now=site.now)
 
 
 def told(
@@ -56,10 +56,10 @@ def told(
         )
     with site.ledger.transaction() as t:
         shown = [(one, holds.get((one.cluster, one.body.record.job_id))) for one in events]
-        relay(t, shown, NOON - timedelta(hours=hours_ago))
+        queue_events(t, shown, NOON - timedelta(hours=hours_ago))
     with site.ledger.reading() as t:
-        items = t.outbox.due(KIND, site.now + timedelta(days=1))
-    messages = [msgspec.json.decode(item.payload, type=Message) for item in items]
+        items = t.outbox.due(MYBRC_KIND, site.now + timedelta(days=1))
+    messages = [msgspec.json.decode(item.payload, type=RemoteMessage) for item in items]
     return [(message.op, message.told.job_id) for message in messages]
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.extensions.mybrc.answers import links
-from steward.extensions.mybrc.wire import ApiError, Job, job_of, login_of, merged
+from steward.extensions.mybrc.answers import page_links
+from steward.extensions.mybrc.wire import ApiError, ApiJob, merge_job, parse_job, parse_login
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded; charset=utf-8"
@@ -20,8 +20,8 @@ def sent(**fields: Any) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def read(**fields: Any) -> tuple[Job, int]:
-    return merged(job_of(sent(**fields), JSON), None)
+def read(**fields: Any) -> tuple[ApiJob, int]:
+    return merge_job(parse_job(sent(**fields), JSON), None)
 
 
 def test_a_job_with_everything() -> None:
@@ -41,12 +41,12 @@ def test_a_job_with_everything() -> None:
 
 def test_a_number_is_an_amount_and_never_passes_through_a_float() -> None:
     body = sent(amount=0).replace(b'"amount":0', b'"amount":123456789.99')
-    assert merged(job_of(body, JSON), None)[1] == 123_456_789_990_000
+    assert merge_job(parse_job(body, JSON), None)[1] == 123_456_789_990_000
 
 
 def test_what_is_left_out_stays_and_null_is_taken_away() -> None:
     before, _ = read(amount="5", partition="long", jobstatus="RUNNING", num_cpus=4)
-    job, micros = merged(job_of(sent(jobstatus="COMPLETED", partition=None), JSON), before)
+    job, micros = merge_job(parse_job(sent(jobstatus="COMPLETED", partition=None), JSON), before)
     assert (job.amount, micros, job.jobstatus) == ("5.00", 5_000_000, "COMPLETED")
     assert (job.partition, job.num_cpus) == (None, 4)
 
@@ -69,7 +69,7 @@ def test_what_the_reference_server_takes_beside_its_schema() -> None:
         for name, value in fields.items()
     )
     multipart = "multipart/form-data; boundary=B"
-    job, micros = merged(job_of(f"{parts}--B--\r\n".encode(), multipart), None)
+    job, micros = merge_job(parse_job(f"{parts}--B--\r\n".encode(), multipart), None)
     assert (job.jobslurmid, micros, job.qos) == ("9", 1_500_000, None)
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_name_is_refused(given: object) -> None:
 )
 def test_a_body_that_is_none_is_refused(body: bytes, content_type: str) -> None:
     with pytest.raises(ApiError):
-        job_of(body, content_type)
+        parse_job(body, content_type)
 
 
 def test_form_data_of_the_old_scripts() -> None:
@@ -103,7 +103,7 @@ def test_form_data_of_the_old_scripts() -> None:
         b"jobslurmid=77_3&userid=10001&accountid=physics&amount=3.5&num_cpus=8&raw_time=0.5"
         b"&submitdate=2026-03-01T10:00:00&qos=&nodes=%5B%7B%27name%27%3A+%27n0%27%7D%5D"
     )
-    job, micros = merged(job_of(body, FORM), None)
+    job, micros = merge_job(parse_job(body, FORM), None)
     assert (job.jobslurmid, micros, job.num_cpus, job.raw_time) == ("77_3", 3_500_000, 8, 0.5)
     assert (job.qos, job.nodes) == (None, ())
 
@@ -148,14 +148,14 @@ def test_what_is_refused(fields: dict[str, Any]) -> None:
 
 @given(st.binary(max_size=200), st.sampled_from([JSON, FORM, "", "text/plain"]))
 def test_hostile_bodies_are_refused(body: bytes, kind: str) -> None:
-    for reading in (job_of, login_of):
+    for reading in (parse_job, parse_login):
         with pytest.raises(ApiError):
             reading(body, kind)
 
 
 def test_a_body_that_nests_too_deep_is_refused() -> None:
     with pytest.raises(ApiError):
-        job_of(b'{"nodes":' + b"[" * 200_000, JSON)
+        parse_job(b'{"nodes":' + b"[" * 200_000, JSON)
 
 
 _FIELDS = st.one_of(
@@ -163,29 +163,29 @@ _FIELDS = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from(Job.__struct_fields__), _FIELDS))
+@given(st.dictionaries(st.sampled_from(ApiJob.__struct_fields__), _FIELDS))
 def test_every_job_is_read_to_the_end_or_refused(fields: dict[str, Any]) -> None:
     try:
         job, micros = read(**fields)
     except ApiError:
         return
-    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+    assert msgspec.json.decode(msgspec.json.encode(job), type=ApiJob) == job
     assert micros >= 0
 
 
 def test_links_keep_the_filters() -> None:
     url = "https://h/api/jobs/?user=ada&page=2&account=a%26b"
-    assert links(url, 2, 301) == (
+    assert page_links(url, 2, 301) == (
         "https://h/api/jobs/?user=ada&account=a%26b&page=3",
         "https://h/api/jobs/?user=ada&account=a%26b",
     )
-    assert links("https://h/api/jobs/", 1, 100) == (None, None)
+    assert page_links("https://h/api/jobs/", 1, 100) == (None, None)
 
 
 def test_whole_numbers_with_a_point_are_whole_numbers() -> None:
     text = b'{"jobslurmid": "1", "userid": "1", "accountid": "a", "num_cpus": 4.0}'
-    job, _ = merged(job_of(text, "application/json"), None)
+    job, _ = merge_job(parse_job(text, "application/json"), None)
     assert (job.num_cpus, type(job.num_cpus)) == (4, int)
     for wrong in (b"4.5", b"1e300", b'"4x"', b"2147483648"):
         with pytest.raises(ApiError):
-            job_of(text.replace(b"4.0", wrong), "application/json")
+            parse_job(text.replace(b"4.0", wrong), "application/json")

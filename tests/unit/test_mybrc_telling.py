@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from servers.mybrc import BY, SU, balance, mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
-from steward.bank.records import Charge, Rate, Use
-from steward.bank.remote import take_back
+from steward.bank.records import Charge, Rate, ResourceUse
+from steward.bank.remote import cancel_reported_charges
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.extensions.mybrc.answers import Filters, Teller, partitions, users
+from steward.extensions.mybrc.answers import JobFilters, JobRegistry, list_partitions, list_users
 from steward.extensions.mybrc.wire import ApiError, JobSent
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
@@ -50,7 +50,7 @@ def own_charge(amount: int, restarts: int = 0) -> Charge:
         job_id=1001,
         first_submit=SUBMITTED,
         restarts=restarts,
-        use=Use(tres={"cpu": 1}, start=start, seconds=600),
+        use=ResourceUse(tres={"cpu": 1}, start=start, seconds=600),
         account="physics",
         user="ada",
         amount=amount,
@@ -58,8 +58,8 @@ def own_charge(amount: int, restarts: int = 0) -> Charge:
 
 
 @pytest.fixture
-def teller(ledger: "Ledger") -> Teller:
-    return Teller(ledger, "c", People(), utc_now)
+def teller(ledger: "Ledger") -> JobRegistry:
+    return JobRegistry(ledger, "c", NameResolver(), utc_now)
 
 
 def sent(number: str = "1001", amount: str | None = "10", **fields: Any) -> JobSent:
@@ -67,7 +67,9 @@ def sent(number: str = "1001", amount: str | None = "10", **fields: Any) -> JobS
     return msgspec.convert(whole if amount is None else whole | {"amount": amount}, JobSent)
 
 
-def test_a_job_is_charged_and_its_difference_given_back(teller: Teller, site: Settings) -> None:
+def test_a_job_is_charged_and_its_difference_given_back(
+    teller: JobRegistry, site: Settings
+) -> None:
     teller.create(sent(amount="10"), "plugin")
     assert balance(site) == 990 * SU
     teller.update("1001", sent(amount="4.25"), "plugin")
@@ -75,16 +77,18 @@ def test_a_job_is_charged_and_its_difference_given_back(teller: Teller, site: Se
     teller.update("1001", sent(amount="4.25"), "plugin")
     teller.update("1001", sent(amount=None, jobstatus="COMPLETED"), "plugin")
     assert balance(site) == 995_750_000
-    assert teller.page(1, Filters()).results[0].jobstatus == "COMPLETED"
+    assert teller.page(1, JobFilters()).results[0].jobstatus == "COMPLETED"
 
 
-def test_a_job_may_be_told_only_at_its_end_and_overdraw(teller: Teller, site: Settings) -> None:
+def test_a_job_may_be_told_only_at_its_end_and_overdraw(
+    teller: JobRegistry, site: Settings
+) -> None:
     teller.update("1", sent("1", amount="1500"), "plugin")
     assert balance(site) == -500 * SU
 
 
 def test_what_is_another_jobs_is_refused_and_nothing_is_charged(
-    teller: Teller, site: Settings
+    teller: JobRegistry, site: Settings
 ) -> None:
     teller.create(sent(), "plugin")
     wrong: list[Callable[[], object]] = [
@@ -102,13 +106,13 @@ def test_what_is_another_jobs_is_refused_and_nothing_is_charged(
     assert balance(site) == 990 * SU
 
 
-def test_an_account_is_known_in_any_case_of_letters(teller: Teller) -> None:
+def test_an_account_is_known_in_any_case_of_letters(teller: JobRegistry) -> None:
     teller.create(sent(accountid="Physics"), "plugin")
     assert teller.update("1001", sent(accountid="PHYSICS"), "plugin").accountid == "physics"
 
 
 def test_a_submit_time_that_comes_later_pays_nothing_twice(
-    teller: Teller, ledger: "Ledger", site: Settings
+    teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     teller.create(sent(amount="10"), "plugin")
     for after_s in (0, 0, 600):
@@ -121,7 +125,7 @@ def test_a_submit_time_that_comes_later_pays_nothing_twice(
 
 
 def test_a_job_that_steward_has_charged_costs_nothing_more(
-    teller: Teller, ledger: "Ledger", site: Settings
+    teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     with ledger.transaction() as t:
         t.charges.charge(own_charge(7 * SU), BY)
@@ -130,7 +134,7 @@ def test_a_job_that_steward_has_charged_costs_nothing_more(
 
 
 def test_what_steward_finds_out_goes_before_what_was_told(
-    teller: Teller, ledger: "Ledger", site: Settings
+    teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     teller.create(sent(amount="10", submitdate=SUBMITTED.isoformat()), "plugin")
     with ledger.transaction() as t:
@@ -149,7 +153,7 @@ def test_what_steward_finds_out_goes_before_what_was_told(
     ],
 )
 def test_a_job_of_several_runs_is_charged_by_steward_alone(
-    teller: Teller, ledger: "Ledger", site: Settings, times: dict[str, str]
+    teller: JobRegistry, ledger: "Ledger", site: Settings, times: dict[str, str]
 ) -> None:
     with ledger.transaction() as t:
         for restarts in (0, 1):
@@ -160,7 +164,7 @@ def test_a_job_of_several_runs_is_charged_by_steward_alone(
 
 
 def test_what_was_told_of_a_later_run_is_taken_back_with_its_charge(
-    teller: Teller, ledger: "Ledger", site: Settings
+    teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     teller.create(sent(amount="10", submitdate="2026-03-01T10:20:00Z"), "plugin")
     teller.create(sent("1002", amount="1", submitdate="2026-03-01T10:20:00Z"), "plugin")
@@ -168,12 +172,12 @@ def test_what_was_told_of_a_later_run_is_taken_back_with_its_charge(
         for restarts in (0, 1):
             charge = own_charge(7 * SU, restarts)
             t.charges.charge(charge, BY)
-            take_back(t, charge, BY)
+            cancel_reported_charges(t, charge, BY)
     assert balance(site) == 985 * SU
 
 
 def test_another_job_of_the_same_number_costs_what_is_told(
-    teller: Teller, ledger: "Ledger", site: Settings
+    teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     with ledger.transaction() as t:
         t.charges.charge(own_charge(7 * SU), BY)
@@ -183,7 +187,7 @@ def test_another_job_of_the_same_number_costs_what_is_told(
 
 @pytest.mark.parametrize("name", ["7_3", "7+1", "0007", "x", "\u0667", "99999999999", "7.batch"])
 def test_names_that_are_no_job_ids_are_jobs_of_their_own(
-    teller: Teller, site: Settings, name: str
+    teller: JobRegistry, site: Settings, name: str
 ) -> None:
     submitted = SUBMITTED.isoformat()
     for number in ("7", name):
@@ -192,13 +196,13 @@ def test_names_that_are_no_job_ids_are_jobs_of_their_own(
     assert balance(site) == 998 * SU
 
 
-def test_a_sum_of_the_largest_numbers_is_a_number(teller: Teller) -> None:
+def test_a_sum_of_the_largest_numbers_is_a_number(teller: JobRegistry) -> None:
     for number in ("1", "2"):
         teller.create(sent(number, cpu_time=sys.float_info.max), "plugin")
-    assert math.isfinite(teller.page(1, Filters()).total_cpu_time)
+    assert math.isfinite(teller.page(1, JobFilters()).total_cpu_time)
 
 
-def test_pages_and_filters(teller: Teller) -> None:
+def test_pages_and_filters(teller: JobRegistry) -> None:
     for number in range(1, 204):
         started = SUBMITTED + timedelta(minutes=number)
         teller.create(
@@ -213,17 +217,17 @@ def test_pages_and_filters(teller: Teller) -> None:
             ),
             "plugin",
         )
-    first, third = teller.page(1, Filters()), teller.page(3, Filters())
+    first, third = teller.page(1, JobFilters()), teller.page(3, JobFilters())
     assert (first.count, len(first.results), len(third.results)) == (203, 100, 3)
     assert [job.jobslurmid for job in third.results] == ["201", "202", "203"]
     assert (third.total_amount, third.total_cpu_time) == (20_706.0, 50.75)
-    running = teller.page(1, Filters(jobstatus="RUNNING"))
+    running = teller.page(1, JobFilters(jobstatus="RUNNING"))
     assert (running.total_amount, running.total_cpu_time) == (6.0, 0.75)
     with pytest.raises(ApiError):
-        teller.page(4, Filters())
+        teller.page(4, JobFilters())
 
     def numbers(**filters: object) -> list[int]:
-        return [int(job.jobslurmid) for job in teller.page(1, Filters(**filters)).results]  # type: ignore[arg-type]
+        return [int(job.jobslurmid) for job in teller.page(1, JobFilters(**filters)).results]  # type: ignore[arg-type]
 
     assert numbers(jobstatus="RUNNING") == [1, 2, 3]
     assert numbers(jobstatus="RUNNING", user="10002") == [2]
@@ -233,14 +237,14 @@ def test_pages_and_filters(teller: Teller) -> None:
     assert numbers(account="biology") == numbers(partition="short") == []
 
 
-def test_a_list_without_anything_has_one_empty_page(teller: Teller, ledger: "Ledger") -> None:
-    assert teller.page(1, Filters()).results == ()
-    assert users(ledger, "", 1).results == ()
+def test_a_list_without_anything_has_one_empty_page(teller: JobRegistry, ledger: "Ledger") -> None:
+    assert teller.page(1, JobFilters()).results == ()
+    assert list_users(ledger, "", 1).results == ()
     with pytest.raises(ApiError):
-        users(ledger, "", 2)
+        list_users(ledger, "", 2)
 
 
-def test_users_and_partitions(teller: Teller, ledger: "Ledger") -> None:
+def test_users_and_partitions(teller: JobRegistry, ledger: "Ledger") -> None:
     with ledger.transaction() as t:
         for name in ("ada", "bob3"):
             t.accounts.set_user("physics", name, BY, limit=None)
@@ -248,9 +252,9 @@ def test_users_and_partitions(teller: Teller, ledger: "Ledger") -> None:
         t.rates.add(Rate(cluster="c", partition="odd", weights={"cpu": 1_234}), BY)
         t.rates.add(Rate(cluster="c", partition="gift", free=True), BY)
         t.rates.add(Rate(cluster="other", partition="theirs", weights={"cpu": 1}), BY)
-    found = [(one.username, one.email) for one in users(ledger, "example.org", 1).results]
+    found = [(one.username, one.email) for one in list_users(ledger, "example.org", 1).results]
     assert found == [("ada", "ada@example.org"), (None, "bob3@example.org")]
-    shown = partitions(ledger, "c", utc_now(), 1).results
+    shown = list_partitions(ledger, "c", utc_now(), 1).results
     assert [(one.name, one.su_per_core_hour) for one in shown] == [
         *(("gift", "0.00"), ("long", "0.75"), ("odd", "0.001234"))
     ]
@@ -273,7 +277,7 @@ def test_whatever_is_told_each_job_is_paid_once(tmp_path_factory, steps) -> None
     site = mybrc_settings(tmp_path_factory.mktemp("told"), 1)
     with_money(site, "physics", amount=10_000 * SU)
     ledger = open_ledger(site)
-    teller = Teller(ledger, "c", People(), utc_now)
+    teller = JobRegistry(ledger, "c", NameResolver(), utc_now)
     last: dict[str, int] = {}
     for number, hundredths, is_new, after_s in steps:
         fields = (

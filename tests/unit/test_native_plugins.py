@@ -14,14 +14,14 @@ from steward.admin.plugins import installation, spank
 from steward.admin.plugins.build import (
     HOOKS,
     LIBRARY,
+    NODE_LIBRARIES,
     PROLOG_LIBRARY,
-    SHIM,
-    Built,
+    PluginBuild,
     SlurmVersion,
     build_plugins,
     find_built,
 )
-from steward.admin.plugins.errors import BuildFailed, HeadersMissing, NativeError
+from steward.admin.plugins.errors import BuildFailed, HeadersMissing, PluginInstallError
 from steward.admin.plugins.installation import install_jobcomp, install_shim
 from steward.admin.plugins.jobcomp import check_jobcomp
 from steward.admin.plugins.spank import check_library, check_shim
@@ -36,12 +36,12 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> PluginBuild:
     return build_plugins(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
 
 
 @pytest.fixture
-def libdir(built: Built) -> str:
+def libdir(built: PluginBuild) -> str:
     return os.path.dirname(os.path.dirname(built.path))
 
 
@@ -60,7 +60,7 @@ def test_versions_are_written_as_slurm_writes_them(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "22", "22.5", "22.05.x", "22.05.8/..", "v22.05"])
 def test_what_is_no_version_is_refused(text: str) -> None:
-    with pytest.raises(NativeError, match="no version of Slurm"):
+    with pytest.raises(PluginInstallError, match="no version of Slurm"):
         SlurmVersion.parse(text)
 
 
@@ -72,7 +72,9 @@ def test_a_plugin_serves_every_patch_level_and_no_other_version() -> None:
 
 
 @needs_compiler
-def test_builds_lie_side_by_side_and_the_nearest_is_taken(built: Built, tmp_path: Path) -> None:
+def test_builds_lie_side_by_side_and_the_nearest_is_taken(
+    built: PluginBuild, tmp_path: Path
+) -> None:
     for name in ("22.05.2", "22.05.8", "24.11.5", "notes", "23.02.1.old"):
         (tmp_path / name).mkdir()
         shutil.copy(built.path, tmp_path / name)
@@ -91,9 +93,9 @@ def test_builds_lie_side_by_side_and_the_nearest_is_taken(built: Built, tmp_path
 
 
 @needs_compiler
-def test_a_build_says_what_it_is(built: Built) -> None:
+def test_a_build_says_what_it_is(built: PluginBuild) -> None:
     assert Path(built.path).parent.name == str(built.version)
-    seen = spank.look(built.path)
+    seen = spank.inspect_library(built.path)
     assert SlurmVersion.of_number(seen.version) == built.version
     assert (seen.type, seen.missing) == ("spank", [])
     assert check_library(built.path, built.version) == []
@@ -102,7 +104,7 @@ def test_a_build_says_what_it_is(built: Built) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("library", HOOKS)
-def test_only_the_hooks_are_seen_from_outside(built: Built, library: str) -> None:
+def test_only_the_hooks_are_seen_from_outside(built: PluginBuild, library: str) -> None:
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", Path(built.path).with_name(library)],
         capture_output=True,
@@ -111,13 +113,13 @@ def test_only_the_hooks_are_seen_from_outside(built: Built, library: str) -> Non
     )
     names = {line.split()[2] for line in listed.stdout.splitlines()}
     own = {"plugin_name", "plugin_type", "plugin_version"}
-    if library in SHIM:
+    if library in NODE_LIBRARIES:
         own.add("spank_plugin_version")
     assert names == {*own, *HOOKS[library]}
 
 
 @needs_compiler
-def test_a_library_for_another_version_is_told_of(built: Built) -> None:
+def test_a_library_for_another_version_is_told_of(built: PluginBuild) -> None:
     (line,) = check_library(built.path, SlurmVersion(33, 11))
     assert f"was built for Slurm {built.version}, not for 33.11" in line
 
@@ -149,7 +151,7 @@ def test_without_headers_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_compiler_that_fails_leaves_the_last_build(built: Built, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_leaves_the_last_build(built: PluginBuild, tmp_path: Path) -> None:
     target = tmp_path / str(built.version)
     target.mkdir()
     shutil.copy(built.path, target)
@@ -163,7 +165,9 @@ def test_a_compiler_that_fails_leaves_the_last_build(built: Built, tmp_path: Pat
 
 
 @needs_compiler
-def test_what_is_installed_passes_the_check(built: Built, plugstack: Path, tmp_path: Path) -> None:
+def test_what_is_installed_passes_the_check(
+    built: PluginBuild, plugstack: Path, tmp_path: Path
+) -> None:
     there, spool = str(tmp_path / "lib"), tmp_path / "spool" / "shim"
     before = plugstack.read_text()
     done = install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool))
@@ -193,7 +197,7 @@ def test_what_is_installed_passes_the_check(built: Built, plugstack: Path, tmp_p
 
 
 @needs_compiler
-def test_what_is_left_to_do_is_said(built: Built, libdir: str, tmp_path: Path) -> None:
+def test_what_is_left_to_do_is_said(built: PluginBuild, libdir: str, tmp_path: Path) -> None:
     plugstack = tmp_path / "plugstack.conf"
     done = install_shim(
         built, libdir=libdir, plugstack=str(plugstack), spool=str(tmp_path / "spool")
@@ -206,7 +210,7 @@ def test_what_is_left_to_do_is_said(built: Built, libdir: str, tmp_path: Path) -
 
 @needs_compiler
 def test_each_thing_that_is_wrong_is_a_line(
-    built: Built, libdir: str, plugstack: Path, tmp_path: Path
+    built: PluginBuild, libdir: str, plugstack: Path, tmp_path: Path
 ) -> None:
     def wrong() -> list[str]:
         return check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
@@ -238,8 +242,8 @@ def test_each_thing_that_is_wrong_is_a_line(
 def test_a_path_that_would_break_its_line_is_refused(
     spool: str, plugstack: Path, tmp_path: Path
 ) -> None:
-    there = Built(path=str(tmp_path / "x.so"), version=SlurmVersion(22, 5, 8))
-    with pytest.raises(NativeError, match="plain, whole path"):
+    there = PluginBuild(path=str(tmp_path / "x.so"), version=SlurmVersion(22, 5, 8))
+    with pytest.raises(PluginInstallError, match="plain, whole path"):
         install_shim(there, libdir=str(tmp_path), plugstack=str(plugstack), spool=spool)
     assert not Path(f"{plugstack}.d").exists()
 
@@ -263,7 +267,7 @@ def test_a_sites_own_jobcomp_is_left_alone(tmp_path: Path) -> None:
     site = tmp_path / "jobcomp.lua"
     site.write_text("function slurm_jobcomp_log_record(job)\nend\n")
     before = site.read_text()
-    with pytest.raises(NativeError, match=re.escape("steward.log_record(job)")):
+    with pytest.raises(PluginInstallError, match=re.escape("steward.log_record(job)")):
         install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(tmp_path / "lines"))
     assert site.read_text() == before
     (said,) = check_jobcomp({"JobCompType": "jobcomp/lua"}, str(tmp_path))
@@ -284,7 +288,7 @@ def test_what_keeps_slurmctld_from_writing_is_said(tmp_path: Path) -> None:
     lines.parent.mkdir()
     lines.parent.chmod(0o755)
     assert f"{lines.parent} is open to everybody" in wrong()
-    with pytest.raises(NativeError, match="open to everybody"):
+    with pytest.raises(PluginInstallError, match="open to everybody"):
         install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
     lines.parent.chmod(0o750)
     assert wrong() == ""
@@ -360,11 +364,11 @@ def test_a_node_without_slurm_conf_has_what_slurmctld_sent(
     sent.parent.mkdir()
     monkeypatch.setattr(installation, "DEFAULT_PLUGSTACK", str(own))
     monkeypatch.setattr(installation, "FETCHED_PLUGSTACK", str(sent))
-    assert not installation.includes(str(own), str(conf))
+    assert not installation.has_include(str(own), str(conf))
     sent.write_text(f"include {own}.d/*.conf\n")
-    assert installation.includes(str(own), str(conf))
+    assert installation.has_include(str(own), str(conf))
     own.touch()
-    assert not installation.includes(str(own), str(conf))
+    assert not installation.has_include(str(own), str(conf))
 
 
 def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) -> None:
@@ -382,4 +386,4 @@ def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) ->
         (f"include {tmp_path}/other/plugstack.conf.d/*.conf", False),
     ):
         stack.write_text(f"{line}\n")
-        assert installation.includes(str(stack), str(conf)) is counts, line
+        assert installation.has_include(str(stack), str(conf)) is counts, line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins.job_submit import CONF, check_reach, conf_of, socket_of
+from steward.admin.plugins.job_submit import CONF, check_reach, find_gate_conf, find_gate_socket
 
 NOBODY = pwd.getpwnam("nobody")
 SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}
@@ -44,7 +44,7 @@ def test_an_open_way_is_none_to_tell_of(run: Path) -> None:
     assert check(run) == []
     listen(run, 0o666)
     assert check(run) == []
-    assert socket_of(str(run / "gate.conf")) == f"{run}/gate.sock"
+    assert find_gate_socket(str(run / "gate.conf")) == f"{run}/gate.sock"
 
 
 def test_a_closed_directory_is_told_once_with_what_opens_it(run: Path) -> None:
@@ -86,10 +86,10 @@ def test_the_file_is_the_one_that_lua_or_the_environment_names(
 ) -> None:
     monkeypatch.delenv("STEWARD_GATE_CONF", raising=False)
     lua = {"JobSubmitPlugins": "lua", "SLURM_CONF": str(tmp_path / "slurm.conf")}
-    assert conf_of(lua) == CONF
+    assert find_gate_conf(lua) == CONF
     (tmp_path / "job_submit.lua").write_text('-- site\nsteward_gate_conf = "/run/here/gate.conf"\n')
-    assert conf_of(lua) == "/run/here/gate.conf"
-    assert conf_of({"JobSubmitPlugins": "lua"}, str(tmp_path)) == "/run/here/gate.conf"
-    assert conf_of({**lua, "JobSubmitPlugins": "steward"}) == CONF
+    assert find_gate_conf(lua) == "/run/here/gate.conf"
+    assert find_gate_conf({"JobSubmitPlugins": "lua"}, str(tmp_path)) == "/run/here/gate.conf"
+    assert find_gate_conf({**lua, "JobSubmitPlugins": "steward"}) == CONF
     monkeypatch.setenv("STEWARD_GATE_CONF", "/run/there/gate.conf")
-    assert conf_of({**lua, "JobSubmitPlugins": "steward"}) == "/run/there/gate.conf"
+    assert find_gate_conf({**lua, "JobSubmitPlugins": "steward"}) == "/run/there/gate.conf"

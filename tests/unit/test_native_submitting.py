@@ -10,12 +10,12 @@ from harness.native import needs_compiler
 from steward.admin.plugins import job_submit, spank
 from steward.admin.plugins.build import (
     SUBMIT_LIBRARY,
-    Built,
+    PluginBuild,
     SlurmVersion,
     build_plugins,
     find_built,
 )
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.job_submit import (
     MODULES,
     check_submit,
@@ -29,11 +29,11 @@ HEADERS = "/usr/include"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> PluginBuild:
     return build_plugins(HEADERS, str(tmp_path_factory.mktemp("lib")))
 
 
-def directory_of(built: Built) -> str:
+def directory_of(built: PluginBuild) -> str:
     return os.path.dirname(built.path)
 
 
@@ -42,9 +42,9 @@ def shown(plugins: str, *directories: str) -> dict[str, str]:
 
 
 @needs_compiler
-def test_a_build_says_what_it_is(built: Built) -> None:
+def test_a_build_says_what_it_is(built: PluginBuild) -> None:
     path = os.path.join(directory_of(built), SUBMIT_LIBRARY)
-    seen = spank.look(path)
+    seen = spank.inspect_library(path)
     assert (seen.type, seen.missing) == ("job_submit/steward", [])
     assert SlurmVersion.of_number(seen.version) == built.version
     assert check_library(path, built.version, is_exact=True) == []
@@ -55,7 +55,7 @@ def test_a_build_says_what_it_is(built: Built) -> None:
 
 
 @needs_compiler
-def test_only_a_build_of_the_same_patch_level_is_taken(built: Built) -> None:
+def test_only_a_build_of_the_same_patch_level_is_taken(built: PluginBuild) -> None:
     libdir = os.path.dirname(directory_of(built))
     version = built.version
     later = SlurmVersion(version.major, version.minor, version.micro + 1)
@@ -66,7 +66,7 @@ def test_only_a_build_of_the_same_patch_level_is_taken(built: Built) -> None:
 
 @needs_compiler
 def test_slurmctld_starts_with_a_build_for_it_in_any_directory(
-    built: Built, tmp_path: Path
+    built: PluginBuild, tmp_path: Path
 ) -> None:
     ours = directory_of(built)
     (tmp_path / SUBMIT_LIBRARY).write_text("no library")
@@ -87,7 +87,7 @@ def test_slurmctld_starts_with_a_build_for_it_in_any_directory(
 
 
 @needs_compiler
-def test_what_stands_behind_it_is_named(built: Built) -> None:
+def test_what_stands_behind_it_is_named(built: PluginBuild) -> None:
     ours = directory_of(built)
     (order,) = check_submit(shown("steward,lua,defaults", ours), built.version)
     assert order.startswith("JobSubmitPlugins has lua, defaults behind steward")
@@ -97,7 +97,7 @@ def test_what_stands_behind_it_is_named(built: Built) -> None:
 
 
 @needs_compiler
-def test_installing_says_what_slurm_conf_is_to_say(built: Built, tmp_path: Path) -> None:
+def test_installing_says_what_slurm_conf_is_to_say(built: PluginBuild, tmp_path: Path) -> None:
     libdir = str(tmp_path / "lib")
     ours = f"{libdir}/{built.version}"
     done = install_submit(built, libdir=libdir, shown=shown("lua"))
@@ -120,14 +120,16 @@ def test_a_site_without_a_script_gets_one_of_five_lines(tmp_path: Path) -> None:
     assert 'steward_gate_cluster = "c1"' in script
     assert {path.name for path in libdir.iterdir()} == set(MODULES)
     assert done == install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
-    with pytest.raises(NativeError, match="no cluster's name"):
+    with pytest.raises(PluginInstallError, match="no cluster's name"):
         install_submit_lua(str(etc), libdir=str(libdir), cluster='"..os.exit()..')
 
 
 def test_a_sites_own_script_is_left_alone(tmp_path: Path) -> None:
     script = tmp_path / "job_submit.lua"
     script.write_text("-- the site's\n")
-    with pytest.raises(NativeError, match=r"local steward = dofile\(.*return steward\.submit"):
+    with pytest.raises(
+        PluginInstallError, match=r"local steward = dofile\(.*return steward\.submit"
+    ):
         install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
     assert script.read_text() == "-- the site's\n"
 
@@ -140,7 +142,7 @@ def test_a_script_that_does_not_call_it_is_told_of(
     def check() -> list[str]:
         return check_submit(shown("lua"), version, directory=str(tmp_path))
 
-    monkeypatch.setattr(job_submit, "lua_sockets", lambda: ["/usr/lib/lua/5.1/socket/unix.so"])
+    monkeypatch.setattr(job_submit, "find_lua_sockets", lambda: ["/usr/lib/lua/5.1/socket/unix.so"])
     assert "No such file" in check()[0]
     script = tmp_path / "job_submit.lua"
     script.write_text("function slurm_job_submit() return 0 end\n-- steward.submit(\n")
@@ -150,12 +152,14 @@ def test_a_script_that_does_not_call_it_is_told_of(
     assert check() == []
     shutil.rmtree(tmp_path / "lib")
     assert check() == [f"{script} calls {tmp_path}/lib/steward_gate.lua, which is not there"]
-    monkeypatch.setattr(job_submit, "lua_sockets", list)
+    monkeypatch.setattr(job_submit, "find_lua_sockets", list)
     assert "install lua-socket" in check()[1]
 
 
 @needs_compiler
-def test_the_command_line(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    built: PluginBuild, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     libdir = os.path.dirname(directory_of(built))
     words = ["plugins", "install", "--job-submit", "--slurm", str(built.version)]
     more = ["--slurm-prefix", "/nowhere", "--from", libdir, "--libdir", str(tmp_path / "lib")]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from harness.events import NOON_US
 from harness.nodes import line, task
 from steward.capture.nodes.aggregation import (
-    LARGEST_LINE,
-    MOST_TASKS,
-    OLDEST_US,
-    flaw_of,
-    fold,
-    read_line,
+    EARLIEST_VALID_US,
+    MAX_LINE_BYTES,
+    MAX_TASKS_PER_EVENT,
+    aggregate_lines,
+    find_flaw,
+    parse_node_line,
 )
-from steward.core.events import Event, decode, encode
-from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited
+from steward.core.events import Event, decode_event, encode_event
+from steward.core.usage import ExitedTasks, NodeGap, StepEnd, StepStart
 
 NOW = datetime.fromtimestamp(NOON_US / 1e6, UTC) + timedelta(minutes=5)
 START = line("start", tasks=128, cpus=128, mem=2**30, name="a.out", r=1, aj=6, at="3")
@@ -28,7 +28,7 @@ END = line("end", tasks=128, rss=4096, peak=8192, cut=192000, csy=64000, crd=1, 
 
 
 def folded(body: bytes, node: str = "n1") -> list[Event]:
-    return fold("c1", node, body, NOW).events
+    return aggregate_lines("c1", node, body, NOW).events
 
 
 def test_a_steps_tasks_on_a_node_are_one_event() -> None:
@@ -50,7 +50,7 @@ def test_a_steps_tasks_on_a_node_are_one_event() -> None:
         array_job_id=6,
         array_task="3",
     )
-    assert isinstance(exits.body, TasksExited)
+    assert isinstance(exits.body, ExitedTasks)
     assert [one.task for one in exits.body.tasks] == list(range(128))
     assert (exits.body.tasks[5].pid, exits.body.tasks[5].user_us) == (5005, 1500)
     assert isinstance(end.body, StepEnd)
@@ -61,16 +61,20 @@ def test_a_steps_tasks_on_a_node_are_one_event() -> None:
 def test_a_repeat_has_the_same_keys_in_whatever_order() -> None:
     lines = [START, *map(task, range(10)), END, line("prolog"), line("epilog"), b"nonsense\n"]
     keys = {event.key for event in folded(b"".join(lines))}
-    again = fold("c1", "n1", b"".join(reversed(lines)), NOW + timedelta(hours=1)).events
+    again = aggregate_lines("c1", "n1", b"".join(reversed(lines)), NOW + timedelta(hours=1)).events
     assert {event.key for event in again} == keys
     assert len(keys) == 6
 
 
 def test_very_many_tasks_are_a_few_events() -> None:
-    exits = folded(b"".join(map(task, range(2 * MOST_TASKS + 1))))
-    assert [len(event.body.tasks) for event in exits] == [MOST_TASKS, MOST_TASKS, 1]
+    exits = folded(b"".join(map(task, range(2 * MAX_TASKS_PER_EVENT + 1))))
+    assert [len(event.body.tasks) for event in exits] == [
+        MAX_TASKS_PER_EVENT,
+        MAX_TASKS_PER_EVENT,
+        1,
+    ]
     assert len({event.key for event in exits}) == 3
-    assert max(len(encode(event)) for event in exits) < 1 << 20
+    assert max(len(encode_event(event)) for event in exits) < 1 << 20
 
 
 def test_launches_of_one_step_are_told_apart() -> None:
@@ -101,7 +105,7 @@ def test_launches_of_one_step_are_told_apart() -> None:
         line("start", name="x" * 65),
         line("start", u=None),
         line("prolog", u=2**32),
-        task(1, name="x" * LARGEST_LINE),
+        task(1, name="x" * MAX_LINE_BYTES),
         task(1)[:-30] + b"\n",
         b'{"v":1,"k":"task","n":"\xff"}\n',
     ],
@@ -143,19 +147,19 @@ def test_a_flood_of_short_lines_is_not_looked_at() -> None:
 
 
 def test_the_shortest_line_is_one() -> None:
-    shortest = b'{"v":1,"k":"prolog","t":%d,"j":1,"n":"n","u":0}' % OLDEST_US
-    assert read_line(shortest, "n", 2**62) is not None
+    shortest = b'{"v":1,"k":"prolog","t":%d,"j":1,"n":"n","u":0}' % EARLIEST_VALID_US
+    assert parse_node_line(shortest, "n", 2**62) is not None
 
 
 def test_lost_lines_are_told() -> None:
-    found = fold("c1", "n1", task(0, lost=3) + line("end", lost=4), NOW)
+    found = aggregate_lines("c1", "n1", task(0, lost=3) + line("end", lost=4), NOW)
     assert found.lost == 7
     assert [event.body.lines for event in found.events if event.kind == "node.gap"] == [3, 4]
     assert next(e.body.lost for e in found.events if e.kind == "step.end") == 4
 
 
 def forged(event: Event, **changes: object) -> str:
-    return flaw_of(
+    return find_flaw(
         msgspec.structs.replace(event, body=msgspec.structs.replace(event.body, **changes))
     )
 
@@ -187,6 +191,6 @@ hostile = st.one_of(
 @given(st.lists(hostile, max_size=8))
 def test_whatever_a_node_sends_only_sound_events_come_of_it(lines: list[bytes]) -> None:
     for event in folded(b"\n".join(lines)):
-        again = decode(0, event.kind, event.cluster, event.key, encode(event))
+        again = decode_event(0, event.kind, event.cluster, event.key, encode_event(event))
         assert again == event
-        assert flaw_of(again) == ""
+        assert find_flaw(again) == ""

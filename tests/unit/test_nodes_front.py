@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from steward.capture.nodes.http import Connection, Connections
-from steward.capture.nodes.listener import Front, NodeListener, socket_of
+from steward.capture.nodes.http import AgentConnection, AgentConnections
+from steward.capture.nodes.listener import ListenerEndpoint, NodeListener, listener_socket_path
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.waits import Stop
@@ -35,15 +35,15 @@ def settings(tmp_path: Path) -> Settings:
 def busy(settings: Settings) -> Iterator[threading.Event]:
     """A daemon whose one place a node keeps, until the event is set."""
     told, stop = threading.Event(), Stop()
-    heard = Front(settings)
+    heard = ListenerEndpoint(settings)
 
-    def serve(connection: Connection) -> None:
+    def serve(connection: AgentConnection) -> None:
         with contextlib.suppress(Exception):
             if heard.welcome(connection) is not None:
                 connection.is_known = True
                 told.wait(60)
 
-    connections = Connections(heard.listener, 1, (), serve, heard.send_away)
+    connections = AgentConnections(heard.listener, 1, (), serve, heard.send_away)
 
     def take() -> None:
         while not stop.is_set():
@@ -65,7 +65,7 @@ def test_a_listener_outlives_a_daemon_without_room(
 ) -> None:
     stop = Stop()
     with busy(settings) as told:
-        listener = NodeListener(settings.nodes, socket_of(settings), ask_s=0.5)
+        listener = NodeListener(settings.nodes, listener_socket_path(settings), ask_s=0.5)
         thread = threading.Thread(target=listener.run, args=(stop,))
         thread.start()
         url = "http://{}:{}/v1/events".format(*listener.address)
@@ -85,8 +85,8 @@ def test_a_listener_outlives_a_daemon_without_room(
 
 
 def test_only_the_listener_reaches_its_socket(settings: Settings) -> None:
-    path = socket_of(settings)
-    with contextlib.closing(Front(settings).listener):
+    path = listener_socket_path(settings)
+    with contextlib.closing(ListenerEndpoint(settings).listener):
         assert [_can_connect(path, uid) for uid in (pwd.getpwnam("nobody").pw_uid, 4001)] == [
             True,
             False,

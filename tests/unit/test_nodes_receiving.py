@@ -16,10 +16,10 @@ import pytest
 from harness.nodes import HearingSite, line, task
 from harness.receiving import context_of
 from servers.authority import Authority
-from steward.admin.certificates import Authority as OwnAuthority
+from steward.admin.certificates import CertificateAuthority as OwnAuthority
 from steward.admin.certificates import CertificateError
 from steward.agent import agent
-from steward.capture.nodes.http import MOST_BODY
+from steward.capture.nodes.http import MAX_BATCH_BYTES
 from steward.core.errors import UsageError
 from steward.core.events import NODE_GAP
 from steward.core.usage import NodeGap
@@ -180,13 +180,13 @@ def request(head: str, body: bytes, path: str = agent.PATH) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n", b"400"),
         (b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"404"),
         (b"POST / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"431"),
-        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MOST_BODY + 1), b"413"),
+        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BATCH_BYTES + 1), b"413"),
         (request("{", b""), b"400"),
         (request('{"v": 2, "node": "n1"}', b""), b"400"),
         (request('{"v": 1, "node": "../n1"}', b""), b"400"),
         (request('{"v": 1, "node": "n1", "boot": "\\u0000"}', b""), b"400"),
         (request('{"v": 1, "node": "n1", "sequence": -1}', b""), b"400"),
-        (request('{"v": 1, "node": "n2"}', b"x" * MOST_BODY), b"403"),
+        (request('{"v": 1, "node": "n2"}', b"x" * MAX_BATCH_BYTES), b"403"),
         (request('{"v": 1, "node": "n1"}', b"x" * 5), b"200"),
     ],
 )
@@ -247,7 +247,7 @@ def flood(
     hearing: HearingSite, context: ssl.SSLContext, over: threading.Event, taken: list[int]
 ) -> None:
     """Batch after batch of what is no line, as fast as they are taken."""
-    data = request('{"v": 1, "node": "n2"}', b"a\n" * (MOST_BODY // 2))
+    data = request('{"v": 1, "node": "n2"}', b"a\n" * (MAX_BATCH_BYTES // 2))
     while not over.is_set():
         with contextlib.suppress(OSError), hearing.connect_as(context) as connection:
             connection.sendall(data)

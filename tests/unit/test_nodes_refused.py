@@ -13,10 +13,10 @@ from harness.site import ROOT
 from servers.authority import Authority
 from steward.admin.doctor import data_checks
 from steward.admin.status.requests import StatusShowRequest
-from steward.capture.nodes.last_seen import Refusals, refusals_in
+from steward.capture.nodes.last_seen import AgentRefusals, read_refusals
 from steward.capture.settings import NodesSettings
 from steward.daemon.contexts import action_registry
-from steward.web.pages.status import Trouble, troubles
+from steward.web.pages.status import StatusProblem, list_problems
 
 __all__ = ["site"]
 
@@ -36,13 +36,13 @@ def test_a_refusal_is_noted_until_that_host_is_heard(hearing: HearingSite, tmp_p
 
     def wait_for(count: int) -> None:
         end = time.monotonic() + 60
-        while len(refusals_in(state)) != count:
-            assert time.monotonic() < end, refusals_in(state)
+        while len(read_refusals(state)) != count:
+            assert time.monotonic() < end, read_refusals(state)
             time.sleep(0.05)
 
     assert hearing.run_agent(spool, name="n2") == 1
     wait_for(1)
-    (refusal,) = refusals_in(state)
+    (refusal,) = read_refusals(state)
     assert refusal.address == "127.0.0.1"
     assert "the certificate is for n2, not for n1" in refusal.why
     assert hearing.run_agent(spool) == 0
@@ -53,13 +53,13 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     state = site.directory / "state"
     state.mkdir(mode=0o700)
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:6826"))
-    refusals = Refusals(str(state))
+    refusals = AgentRefusals(str(state))
     refusals.add(
         "10.0.0.7", "the MUNGE credential was made on 127.0.1.1, and node n7 is at 10.0.0.7"
     )
     refusals.add("10.0.0.8", "cluster c1 has no node 'n8'")
     refusals.write()
-    found = {one.of: one for one in data_checks.nodes(site.ground())}
+    found = {one.of: one for one in data_checks.check_agents(site.ground())}
     assert {one.status for one in found.values()} == {"warning"}
     assert "was made on 127.0.1.1" in found["10.0.0.7"].what
     assert any("--origin" in line for line in found["10.0.0.7"].mend)
@@ -68,22 +68,22 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     room = action_registry(site.settings)
     shown = room.call("status.show", ROOT, StatusShowRequest())
     assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
-    assert Trouble("warning", "agent 10.0.0.8", "refused: cluster c1 has no node 'n8'") in troubles(
-        shown
-    )
+    assert StatusProblem(
+        "warning", "agent 10.0.0.8", "refused: cluster c1 has no node 'n8'"
+    ) in list_problems(shown)
     # Another daemon goes on with what the one before knew.
-    again = Refusals(str(state))
+    again = AgentRefusals(str(state))
     again.drop("10.0.0.7")
     again.write()
-    assert [one.address for one in refusals_in(str(state))] == ["10.0.0.8"]
+    assert [one.address for one in read_refusals(str(state))] == ["10.0.0.8"]
 
 
 def test_addresses_without_end_are_not_kept(tmp_path: Path) -> None:
-    refusals = Refusals(str(tmp_path))
+    refusals = AgentRefusals(str(tmp_path))
     for number in range(200):
         refusals.add(f"10.0.0.{number}", "no")
     refusals.write()
-    kept = [one.address for one in refusals_in(str(tmp_path))]
+    kept = [one.address for one in read_refusals(str(tmp_path))]
     assert len(kept) == 64
     assert kept[-1] == "10.0.0.199"
 
@@ -93,7 +93,7 @@ def test_a_listener_that_is_away_is_a_finding(site: DoctorSite) -> None:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         nodes = NodesSettings(listen=listen, listener="steward-listen")
         site.reopen(nodes=nodes)
-        assert "ever heard" in only(data_checks.nodes(site.ground())).what
-    found = only(data_checks.nodes(site.ground()))
+        assert "ever heard" in only(data_checks.check_agents(site.ground())).what
+    found = only(data_checks.check_agents(site.ground()))
     assert (found.status, found.of) == ("wrong", "listener")
     assert "systemctl enable --now steward-listen" in found.mend

@@ -7,20 +7,28 @@ from collections.abc import Iterator
 
 import pytest
 
-from steward.capture.nodes.http import MOST_BODY, MOST_HEAD, Peer, PeerGone, RequestError
+from steward.capture.nodes.http import (
+    MAX_BATCH_BYTES,
+    MAX_HEAD_BYTES,
+    AgentPeer,
+    PeerGone,
+    RequestError,
+)
 
 GOOD = b"POST /nodes/1/lines HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Peer, socket.socket]]:
+def pair() -> Iterator[tuple[AgentPeer, socket.socket]]:
     ours, theirs = socket.socketpair()
     theirs.settimeout(20)
     with ours, theirs:
-        yield Peer(ours), theirs
+        yield AgentPeer(ours), theirs
 
 
-def test_requests_follow_each_other_on_one_connection(pair: tuple[Peer, socket.socket]) -> None:
+def test_requests_follow_each_other_on_one_connection(
+    pair: tuple[AgentPeer, socket.socket],
+) -> None:
     peer, other = pair
     other.sendall(GOOD + b"hello" + GOOD.replace(b"Host: x", b"Connection: Close") + b"again")
     for body, closes in ((b"hello", False), (b"again", True)):
@@ -47,11 +55,13 @@ def test_requests_follow_each_other_on_one_connection(pair: tuple[Peer, socket.s
         (GOOD.replace(b"5", b"-5"), 411),
         (GOOD.replace(b"5", b"9" * 5000), 411),
         (GOOD.replace(b"Host: x", b"Transfer-Encoding: chunked"), 411),
-        (GOOD.replace(b"5", str(MOST_BODY + 1).encode()), 413),
+        (GOOD.replace(b"5", str(MAX_BATCH_BYTES + 1).encode()), 413),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_request(pair: tuple[Peer, socket.socket], head: bytes, status: int) -> None:
+def test_what_is_no_request(
+    pair: tuple[AgentPeer, socket.socket], head: bytes, status: int
+) -> None:
     peer, other = pair
     other.sendall(head)
     with pytest.raises(RequestError) as caught:
@@ -59,9 +69,9 @@ def test_what_is_no_request(pair: tuple[Peer, socket.socket], head: bytes, statu
     assert caught.value.status == status
 
 
-def test_a_head_without_an_end_is_cut(pair: tuple[Peer, socket.socket]) -> None:
+def test_a_head_without_an_end_is_cut(pair: tuple[AgentPeer, socket.socket]) -> None:
     peer, other = pair
-    sender = threading.Thread(target=other.sendall, args=(b"POST " + b"a" * (MOST_HEAD + 5),))
+    sender = threading.Thread(target=other.sendall, args=(b"POST " + b"a" * (MAX_HEAD_BYTES + 5),))
     sender.start()
     with pytest.raises(RequestError) as caught:
         peer.request(5, 5)
@@ -69,7 +79,9 @@ def test_a_head_without_an_end_is_cut(pair: tuple[Peer, socket.socket]) -> None:
     sender.join()
 
 
-def test_a_byte_now_and_then_does_not_prolong_the_wait(pair: tuple[Peer, socket.socket]) -> None:
+def test_a_byte_now_and_then_does_not_prolong_the_wait(
+    pair: tuple[AgentPeer, socket.socket],
+) -> None:
     peer, other = pair
     over = threading.Event()
 
@@ -89,7 +101,7 @@ def test_a_byte_now_and_then_does_not_prolong_the_wait(pair: tuple[Peer, socket.
     assert time.monotonic() - began < 50
 
 
-def test_a_peer_that_goes_in_the_middle(pair: tuple[Peer, socket.socket]) -> None:
+def test_a_peer_that_goes_in_the_middle(pair: tuple[AgentPeer, socket.socket]) -> None:
     peer, other = pair
     other.sendall(GOOD + b"hel")
     other.close()
@@ -98,6 +110,6 @@ def test_a_peer_that_goes_in_the_middle(pair: tuple[Peer, socket.socket]) -> Non
         peer.body(5, 5)
 
 
-def test_silence_ends(pair: tuple[Peer, socket.socket]) -> None:
+def test_silence_ends(pair: tuple[AgentPeer, socket.socket]) -> None:
     with pytest.raises(PeerGone, match="slow"):
         pair[0].request(0.05, 5)

@@ -10,9 +10,9 @@ import pytest
 
 from steward.agent import agent
 from steward.core.config import Settings
-from steward.core.config.reader import ConfigError, load
-from steward.daemon.controller import controller_parts
-from steward.daemon.workers import parts_of
+from steward.core.config.reader import ConfigError, load_settings
+from steward.daemon.controller import make_controller_parts
+from steward.daemon.workers import make_parts
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'
@@ -22,7 +22,7 @@ PACKAGING = Path(__file__).parents[2] / "packaging" / "systemd"
 def loaded(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "steward.toml"
     path.write_text(text)
-    return load(str(path))
+    return load_settings(str(path))
 
 
 MISTAKES = [
@@ -51,10 +51,10 @@ def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_both_daemons_hear_nodes_where_they_are_told_to(tmp_path: Path) -> None:
-    assert "nodes" in [part.name for part in parts_of(loaded(tmp_path, LOCAL + NODES))]
-    assert "nodes" not in [part.name for part in parts_of(loaded(tmp_path, LOCAL))]
+    assert "nodes" in [part.name for part in make_parts(loaded(tmp_path, LOCAL + NODES))]
+    assert "nodes" not in [part.name for part in make_parts(loaded(tmp_path, LOCAL))]
     forward = '[forward]\nto = "steward:6825"\n'
-    parts = controller_parts(loaded(tmp_path, LOCAL + NODES + forward))
+    parts = make_controller_parts(loaded(tmp_path, LOCAL + NODES + forward))
     assert "nodes" in [part.name for part in parts]
 
 

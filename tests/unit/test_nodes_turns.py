@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from steward.capture.nodes.receiver import Turns, TurnUnavailable
+from steward.capture.nodes.receiver import NodeTurns, TurnUnavailable
 
 
 class Connection:
@@ -17,7 +17,7 @@ class Connection:
 
 
 def test_a_node_is_heard_on_one_connection() -> None:
-    these = Turns()
+    these = NodeTurns()
     first, second = Connection(), Connection()
     these.begin(("c1", "n1"), first)
     these.begin(("c1", "n2"), Connection())
@@ -35,7 +35,7 @@ def test_a_node_is_heard_on_one_connection() -> None:
 
 
 def test_one_connection_may_be_several_nodes_in_turn() -> None:
-    these = Turns()
+    these = NodeTurns()
     one = Connection()
     for node in ("n1", "n2", "n1"):
         these.begin(("c1", node), one)
@@ -45,7 +45,7 @@ def test_one_connection_may_be_several_nodes_in_turn() -> None:
 
 
 def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    these, came, waits = Turns(), list[int](), threading.Semaphore(0)
+    these, came, waits = NodeTurns(), list[int](), threading.Semaphore(0)
 
     class Watched(threading.Event):
         """Tells that somebody waits for it who does not wait for ever."""
@@ -74,7 +74,7 @@ def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_who_waits_too_long_holds_up_nobody() -> None:
-    these = Turns(patience_s=0.05)
+    these = NodeTurns(patience_s=0.05)
     with these.turn(), pytest.raises(TurnUnavailable, match="too many"), these.turn():
         pytest.fail("it was two's turn")
     with these.turn():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.events import NOON
-from steward.capture.observations import Observed
+from steward.capture.observations import QueueObserver
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event
 from steward.core.records import JobRecord
 from steward.slurm.job_states import FORGOTTEN
@@ -29,7 +29,7 @@ def kinds(events: list[Event]) -> list[str]:
 
 
 def test_a_job_from_queue_to_end() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     assert kinds(observed.take([JOB], NOON)) == [JOB_SEEN]
     assert observed.take([JOB], LATER) == []
     assert kinds(observed.take([RUNNING], LATER)) == [JOB_STATE]
@@ -39,7 +39,7 @@ def test_a_job_from_queue_to_end() -> None:
 
 
 def test_a_run_that_slurmctld_forgot_as_it_crashed_is_told_to_be_none() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([OVER], NOON)
     again = changed(JOB, submit=LATER, restarts=1)
     observed.take([again], LATER)
@@ -54,7 +54,7 @@ def test_a_run_that_slurmctld_forgot_as_it_crashed_is_told_to_be_none() -> None:
 
 
 def test_a_requeue_that_slurmctld_forgot_as_the_job_completed_makes_no_run() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([JOB], NOON)
     observed.take([RUNNING], NOON)
     observed.ended(changed(RUNNING, state="REQUEUED", end=LATER))
@@ -69,13 +69,13 @@ def test_a_requeue_that_slurmctld_forgot_as_the_job_completed_makes_no_run() -> 
 
 
 def test_what_happened_while_nobody_looked_is_all_said() -> None:
-    assert kinds(Observed("c1").take([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
-    assert kinds(Observed("c1").take([OVER], LATER)) == [JOB_SEEN, JOB_END]
+    assert kinds(QueueObserver("c1").take([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
+    assert kinds(QueueObserver("c1").take([OVER], LATER)) == [JOB_SEEN, JOB_END]
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6))
 def test_who_forgets_repeats_the_same_keys(forgets: list[bool]) -> None:
-    lasting, forgetful = Observed("c1"), Observed("c1")
+    lasting, forgetful = QueueObserver("c1"), QueueObserver("c1")
     once, again = set(), set()
     for record, forget in zip([JOB, JOB, RUNNING, RUNNING, OVER, OVER], forgets, strict=True):
         once |= {event.key for event in lasting.take([record], NOON)}
@@ -86,7 +86,7 @@ def test_who_forgets_repeats_the_same_keys(forgets: list[bool]) -> None:
 
 
 def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     (first,) = observed.take([JOB], NOON)
     (second,) = observed.take([changed(JOB, time_limit_s=60)], LATER)
     assert (second.kind, second.key != first.key) == (JOB_SEEN, True)
@@ -113,7 +113,7 @@ def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
 def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(
     request_: dict[str, Any],
 ) -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     before = changed(JOB, cpus=1, nodes=1, tres_requested="cpu=1,mem=100M,node=1,billing=1")
     after = changed(before, **request_)
     keys = []
@@ -124,7 +124,7 @@ def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(
         dearer = changed(record, tres_requested=record.tres_requested.replace("g=", "g=1"))
         assert observed.take([dearer], LATER) == [], "weights change for all jobs at once"
     assert len(set(keys)) == 4
-    restarted = Observed("c1")
+    restarted = QueueObserver("c1")
     restarted.remember([before])
     assert kinds(restarted.take([after], LATER)) == [JOB_SEEN]
     running = changed(RUNNING, **request_, tres_allocated="cpu=9,node=1")
@@ -132,7 +132,7 @@ def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(
 
 
 def test_the_tasks_that_an_array_has_left_are_no_news() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     array = changed(JOB, array_job_id=7, array_task="1-9%2")
     assert kinds(observed.take([array], NOON)) == [JOB_SEEN]
     assert observed.take([changed(array, array_task="3-9%2")], LATER) == []
@@ -141,7 +141,7 @@ def test_the_tasks_that_an_array_has_left_are_no_news() -> None:
 
 
 def test_a_requeued_job_has_another_run() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([RUNNING], NOON)
     again = changed(JOB, restarts=1, submit=LATER)
     events = observed.take([again], LATER)
@@ -150,7 +150,7 @@ def test_a_requeued_job_has_another_run() -> None:
 
 
 def test_an_id_that_is_used_again_is_another_job() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([OVER], NOON)
     assert 7 not in observed
     reused = changed(JOB, name="other", uid=1001, submit=LATER)
@@ -159,7 +159,7 @@ def test_an_id_that_is_used_again_is_another_job() -> None:
 
 
 def test_running_again_after_a_suspension_is_news() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     (_, running) = observed.take([RUNNING], NOON)
     (suspended,) = observed.take([changed(RUNNING, state="SUSPENDED")], NOON)
     (resumed,) = observed.take([RUNNING], LATER)
@@ -168,14 +168,14 @@ def test_running_again_after_a_suspension_is_news() -> None:
 
 
 def test_a_resized_job_is_news() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([RUNNING], NOON)
     (event,) = observed.take([changed(RUNNING, nodelist="n[1-2]")], LATER)
     assert (event.kind, event.body.record.nodelist) == (JOB_STATE, "n[1-2]")
 
 
 def test_finished_jobs_are_forgotten_and_others_are_missed() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([OVER, changed(RUNNING, job_id=8), changed(RUNNING, job_id=9)], NOON)
     assert observed.absent({9}) == ([8], [])
     assert observed.absent({9}) == ([8], []), "until somebody ends it"
@@ -190,7 +190,7 @@ def test_finished_jobs_are_forgotten_and_others_are_missed() -> None:
 
 
 def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([RUNNING], NOON)
     former = changed(OVER, submit=NOON - timedelta(days=1), state="FAILED")
     told = changed(OVER, state="CANCELLED")
@@ -200,7 +200,7 @@ def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
 
 def test_a_job_whose_id_another_got_is_lost() -> None:
     """slurmctld was killed before it had saved the first, and gave its id once more."""
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([JOB], NOON)
     other = changed(JOB, submit=LATER)
     end, *rest = observed.take([other], LATER)
@@ -218,7 +218,7 @@ def test_a_job_whose_id_another_got_is_lost() -> None:
 
 
 def test_the_whole_record_is_wanted_once_newest_first() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     task = changed(RUNNING, job_id=9, array_job_id=7, array_task="1")
     observed.take([JOB, changed(JOB, job_id=8), task], NOON)
     assert observed.wanted() == 8
@@ -233,14 +233,14 @@ def test_the_whole_record_is_wanted_once_newest_first() -> None:
 
 
 def test_after_clear_everything_is_said_again() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     first = observed.take([RUNNING], NOON)
     observed.clear()
     assert [event.key for event in observed.take([RUNNING], LATER)] == [e.key for e in first]
 
 
 def test_requeued_tasks_are_folded_into_their_array() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     array = changed(JOB, array_job_id=7, array_task="3-9%2")
     tasks = [changed(RUNNING, job_id=10 + i, array_job_id=7, array_task=str(i)) for i in (1, 2)]
     observed.take([array, *tasks], NOON)
@@ -255,18 +255,18 @@ def test_requeued_tasks_are_folded_into_their_array() -> None:
 
 
 def test_what_an_earlier_process_saw_is_gone_on_with() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     suspended = changed(RUNNING, state="SUSPENDED")
     observed.remember([suspended, changed(JOB, job_id=8), changed(OVER, job_id=9)])
     assert observed.wanted() is None
     (event,) = observed.take([RUNNING], LATER)
-    (_, first) = Observed("c1").take([RUNNING], LATER)
+    (_, first) = QueueObserver("c1").take([RUNNING], LATER)
     assert (event.kind, event.key != first.key) == (JOB_STATE, True)
     assert observed.absent({7}) == ([8], [])
 
 
 def test_a_job_that_is_let_go_is_news() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     held = changed(JOB, reason="JobHeldUser")
     first = observed.take([held], NOON)
     assert observed.take([held], NOON) == []
@@ -278,7 +278,7 @@ def test_a_job_that_is_let_go_is_news() -> None:
 
 
 def test_former_sizes_of_a_lost_run_are_as_slurmdbd_tells_them() -> None:
-    observed = Observed("c1")
+    observed = QueueObserver("c1")
     observed.take([RUNNING], NOON)
     sizes = [changed(OVER, state="RESIZING", end=NOON + timedelta(seconds=n)) for n in (10, 20)]
     events = observed.lose(7, LATER, [*sizes, OVER])

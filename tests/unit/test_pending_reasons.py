@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from steward.accounting.job_page.pending_reasons import Limit, explain, waiting
+from steward.accounting.job_page.pending_reasons import ReasonLimit, explain_reason, explain_waiting
 from steward.accounting.job_page.requests import Waiting
 from steward.core.records import JobRecord
-from steward.slurm import Pending
+from steward.slurm import PendingJobs
 from steward.slurm.pending_jobs import parse_limits
 from steward.slurm.settings import ClusterSettings
 
@@ -42,7 +42,7 @@ def test_every_reason_of_slurm_has_words(library: str) -> None:
     reasons = [*reasons_in(library), *LONE]
     assert len(reasons) > 150
     for reason in reasons:
-        words = explain(reason).words
+        words = explain_reason(reason).words
         assert words.endswith("."), reason
         assert f" {reason} " not in words, "the word itself says nothing"
 
@@ -50,30 +50,33 @@ def test_every_reason_of_slurm_has_words(library: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "limit"),
     [
-        ("QOSMaxCpuPerUserLimit", Limit(whose="qos", name="MaxTRESPU", tres="cpu")),
-        ("AssocGrpMemLimit", Limit(whose="assoc", name="GrpTRES", tres="mem")),
-        ("QOSMaxJobsPerUserLimit", Limit(whose="qos", name="MaxJobsPU")),
-        ("AssocMaxJobsLimit", Limit(whose="assoc", name="MaxJobs")),
-        ("AssocGrpCPURunMinutesLimit", Limit(whose="assoc", name="GrpTRESRunMins", tres="cpu")),
-        ("QOSMaxWallDurationPerJobLimit", Limit(whose="qos", name="MaxWallPJ")),
-        ("QOSMinGRES", Limit(whose="qos", name="MinTRESPJ", tres="gres")),
-        ("MaxGRESPerAccount", Limit(whose="qos", name="MaxTRESPA", tres="gres")),
-        ("MaxCpuRunMinsPerUser", Limit(whose="qos", name="MaxTRESRunMinsPU", tres="cpu")),
-        ("QOSGrpNodeLimit", Limit(whose="qos", name="GrpTRES", tres="node")),
+        ("QOSMaxCpuPerUserLimit", ReasonLimit(whose="qos", name="MaxTRESPU", tres="cpu")),
+        ("AssocGrpMemLimit", ReasonLimit(whose="assoc", name="GrpTRES", tres="mem")),
+        ("QOSMaxJobsPerUserLimit", ReasonLimit(whose="qos", name="MaxJobsPU")),
+        ("AssocMaxJobsLimit", ReasonLimit(whose="assoc", name="MaxJobs")),
+        (
+            "AssocGrpCPURunMinutesLimit",
+            ReasonLimit(whose="assoc", name="GrpTRESRunMins", tres="cpu"),
+        ),
+        ("QOSMaxWallDurationPerJobLimit", ReasonLimit(whose="qos", name="MaxWallPJ")),
+        ("QOSMinGRES", ReasonLimit(whose="qos", name="MinTRESPJ", tres="gres")),
+        ("MaxGRESPerAccount", ReasonLimit(whose="qos", name="MaxTRESPA", tres="gres")),
+        ("MaxCpuRunMinsPerUser", ReasonLimit(whose="qos", name="MaxTRESRunMinsPU", tres="cpu")),
+        ("QOSGrpNodeLimit", ReasonLimit(whose="qos", name="GrpTRES", tres="node")),
     ],
 )
-def test_a_limit_is_named_as_slurm_shows_it(reason: str, limit: Limit) -> None:
-    assert explain(reason).limit == limit
+def test_a_limit_is_named_as_slurm_shows_it(reason: str, limit: ReasonLimit) -> None:
+    assert explain_reason(reason).limit == limit
 
 
 def test_what_slurm_adds_to_a_reason_is_kept_apart() -> None:
-    reason = explain("ReqNodeNotAvail, UnavailableNodes:n[1-2]")
+    reason = explain_reason("ReqNodeNotAvail, UnavailableNodes:n[1-2]")
     assert reason.code == "ReqNodeNotAvail"
     assert reason.detail == "UnavailableNodes:n[1-2]"
 
 
 def test_another_text_is_quoted_and_not_explained() -> None:
-    reason = explain("ask ada")
+    reason = explain_reason("ask ada")
     assert (reason.code, reason.words) == ("ask ada", "")
 
 
@@ -84,7 +87,7 @@ def test_dependencies_are_told_with_what_became_of_them() -> None:
         reason="Dependency",
         dependency="afterok:5(unfulfilled),afterany:6_*(unfulfilled)?singleton(unfulfilled)",
     )
-    told = waiting(record, None, lambda job: "RUNNING" if job == 5 else "")
+    told = explain_waiting(record, None, lambda job: "RUNNING" if job == 5 else "")
     assert isinstance(told, Waiting)
     assert told.behind == (
         "no other job of its owner with the same name may run beside it",
@@ -96,8 +99,8 @@ def test_dependencies_are_told_with_what_became_of_them() -> None:
 
 def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
     record = JobRecord(job_id=9, state="PENDING", reason="Priority", priority=4)
-    pending = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
-    told = waiting(record, pending, lambda _: "")
+    pending = PendingJobs("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    told = explain_waiting(record, pending, lambda _: "")
     assert isinstance(told, Waiting)
     assert told.trouble
     assert (told.reason, told.priority) == ("Priority", 4)
@@ -109,13 +112,13 @@ BROKE = "this job may cost 24.00 SU, but account physics has 3.00 SU free"
 def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:
     comment = f"site words steward=1.AB.CD [steward: {BROKE}]"
     record = JobRecord(job_id=9, state="PENDING", reason="JobHeldAdmin", admin_comment=comment)
-    absent = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    absent = PendingJobs("c1", ClusterSettings(slurm_bin=str(tmp_path)))
     for pending in (None, absent):
-        held = waiting(record, pending, lambda _: "")
+        held = explain_waiting(record, pending, lambda _: "")
         assert isinstance(held, Waiting)
         assert held.words == f"The bank holds it: {BROKE}."
         assert held.behind == ("it is let go by itself when its account can pay for it",)
-        others = waiting(record, pending, lambda _: "", may_read=False)
+        others = explain_waiting(record, pending, lambda _: "", may_read=False)
         assert isinstance(others, Waiting)
         assert others.words == "An administrator holds it: ask them why."
 
@@ -126,7 +129,7 @@ def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:
     program = tmp_path / "squeue"
     program.write_text(f'#!/bin/sh\ncat "{tmp_path}/rows"\n')
     program.chmod(0o755)
-    pending = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    pending = PendingJobs("c1", ClusterSettings(slurm_bin=str(tmp_path)))
     assert pending.why_held(9) == BROKE
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steward.core.config import RedactSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.records import JobRecord
-from steward.core.redaction import REDACTED, Redactor, redactor_of
+from steward.core.redaction import REDACTED, Redactor, make_redactor
 
 REDACTOR = Redactor(RedactSettings())
 
@@ -155,7 +155,7 @@ def test_names_as_workflow_tools_give_them_stay() -> None:
 
 def test_a_site_s_key_is_made_once(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path / "state"))
-    digests = {redactor_of(settings).name("API_TOKEN=hush") for _ in range(3)}
+    digests = {make_redactor(settings).name("API_TOKEN=hush") for _ in range(3)}
     assert len(digests) == 1
     [key] = (tmp_path / "state").iterdir()
     assert stat.S_IMODE(key.stat().st_mode) == 0o600

@@ -13,16 +13,16 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.month import CatalogueUnavailable
-from steward.archive.catalog.rebuild import Reindexing
-from steward.archive.contents import contents_of
-from steward.archive.files.permissions import readers_of
-from steward.archive.requests import Progress, ReindexAnswer
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.month import CatalogUnavailable
+from steward.archive.catalog.rebuild import CatalogRebuild
+from steward.archive.contents import make_script_contents
+from steward.archive.files.permissions import read_acl_readers
+from steward.archive.requests import Progress, ReindexReply
 from steward.core.access import Asker
-from steward.core.errors import Refused
-from steward.core.incoming import Stores
+from steward.core.errors import PermissionRefused
+from steward.core.incoming import IncomingStores
 from steward.jobs import JobsConsumer
 
 
@@ -54,7 +54,7 @@ def test_with_manifests_all_is_as_before(site: Site) -> None:
     site.room("archive").close()
     items, answer = site.stream("archive.reindex", ROOT)
     assert all(isinstance(item, Progress) for item in items)
-    assert answer == ReindexAnswer(scripts=3, distinct=3, months=("2026-10", "2026-11"))
+    assert answer == ReindexReply(scripts=3, distinct=3, months=("2026-10", "2026-11"))
     site.consumer(JobsConsumer).close()
     site.reopen()
     after = site.ask("archive.search", ADA, terms=["text"])
@@ -67,21 +67,21 @@ def test_with_manifests_all_is_as_before(site: Site) -> None:
 
 def test_only_operators_may_and_only_one_at_a_time(site: Site) -> None:
     three_jobs(site)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.reindex", ADA)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.verify", ADA)
-    first = Reindexing(site.settings, "files").run()
+    first = CatalogRebuild(site.settings, "files").run()
     next(first)
-    with pytest.raises(CatalogueUnavailable, match="another process"):
-        list(Reindexing(site.settings, "files").run())
+    with pytest.raises(CatalogUnavailable, match="another process"):
+        list(CatalogRebuild(site.settings, "files").run())
     list(first)
     assert sorted(found(site)) == [1, 2, 3]
 
 
 def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     three_jobs(site)
-    run = Reindexing(site.settings, "files").run()
+    run = CatalogRebuild(site.settings, "files").run()
     next(run)
     # While the new one is filled: a script comes, one is purged, and one is not filed yet.
     archive.add_job(site, 4, b"text four")
@@ -89,15 +89,15 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     site.feed()
     site.append([archive.script_at(site, 5, b"text five", NOVEMBER)])
     news = site.journal[-1:]
-    site.consumer(Catalogue).apply(news, len(site.journal), site.append)
-    assert isinstance(list(run)[-1], ReindexAnswer)
+    site.consumer(CatalogConsumer).apply(news, len(site.journal), site.append)
+    assert isinstance(list(run)[-1], ReindexReply)
     assert sorted(found(site)) == [1, 2, 4, 5]
     # The writer follows into the new catalogue, with its cursor.
-    assert site.consumer(Catalogue).cursor() == len(site.journal)
+    assert site.consumer(CatalogConsumer).cursor() == len(site.journal)
     archive.add_job(site, 6, b"text six")
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
     # What was purged stays so even if its event comes again.
-    site.consumer(Catalogue).apply(
+    site.consumer(CatalogConsumer).apply(
         [event for event in site.journal if event.key.startswith("script:3:")],
         len(site.journal),
         site.append,
@@ -109,22 +109,22 @@ def test_what_waits_for_its_identity_is_taken_over(site: Site) -> None:
     three_jobs(site)
     site.append([archive.script_at(site, 7, b"text seven", NOVEMBER)])
     site.feed()
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3, 7]
 
 
 def test_damage_is_healed(site: Site) -> None:
     three_jobs(site)
     site.room("archive").searcher.close()
-    site.consumer(Catalogue).close()
-    current = Path(Generations(str(site.state / "catalogue")).current())
+    site.consumer(CatalogConsumer).close()
+    current = Path(CatalogGenerations(str(site.state / "catalogue")).current())
     for name in ("2026-11.db", "cursor.db"):
         (current / name).write_bytes(b"no database at all " * 500)
-    with pytest.raises(CatalogueUnavailable, match="reindex"):
+    with pytest.raises(CatalogUnavailable, match="reindex"):
         found(site)
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
-    site.consumer(Catalogue).apply(site.journal[:1], len(site.journal), site.append)
+    site.consumer(CatalogConsumer).apply(site.journal[:1], len(site.journal), site.append)
     assert sorted(found(site)) == [1, 2, 3]
 
 
@@ -134,7 +134,7 @@ def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: Site) -> N
     paths[1].unlink()
     paths[2].write_bytes(b"text that was changed")
     shutil.rmtree(site.state / "catalogue")
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [2, 3]
     assert found(site, ROOT, "was changed") == [2]
 
@@ -144,7 +144,7 @@ def test_without_manifests_the_sinks_database_says_the_rest(tmp_path: Path, layo
     site = archive.make_library(tmp_path, layout=layout)
     three_jobs(site)
     shutil.rmtree(site.state / "catalogue")
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
     assert found(site, BELA) == [2]
     site.close()
@@ -157,7 +157,7 @@ def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layou
     shutil.rmtree(site.state / "catalogue")
     for path in site.state.glob("archive-files.db*"):
         path.unlink()
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
     # These users are made up: a name alone gives nobody anything.
     assert found(site, ADA) == []
@@ -166,7 +166,7 @@ def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layou
 
 def test_a_reindexing_that_is_left_off_leaves_the_old_one(site: Site) -> None:
     three_jobs(site)
-    run = Reindexing(site.settings, "files").run()
+    run = CatalogRebuild(site.settings, "files").run()
     next(run)
     run.close()
     assert sorted(found(site)) == [1, 2, 3]
@@ -186,7 +186,7 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     path = site.ask("archive.show", ROOT, job="1").script.path
     fd = os.open(path, os.O_RDONLY)
     try:
-        has_acl = readers_of(fd).uid == there.pw_uid
+        has_acl = read_acl_readers(fd).uid == there.pw_uid
     finally:
         os.close(fd)
     if not has_acl:
@@ -194,7 +194,7 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     shutil.rmtree(site.state / "catalogue")
     for database in site.state.glob("archive-files.db*"):
         database.unlink()
-    list(Reindexing(site.settings, "files").run())
+    list(CatalogRebuild(site.settings, "files").run())
     assert found(site, daemon) == [1]
     assert found(site, former) == []
     assert sorted(found(site)) == [1, 2]
@@ -203,9 +203,11 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
 
 def test_what_was_filed_long_ago_is_read_from_there(site: Site) -> None:
     three_jobs(site)
-    site.consumer(Catalogue).close()
+    site.consumer(CatalogConsumer).close()
     shutil.rmtree(site.state / "catalogue")
-    catalogue = Catalogue(str(site.state / "catalogue"), contents_of(site.settings, Stores([])))
+    catalogue = CatalogConsumer(
+        str(site.state / "catalogue"), make_script_contents(site.settings, IncomingStores([]))
+    )
     events = [event for event in site.journal if event.kind in catalogue.kinds]
     catalogue.apply(events, len(site.journal), site.append)
     catalogue.close()

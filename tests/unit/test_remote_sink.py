@@ -11,8 +11,8 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER_NS
 from harness.sinks import RemoteSite
-from steward.archive.remote.destination import Document, Refusal
-from steward.archive.remote.records import Records
+from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
+from steward.archive.remote.records import RemoteRecords
 from steward.core.errors import Unavailable
 
 Make = Callable[..., RemoteSite]
@@ -307,7 +307,7 @@ def test_a_purge_that_comes_with_a_refusal_is_not_forgotten(make: Make) -> None:
     site.turn()
     send = site.elsewhere.send
 
-    def purge_meanwhile(documents: Sequence[Document]) -> list[Refusal]:
+    def purge_meanwhile(documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         refusals = send(documents)
         if refusals:
             site.purge(script)
@@ -327,7 +327,7 @@ def test_what_was_set_aside_keeps_its_owner_for_as_long_as_it_takes(make: Make) 
     site.identify(site.submit(1))
     site.identify(site.submit(2))
     site.turn()
-    records = Records(f"{site.settings.state_dir}/archive-there.db")
+    records = RemoteRecords(f"{site.settings.state_dir}/archive-there.db")
     with closing(records), records.writing() as writer:
         assert writer.forget(before_ns=2**62) == 1
     site.elsewhere.refuses = set()

@@ -9,10 +9,10 @@ import pytest
 
 from harness.socket import Question, registry
 from steward.core.access import Asker
-from steward.core.errors import Conflict, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import Conflict, PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.daemon.idempotency import LONGEST_KEY, Repeats
-from steward.daemon.requests import read_reply
+from steward.daemon.idempotency import LONGEST_KEY, IdempotencyStore
+from steward.daemon.requests import decode_reply_line
 
 ADA, GRACE = Asker(uid=1, user="ada"), Asker(uid=2, user="grace")
 ECHO = registry().get("test.echo")
@@ -33,24 +33,28 @@ class Doing:
 
 
 @pytest.fixture
-def repeats(tmp_path: Path) -> Repeats:
-    return Repeats(str(tmp_path))
+def repeats(tmp_path: Path) -> IdempotencyStore:
+    return IdempotencyStore(str(tmp_path))
 
 
-def once(repeats: Repeats, doing: Doing, key: str = "k", text: str = "x", by: Asker = ADA) -> bytes:
+def once(
+    repeats: IdempotencyStore, doing: Doing, key: str = "k", text: str = "x", by: Asker = ADA
+) -> bytes:
     return repeats.once(key, by, ECHO, Question(text=text), doing)
 
 
-def test_asked_again_it_has_the_same_answer_and_is_not_done_again(repeats: Repeats) -> None:
+def test_asked_again_it_has_the_same_answer_and_is_not_done_again(
+    repeats: IdempotencyStore,
+) -> None:
     doing = Doing()
     first = once(repeats, doing)
     assert once(repeats, doing) == first
     assert doing.count == 1
     assert b'"answer":{"count":1}' in first
-    assert read_reply(first).ok
+    assert decode_reply_line(first).ok
 
 
-def test_a_key_is_for_one_request_of_one_user(repeats: Repeats) -> None:
+def test_a_key_is_for_one_request_of_one_user(repeats: IdempotencyStore) -> None:
     doing = Doing()
     once(repeats, doing)
     with pytest.raises(UsageError, match="another request"):
@@ -60,8 +64,10 @@ def test_a_key_is_for_one_request_of_one_user(repeats: Repeats) -> None:
     assert doing.count == 3
 
 
-@pytest.mark.parametrize("error", [Refused("no"), UsageError("no"), Unavailable("no")])
-def test_what_changed_nothing_may_be_asked_again(repeats: Repeats, error: StewardError) -> None:
+@pytest.mark.parametrize("error", [PermissionRefused("no"), UsageError("no"), Unavailable("no")])
+def test_what_changed_nothing_may_be_asked_again(
+    repeats: IdempotencyStore, error: StewardError
+) -> None:
     with pytest.raises(type(error)):
         once(repeats, Doing(error))
     doing = Doing()
@@ -69,11 +75,11 @@ def test_what_changed_nothing_may_be_asked_again(repeats: Repeats, error: Stewar
     assert doing.count == 1
 
 
-def test_what_went_wrong_in_the_middle_is_not_done_again(repeats: Repeats) -> None:
+def test_what_went_wrong_in_the_middle_is_not_done_again(repeats: IdempotencyStore) -> None:
     with pytest.raises(StewardError, match="half"):
         once(repeats, Doing(StewardError("half of it is done")))
     doing = Doing()
-    assert "half of it" in read_reply(once(repeats, doing)).error
+    assert "half of it" in decode_reply_line(once(repeats, doing)).error
     assert doing.count == 0
 
 
@@ -81,21 +87,23 @@ def test_what_broke_off_is_not_done_again(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            once(Repeats(str(tmp_path)), Doing(SystemExit()))
+            once(IdempotencyStore(str(tmp_path)), Doing(SystemExit()))
         finally:
             os._exit(1)
     os.waitpid(pid, 0)
     doing = Doing()
     with pytest.raises(Conflict, match="broke off"):
-        once(Repeats(str(tmp_path)), doing)
+        once(IdempotencyStore(str(tmp_path)), doing)
     assert doing.count == 0
 
 
-def test_while_it_is_done_another_is_told_to_wait(repeats: Repeats, tmp_path: Path) -> None:
+def test_while_it_is_done_another_is_told_to_wait(
+    repeats: IdempotencyStore, tmp_path: Path
+) -> None:
     class Nested(Doing):
         def __call__(self) -> Any:
             with pytest.raises(Conflict, match="is being done"):
-                once(Repeats(str(tmp_path)), Doing())
+                once(IdempotencyStore(str(tmp_path)), Doing())
             return super().__call__()
 
     doing = Nested()
@@ -105,14 +113,14 @@ def test_while_it_is_done_another_is_told_to_wait(repeats: Repeats, tmp_path: Pa
 
 def test_after_a_day_a_key_is_free(tmp_path: Path) -> None:
     doing, now = Doing(), utc_now()
-    once(Repeats(str(tmp_path), lambda: now), doing)
-    once(Repeats(str(tmp_path), lambda: now + timedelta(hours=23)), doing)
+    once(IdempotencyStore(str(tmp_path), lambda: now), doing)
+    once(IdempotencyStore(str(tmp_path), lambda: now + timedelta(hours=23)), doing)
     assert doing.count == 1
-    once(Repeats(str(tmp_path), lambda: now + timedelta(hours=25)), doing)
+    once(IdempotencyStore(str(tmp_path), lambda: now + timedelta(hours=25)), doing)
     assert doing.count == 2
 
 
-def test_a_long_answer_is_not_kept_but_that_it_was_done_is(repeats: Repeats) -> None:
+def test_a_long_answer_is_not_kept_but_that_it_was_done_is(repeats: IdempotencyStore) -> None:
     class Long(Doing):
         def __call__(self) -> Any:
             super().__call__()
@@ -126,16 +134,16 @@ def test_a_long_answer_is_not_kept_but_that_it_was_done_is(repeats: Repeats) -> 
 
 
 @pytest.mark.parametrize("key", ["x" * (LONGEST_KEY + 1), "a\nb", "\x00"])
-def test_a_key_is_a_word(repeats: Repeats, key: str) -> None:
+def test_a_key_is_a_word(repeats: IdempotencyStore, key: str) -> None:
     with pytest.raises(UsageError, match="plain"):
         once(repeats, Doing(), key=key)
 
 
-def test_a_stream_has_no_single_answer(repeats: Repeats) -> None:
+def test_a_stream_has_no_single_answer(repeats: IdempotencyStore) -> None:
     with pytest.raises(UsageError, match="without a key"):
         repeats.once("k", ADA, registry().get("test.count"), Question(), Doing())
 
 
-def test_nobody_else_can_read_them(tmp_path: Path, repeats: Repeats) -> None:
+def test_nobody_else_can_read_them(tmp_path: Path, repeats: IdempotencyStore) -> None:
     del repeats
     assert (tmp_path / "repeats.db").stat().st_mode & 0o077 == 0

@@ -12,7 +12,7 @@ from harness import history
 from harness.events import at
 from harness.history import GIB
 from harness.site import ADA, BELA, COORDINATOR, ROOT, Site
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.reports.requests import ClusterRow
 
 HOUR = 3600
@@ -331,9 +331,9 @@ def test_without_a_sensor_only_what_jobs_had_is_told(tmp_path: Path) -> None:
 def test_who_may_see_what_a_cluster_did(tmp_path: Path) -> None:
     site = history.make_site(tmp_path, private=frozenset({"usage"}))
     assert len(ask(site, "cluster").rows) == 1
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         ask(site, "cluster", ADA)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         ask(site, "cluster", ADA, clusters=[])
     site.close()
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from harness.events import NOON, at, us
 from steward.core.errors import UsageError
-from steward.reports.capacity import HOUR_S, Hours, hours
-from steward.reports.requests import By, asked, cut
-from steward.reports.runs import Periods, Piece
+from steward.reports.capacity import HOUR_S, BucketSums, add_full_hours
+from steward.reports.requests import PeriodLength, divide_interval, resolve_interval
+from steward.reports.runs import Periods, RunPiece
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MOMENTS = st.datetimes(
@@ -22,16 +22,16 @@ MOMENTS = st.datetimes(
 ).map(lambda moment: moment.replace(microsecond=0))
 
 
-def piece(start: float, end: float | None, **fields: object) -> Piece:
-    values: dict[str, object] = dict.fromkeys(Piece._fields, "")
+def piece(start: float, end: float | None, **fields: object) -> RunPiece:
+    values: dict[str, object] = dict.fromkeys(RunPiece._fields, "")
     values |= {"start_us": us(start), "end_us": 0 if end is None else us(end), "suspended_s": 0}
-    return Piece(**{**values, **fields})  # type: ignore[arg-type]
+    return RunPiece(**{**values, **fields})  # type: ignore[arg-type]
 
 
 @given(MOMENTS, st.integers(1, 400 * 86_400), st.sampled_from(["month", "week", "day", ""]))
-def test_periods_touch_and_fill_the_time(begin: datetime, length: int, by: By) -> None:
+def test_periods_touch_and_fill_the_time(begin: datetime, length: int, by: PeriodLength) -> None:
     end = begin + timedelta(seconds=length)
-    periods = cut(begin, end, by, BERLIN)
+    periods = divide_interval(begin, end, by, BERLIN)
     assert (periods[0].since, periods[-1].until) == (begin, end)
     for one, following in pairwise(periods):
         assert one.since < one.until == following.since
@@ -43,7 +43,7 @@ def test_periods_touch_and_fill_the_time(begin: datetime, length: int, by: By) -
 
 
 def test_a_day_of_summer_time_is_an_hour_shorter() -> None:
-    days = cut(
+    days = divide_interval(
         datetime(2026, 3, 27, 23, tzinfo=UTC), datetime(2026, 3, 29, 22, tzinfo=UTC), "day", BERLIN
     )
     assert [(one.label, one.until - one.since) for one in days] == [
@@ -53,32 +53,34 @@ def test_a_day_of_summer_time_is_an_hour_shorter() -> None:
 
 
 def test_weeks_are_iso() -> None:
-    (week,) = cut(datetime(2027, 1, 1, tzinfo=UTC), datetime(2027, 1, 2, tzinfo=UTC), "week", UTC)
+    (week,) = divide_interval(
+        datetime(2027, 1, 1, tzinfo=UTC), datetime(2027, 1, 2, tzinfo=UTC), "week", UTC
+    )
     assert week.label == "2026-W53"
 
 
 def test_yesterday_is_meant_where_nothing_is_said() -> None:
     midnight = NOON.replace(hour=0)
-    assert asked("", "", NOON, UTC) == (midnight - timedelta(days=1), midnight)
+    assert resolve_interval("", "", NOON, UTC) == (midnight - timedelta(days=1), midnight)
     # Since this morning, until now; what is still to come is left out.
-    assert asked("08:00", "", NOON, UTC) == (midnight + timedelta(hours=8), NOON)
-    assert asked("08:00", "2026-12-24", NOON, UTC)[1] == NOON
+    assert resolve_interval("08:00", "", NOON, UTC) == (midnight + timedelta(hours=8), NOON)
+    assert resolve_interval("08:00", "2026-12-24", NOON, UTC)[1] == NOON
     for since, until in (("2026-02-20", "2026-02-19"), ("2026-12-24", "2026-12-25")):
         with pytest.raises(UsageError):
-            asked(since, until, NOON, UTC)
+            resolve_interval(since, until, NOON, UTC)
 
 
 def test_less_than_a_second_is_refused() -> None:
     since, until = "2026-02-19T08:00:00Z", "2026-02-19T08:00:00.093Z"
     with pytest.raises(UsageError, match="shorter than a second"):
-        asked(since, until, NOON, UTC)
-    begin, end = asked(since, "2026-02-19T08:00:01Z", NOON, UTC)
-    assert len(cut(begin, end, "month", UTC)) == 1
+        resolve_interval(since, until, NOON, UTC)
+    begin, end = resolve_interval(since, "2026-02-19T08:00:01Z", NOON, UTC)
+    assert len(divide_interval(begin, end, "month", UTC)) == 1
 
 
 def test_there_may_be_only_so_many_periods() -> None:
     with pytest.raises(UsageError, match="ask for weeks or months"):
-        cut(NOON - timedelta(days=5000), NOON, "day", UTC)
+        divide_interval(NOON - timedelta(days=5000), NOON, "day", UTC)
 
 
 BOUNDS = st.lists(st.integers(0, 1000), min_size=2, max_size=8, unique=True).map(sorted)
@@ -149,9 +151,9 @@ def test_what_goes_on_is_counted_to_the_end() -> None:
 def test_hours_are_what_adding_second_by_second_gives(
     marks: list[int], added: list[tuple[int, int, int]]
 ) -> None:
-    bounds = hours(marks, min(marks))
+    bounds = add_full_hours(marks, min(marks))
     assert all(0 < until - begin <= HOUR_S for begin, until in pairwise(bounds))
-    found = Hours(bounds)
+    found = BucketSums(bounds)
     for begin, length, amount in added:
         found.add(begin, begin + length, amount)
     for total, (begin, until) in zip(found.sums(), pairwise(bounds), strict=True):
@@ -164,6 +166,6 @@ def test_hours_are_what_adding_second_by_second_gives(
 def test_full_hours_are_slurms() -> None:
     noon = int(NOON.timestamp())
     marks = [noon + 60, noon + 2 * HOUR_S + 5]
-    assert hours(marks, 0) == [marks[0], noon + HOUR_S, noon + 2 * HOUR_S, marks[1]]
-    assert hours(marks, noon + HOUR_S + 1) == [marks[0], noon + 2 * HOUR_S, marks[1]]
+    assert add_full_hours(marks, 0) == [marks[0], noon + HOUR_S, noon + 2 * HOUR_S, marks[1]]
+    assert add_full_hours(marks, noon + HOUR_S + 1) == [marks[0], noon + 2 * HOUR_S, marks[1]]
     assert at(0) == NOON

@@ -8,21 +8,21 @@ import msgspec
 import pytest
 
 from harness.rules import DRAIN, MAIL, RulesSite, failure
-from steward.automation.errors import NotYours
+from steward.automation.errors import OperationForbidden
 from steward.automation.rules import actions
-from steward.automation.rules.actions import ACTIONS, RulesRoom
+from steward.automation.rules.actions import ACTIONS, RulesContext
 from steward.automation.rules.requests import (
-    CheckRequest,
-    HistoryRequest,
-    ListRequest,
-    SwitchRequest,
-    TryRequest,
+    CheckRulesRequest,
+    ListRulesRequest,
+    RulesHistoryRequest,
+    SwitchRuleRequest,
+    TestRulesRequest,
 )
 from steward.cli.app import run
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import UsageError
 
 OLGA = Asker(uid=4001, user="olga")
@@ -30,11 +30,11 @@ CARL = Asker(uid=4002, user="carl")
 ADA = Asker(uid=4003, user="ada")
 
 
-def room_of(settings: Settings) -> RulesRoom:
+def room_of(settings: Settings) -> RulesContext:
     access = Access(
         AccessSettings(operators=("olga",), administrators=("carl",)), 0, lambda _cluster: None
     )
-    return RulesRoom(settings, access=access)
+    return RulesContext(settings, access=access)
 
 
 @pytest.fixture
@@ -45,28 +45,28 @@ def site(tmp_path: Path) -> RulesSite:
 def test_rules_are_for_operators(site: RulesSite) -> None:
     registry = Registry(ACTIONS, {"rules": lambda: room_of(site.settings)})
     for name, request in (
-        ("rules.check", CheckRequest()),
-        ("rules.list", ListRequest()),
-        ("rules.test", TryRequest(event={})),
-        ("rules.history", HistoryRequest()),
-        ("rules.enable", SwitchRequest(rule="mail")),
-        ("rules.disable", SwitchRequest(rule="mail")),
+        ("rules.check", CheckRulesRequest()),
+        ("rules.list", ListRulesRequest()),
+        ("rules.test", TestRulesRequest(event={})),
+        ("rules.history", RulesHistoryRequest()),
+        ("rules.enable", SwitchRuleRequest(rule="mail")),
+        ("rules.disable", SwitchRuleRequest(rule="mail")),
     ):
-        with pytest.raises(NotYours):
+        with pytest.raises(OperationForbidden):
             registry.call(name, ADA, request)
 
 
 def test_rules_are_switched_by_administrators(site: RulesSite) -> None:
     room = room_of(site.settings)
-    with pytest.raises(NotYours):
-        actions.disable(room, OLGA, SwitchRequest(rule="mail"))
-    answer = actions.disable(room, CARL, SwitchRequest(rule="mail"))
+    with pytest.raises(OperationForbidden):
+        actions.disable_rule(room, OLGA, SwitchRuleRequest(rule="mail"))
+    answer = actions.disable_rule(room, CARL, SwitchRuleRequest(rule="mail"))
     assert (answer.enabled, answer.was) == (False, True)
-    lines = {one.rule: one for one in actions.list_(room, OLGA, ListRequest()).rules}
+    lines = {one.rule: one for one in actions.list_rules(room, OLGA, ListRulesRequest()).rules}
     assert (lines["mail"].enabled, lines["mail"].switched_by) == (False, "carl")
     assert (lines["drain"].enabled, lines["drain"].switched_by) == (True, "")
     with pytest.raises(UsageError, match="there are drain, mail"):
-        actions.enable(room, CARL, SwitchRequest(rule="none"))
+        actions.enable_rule(room, CARL, SwitchRuleRequest(rule="none"))
 
 
 def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
@@ -75,7 +75,10 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
     room = room_of(site.settings)
 
     def ids(**given: Any) -> list[int]:
-        return [one.id for one in actions.history(room, OLGA, HistoryRequest(**given)).executions]
+        return [
+            one.id
+            for one in actions.list_executions(room, OLGA, RulesHistoryRequest(**given)).executions
+        ]
 
     assert ids() == [4, 3, 2, 1]
     assert len(ids(rule="mail")) == 2
@@ -88,7 +91,7 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
 
 def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:
     room = room_of(Settings(state_dir=str(tmp_path)))
-    assert actions.history(room, Asker(uid=0), HistoryRequest()).executions == ()
+    assert actions.list_executions(room, Asker(uid=0), RulesHistoryRequest()).executions == ()
     assert not (tmp_path / "rules.db").exists()
 
 
@@ -109,7 +112,7 @@ EVENT = {
     ],
 )
 def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -> None:
-    answer = actions.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+    answer = actions.test_event(room_of(site.settings), OLGA, TestRulesRequest(event=event))
     assert [(one.rule, one.matches) for one in answer.rules] == [("drain", True), ("mail", True)]
     assert answer.rules[1].parameters == {"to": ["root"], "subject": "n1"}
     assert site.world.done == []
@@ -118,7 +121,9 @@ def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -
 def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
     body = {**EVENT["body"], "failed": False}  # type: ignore[dict-item]
     event = {**EVENT, "body": body}
-    answer = actions.try_(room_of(site.settings), OLGA, TryRequest(event=event, rule="mail"))
+    answer = actions.test_event(
+        room_of(site.settings), OLGA, TestRulesRequest(event=event, rule="mail")
+    )
     assert [one.why_not for one in answer.rules] == ["trigger.failed is False, not equals True"]
 
 
@@ -141,7 +146,7 @@ def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
 )
 def test_what_is_no_event_is_told(site: RulesSite, event: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        actions.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+        actions.test_event(room_of(site.settings), OLGA, TestRulesRequest(event=event))
 
 
 @pytest.fixture
@@ -151,7 +156,7 @@ def config(site: RulesSite, tmp_path: Path) -> str:
         site.settings.cluster["c1"], slurm=False, spool=str(tmp_path / "spool")
     )
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
-    path.write_text(render(Loaded(settings)))
+    path.write_text(render_config(LoadedConfig(settings)))
     return str(path)
 
 
@@ -208,4 +213,4 @@ def test_what_was_seen_is_shown_safely(
 def test_the_site_may_leave_out_what_is_shipped(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, shipped=True)
     room = room_of(site.settings)
-    assert actions.check(room, OLGA, CheckRequest()).rules == 5
+    assert actions.validate_rule_files(room, OLGA, CheckRulesRequest()).rules == 5

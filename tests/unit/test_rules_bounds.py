@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from harness.events import NOON
 from harness.rules import DRAIN, MAIL, RulesSite, World, failure, with_care
-from steward.automation.errors import NotYours
+from steward.automation.errors import OperationForbidden
 from steward.automation.rules import limits
-from steward.automation.rules.execution import Found, Look
-from steward.automation.rules.limits import Taken, nodes_taken, partition_taken
+from steward.automation.rules.execution import NodeAvailability, RecoveredOutcome
+from steward.automation.rules.limits import TakenNode, find_taken_nodes, find_taken_partition
 from steward.automation.rules.store import Execution
 from steward.core.events import Event
 
@@ -105,24 +105,24 @@ def test_what_a_cap_holds_back_counts_for_the_rate(tmp_path: Path) -> None:
 )
 def test_what_an_update_takes_away(action: str, infos: object, takes: bool, kept_by: str) -> None:
     given = {"nodes": "n[1-2]", "partition": "debug", "infos": infos}
-    assert bool(nodes_taken(action, given) or partition_taken(action, given)) is takes
-    assert limits.kept_by(action, given) == kept_by
+    assert bool(find_taken_nodes(action, given) or find_taken_partition(action, given)) is takes
+    assert limits.find_return_partition(action, given) == kept_by
 
 
 def test_when_a_node_has_come_back() -> None:
-    look = Look(
+    look = NodeAvailability(
         wanted=frozenset(),
         available=frozenset({"n1", "n2"}),
         names=frozenset({"n1", "n2", "n3"}),
         members={"debug": frozenset({"n1"})},
         seen=NOON,
     )
-    assert look.has_back(Taken("n1", "r"))
-    assert look.has_back(Taken("n1", "r", "debug"))
-    assert look.has_back(Taken("gone", "r", "*"))
-    assert not look.has_back(Taken("n2", "r", "debug"))
-    assert not look.has_back(Taken("n1", "r", "*"))
-    assert not look.has_back(Taken("n3", "r"))
+    assert look.has_back(TakenNode("n1", "r"))
+    assert look.has_back(TakenNode("n1", "r", "debug"))
+    assert look.has_back(TakenNode("gone", "r", "*"))
+    assert not look.has_back(TakenNode("n2", "r", "debug"))
+    assert not look.has_back(TakenNode("n1", "r", "*"))
+    assert not look.has_back(TakenNode("n3", "r"))
 
 
 def test_a_small_cluster_may_lose_one_node(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_is_refused_takes_no_room(tmp_path: Path) -> None:
 
     def refuse(one: Execution) -> None:
         if one.parameters["nodes"] == "n1":
-            raise NotYours("n1 shows the reason 'mine' by ada")
+            raise OperationForbidden("n1 shows the reason 'mine' by ada")
 
     site.world.ran = refuse
     # Not available, before and afterwards: it is never seen to be given back.
@@ -199,7 +199,7 @@ def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str,
         mail = with_care(MAIL, rate_limit="4/10m", dedup_window="1m")
         site = RulesSite(Path(path), drain, mail, most_nodes_percent=3)
         world = site.world
-        world.found = lambda one: Found(
+        world.found = lambda one: RecoveredOutcome(
             traces="done" if (one.rule, one.event) in world.acted else "not-begun"
         )
         given_events: list[Event] = []

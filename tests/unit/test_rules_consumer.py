@@ -7,7 +7,7 @@ import pytest
 
 from harness.events import NOON
 from harness.rules import DRAIN, MAIL, RulesSite, failure, with_care
-from steward.automation.rules.store import Store
+from steward.automation.rules.store import RulesStore
 
 
 def test_a_rule_acts_once_on_an_event_and_tells_it(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_failures_are_counted_over_the_history(tmp_path: Path) -> None:
 def test_a_rule_that_is_switched_off_does_not_do_what_waits(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, MAIL)
     site.give(failure(1))
-    store = Store(site.settings.state_dir)
+    store = RulesStore(site.settings.state_dir)
     store.switch("mail", False, "root", NOON)
     store.close()
     site.settle()

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.rules.criteria import holds, in_long, look_up, missed, operators
+from steward.automation.rules.criteria import (
+    find_failed_criterion,
+    list_operators,
+    look_up,
+    matches_criterion,
+    normalize_operator,
+)
 from steward.automation.rules.model import Criterion
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -19,13 +25,15 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
-SIMPLE = sorted(set(operators()) - {"search"})
+SIMPLE = sorted(set(list_operators()) - {"search"})
 
 
 def answer(operator: str, value: Any, pattern: Any) -> bool:
-    long = in_long(operator)
+    long = normalize_operator(operator)
     assert long is not None
-    return holds(Criterion(key="trigger.x", path=("x",), type=long), value, pattern, NOW)
+    return matches_criterion(
+        Criterion(key="trigger.x", path=("x",), type=long), value, pattern, NOW
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,7 @@ def test_operators(operator: str, value: Any, pattern: Any, expected: bool) -> N
 
 @given(st.sampled_from(SIMPLE), PLAIN, PLAIN)
 def test_nothing_but_yes_or_no_comes_of_anything(operator: str, value: Any, pattern: Any) -> None:
-    if in_long(operator) in ("timediff_lt", "timediff_gt"):
+    if normalize_operator(operator) in ("timediff_lt", "timediff_gt"):
         pattern = 5
     assert answer(operator, value, pattern) in (True, False)
 
@@ -113,7 +121,7 @@ def test_search_looks_at_each_item(items: list[int], bound: int) -> None:
 
     def search(condition: str) -> bool:
         one = Criterion(key="", path=(), type="search", condition=condition, inner=inner)
-        return holds(one, payload, None, NOW)
+        return matches_criterion(one, payload, None, NOW)
 
     above, below = [n > bound for n in items], [n < 3 for n in items]
     both = [a and b for a, b in zip(above, below, strict=True)]
@@ -135,8 +143,8 @@ def test_the_first_that_does_not_hold_is_told() -> None:
             is_template=True,
         ),
     )
-    assert missed(criteria, {"a": 1, "b": "1x"}, NOW) is None
-    found = missed(criteria, {"a": 1, "b": "2x"}, NOW)
+    assert find_failed_criterion(criteria, {"a": 1, "b": "1x"}, NOW) is None
+    found = find_failed_criterion(criteria, {"a": 1, "b": "2x"}, NOW)
     assert found is not None
     assert (found.key, found.pattern, found.value) == ("trigger.b", "1x", "2x")
 

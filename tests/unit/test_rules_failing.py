@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.rules import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
-from steward.automation.errors import NotYours
-from steward.automation.rules.execution import Found
-from steward.automation.rules.store import Execution, Store
+from steward.automation.errors import OperationForbidden
+from steward.automation.rules.execution import RecoveredOutcome
+from steward.automation.rules.store import Execution, RulesStore
 from steward.core.events import Event
 from steward.slurm import SlurmUnavailable
 
@@ -68,7 +68,7 @@ def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, with_care(DRAIN, retries=5))
 
     def refuse(one: Execution) -> None:
-        raise NotYours("n1 shows the reason 'mine' by ada")
+        raise OperationForbidden("n1 shows the reason 'mine' by ada")
 
     site.world.ran = refuse
     site.give(failure(1))
@@ -139,7 +139,7 @@ def test_what_a_crash_left_open_is_looked_up(
     site.engine.tick(site.append)
     assert site.statuses() == ["started"]
     site.world.ran = lambda _one: None
-    site.world.found = lambda _one: Found(traces=traces)  # type: ignore[arg-type]
+    site.world.found = lambda _one: RecoveredOutcome(traces=traces)  # type: ignore[arg-type]
     site.restart()
     site.settle()
     if traces not in ("not-begun", "done"):
@@ -201,7 +201,7 @@ def test_kills_at_each_step_leave_each_execution_once(
     rule = with_care(MAIL, rate_limit="2/1h")
     site = RulesSite(tmp_path, rule)
     events = [failure(number, f"n{number}") for number in range(1, 6)]
-    site.world.found = lambda _one: Found(traces="not-begun")
+    site.world.found = lambda _one: RecoveredOutcome(traces="not-begun")
     if moment == "append":
         site.kill_at_append = True
         with pytest.raises(Killed):
@@ -211,16 +211,16 @@ def test_kills_at_each_step_leave_each_execution_once(
         if moment != "decided":
             site.give(*events)
         name = {"decided": "put", "start": "start", "end": "end"}[moment]
-        original = getattr(Store, name)
+        original = getattr(RulesStore, name)
         left = [2]
 
-        def killed(self: Store, *args: object, **more: object) -> object:
+        def killed(self: RulesStore, *args: object, **more: object) -> object:
             left[0] -= 1
             if left[0] == 0:
                 raise Killed
             return original(self, *args, **more)
 
-        monkeypatch.setattr(Store, name, killed)
+        monkeypatch.setattr(RulesStore, name, killed)
         with pytest.raises(Killed):
             give_and_settle(site, *events)
         monkeypatch.undo()

@@ -13,19 +13,19 @@ from harness.events import NOON
 from harness.rules import failure
 from harness.site import Site
 from steward.accounting.settings import MailSettings
-from steward.automation.audit import Audit, AuditBegun
-from steward.automation.errors import WrongParameters
-from steward.automation.rules.execution import RunnersHand, message_of
+from steward.automation.audit import AuditLog, AuditStart
+from steward.automation.errors import InvalidParameters
+from steward.automation.rules.execution import RunnerPerformer, summarize_run
 from steward.automation.rules.store import Execution
-from steward.core.access import access_of
+from steward.core.access import make_access
 from steward.core.actions import Registry
 from steward.core.events import utc_now
 
 BEGIN = """
 import sys, msgspec
-from steward.automation.audit import Audit, AuditBegun
-audit = Audit(sys.argv[1])
-audit.begin(msgspec.json.decode(sys.argv[2], type=AuditBegun))
+from steward.automation.audit import AuditLog, AuditStart
+audit = AuditLog(sys.argv[1])
+audit.begin(msgspec.json.decode(sys.argv[2], type=AuditStart))
 """
 
 
@@ -38,7 +38,7 @@ class HandSite(Site):
         mailer.write_text(f'#!/bin/sh\n{{ echo "$@"; cat; }} >> {self.mails}\n')
         mailer.chmod(0o755)
         super().__init__(directory, mail=MailSettings(program=str(mailer)))
-        self.hand = RunnersHand(self.settings, access_of(self.settings), Registry())
+        self.hand = RunnerPerformer(self.settings, make_access(self.settings), Registry())
 
     def begin_elsewhere(self, one: Execution, **more: str) -> None:
         """Begin it in a process that ends without having told the end."""
@@ -46,9 +46,9 @@ class HandSite(Site):
         words = [sys.executable, "-c", BEGIN, self.settings.state_dir, text]
         subprocess.run(words, check=True, timeout=60)
 
-    def begun(self, one: Execution, **more: str) -> AuditBegun:
+    def begun(self, one: Execution, **more: str) -> AuditStart:
         assert one.started is not None
-        return AuditBegun(
+        return AuditStart(
             at=one.started + timedelta(milliseconds=5),
             ref=one.action,
             cluster=one.cluster,
@@ -98,7 +98,7 @@ def test_an_action_is_run_with_what_it_was_given_as_it_is(site: HandSite) -> Non
     text = site.mails.read_text()
     assert "it {{ is }} $(down)" in text
     assert "`id`" in text
-    assert message_of(ran) == ""
+    assert summarize_run(ran) == ""
     assert site.hand.find(one).traces == "ended"
 
 
@@ -110,7 +110,7 @@ def test_a_dry_run_sends_nothing(site: HandSite) -> None:
 
 
 def test_wrong_parameters_are_refused(site: HandSite) -> None:
-    with pytest.raises(WrongParameters):
+    with pytest.raises(InvalidParameters):
         site.hand.run(execution(parameters={"subject": "x"}), 10.0)
 
 
@@ -132,7 +132,7 @@ def test_what_was_begun_and_has_no_end_is_unseen_where_slurm_cannot_tell(site: H
 
 def test_what_somebody_still_runs_is_running(site: HandSite) -> None:
     one = execution()
-    audit = Audit(site.settings.state_dir)
+    audit = AuditLog(site.settings.state_dir)
     number = audit.begin(site.begun(one))
     assert site.hand.find(one).traces == "running"
     audit.end(number, "failed", "no mailer", at=utc_now())

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from harness.rules import DRAIN
 from steward.automation.errors import RuleError
 from steward.automation.rules import rulebook
-from steward.automation.rules.model import Rate
-from steward.automation.rules.parser import read_rule
-from steward.automation.rules.rulebook import differences, problems
+from steward.automation.rules.model import RateLimit
+from steward.automation.rules.parser import parse_rule
+from steward.automation.rules.rulebook import compare_with_stackstorm, find_rule_errors
 from steward.automation.settings import RulesSettings
 
 WHOLE = """\
@@ -66,7 +66,7 @@ context:
 
 
 def test_a_whole_rule() -> None:
-    rule = read_rule(WHOLE, "/etc/a.yaml")
+    rule = parse_rule(WHOLE, "/etc/a.yaml")
     assert rule.name == "site.node_down"
     assert (rule.enabled, rule.trigger, rule.action) == (
         True,
@@ -81,7 +81,7 @@ def test_a_whole_rule() -> None:
         (("partitions", 0), "exists"),
     ]
     care = rule.care
-    assert care.rate_limit == Rate(10, 1800.0)
+    assert care.rate_limit == RateLimit(10, 1800.0)
     assert (care.dedup_window_s, care.dedup_by) == (90.0, (("node",),))
     assert (care.most_nodes_percent, care.dry_run, care.on_unknown) == (5.0, True, "repeat")
     assert (care.retries, care.backoff_s, care.timeout_s, care.max_age_s) == (
@@ -91,11 +91,11 @@ def test_a_whole_rule() -> None:
         86400.0,
     )
     assert rule.at("action", "parameters", "reason") == "/etc/a.yaml:30: action.parameters.reason"
-    assert list(problems(rule)) == []
+    assert list(find_rule_errors(rule)) == []
 
 
 def test_a_rule_is_off_unless_it_says_otherwise() -> None:
-    assert not read_rule(DRAIN.replace("enabled: true\n", ""), "a").enabled
+    assert not parse_rule(DRAIN.replace("enabled: true\n", ""), "a").enabled
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_rule_is_off_unless_it_says_otherwise() -> None:
 def test_an_error_names_file_line_and_key(old: str, new: str, message: str) -> None:
     assert WHOLE.count(old) >= 1
     with pytest.raises(RuleError) as caught:
-        read_rule(WHOLE.replace(old, new, 1), "a")
+        parse_rule(WHOLE.replace(old, new, 1), "a")
     assert message in str(caught.value)
     assert str(caught.value).startswith("a:")
 
@@ -157,21 +157,21 @@ def test_an_error_names_file_line_and_key(old: str, new: str, message: str) -> N
     ],
 )
 def test_what_makes_no_sense_is_told(old: str, new: str, message: str) -> None:
-    found = list(problems(read_rule(WHOLE.replace(old, new, 1), "a")))
+    found = list(find_rule_errors(parse_rule(WHOLE.replace(old, new, 1), "a")))
     assert message in found[0]
 
 
 def test_a_cap_on_nodes_is_for_what_takes_nodes() -> None:
     mail = WHOLE.replace("slurm.node.drain", "slurm.node.get")
     mail = "\n".join(line for line in mail.splitlines() if "reason:" not in line)
-    assert "takes no nodes away" in "".join(problems(read_rule(mail, "a")))
+    assert "takes no nodes away" in "".join(find_rule_errors(parse_rule(mail, "a")))
 
 
 def rule_or_error(text: str) -> None:
     """Either it is a rule that can be looked at, or the error says where it is wrong."""
     error = ""
     try:
-        list(problems(read_rule(text, "a")))
+        list(find_rule_errors(parse_rule(text, "a")))
     except RuleError as caught:
         error = str(caught)
     assert not error or error.startswith("a:")
@@ -202,14 +202,14 @@ def test_any_value_of_any_key_is_a_rule_or_an_error(key: str, value: Any) -> Non
 @given(st.lists(st.sampled_from(list("&a *a []{}:,-\n \"'|>!%@#?x"))).map("".join))
 def test_yaml_of_all_kinds_is_a_rule_or_an_error(text: str) -> None:
     with pytest.raises(RuleError):
-        read_rule(text, "a")
+        parse_rule(text, "a")
 
 
 def test_what_unfolds_to_millions_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     with pytest.raises(RuleError, match="more than any rule needs"):
-        read_rule("\n".join(lines), "a")
+        parse_rule("\n".join(lines), "a")
 
 
 def settings(*directories: Path) -> RulesSettings:
@@ -223,7 +223,7 @@ def test_a_broken_file_takes_out_its_own_rule_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("not a rule")
     (tmp_path / ".swap.yaml").write_text("nor this")
     os.mkfifo(tmp_path / "pipe.yaml")
-    found = rulebook.load(settings(tmp_path))
+    found = rulebook.load_rulebook(settings(tmp_path))
     assert list(found.rules) == ["drain"]
     assert [Path(one.path).name for one in found.troubles] == [
         "bad.yaml",
@@ -235,7 +235,7 @@ def test_a_broken_file_takes_out_its_own_rule_alone(tmp_path: Path) -> None:
 def test_of_two_of_one_name_the_first_is_it(tmp_path: Path) -> None:
     (tmp_path / "1.yaml").write_text(DRAIN)
     (tmp_path / "2.yaml").write_text(DRAIN)
-    found = rulebook.load(settings(tmp_path))
+    found = rulebook.load_rulebook(settings(tmp_path))
     assert found.rules["drain"].path.endswith("1.yaml")
     assert "has a rule of the same name 'drain'" in found.troubles[0].what
 
@@ -243,7 +243,7 @@ def test_of_two_of_one_name_the_first_is_it(tmp_path: Path) -> None:
 def test_a_rule_of_the_sites_replaces_a_shipped_one(tmp_path: Path) -> None:
     own = DRAIN.replace("name: drain", "name: node_down_notify")
     (tmp_path / "own.yaml").write_text(own)
-    found = rulebook.load(RulesSettings(directories=(str(tmp_path),)))
+    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
     assert found.rules["node_down_notify"].action == "slurm.node.drain"
     assert found.troubles == ()
     assert len(found.rules) == 5
@@ -253,42 +253,45 @@ def test_what_others_may_write_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(DRAIN)
     path.chmod(0o664)
-    assert "others may write it" in rulebook.load(settings(tmp_path)).troubles[0].what
+    assert "others may write it" in rulebook.load_rulebook(settings(tmp_path)).troubles[0].what
     path.chmod(0o644)
-    assert rulebook.load(settings(tmp_path)).troubles == ()
+    assert rulebook.load_rulebook(settings(tmp_path)).troubles == ()
     tmp_path.chmod(0o777)
-    assert "others may write it" in rulebook.load(settings(tmp_path)).troubles[0].what
+    assert "others may write it" in rulebook.load_rulebook(settings(tmp_path)).troubles[0].what
     tmp_path.chmod(0o755)
     if os.geteuid() == 0:
         os.chown(path, 12345, 12345)
-        assert "'chown root' it" in rulebook.load(settings(tmp_path)).troubles[0].what
+        assert "'chown root' it" in rulebook.load_rulebook(settings(tmp_path)).troubles[0].what
 
 
 def test_a_change_of_files_is_noticed(tmp_path: Path) -> None:
-    before = rulebook.signature(settings(tmp_path))
+    before = rulebook.compute_signature(settings(tmp_path))
     (tmp_path / "a.yaml").write_text(DRAIN)
-    after = rulebook.signature(settings(tmp_path))
+    after = rulebook.compute_signature(settings(tmp_path))
     assert before != after
     (tmp_path / "a.yaml").write_text(textwrap.dedent(DRAIN) + "\n# more\n")
-    written = rulebook.signature(settings(tmp_path))
+    written = rulebook.compute_signature(settings(tmp_path))
     assert written != after
     # As the log tells one to, where others may write it.
     (tmp_path / "a.yaml").chmod(0o600)
-    assert rulebook.signature(settings(tmp_path)) != written
+    assert rulebook.compute_signature(settings(tmp_path)) != written
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    assert "there is no such directory" in rulebook.load(settings(tmp_path / "no")).troubles[0].what
+    assert (
+        "there is no such directory"
+        in rulebook.load_rulebook(settings(tmp_path / "no")).troubles[0].what
+    )
     usual = RulesSettings(shipped=False)
     if not Path(usual.directories[0]).exists():
-        assert rulebook.load(usual).troubles == ()
+        assert rulebook.load_rulebook(usual).troubles == ()
 
 
 @pytest.mark.parametrize("text", ["name: node_down_notify\nenabled: fasle", "\xff: name: [", "{"])
 def test_a_shipped_rule_that_a_broken_file_was_to_replace_is_out(tmp_path: Path, text: str) -> None:
     name = "any" if "node_down" in text else "node_down_notify"
     (tmp_path / f"{name}.yaml").write_bytes(text.encode("latin-1"))
-    found = rulebook.load(RulesSettings(directories=(str(tmp_path),)))
+    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
     assert len(found.rules) == 4
     assert "node_down_notify" not in found.rules
     assert "the site's own rule 'node_down_notify' is wrong" in found.troubles[-1].what
@@ -299,7 +302,7 @@ def test_so_it_is_where_others_may_write(tmp_path: Path) -> None:
     path.write_text(DRAIN.replace("name: drain", "name: node_down_often_drain"))
     for wrong in (path, tmp_path):
         wrong.chmod(0o777)
-        found = rulebook.load(RulesSettings(directories=(str(tmp_path),)))
+        found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
         assert "node_down_often_drain" not in found.rules
         wrong.chmod(0o755)
 
@@ -307,7 +310,7 @@ def test_so_it_is_where_others_may_write(tmp_path: Path) -> None:
 def test_what_stackstorm_does_otherwise_is_told() -> None:
     told = [
         line.removeprefix("x.yaml:").partition(": ")[2]
-        for line in differences(read_rule(WHOLE, "x"))
+        for line in compare_with_stackstorm(parse_rule(WHOLE, "x"))
     ]
     assert told[0] == (
         "trigger.parameters: StackStorm never fires such a rule: compare the fields in criteria"
@@ -354,4 +357,4 @@ action:
   ref: {ref}
   parameters: {{{parameters}: "{{{{ trigger.{field} }}}}"}}
 """
-    assert list(differences(read_rule(text, "x"))) == told
+    assert list(compare_with_stackstorm(parse_rule(text, "x"))) == told

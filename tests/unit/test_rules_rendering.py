@@ -7,8 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steward.automation.rules.criteria import TookTooLong, within
-from steward.automation.rules.templates import RenderError, is_template, problem, render
+from steward.automation.rules.criteria import TimeLimitExceeded, limit_run_time
+from steward.automation.rules.templates import (
+    RenderError,
+    find_template_error,
+    is_template,
+    render_value,
+)
 
 PAYLOAD = {
     "node": "n1",
@@ -51,15 +56,17 @@ PLAIN = st.recursive(
     ],
 )
 def test_values_are_native(template: str, value: Any) -> None:
-    assert problem(template) is None
-    assert render(template, PAYLOAD) == value
+    assert find_template_error(template) is None
+    assert render_value(template, PAYLOAD) == value
 
 
 @given(PLAIN)
 @example("{{ trigger.b }}")
 @example({"__class__": "{% for x in range(3) %}a{% endfor %}"})
 def test_what_a_payload_holds_comes_out_as_it_is(value: Any) -> None:
-    assert render({"a": "{{ trigger.x }}", "b": ["{{ trigger.x }}"]}, {"x": value, "b": 1}) == {
+    assert render_value(
+        {"a": "{{ trigger.x }}", "b": ["{{ trigger.x }}"]}, {"x": value, "b": 1}
+    ) == {
         "a": value,
         "b": [value],
     }
@@ -67,14 +74,14 @@ def test_what_a_payload_holds_comes_out_as_it_is(value: Any) -> None:
 
 @given(st.text())
 def test_text_in_text_comes_out_as_it_is(text: str) -> None:
-    assert render("<{{ trigger.x }}>", {"x": text}) == f"<{text}>"
+    assert render_value("<{{ trigger.x }}>", {"x": text}) == f"<{text}>"
 
 
 @given(st.text())
 def test_any_text_is_a_template_or_a_problem(text: str) -> None:
-    if is_template(text) and problem(text) is None:
+    if is_template(text) and find_template_error(text) is None:
         with contextlib.suppress(RenderError):
-            render(text, PAYLOAD)
+            render_value(text, PAYLOAD)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,7 @@ def test_any_text_is_a_template_or_a_problem(text: str) -> None:
 )
 def test_what_cannot_or_must_not_be_rendered(template: str) -> None:
     with pytest.raises(RenderError):
-        render(template, PAYLOAD)
+        render_value(template, PAYLOAD)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +119,10 @@ def test_what_cannot_or_must_not_be_rendered(template: str) -> None:
     ],
 )
 def test_what_is_wrong_is_told_before_anything_happens(template: str, message: str) -> None:
-    assert message in (problem(template) or "")
+    assert message in (find_template_error(template) or "")
 
 
 def test_a_template_that_never_ends_is_ended() -> None:
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(TookTooLong), within(0.05, "it"):
-        render(loops, PAYLOAD)
+    with pytest.raises(TimeLimitExceeded), limit_run_time(0.05, "it"):
+        render_value(loops, PAYLOAD)

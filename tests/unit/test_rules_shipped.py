@@ -10,15 +10,15 @@ from jsonschema import Draft4Validator
 
 from harness.events import NOON
 from harness.rules import RulesSite, failure
-from steward.automation.operation import operation
-from steward.automation.operation import read_parameters as read_parameters
+from steward.automation.operation import find_operation
+from steward.automation.operation import parse_operation_parameters as read_parameters
 from steward.automation.rules import rulebook
 from steward.automation.settings import RulesSettings
 from steward.core.events import BANK_THRESHOLD, RUN_END, BankThreshold, Event
 from steward.core.records import JobRecord
-from steward.core.usage import RunFact
+from steward.core.usage import RunEvent
 
-SHIPPED = sorted(Path(rulebook.SHIPPED).glob("*.yaml"))
+SHIPPED = sorted(Path(rulebook.SHIPPED_RULES_DIR).glob("*.yaml"))
 
 STACKSTORMS = {
     "type": "object",
@@ -56,7 +56,7 @@ def test_stackstorm_would_take_it(path: Path) -> None:
 
 
 def test_all_five_are_there_and_right() -> None:
-    found = rulebook.load(RulesSettings(directories=()))
+    found = rulebook.load_rulebook(RulesSettings(directories=()))
     assert found.troubles == ()
     # Nobody gets a mail, and no node is drained, before an administrator wants it.
     assert {name: rule.enabled for name, rule in found.rules.items()} == {
@@ -81,7 +81,7 @@ def site(tmp_path: Path) -> RulesSite:
 def done(site: RulesSite) -> list[tuple[str, dict[str, Any]]]:
     """What was done, each as the operation takes it."""
     for _rule, action, parameters in site.world.done:
-        read_parameters(operation(action), parameters)
+        read_parameters(find_operation(action), parameters)
     found = [(rule, parameters) for rule, _action, parameters in site.world.done]
     return sorted(found, key=lambda one: one[0])
 
@@ -139,7 +139,7 @@ def test_a_drained_nodes_last_jobs_are_collected_once(site: RulesSite) -> None:
 
 def ended(number: int, **record: Any) -> Event:
     given: dict[str, Any] = {"job_id": 7, "state": "NODE_FAIL", "failed_node": "n3", **record}
-    fact = RunFact(
+    fact = RunEvent(
         job_id=7, first_submit=NOON, restarts=0, record=JobRecord(**given), correction=number > 9
     )
     return Event(

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from steward.cli import app
-from steward.cli.sacct import run
-from steward.core.records import Line
+from steward.cli.sacct import execute_sacct
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
@@ -47,7 +47,7 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     connection = open_database(database_path(str(state)), MIGRATIONS)
     with transaction(connection):
-        put_lines(connection, [Line(**LINE), Line(**LINE, step="batch")])
+        put_lines(connection, [UsageLine(**LINE), UsageLine(**LINE, step="batch")])
     connection.close()
     monkeypatch.setenv("STEWARD_CONFIG", str(config))
     monkeypatch.setenv("TZ", "UTC")
@@ -57,11 +57,11 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["-j", "7", "-P", "-o", "jobid,jobname,start"]) == 0
+    assert execute_sacct(["-j", "7", "-P", "-o", "jobid,jobname,start"]) == 0
     assert capsys.readouterr().out == (
         "JobID|JobName|Start\n7|näme|2026-11-18T11:06:40\n7.batch|näme|2026-11-18T11:06:40\n"
     )
-    assert run(["-j", "7", "-n", "-X", "-o", "jobid%5,jobname%-3,state%4"]) == 0
+    assert execute_sacct(["-j", "7", "-n", "-X", "-o", "jobid%5,jobname%-3,state%4"]) == 0
     assert capsys.readouterr().out == "    7 nä+ COM+ \n"
 
 
@@ -81,7 +81,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_error_is_one_line_and_nothing_else(
     words: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words) in (code, 2)
+    assert execute_sacct(words) in (code, 2)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("steward: ")
@@ -89,14 +89,14 @@ def test_an_error_is_one_line_and_nothing_else(
 
 
 def test_json_and_yaml_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["-j", "7", "--json"]) == 0
+    assert execute_sacct(["-j", "7", "--json"]) == 0
     as_json = json.loads(capsys.readouterr().out)
-    assert run(["-j", "7", "--yaml"]) == 0
+    assert execute_sacct(["-j", "7", "--yaml"]) == 0
     as_yaml = yaml.safe_load(capsys.readouterr().out)
     assert as_json["jobs"] == as_yaml["jobs"]
     assert as_json["jobs"][0]["name"] == "näme"
     for words in (["-j", "8", "--json"], ["-j", "8", "--yaml"]):
-        assert run(words) == 0
+        assert execute_sacct(words) == 0
         assert yaml.safe_load(capsys.readouterr().out)["jobs"] == []
 
 
@@ -104,20 +104,20 @@ def test_parquet_is_written_whole_or_not_at_all(
     books: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = books / "jobs.parquet"
-    assert run(["-j", "7", "--parquet", str(path)]) == 0
-    assert run(["-f", str(path), "-j", "7", "-n", "-P", "-o", "jobid"]) == 0
+    assert execute_sacct(["-j", "7", "--parquet", str(path)]) == 0
+    assert execute_sacct(["-f", str(path), "-j", "7", "-n", "-P", "-o", "jobid"]) == 0
     assert capsys.readouterr().out.split() == ["7", "7.batch"]
-    assert run(["-j", "7", "--parquet", str(path)]) == 1
+    assert execute_sacct(["-j", "7", "--parquet", str(path)]) == 1
     assert "is there already" in capsys.readouterr().err
-    assert run(["-j", "7", "--parquet", str(books / "no" / "x.parquet")]) == 1
+    assert execute_sacct(["-j", "7", "--parquet", str(books / "no" / "x.parquet")]) == 1
     assert sorted(one.name for one in books.iterdir() if "parquet" in one.name) == [path.name]
 
 
 def test_what_it_tells_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for word, begun in (("-e", "Account "), ("-V", "slurm 26.05 (steward "), ("-h", "Usage: ")):
-        assert run([word]) == 0
+        assert execute_sacct([word]) == 0
         assert capsys.readouterr().out.startswith(begun)
-    assert run(["-j", "7", "-v", "-n"]) == 0
+    assert execute_sacct(["-j", "7", "-v", "-n"]) == 0
     assert "sacct: looked at 1970-01-01T00:00:00 to " in capsys.readouterr().err
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from harness.events import NOVEMBER
 from harness.sacct import ADA, JOBS, asked, closed, ids, mixed, run, source, us
-from steward.accounting.sacct.options import options
-from steward.accounting.sacct.output import sacct_of_file
+from steward.accounting.sacct.options import parse_sacct_options
+from steward.accounting.sacct.output import stream_file_lines
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
-from steward.accounting.sacct.selection import limit_s, window
-from steward.accounting.sacct.sources import Source, scratch_of
-from steward.core.records import Line
+from steward.accounting.sacct.selection import parse_limit_s, parse_window
+from steward.accounting.sacct.sources import LineSource, sort_into_scratch
+from steward.core.records import UsageLine
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 __all__ = ["closed", "mixed", "source"]
@@ -66,11 +66,11 @@ __all__ = ["closed", "mixed", "source"]
         ("-M other -X", ""),
     ],
 )
-def test_what_is_shown(source: Source, line: str, expected: str) -> None:
+def test_what_is_shown(source: LineSource, line: str, expected: str) -> None:
     assert ids(source, line) == expected.split()
 
 
-def test_of_runs_of_one_id_the_last_of_the_window_is_shown(source: Source) -> None:
+def test_of_runs_of_one_id_the_last_of_the_window_is_shown(source: LineSource) -> None:
     assert asked(source, "-X -P -j 13 -o jobname") == "new\n"
     assert asked(source, "-X -P -j 13 -E 09:59 -o jobname") == "old\n"
     assert asked(source, "-X -P -j 12 -o state,nnodes") == "RESIZING|1\nCOMPLETED|2\n"
@@ -78,7 +78,7 @@ def test_of_runs_of_one_id_the_last_of_the_window_is_shown(source: Source) -> No
 
 
 def test_the_usual_table() -> None:
-    text = asked(scratch_of(JOBS, "lines"), "-j 1,3,4")
+    text = asked(sort_into_scratch(JOBS, "lines"), "-j 1,3,4")
     # A blank stands behind every column, as in Slurm's own.
     assert text.splitlines()[:2] == [
         "1                 first      batch       phys          2  COMPLETED      0:0 ",
@@ -90,7 +90,7 @@ def test_the_usual_table() -> None:
     ]
 
 
-def test_fields_of_runs_and_steps(source: Source) -> None:
+def test_fields_of_runs_and_steps(source: LineSource) -> None:
     line = "-j 1.batch,1.0,3 -P -o jobid,maxrss,totalcpu,reqmem,nodelist,start,elapsed,alloctres"
     assert asked(source, line).splitlines() == [
         "1.batch|5240K|00:01.750||n1|2026-11-21T10:00:00|00:01:00|billing=2,cpu=2,mem=4G,node=1",
@@ -101,14 +101,14 @@ def test_fields_of_runs_and_steps(source: Source) -> None:
     assert asked(source, "-j 1 -X -P --delimiter=%% -o jobid,user") == "1%%ada\n"
 
 
-def test_every_field_can_be_printed(source: Source) -> None:
+def test_every_field_can_be_printed(source: LineSource) -> None:
     for style in ("-P", "-p", ""):
         text = asked(source, f"-j 1,2,3 -o all,peakmem,doubts,reserved {style}")
         assert len(text.splitlines()) == 8
 
 
 def test_what_runs_has_run_until_now_and_what_is_cut_until_then() -> None:
-    lines = scratch_of(JOBS, "lines")
+    lines = sort_into_scratch(JOBS, "lines")
     assert asked(lines, "-X -P -j 2 -o elapsed,end") == "02:00:00|Unknown\n"
     cut = "-X -P -T -S 10:00:20 -E 10:00:50 -j 1,2 -o start,end,elapsed"
     assert asked(lines, cut).splitlines() == [
@@ -117,7 +117,7 @@ def test_what_runs_has_run_until_now_and_what_is_cut_until_then() -> None:
     ]
 
 
-def test_documents_hold_a_jobs_steps(source: Source) -> None:
+def test_documents_hold_a_jobs_steps(source: LineSource) -> None:
     documents = [json.loads(line) for line in asked(source, "-j 1,2 --json").splitlines()]
     assert [document["label"] for document in documents] == ["1", "2"]
     first, second = documents
@@ -130,9 +130,9 @@ def test_documents_hold_a_jobs_steps(source: Source) -> None:
     assert second["state"]["current"] == ["RUNNING"]
 
 
-def test_whole_lines_come_back(source: Source) -> None:
+def test_whole_lines_come_back(source: LineSource) -> None:
     lines = asked(source, "-j 1 --parquet x").splitlines()
-    decoded = [msgspec.json.decode(line, type=Line) for line in lines]
+    decoded = [msgspec.json.decode(line, type=UsageLine) for line in lines]
     assert decoded[0] == JOBS[0]
     assert {line.step for line in decoded} == {"", "batch", "extern", "0", "2", "10"}
 
@@ -140,8 +140,10 @@ def test_whole_lines_come_back(source: Source) -> None:
 def test_a_file_can_be_asked(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_parquet(JOBS, str(path))
-    request = options(["-f", str(path), "-X", "-j", "1,2", "-P", "-o", "jobid"], {}, "UTC").request
-    items = list(sacct_of_file(str(path), ADA, request))
+    request = parse_sacct_options(
+        ["-f", str(path), "-X", "-j", "1,2", "-P", "-o", "jobid"], {}, "UTC"
+    ).request
+    items = list(stream_file_lines(str(path), ADA, request))
     assert [item.text for item in items if isinstance(item, SacctText)] == ["1\n2\n"]
     assert isinstance(items[-1], SacctAnswer)
     assert items[-1].lines == 2
@@ -163,7 +165,7 @@ def test_a_file_can_be_asked(tmp_path: Path) -> None:
     ],
 )
 def test_the_window_of_time(line: str, since: str, until: str) -> None:
-    found = window(options(line.split(), {}).request, NOVEMBER, UTC)
+    found = parse_window(parse_sacct_options(line.split(), {}).request, NOVEMBER, UTC)
     assert (found.since_us, found.until_us) == (us(since), us(until))
 
 
@@ -172,19 +174,19 @@ def test_the_window_of_time(line: str, since: str, until: str) -> None:
     [("10", 600), ("1:30", 90), ("1:30:00", 5400), ("1-0", 86400), ("1-12:30", 131_400)],
 )
 def test_time_limits(text: str, seconds: int) -> None:
-    assert limit_s(text) == seconds
+    assert parse_limit_s(text) == seconds
 
 
 def test_named_jobs_are_shown_whenever_they_are_to_begin() -> None:
     later = run(1, begin="2026-12-01T00:00:00", end="", state="PENDING", start_us=0)
-    lines = scratch_of([later], "lines")
+    lines = sort_into_scratch([later], "lines")
     assert ids(lines, "-X -j 1") == ["1"]
     assert ids(lines, "-X -j 1 -E 11:00") == []
 
 
 def test_what_never_began_is_said_to_have_begun_never() -> None:
     never = run(1, state="CANCELLED", start_us=0, nodelist="")
-    lines = scratch_of([never, JOBS[7]], "lines")
+    lines = sort_into_scratch([never, JOBS[7]], "lines")
     assert asked(lines, "-X -P -j 1,3 -o start") == "None\nUnknown\n"
     cut = "-X -P -T -S 10:00:20 -E 10:00:50 -j 1,3 -o start,end,elapsed"
     line = "2026-11-21T10:00:50|2026-11-21T10:00:50|00:00:00\n"
@@ -212,12 +214,12 @@ def test_a_run_that_waits_under_a_flag_is_pending(state: str, eligible: str) -> 
         state="FAILED",
         first_submit_us=us("09:00:00"),
     )
-    source = scratch_of([failed, waits], "lines")
+    source = sort_into_scratch([failed, waits], "lines")
     assert asked(source, "-X -P -s PD -j 20 -o state,restarts") == "PENDING|1\n"
     assert asked(source, "-X -P -D -j 20 -o state") == "FAILED\nPENDING\n"
 
 
 def test_paths_are_expanded_on_request() -> None:
-    source = scratch_of([run(21, stdout="/home/%u/%x-%j")], "lines")
+    source = sort_into_scratch([run(21, stdout="/home/%u/%x-%j")], "lines")
     assert asked(source, "-X -P -j 21 -o stdout") == "/home/%u/%x-%j\n"
     assert asked(source, "-X -P -j 21 -o stdout --expand-patterns") == "/home/ada/job-21\n"

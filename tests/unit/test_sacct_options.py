@@ -8,21 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.sacct.fields import BRIEF, COMPLETION, DEFAULT, LONG, SLURMS, chosen
+from steward.accounting.sacct.fields import (
+    BRIEF,
+    COMPLETION,
+    DEFAULT,
+    LONG,
+    SLURM_FIELDS,
+    parse_format,
+)
 from steward.accounting.sacct.options import (
     HELP,
-    Options,
-    completions,
-    field_list,
-    options,
-    reason_list,
-    state_list,
+    SacctOptions,
+    list_completions,
+    list_fields,
+    list_reasons,
+    list_states,
+    parse_sacct_options,
 )
 from steward.core.errors import UsageError
 
 
-def read(line: str, environment: dict[str, str] | None = None, zone: str = "") -> Options:
-    return options(line.split(), environment or {}, zone)
+def read(line: str, environment: dict[str, str] | None = None, zone: str = "") -> SacctOptions:
+    return parse_sacct_options(line.split(), environment or {}, zone)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_wrong_use_is_said_in_one_line(line: str) -> None:
 @settings(deadline=None)
 def test_nothing_typed_gives_a_traceback(words: list[str]) -> None:
     with contextlib.suppress(UsageError):
-        options(words, {})
+        parse_sacct_options(words, {})
 
 
 @pytest.mark.parametrize(
@@ -124,28 +131,28 @@ def test_nothing_typed_gives_a_traceback(words: list[str]) -> None:
         ("job", ["JobID"]),
         ("alloc", ["AllocCPUS"]),
         (" user , ,state", ["User", "State"]),
-        ("all", [field.name for field in SLURMS]),
+        ("all", [field.name for field in SLURM_FIELDS]),
         ("reserved,peakmem", ["Reserved", "PeakMem"]),
     ],
 )
 def test_fields_are_found_by_their_beginning(text: str, names: list[str]) -> None:
-    assert [field.name for field in chosen(text)] == names
+    assert [field.name for field in parse_format(text)] == names
 
 
 def test_a_width_counts_wherever_its_field_stands() -> None:
-    assert [field.width for field in chosen("jobid,jobid%-30,state%5")] == [-30, -30, 5]
+    assert [field.width for field in parse_format("jobid,jobid%-30,state%5")] == [-30, -30, 5]
 
 
 @pytest.mark.parametrize("text", ["nope", "jobid%x", "jobid%99999999", "", ",", "jobid%--3"])
 def test_a_format_that_is_none(text: str) -> None:
     with pytest.raises(AccountingUsage):
-        chosen(text)
+        parse_format(text)
 
 
 def test_every_field_and_every_option_is_told_of() -> None:
-    listed = field_list().split()
+    listed = list_fields().split()
     assert listed[:2] == ["Account", "AdminComment"]
-    assert {field.name for field in SLURMS} < set(listed)
+    assert {field.name for field in SLURM_FIELDS} < set(listed)
     for letter in "aAbBcCDeEfFgiIjkKlLMnNopPqrRsSTuvVWX":
         assert f"-{letter}," in HELP, letter
 
@@ -154,12 +161,12 @@ def test_states_reasons_and_completions_are_told() -> None:
     assert read("--helpstate").tell == "states"
     assert read("--helpreason").tell == "reasons"
     asked = read("--autocomplete=he")
-    assert (asked.tell, completions(asked.prefix)) == (
+    assert (asked.tell, list_completions(asked.prefix)) == (
         "completions",
         "--help\n--help-fields\n--helpformat\n--helpreason\n--helpstate\n",
     )
-    assert {"EXPEDITING", "PENDING", "REQUEUE_HOLD"} <= set(state_list().split())
-    assert {"Priority", "Dependency", "JobHeldUser"} <= set(reason_list().split())
+    assert {"EXPEDITING", "PENDING", "REQUEUE_HOLD"} <= set(list_states().split())
+    assert {"Priority", "Dependency", "JobHeldUser"} <= set(list_reasons().split())
 
 
 def test_options_of_newer_versions_are_taken() -> None:

@@ -12,59 +12,61 @@ from hypothesis import strategies as st
 
 from harness.events import NOVEMBER
 from harness.sacct import ADA, JOBS, ROOT, asked, parquet_of, run, step
-from steward.accounting.context import AccountingRoom
-from steward.accounting.sacct.options import options
-from steward.accounting.sacct.output import sacct
+from steward.accounting.context import AccountingContext
+from steward.accounting.sacct.options import parse_sacct_options
+from steward.accounting.sacct.output import stream_lines
 from steward.accounting.sacct.requests import SacctRequest, SacctText
-from steward.accounting.sacct.sources import Both, scratch_of
-from steward.core.access import Access, Asker, Standing
+from steward.accounting.sacct.sources import MergedSource, sort_into_scratch
+from steward.core.access import Access, Asker, ClusterRoles
 from steward.core.config import AccessSettings, Settings
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
-from steward.jobs.retention import expire
+from steward.jobs.retention import expire_jobs
 from steward.jobs.tables import MIGRATIONS
 from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Callable[[Standing | None], AccountingRoom]:
+def room(tmp_path: Path) -> Callable[[ClusterRoles | None], AccountingContext]:
     connection = open_database(database_path(str(tmp_path)), MIGRATIONS)
     with transaction(connection):
         put_lines(connection, JOBS)
     connection.close()
     made = Settings(state_dir=str(tmp_path), cluster={"main": ClusterSettings(timezone="UTC")})
 
-    def make(standing: Standing | None) -> AccountingRoom:
+    def make(standing: ClusterRoles | None) -> AccountingContext:
         access = Access(AccessSettings(operators=("oper",)), 999, lambda _: standing)
-        return AccountingRoom(made, access=access, now=lambda: NOVEMBER)
+        return AccountingContext(made, access=access, now=lambda: NOVEMBER)
 
     return make
 
 
-def seen(room: AccountingRoom, asker: Asker, **fields: Any) -> set[str]:
+def seen(room: AccountingContext, asker: Asker, **fields: Any) -> set[str]:
     request = SacctRequest(
         allocations=True, style="parsable2", format="user", starttime="2026-11-01", **fields
     )
-    items = sacct(room, asker, request)
+    items = stream_lines(room, asker, request)
     return set("".join(item.text for item in items if isinstance(item, SacctText)).split())
 
 
 @pytest.mark.parametrize(
     ("asker", "standing", "fields", "expected"),
     [
-        (ADA, Standing(), {}, {"ada"}),
-        (ADA, Standing(), {"all_users": True}, {"ada", "bob"}),
-        (ADA, Standing(), {"users": ("bob",)}, {"bob"}),
-        (ADA, Standing(private_data=frozenset({"jobs"})), {"all_users": True}, {"ada"}),
-        (ADA, Standing(private_data=frozenset({"jobs"})), {"users": ("bob",)}, set()),
-        (ADA, Standing(private_data=frozenset({"jobs"})), {"jobs": ("2",)}, set()),
+        (ADA, ClusterRoles(), {}, {"ada"}),
+        (ADA, ClusterRoles(), {"all_users": True}, {"ada", "bob"}),
+        (ADA, ClusterRoles(), {"users": ("bob",)}, {"bob"}),
+        (ADA, ClusterRoles(private_data=frozenset({"jobs"})), {"all_users": True}, {"ada"}),
+        (ADA, ClusterRoles(private_data=frozenset({"jobs"})), {"users": ("bob",)}, set()),
+        (ADA, ClusterRoles(private_data=frozenset({"jobs"})), {"jobs": ("2",)}, set()),
         (ADA, None, {"all_users": True}, {"ada"}),
         (
             ADA,
-            Standing(private_data=frozenset({"jobs"}), coordinators={"chem": frozenset({"ada"})}),
+            ClusterRoles(
+                private_data=frozenset({"jobs"}), coordinators={"chem": frozenset({"ada"})}
+            ),
             {"all_users": True, "accounts": ("chem",)},
             {"bob"},
         ),
@@ -74,9 +76,9 @@ def seen(room: AccountingRoom, asker: Asker, **fields: Any) -> set[str]:
     ],
 )
 def test_who_may_see_what(
-    room: Callable[[Standing | None], AccountingRoom],
+    room: Callable[[ClusterRoles | None], AccountingContext],
     asker: Asker,
-    standing: Standing | None,
+    standing: ClusterRoles | None,
     fields: dict[str, Any],
     expected: set[str],
 ) -> None:
@@ -84,9 +86,9 @@ def test_who_may_see_what(
 
 
 @st.composite
-def some_lines(draw: st.DrawFn) -> list[Line]:
+def some_lines(draw: st.DrawFn) -> list[UsageLine]:
     """Runs and steps at whole hours; the key of each is its own."""
-    made: dict[tuple[Any, ...], Line] = {}
+    made: dict[tuple[Any, ...], UsageLine] = {}
     for _ in range(draw(st.integers(0, 12))):
         begin = NOVEMBER - timedelta(hours=draw(st.integers(1, 40)))
         submit_us = int(begin.timestamp()) * 1_000_000
@@ -122,7 +124,7 @@ def some_lines(draw: st.DrawFn) -> list[Line]:
 @settings(deadline=None, max_examples=12)
 def test_all_sources_say_the_same(
     tmp_path_factory: pytest.TempPathFactory,
-    lines: list[Line],
+    lines: list[UsageLine],
     shape: str,
     which: str,
     whose: str,
@@ -130,16 +132,16 @@ def test_all_sources_say_the_same(
 ) -> None:
     line = f"{shape} {which} {whose} -P -o jobid,submit,state"
     directory = tmp_path_factory.mktemp("same")
-    expected = asked(scratch_of(lines, "lines"), line)
+    expected = asked(sort_into_scratch(lines, "lines"), line)
     assert asked(parquet_of(lines, directory / "a.parquet"), line) == expected
     here = [of for of in lines if of.job_id >= cut]
     there = [of for of in lines if of.job_id <= cut]
-    both = Both(scratch_of(here, "here"), parquet_of(there, directory / "b.parquet"))
+    both = MergedSource(sort_into_scratch(here, "here"), parquet_of(there, directory / "b.parquet"))
     assert asked(both, line) == expected
 
 
 def test_what_has_left_jobs_db_is_found_in_closed_days(
-    room: Callable[[Standing | None], AccountingRoom], tmp_path: Path
+    room: Callable[[ClusterRoles | None], AccountingContext], tmp_path: Path
 ) -> None:
     books = room(None)
     old = run(900, begin="2026-10-01T08:00:00", end="2026-10-01T09:00:00", name="old")
@@ -147,15 +149,15 @@ def test_what_has_left_jobs_db_is_found_in_closed_days(
     write_parquet([old, step(old, "batch")], str(tmp_path / "joblog" / "2026-10-01.parquet"))
 
     def asked_of_books(*words: str) -> list[str]:
-        request = options([*words, "-P", "-o", "jobid"], {}, "UTC").request
-        items = sacct(books, ROOT, request)
+        request = parse_sacct_options([*words, "-P", "-o", "jobid"], {}, "UTC").request
+        items = stream_lines(books, ROOT, request)
         return "".join(item.text for item in items if isinstance(item, SacctText)).split()
 
     # Nothing has expired as far as is known: no file is looked at.
     assert asked_of_books("-j", "900") == []
     connection = open_database(database_path(str(tmp_path)), MIGRATIONS)
     with transaction(connection):
-        expire(connection, "main", datetime(2026, 11, 1, tzinfo=UTC))
+        expire_jobs(connection, "main", datetime(2026, 11, 1, tzinfo=UTC))
     connection.close()
     assert asked_of_books("-j", "900") == ["900", "900.batch"]
     assert asked_of_books("-j", "900,1", "-X") == ["1", "900"]

@@ -7,7 +7,7 @@ import pytest
 
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct import values
-from steward.accounting.sacct.values import Dates
+from steward.accounting.sacct.values import DateFormatter
 from steward.slurm.times import parse_time
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
     ],
 )
 def test_spans(seconds: int | None, text: str) -> None:
-    assert values.span(seconds) == text
+    assert values.format_span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_spans(seconds: int | None, text: str) -> None:
     ],
 )
 def test_cpu_times(microseconds: int | None, text: str) -> None:
-    assert values.cpu_time(microseconds) == text
+    assert values.format_cpu_time(microseconds) == text
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_cpu_times(microseconds: int | None, text: str) -> None:
     ],
 )
 def test_sizes(number: int | None, units: str, unit: int, text: str) -> None:
-    assert values.size(number, units, unit) == text
+    assert values.format_unit_size(number, units, unit) == text
 
 
 @pytest.mark.parametrize(
@@ -72,30 +72,30 @@ def test_sizes(number: int | None, units: str, unit: int, text: str) -> None:
     [(None, ""), (0, "0"), (2012, "0.00M"), (524288, "0.50M"), (3 << 20, "3M"), (1 << 30, "1G")],
 )
 def test_bytes_in_megabytes(count: int | None, text: str) -> None:
-    assert values.megabytes(count, "") == text
+    assert values.format_megabytes(count, "") == text
 
 
 def test_trackable_resources_in_slurms_order() -> None:
     text = "cpu=4,mem=4G,node=1,billing=4,gres/gpu=2"
-    assert values.tres(text, "") == "billing=4,cpu=4,gres/gpu=2,mem=4G,node=1"
-    assert values.tres(text, "M") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
-    assert values.tres(text, "=") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
-    assert values.tres(None, "") == ""
-    assert values.memory_of(text, "") == "4G"
-    assert values.memory_of("cpu=1", "") == ""
-    assert values.memory_of("mem=1500M", "") == "1500M"
-    assert values.memory_of("mem=nonsense", "") == ""
+    assert values.format_tres_units(text, "") == "billing=4,cpu=4,gres/gpu=2,mem=4G,node=1"
+    assert values.format_tres_units(text, "M") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
+    assert values.format_tres_units(text, "=") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
+    assert values.format_tres_units(None, "") == ""
+    assert values.format_memory(text, "") == "4G"
+    assert values.format_memory("cpu=1", "") == ""
+    assert values.format_memory("mem=1500M", "") == "1500M"
+    assert values.format_memory("mem=nonsense", "") == ""
 
 
 def test_states_and_codes() -> None:
-    assert values.state_text("CANCELLED", 0) == "CANCELLED by 0"
-    assert values.state_text("CANCELLED", None) == "CANCELLED"
-    assert values.state_text(None, None) == ""
-    assert values.exit_text(None, None) == "0:0"
-    assert values.exit_text(0, 9) == "0:9"
-    assert values.limit_text(None, started=True) == "UNLIMITED"
-    assert values.limit_text(None, started=False) == "Partition_Limit"
-    assert values.limit_text(5400, started=False) == "01:30:00"
+    assert values.format_state("CANCELLED", 0) == "CANCELLED by 0"
+    assert values.format_state("CANCELLED", None) == "CANCELLED"
+    assert values.format_state(None, None) == ""
+    assert values.format_exit_status(None, None) == "0:0"
+    assert values.format_exit_status(0, 9) == "0:9"
+    assert values.format_time_limit(None, started=True) == "UNLIMITED"
+    assert values.format_time_limit(None, started=False) == "Partition_Limit"
+    assert values.format_time_limit(5400, started=False) == "01:30:00"
 
 
 def micros(text: str) -> int:
@@ -116,24 +116,24 @@ def micros(text: str) -> int:
     ],
 )
 def test_times(zone: str, form: str, at: str, text: str | None) -> None:
-    written = Dates(ZoneInfo(zone), form, NOW)(micros(at))
+    written = DateFormatter(ZoneInfo(zone), form, NOW)(micros(at))
     assert written == text if text is not None else written.endswith("|08")
 
 
 def test_times_that_are_none() -> None:
-    dates = Dates(ZoneInfo("UTC"), "", NOW)
+    dates = DateFormatter(ZoneInfo("UTC"), "", NOW)
     assert [dates(0), dates(None), dates(2**62)] == ["Unknown"] * 3
 
 
 @pytest.mark.parametrize("form", ["%9999999d", "%10Y", "%", "%1"])
 def test_a_form_of_times_that_would_cost_too_much_is_refused(form: str) -> None:
     with pytest.raises(AccountingUsage):
-        Dates(ZoneInfo("UTC"), form, NOW)
+        DateFormatter(ZoneInfo("UTC"), form, NOW)
 
 
 def test_dates_are_written_as_they_are_read() -> None:
     zone = ZoneInfo("America/New_York")
-    dates = Dates(zone, "", NOW)
+    dates = DateFormatter(zone, "", NOW)
     for hour in range(0, 24 * 366, 7):
         at = micros("2026-01-01T00:30:00+00:00") + hour * 3_600_000_000
         moment = parse_time(dates(at), NOW, zone)
@@ -154,7 +154,7 @@ def test_dates_are_written_as_they_are_read() -> None:
     ],
 )
 def test_states_have_no_flags_of_pending_runs(state: str | None, text: str) -> None:
-    assert values.state_text(state, None) == text
+    assert values.format_state(state, None) == text
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_a_job_without_nodes_or_an_array_has_neither_in_its_paths() -> None:
     ],
 )
 def test_who_shares_nodes(oversubscribe: str | None, shares: str, exclusive: str) -> None:
-    assert values.shares_text(oversubscribe) == shares
-    assert values.exclusive_text(oversubscribe) == exclusive
+    assert values.format_oversubscribe(oversubscribe) == shares
+    assert values.format_exclusive(oversubscribe) == exclusive

@@ -132,16 +132,16 @@ def test_a_directory_where_a_sandbox_is_up_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = tmp_path / "sandbox"
-    monkeypatch.setattr(layout, "default_directory", lambda: str(usual))
-    assert layout.free_directory() == str(usual)
+    monkeypatch.setattr(layout, "get_default_directory", lambda: str(usual))
+    assert layout.find_free_directory() == str(usual)
     for name in (usual, tmp_path / "sandbox-2"):
         (name / "keeper").mkdir(parents=True)
-    first = layout.lock(str(usual))
+    first = layout.lock_directory(str(usual))
     assert first is not None
-    assert layout.free_directory() == f"{usual}-2"
-    second = layout.lock(f"{usual}-2")
+    assert layout.find_free_directory() == f"{usual}-2"
+    second = layout.lock_directory(f"{usual}-2")
     assert second is not None
-    assert layout.free_directory() == f"{usual}-3"
+    assert layout.find_free_directory() == f"{usual}-3"
     os.close(first)
-    assert layout.free_directory() == str(usual)
+    assert layout.find_free_directory() == str(usual)
     os.close(second)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.sandbox.slurm_install import DAEMONS, installed_plugins
+from steward.sandbox.slurm_install import DAEMONS, find_plugin_directory
 
 
 def test_plugins_lie_beside_the_daemons_of_a_slurm_in_a_prefix_of_its_own(
@@ -19,4 +19,4 @@ def test_plugins_lie_beside_the_daemons_of_a_slurm_in_a_prefix_of_its_own(
     plugins.mkdir(parents=True)
     (plugins / "select_cons_tres.so").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}/sbin")
-    assert installed_plugins() == str(plugins)
+    assert find_plugin_directory() == str(plugins)

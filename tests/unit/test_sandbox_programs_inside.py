@@ -1,10 +1,10 @@
 import signal
 
-from steward.sandbox.cluster import Inside
+from steward.sandbox.cluster import SandboxProcess
 
 
 def test_what_has_not_begun_ends_before_it_does() -> None:
-    with Inside(["sleep", "1000"], begins_within_s=0.05) as process:
+    with SandboxProcess(["sleep", "1000"], begins_within_s=0.05) as process:
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
         process.kill()

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.sandbox import SandboxError, SandboxSpec
-from steward.sandbox.configuration import check_slurm_conf, slurm_conf_text
+from steward.sandbox.configuration import check_slurm_conf, format_slurm_conf
 
 
 def conf(spec: SandboxSpec) -> list[str]:
     check_slurm_conf(spec)
-    return slurm_conf_text(
+    return format_slurm_conf(
         spec,
         directory="/srv/box",
         host="here",

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from harness import catalog
 from harness.events import NOVEMBER
 from harness.site import Site
-from steward.archive.catalog.matches import Matcher, SearchError
-from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Owner, Place, Searcher, SearchThresholds, Wanted
+from steward.archive.catalog.matches import SearchError, TermMatcher
+from steward.archive.catalog.month import ScriptUse
+from steward.archive.catalog.search import (
+    CatalogSearcher,
+    OwnerFilter,
+    SearchThresholds,
+    UseFilter,
+    UsePosition,
+)
 
 
 @pytest.fixture
@@ -22,7 +28,7 @@ def site(tmp_path: Path) -> Site:
 
 def searching(site: Site, **thresholds: int) -> None:
     """Have the site search with other thresholds."""
-    site.room("archive").searcher = Searcher(
+    site.room("archive").searcher = CatalogSearcher(
         str(catalog.directory_of(site)), thresholds=SearchThresholds(**thresholds)
     )
 
@@ -101,9 +107,11 @@ def test_a_script_of_many_jobs_is_indexed_once_and_found_for_each(site: Site) ->
 def test_lines_show_where_the_terms_stand(site: Site) -> None:
     text = "#!/bin/sh\n" + "x" * 500 + "needle" + "y" * 500 + "\nno\nneedle and Needle\nneedle\n"
     catalog.keep(site, 1, text)
-    matcher = Matcher(["needle"])
+    matcher = TermMatcher(["needle"])
     hit = (
-        catalog.searcher_of(site).page(matcher, Wanted(), catalog.anybody, limit=5, lines=2).hits[0]
+        catalog.searcher_of(site)
+        .page(matcher, UseFilter(), catalog.anybody, limit=5, lines=2)
+        .hits[0]
     )
     assert [line.number for line in hit.lines] == [2, 4]
     assert hit.more_lines == 1
@@ -120,23 +128,23 @@ def test_nothing_of_others_is_told(site: Site) -> None:
     catalog.keep(site, 2, "secret plan", uid=1002, user="bela")
     unknown = catalog.script(site, 3, b"secret plan")
     site.feed(unknown)
-    matcher = Matcher(["secret"])
-    bela = Wanted(owner=Owner(1002, "bela"))
+    matcher = TermMatcher(["secret"])
+    bela = UseFilter(owner=OwnerFilter(1002, "bela"))
     page = catalog.searcher_of(site).page(matcher, bela, catalog.anybody, limit=10)
     assert [hit.use.job_id for hit in page.hits] == [2]
     assert catalog.searcher_of(site).count(matcher, bela, catalog.anybody) == 1
     # A former user's uid, given to somebody else, opens nothing.
-    other = Wanted(owner=Owner(1002, "cora"))
+    other = UseFilter(owner=OwnerFilter(1002, "cora"))
     assert catalog.searcher_of(site).count(matcher, other, catalog.anybody) == 0
-    nobody = Wanted(owner=Owner(None, ""))
+    nobody = UseFilter(owner=OwnerFilter(None, ""))
     assert catalog.searcher_of(site).count(matcher, nobody, catalog.anybody) == 0
-    by_account = Wanted(owner=Owner(9, "dora", ("physics",)))
+    by_account = UseFilter(owner=OwnerFilter(9, "dora", ("physics",)))
     assert catalog.searcher_of(site).count(matcher, by_account, catalog.anybody) == 2
 
-    def only_ada(use: Use) -> bool:
+    def only_ada(use: ScriptUse) -> bool:
         return use.uid == 1001
 
-    assert catalog.searcher_of(site).count(matcher, Wanted(), only_ada) == 1
+    assert catalog.searcher_of(site).count(matcher, UseFilter(), only_ada) == 1
 
 
 def test_filters_restrict(site: Site) -> None:
@@ -146,25 +154,27 @@ def test_filters_restrict(site: Site) -> None:
         )
         site.feed(script, catalog.identity(script, 1000 + job_id, f"user{job_id}", f"acc{job_id}"))
 
-    def found(wanted: Wanted) -> list[int]:
-        page = catalog.searcher_of(site).page(Matcher(["text"]), wanted, catalog.anybody, limit=10)
+    def found(wanted: UseFilter) -> list[int]:
+        page = catalog.searcher_of(site).page(
+            TermMatcher(["text"]), wanted, catalog.anybody, limit=10
+        )
         return [hit.use.job_id for hit in page.hits]
 
-    assert found(Wanted()) == [3, 2, 1]
-    assert found(Wanted(clusters=("one",))) == [3, 1]
-    assert found(Wanted(users=("user1",), uids=(1002,))) == [2, 1]
-    assert found(Wanted(accounts=("acc3",))) == [3]
-    assert found(Wanted(names=("md-*",))) == [2, 1]
-    assert found(Wanted(names=("[!m]*",))) == [3]
-    assert found(Wanted(since=NOVEMBER + timedelta(days=2))) == [3, 2]
-    assert found(Wanted(until=NOVEMBER + timedelta(days=2))) == [1]
-    assert found(Wanted(keys=frozenset())) == []
+    assert found(UseFilter()) == [3, 2, 1]
+    assert found(UseFilter(clusters=("one",))) == [3, 1]
+    assert found(UseFilter(users=("user1",), uids=(1002,))) == [2, 1]
+    assert found(UseFilter(accounts=("acc3",))) == [3]
+    assert found(UseFilter(names=("md-*",))) == [2, 1]
+    assert found(UseFilter(names=("[!m]*",))) == [3]
+    assert found(UseFilter(since=NOVEMBER + timedelta(days=2))) == [3, 2]
+    assert found(UseFilter(until=NOVEMBER + timedelta(days=2))) == [1]
+    assert found(UseFilter(keys=frozenset())) == []
     many = tuple(str(number) for number in range(40_000))
-    assert found(Wanted(names=("md-*", *many[:2000]))) == [2, 1]
-    assert found(Wanted(users=("user1", *many), uids=(1002, *range(40_000, 80_000)))) == [2, 1]
-    assert found(Wanted(clusters=("one", *many), accounts=("acc3", *many))) == [3]
-    owner = Owner(9, "dora", ("acc3", *many))
-    assert found(Wanted(owner=owner)) == [3]
+    assert found(UseFilter(names=("md-*", *many[:2000]))) == [2, 1]
+    assert found(UseFilter(users=("user1", *many), uids=(1002, *range(40_000, 80_000)))) == [2, 1]
+    assert found(UseFilter(clusters=("one", *many), accounts=("acc3", *many))) == [3]
+    owner = OwnerFilter(9, "dora", ("acc3", *many))
+    assert found(UseFilter(owner=owner)) == [3]
 
 
 @pytest.mark.parametrize("few", [0, 10**6])
@@ -175,16 +185,16 @@ def test_pages_follow_each_other_without_gap_or_repeat(site: Site, few: int) -> 
         at = NOVEMBER - timedelta(days=job_id // 4)
         text = "blank" if job_id % 5 == 0 else f"word {job_id % 7}"
         site.feed(catalog.script(site, job_id, text.encode(), at))
-    matcher, searcher = Matcher(["word"]), catalog.searcher_of(site)
-    whole = searcher.page(matcher, Wanted(), catalog.anybody, limit=100)
+    matcher, searcher = TermMatcher(["word"]), catalog.searcher_of(site)
+    whole = searcher.page(matcher, UseFilter(), catalog.anybody, limit=100)
     assert whole.after is None
     assert len(whole.hits) == 32
     places = [hit.use.place for hit in whole.hits]
     assert places == sorted(places, reverse=True)
-    parts: list[Place] = []
-    after: Place | None = None
+    parts: list[UsePosition] = []
+    after: UsePosition | None = None
     while True:
-        page = searcher.page(matcher, Wanted(), catalog.anybody, limit=3, after=after)
+        page = searcher.page(matcher, UseFilter(), catalog.anybody, limit=3, after=after)
         parts += [hit.use.place for hit in page.hits]
         after = page.after
         if after is None:
@@ -196,12 +206,12 @@ def test_pages_follow_each_other_without_gap_or_repeat(site: Site, few: int) -> 
 def test_when_the_time_is_over_the_next_page_goes_on(site: Site) -> None:
     for job_id in range(1, 6):
         catalog.keep(site, job_id, f"word {job_id}")
-    matcher, searcher = Matcher(["word"]), catalog.searcher_of(site)
+    matcher, searcher = TermMatcher(["word"]), catalog.searcher_of(site)
     found: list[int] = []
-    after: Place | None = None
+    after: UsePosition | None = None
     for _ in range(7):
         page = searcher.page(
-            matcher, Wanted(), catalog.anybody, limit=9, after=after, longest_s=0.0
+            matcher, UseFilter(), catalog.anybody, limit=9, after=after, longest_s=0.0
         )
         found += [hit.use.job_id for hit in page.hits]
         after = page.after
@@ -214,7 +224,7 @@ def test_when_the_time_is_over_the_next_page_goes_on(site: Site) -> None:
 @pytest.mark.parametrize("terms", [[], [""], ["x" * 1001], ["x"] * 21])
 def test_what_cannot_be_searched_for_is_refused(terms: list[str]) -> None:
     with pytest.raises(SearchError):
-        Matcher(terms)
+        TermMatcher(terms)
 
 
 # Few letters, so that terms do occur; some fold to two letters, or to none of their own case.
@@ -259,7 +269,7 @@ def test_the_index_misses_nothing(
 
 @given(text=st.text(max_size=300), term=st.text(min_size=1, max_size=3), limit=st.integers(0, 5))
 def test_lines_of_any_text_stay_inside_it(text: str, term: str, limit: int) -> None:
-    lines, more = Matcher([term]).lines(text, limit)
+    lines, more = TermMatcher([term]).lines(text, limit)
     assert len(lines) <= limit
     assert more == 0 or len(lines) == limit
     for line in lines:

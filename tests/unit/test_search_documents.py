@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.remote.destination import Document
+from steward.archive.remote.destination import ArchivedDocument
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.documents import (
-    LONGEST_NAME,
-    LONGEST_VALUE,
-    MOST_VARIABLES,
-    corrected,
-    encoded,
-    environment_in,
-    month_of,
-    script_in,
-    source_of,
+    MAX_NAME_BYTES,
+    MAX_VALUE_BYTES,
+    MAX_VARIABLES,
+    apply_correction,
+    build_source,
+    document_month,
+    encode_source,
+    extract_environment,
+    extract_script,
 )
-from steward.extensions.search_servers.index_template import mapping, template
+from steward.extensions.search_servers.index_template import build_mapping, build_template
 from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
     OpenSearchSinkSettings,
@@ -33,7 +33,7 @@ WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEY = "script:7:1795262400000000001"
 
 
-def document(**changes: object) -> Document:
+def document(**changes: object) -> ArchivedDocument:
     identity = JobIdentity(
         script_key=KEY,
         job_id=7,
@@ -41,12 +41,12 @@ def document(**changes: object) -> Document:
         record=JobRecord(job_id=7, uid=1, user="ada", restarts=0),
     )
     body = JobScript(job_id=7, spool_mtime_ns=1795262400000000001, flags=("script-no-nul",))
-    made = Document(cluster="hpc", key=KEY, version=3, body=body, identity=identity)
+    made = ArchivedDocument(cluster="hpc", key=KEY, version=3, body=body, identity=identity)
     return msgspec.structs.replace(made, **changes)
 
 
-def read(of: Document) -> dict[str, object]:
-    found: dict[str, object] = msgspec.json.decode(encoded(source_of(of)))
+def read(of: ArchivedDocument) -> dict[str, object]:
+    found: dict[str, object] = msgspec.json.decode(encode_source(build_source(of)))
     return found
 
 
@@ -61,8 +61,8 @@ def test_scripts_and_environments_come_back_exactly(
         script_key=KEY, job_id=7, first_submit=WHEN, record=JobRecord(job_id=7, name=name)
     )
     found = read(document(script=script, environment=environment, identity=identity))
-    assert script_in(found) == script
-    assert environment_in(found) == environment
+    assert extract_script(found) == script
+    assert extract_environment(found) == environment
     assert ("script_base64" in found) == (script.decode("utf-8", "ignore").encode() != script)
 
 
@@ -78,16 +78,20 @@ def test_variables_that_can_be_searched_for_are_bounded(pairs: list[tuple[bytes,
 
 
 def test_long_names_long_values_and_many_variables_are_cut_but_kept() -> None:
-    data = b"\0\0\0\0" + b"".join(b"V%d=1\0" % number for number in range(MOST_VARIABLES + 9))
+    data = b"\0\0\0\0" + b"".join(b"V%d=1\0" % number for number in range(MAX_VARIABLES + 9))
     found = read(document(environment=data))
-    assert len(found["environment"]) == MOST_VARIABLES  # type: ignore[arg-type]
-    assert environment_in(found) == data
+    assert len(found["environment"]) == MAX_VARIABLES  # type: ignore[arg-type]
+    assert extract_environment(found) == data
     data = (
-        b"\0\0\0\0A=" + "é".encode() * LONGEST_VALUE + b"\0" + b"n" * (LONGEST_NAME + 1) + b"=1\0"
+        b"\0\0\0\0A="
+        + "é".encode() * MAX_VALUE_BYTES
+        + b"\0"
+        + b"n" * (MAX_NAME_BYTES + 1)
+        + b"=1\0"
     )
     found = read(document(environment=data))
-    assert found["environment"] == {"A": "é" * (LONGEST_VALUE // 2)}
-    assert environment_in(found) == data
+    assert found["environment"] == {"A": "é" * (MAX_VALUE_BYTES // 2)}
+    assert extract_environment(found) == data
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -109,13 +113,13 @@ def test_what_is_not_known_is_left_out() -> None:
 
 @given(script=st.binary(max_size=100), name=TEXT)
 def test_a_correction_leaves_the_bytes_alone(script: bytes, name: str) -> None:
-    old = encoded(source_of(document(script=script, environment=b"\1\0\0\0A=1\0")))
+    old = encode_source(build_source(document(script=script, environment=b"\1\0\0\0A=1\0")))
     record = JobRecord(job_id=7, name=name, state="COMPLETED")
     identity = JobIdentity(script_key=KEY, job_id=7, first_submit=WHEN, record=record)
     news = document(version=9, identity=identity, partial=True)
-    found = msgspec.json.decode(corrected(old, news))
-    assert script_in(found) == script
-    assert environment_in(found) == b"\1\0\0\0A=1\0"
+    found = msgspec.json.decode(apply_correction(old, news))
+    assert extract_script(found) == script
+    assert extract_environment(found) == b"\1\0\0\0A=1\0"
     assert (found["state"], found["version"]) == ("COMPLETED", 9)
     assert "user" not in found
 
@@ -131,29 +135,30 @@ def test_a_correction_leaves_the_bytes_alone(script: bytes, name: str) -> None:
     ],
 )
 def test_the_month_is_that_of_the_spool_in_utc(key: str, month: str) -> None:
-    assert month_of(document(key=key)) == month
+    assert document_month(document(key=key)) == month
 
 
 def test_a_time_that_no_calendar_has_is_an_error() -> None:
     with pytest.raises(OverflowError):
-        month_of(document(key=f"script:1:{10**30}"))
+        document_month(document(key=f"script:1:{10**30}"))
 
 
 @pytest.mark.parametrize("kind", [ElasticsearchSinkSettings, OpenSearchSinkSettings])
 def test_every_field_of_a_document_is_mapped(kind: type[SearchSinkSettings]) -> None:
-    fields = mapping(kind(), is_elasticsearch=True)["properties"]
+    fields = build_mapping(kind(), is_elasticsearch=True)["properties"]
     record = set(JobRecord.__struct_fields__)
     sent = set(read(document(script=b"\xff", environment=b"\0\0\0\0A=1\0"))) | record
     assert sent <= set(fields)
     assert (
-        "environment" not in mapping(kind(environments=False), is_elasticsearch=True)["properties"]
+        "environment"
+        not in build_mapping(kind(environments=False), is_elasticsearch=True)["properties"]
     )
 
 
 def test_the_template_of_a_longer_name_goes_first_and_tells_what_it_was_made_from() -> None:
-    short = template(OpenSearchSinkSettings(index="jobs"), is_elasticsearch=False)
-    long = template(OpenSearchSinkSettings(index="jobs-gpu"), is_elasticsearch=False)
+    short = build_template(OpenSearchSinkSettings(index="jobs"), is_elasticsearch=False)
+    long = build_template(OpenSearchSinkSettings(index="jobs-gpu"), is_elasticsearch=False)
     assert long["priority"] > short["priority"]
     assert short["_meta"] != long["_meta"]
-    again = template(OpenSearchSinkSettings(index="jobs"), is_elasticsearch=False)
+    again = build_template(OpenSearchSinkSettings(index="jobs"), is_elasticsearch=False)
     assert again == short

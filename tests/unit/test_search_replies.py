@@ -8,16 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document
-from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index
+from steward.archive.remote.destination import ArchivedDocument
+from steward.extensions.search_servers.bulk import (
+    BulkOperation,
+    BulkSender,
+    RequestPacer,
+    delete_operation,
+    index_operation,
+)
 from steward.extensions.search_servers.client import (
+    BulkOutcome,
     BulkReply,
-    Outcome,
-    Reply,
     SearchClient,
-    cleaned,
-    tls_failed,
-    unavailable,
+    ServerReply,
+    clean_text,
+    tls_error,
+    unavailable_error,
 )
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
 
@@ -75,20 +81,20 @@ AWAY = b'{"status":503,"error":{"type":"unavailable_shards_exception","reason":"
     ],
 )
 def test_what_an_outcome_means(answer: bytes, what: str) -> None:
-    outcome = msgspec.json.decode(answer, type=Outcome)
+    outcome = msgspec.json.decode(answer, type=BulkOutcome)
     is_refused = outcome.is_refused and not outcome.is_done
     assert (outcome.is_done, is_refused) == (what == "done", what == "refused")
 
 
 def test_a_refusal_gives_the_servers_reason_and_its_cause() -> None:
-    why = msgspec.json.decode(TOO_LONG, type=Outcome).why
+    why = msgspec.json.decode(TOO_LONG, type=BulkOutcome).why
     assert "time_limit_s" in why
     assert "out of range of long" in why
 
 
 @given(st.text(max_size=5000))
 def test_what_a_server_says_is_one_printable_line(text: str) -> None:
-    line = cleaned(text)
+    line = clean_text(text)
     assert line.isprintable()
     assert len(line) <= 300
 
@@ -96,30 +102,36 @@ def test_what_a_server_says_is_one_printable_line(text: str) -> None:
 class Canned(SearchClient):
     """Answers as was recorded."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: ServerReply) -> None:
         super().__init__(ElasticsearchSinkSettings(urls=("https://search1:9200",)))
         self.replies = list(replies)
         self.bodies: list[bytes] = []
 
-    def request(self, method: str, target: str, body: bytes | None = None, kind: str = "") -> Reply:
+    def request(
+        self, method: str, target: str, body: bytes | None = None, kind: str = ""
+    ) -> ServerReply:
         self.bodies.append(body or b"")
         return self.replies.pop(0)
 
 
-def bulk_of(*answers: bytes) -> Reply:
-    return Reply(200, b'{"items":[' + b",".join(b'{"index":%b}' % of for of in answers) + b"]}")
+def bulk_of(*answers: bytes) -> ServerReply:
+    return ServerReply(
+        200, b'{"items":[' + b",".join(b'{"index":%b}' % of for of in answers) + b"]}"
+    )
 
 
-def operations(count: int, at_ns: int = 1) -> list[Operation]:
+def operations(count: int, at_ns: int = 1) -> list[BulkOperation]:
     return [
-        index(Document(cluster="c", key=f"script:{n}:{at_ns}", version=1), "x-1970.01", b"{}")
+        index_operation(
+            ArchivedDocument(cluster="c", key=f"script:{n}:{at_ns}", version=1), "x-1970.01", b"{}"
+        )
         for n in range(count)
     ]
 
 
 def test_the_bad_one_of_a_request_is_told_and_the_others_are_not() -> None:
     client = Canned(bulk_of(b'{"status":201}', TOO_LONG, CONFLICT))
-    refused = list(Bulk(client, Pace(10**6)).send(operations(3)))
+    refused = list(BulkSender(client, RequestPacer(10**6)).send(operations(3)))
     assert [of.document.job_id for of in refused] == [1]
     assert refused[0].why.startswith("Elasticsearch refuses it: document_parsing_exception")
 
@@ -133,26 +145,26 @@ def test_the_bad_one_of_a_request_is_told_and_the_others_are_not() -> None:
         (bulk_of(CLUSTER, BLOCKED, TOO_LONG), "disks are full"),
         (bulk_of(NO_INDEX, NO_INDEX, NO_INDEX), "action.auto_create_index"),
         (bulk_of(b'{"status":201}'), "answered for 1 of 3 documents"),
-        (Reply(429, PRESSURE), "asks for patience"),
-        (Reply(200, b"<html>"), "does not answer as Elasticsearch does"),
-        (Reply(502, b"<html>Bad\x1b[31m Gateway</html>"), "502, <html>Bad"),
-        (Reply(401, b""), "it wants to know who we are"),
-        (Reply(403, b'{"error":"no"}'), "grant 'manage' on steward-jobs-*"),
+        (ServerReply(429, PRESSURE), "asks for patience"),
+        (ServerReply(200, b"<html>"), "does not answer as Elasticsearch does"),
+        (ServerReply(502, b"<html>Bad\x1b[31m Gateway</html>"), "502, <html>Bad"),
+        (ServerReply(401, b""), "it wants to know who we are"),
+        (ServerReply(403, b'{"error":"no"}'), "grant 'manage' on steward-jobs-*"),
     ],
 )
-def test_what_has_to_be_sent_again_says_why(reply: Reply, what: str) -> None:
+def test_what_has_to_be_sent_again_says_why(reply: ServerReply, what: str) -> None:
     client = Canned(reply)
     with pytest.raises(ArchiveUnavailable) as caught:
-        list(Bulk(client, Pace(10**6)).send(operations(3)))
+        list(BulkSender(client, RequestPacer(10**6)).send(operations(3)))
     assert what in str(caught.value)
     assert str(caught.value).isprintable()
 
 
 def test_too_large_a_request_is_halved_until_one_document_is_too_large_alone() -> None:
-    fine, large = bulk_of(b'{"status":201}'), Reply(413, b"")
+    fine, large = bulk_of(b'{"status":201}'), ServerReply(413, b"")
     client = Canned(large, fine, large, large, fine)
-    pace = Pace(10**6)
-    refused = list(Bulk(client, pace).send(operations(3)))
+    pace = RequestPacer(10**6)
+    refused = list(BulkSender(client, pace).send(operations(3)))
     assert [of.document.job_id for of in refused] == [1]
     assert "http.max_content_length" in refused[0].why
     assert pace.bytes < 10**6
@@ -163,33 +175,44 @@ def test_a_past_month_that_is_shut_is_set_aside_and_the_present_one_is_waited_fo
     answer: bytes,
 ) -> None:
     done = b'{"status":201}'
-    refused = list(Bulk(Canned(bulk_of(done, answer, done)), Pace(10**6)).send(operations(3)))
+    refused = list(
+        BulkSender(Canned(bulk_of(done, answer, done)), RequestPacer(10**6)).send(operations(3))
+    )
     assert [of.document.job_id for of in refused] == [1]
     assert "open it, then run 'steward journal replay archive.NAME'" in refused[0].why
-    present = Bulk(Canned(bulk_of(done, answer, done)), Pace(10**6))
+    present = BulkSender(Canned(bulk_of(done, answer, done)), RequestPacer(10**6))
     with pytest.raises(ArchiveUnavailable, match="nothing new can be archived there"):
         list(present.send(operations(3, time.time_ns())))
 
 
 def test_a_purge_wins_over_a_later_version() -> None:
-    there = Reply(200, b'{"docs":[{"_id":"c/0:1","_version":9,"found":true}]}')
+    there = ServerReply(200, b'{"docs":[{"_id":"c/0:1","_version":9,"found":true}]}')
     client = Canned(bulk_of(CONFLICT), there, bulk_of(b'{"status":200}'))
-    document = Document(cluster="c", key="script:0:1", version=5, deleted=True)
-    assert list(Bulk(client, Pace(10**6)).send([delete(document, "x-1970.01")])) == []
+    document = ArchivedDocument(cluster="c", key="script:0:1", version=5, deleted=True)
+    assert (
+        list(
+            BulkSender(client, RequestPacer(10**6)).send([delete_operation(document, "x-1970.01")])
+        )
+        == []
+    )
     versions = [msgspec.json.decode(body)["delete"]["version"] for body in client.bodies[::2]]
     assert versions == [5, 9]
 
 
 def test_a_purge_that_stays_without_effect_does_not_count_as_done() -> None:
-    there = Reply(200, b'{"docs":[{"_id":"c/0:1","_version":5,"found":true}]}')
-    document = Document(cluster="c", key="script:0:1", version=5, deleted=True)
+    there = ServerReply(200, b'{"docs":[{"_id":"c/0:1","_version":5,"found":true}]}')
+    document = ArchivedDocument(cluster="c", key="script:0:1", version=5, deleted=True)
     with pytest.raises(ArchiveUnavailable, match="does not delete"):
-        list(Bulk(Canned(bulk_of(CONFLICT), there), Pace(1)).send([delete(document, "x-1970.01")]))
+        list(
+            BulkSender(Canned(bulk_of(CONFLICT), there), RequestPacer(1)).send(
+                [delete_operation(document, "x-1970.01")]
+            )
+        )
 
 
 def test_a_document_for_which_there_is_never_room_is_set_aside_in_the_end() -> None:
-    for reply in (Reply(429, PRESSURE), bulk_of(PRESSURE)):
-        bulk = Bulk(Canned(*[reply] * 12), Pace(10**6))
+    for reply in (ServerReply(429, PRESSURE), bulk_of(PRESSURE)):
+        bulk = BulkSender(Canned(*[reply] * 12), RequestPacer(10**6))
         for _ in range(5):
             with pytest.raises(ArchiveUnavailable, match="patience"):
                 list(bulk.send(operations(1)))
@@ -199,7 +222,7 @@ def test_a_document_for_which_there_is_never_room_is_set_aside_in_the_end() -> N
 
 def test_a_server_that_is_busy_in_between_is_waited_for() -> None:
     done = bulk_of(b'{"status":201}')
-    bulk = Bulk(Canned(*[*[Reply(429, PRESSURE)] * 4, done] * 5), Pace(10**6))
+    bulk = BulkSender(Canned(*[*[ServerReply(429, PRESSURE)] * 4, done] * 5), RequestPacer(10**6))
     for _ in range(5):
         for _ in range(2):
             with pytest.raises(ArchiveUnavailable):
@@ -208,7 +231,7 @@ def test_a_server_that_is_busy_in_between_is_waited_for() -> None:
 
 
 def test_the_pace_is_halved_and_grows_again() -> None:
-    pace = Pace(8 << 20)
+    pace = RequestPacer(8 << 20)
     for _ in range(50):
         pace.slow()
     assert pace.bytes == 64 * 1024
@@ -223,12 +246,12 @@ def test_the_pace_is_halved_and_grows_again() -> None:
 
 @given(st.binary(max_size=200), st.integers(100, 599))
 def test_no_answer_is_more_than_an_error(body: bytes, status: int) -> None:
-    assert str(unavailable(Canned(), Reply(status, body))).isprintable()
+    assert str(unavailable_error(Canned(), ServerReply(status, body))).isprintable()
     try:
         msgspec.json.decode(body, type=BulkReply)
     except (msgspec.MsgspecError, UnicodeError):
         with pytest.raises(ArchiveUnavailable):
-            list(Bulk(Canned(Reply(200, body)), Pace(1)).send(operations(1)))
+            list(BulkSender(Canned(ServerReply(200, body)), RequestPacer(1)).send(operations(1)))
 
 
 @pytest.mark.parametrize(
@@ -241,4 +264,4 @@ def test_no_answer_is_more_than_an_error(body: bytes, status: int) -> None:
     ],
 )
 def test_a_failed_handshake_says_what_to_look_at(what: str, advice: str) -> None:
-    assert advice in str(tls_failed("https://s:9200", what))
+    assert advice in str(tls_error("https://s:9200", what))

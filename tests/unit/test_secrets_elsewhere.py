@@ -11,13 +11,13 @@ from urllib.parse import quote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steward.archive.messages import encode as message_of
 from steward.archive.messages import encode_sarchive
-from steward.archive.remote.destination import Document
+from steward.archive.messages import encode_script_message as message_of
+from steward.archive.remote.destination import ArchivedDocument
 from steward.core.config import RedactSettings
-from steward.core.events import JobScript, Kept, encode, script_event
+from steward.core.events import IncomingFile, JobScript, encode_event, make_script_event
 from steward.core.redaction import Redactor
-from steward.extensions.search_servers.documents import encoded, source_of
+from steward.extensions.search_servers.documents import build_source, encode_source
 from steward.slurm.environment import read_environment
 
 NOON_NS = 1_795_262_400 * 10**9
@@ -62,12 +62,12 @@ def environment_of(before: Any, name: bytes, value: bytes, after: Any) -> bytes:
 def given_to_sinks(raw: bytes) -> dict[str, bytes]:
     """Whatever leaves this process because of an environment, by who gets it."""
     read = read_environment(raw, REDACTOR)
-    kept = Kept(path=f"c1.7.{NOON_NS}.9.env", length=len(read.data), sha256="0" * 64)
+    kept = IncomingFile(path=f"c1.7.{NOON_NS}.9.env", length=len(read.data), sha256="0" * 64)
     script = b"#!/bin/sh\n"
     body = JobScript(
         job_id=7,
         spool_mtime_ns=NOON_NS,
-        script=Kept(path=f"c1.7.{NOON_NS}.10.script", length=len(script), sha256="0" * 64),
+        script=IncomingFile(path=f"c1.7.{NOON_NS}.10.script", length=len(script), sha256="0" * 64),
         environment=kept,
         store="state",
         claimed_name=read.name,
@@ -76,7 +76,7 @@ def given_to_sinks(raw: bytes) -> dict[str, bytes]:
         redacted=read.redacted,
         flags=read.flags,
     )
-    document = Document(
+    document = ArchivedDocument(
         cluster="c1",
         key=f"script:7:{NOON_NS}",
         version=1,
@@ -86,10 +86,10 @@ def given_to_sinks(raw: bytes) -> dict[str, bytes]:
     )
     return {
         "files": read.data,
-        "journal": encode(script_event("c1", "spool", body)),
+        "journal": encode_event(make_script_event("c1", "spool", body)),
         "kafka": message_of(document),
         "kafka, as sarchive": encode_sarchive(document) or b"",
-        "search": encoded(source_of(document)),
+        "search": encode_source(build_source(document)),
     }
 
 

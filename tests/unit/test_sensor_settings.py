@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.sensor.triggers import program_of
+from steward.capture.sensor.triggers import trigger_command
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.reader import ConfigError, load
-from steward.daemon.controller import controller_parts
-from steward.daemon.workers import parts_of
+from steward.core.config.reader import ConfigError, load_settings
+from steward.daemon.controller import make_controller_parts
+from steward.daemon.workers import make_parts
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "[cluster.c1]\n"
@@ -19,7 +19,7 @@ SINK = '[archive.sink.files]\nkind = "files"\npath = "/archive"\n'
 def loaded(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "steward.toml"
     path.write_text(CLUSTER + SINK + text)
-    return load(str(path))
+    return load_settings(str(path))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_sensor_needs_a_slurm_to_ask(tmp_path: Path) -> None:
     path = tmp_path / "steward.toml"
     path.write_text(f'{CLUSTER}slurm = false\nspool = "/spool"\n{SINK}[sensor]\nenabled = true\n')
     with pytest.raises(ConfigError, match="no cluster here is asked"):
-        load(str(path))
+        load_settings(str(path))
 
 
 def named(parts: list) -> set[str]:  # type: ignore[type-arg] # parts of any kind
@@ -58,12 +58,12 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
         "c4": ClusterSettings(),
     }
     settings = Settings(state_dir=str(tmp_path), cluster=clusters)
-    assert named(parts_of(settings)) == set()
+    assert named(make_parts(settings)) == set()
     sensor = SensorSettings(enabled=True, socket="/run/steward/trigger.sock")
     settings = Settings(state_dir=str(tmp_path), cluster=clusters, sensor=sensor)
-    assert named(parts_of(settings)) == {"sensor.c1", "sensor.c4"}
+    assert named(make_parts(settings)) == {"sensor.c1", "sensor.c4"}
     assert settings.wake_socket("c1") == "/run/steward/trigger-c1.sock"
-    assert program_of(settings, "c4").split()[1:] == [
+    assert trigger_command(settings, "c4").split()[1:] == [
         *("--socket", "/run/steward/trigger-c4.sock"),
         *("--secret", "/etc/steward/trigger.secret", "c4"),
     ]
@@ -71,5 +71,5 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
 
 def test_a_controller_has_one_too(tmp_path: Path) -> None:
     settings = loaded(tmp_path, '[forward]\nto = "steward:6825"\n[sensor]\nenabled = true\n')
-    assert named(controller_parts(settings)) == {"sensor.c1"}
+    assert named(make_controller_parts(settings)) == {"sensor.c1"}
     assert settings.wake_socket("c1") == "/run/steward/trigger.sock"

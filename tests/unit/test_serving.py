@@ -18,11 +18,17 @@ import httpx
 import pytest
 
 from servers.authority import Authority
-from steward.admin.credentials.requests import MeAnswer
-from steward.core.http_server import Served, headed, limited, listen, serve
+from steward.admin.credentials.requests import CallerAnswer
+from steward.core.http_server import (
+    ServerConfig,
+    answer_head,
+    limit_concurrency,
+    open_http_listener,
+    serve_http,
+)
 from steward.core.waits import Stop
-from steward.web.application import application
-from steward.web.daemon_client import Desk
+from steward.web.application import build_application
+from steward.web.daemon_client import DaemonClient
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
@@ -31,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:Deprecatio
 
 def asked(app: Any, requests: Sequence[tuple[str, str]]) -> list[httpx.Response]:
     async def run() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(headed(app))
+        transport = httpx.ASGITransport(answer_head(app))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return [await client.request(method, path) for method, path in requests]
 
@@ -39,7 +45,7 @@ def asked(app: Any, requests: Sequence[tuple[str, str]]) -> list[httpx.Response]
 
 
 def test_head_counts_among_the_requests_of_whoever_asks() -> None:
-    app = application(WebSettings(requests_per_minute=60), Desk("/nowhere"))
+    app = build_application(WebSettings(requests_per_minute=60), DaemonClient("/nowhere"))
     path = "/api/v1/openapi.json"
     *answers, last = asked(app, [*[("HEAD", path)] * 30, ("GET", path)])
     assert answers[0].status_code == 200
@@ -56,7 +62,7 @@ def test_head_counts_among_the_requests_of_whoever_asks() -> None:
     ],
 )
 def test_which_methods_there_are_is_told_with_head(path: str, allowed: set[str]) -> None:
-    app = application(WebSettings(), Desk("/nowhere"))
+    app = build_application(WebSettings(), DaemonClient("/nowhere"))
     (refused,) = asked(app, [("PUT", path)])
     assert refused.status_code == 405
     assert set(refused.headers["allow"].split(", ")) == allowed
@@ -104,10 +110,10 @@ def served(**more: Any) -> Iterator[int]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": str(length).encode()})
 
-    of = Served(name="it", section="[it]", listen="0.0.0.0:0", **more)
-    stop, listener = Stop(), listen(of)
+    of = ServerConfig(name="it", section="[it]", listen="0.0.0.0:0", **more)
+    stop, listener = Stop(), open_http_listener(of)
     port: int = listener.getsockname()[1]
-    serving = threading.Thread(target=serve, args=(of, app, listener, stop, lambda: None))
+    serving = threading.Thread(target=serve_http, args=(of, app, listener, stop, lambda: None))
     serving.start()
     try:
         yield port
@@ -148,7 +154,7 @@ def test_so_many_whole_requests_are_answered_at_once_and_no_more() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     async def run() -> list[int]:
-        transport = httpx.ASGITransport(limited(waits))
+        transport = httpx.ASGITransport(limit_concurrency(waits))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             asking = [asyncio.create_task(client.get("/")) for _ in range(513)]
             refused, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
@@ -269,7 +275,7 @@ def asked_from(source: str, port: int) -> httpx.Response:
 def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> None:
     # Numbers that the daemon is told in more letters than the client needs.
     body = b'{"action": "x", "parameters": {"n": [' + b",".join([b"1E18"] * (length // 5)) + b"]}}"
-    app: Any = application(WebSettings(), Answers(str(tmp_path)))
+    app: Any = build_application(WebSettings(), Answers(str(tmp_path)))
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -281,12 +287,12 @@ def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> 
     assert answer.status_code == 413, answer.text
 
 
-class Answers(Desk):
+class Answers(DaemonClient):
     """Knows who asks, and is not to be asked for anything else."""
 
     async def ask(self, name: str, request: Any, *more: Any, **named: Any) -> Any:
         if name == "credentials.me":
-            return MeAnswer(
+            return CallerAnswer(
                 uid=1, user="ada", how="token", clusters=(), bank=True, sensor=True, rules=True
             )
         return await super().ask(name, request, *more, **named)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.reader import ConfigError, load
-from steward.daemon.consumer_workers import accounting_parts
+from steward.core.config.reader import ConfigError, load_settings
+from steward.daemon.consumer_workers import make_accounting_parts
 
 BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
 
@@ -14,7 +14,7 @@ BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
 def loaded(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "steward.toml"
     path.write_text(BASE + text)
-    return load(str(path))
+    return load_settings(str(path))
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, why: str) 
     ],
 )
 def test_what_is_configured_runs(tmp_path: Path, text: str, parts: list[str]) -> None:
-    assert [part.name for part in accounting_parts(loaded(tmp_path, text))] == parts
+    assert [part.name for part in make_accounting_parts(loaded(tmp_path, text))] == parts

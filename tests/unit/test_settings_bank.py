@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.reader import ConfigError, load
+from steward.core.config.reader import ConfigError, load_settings
 
 GOOD = """
 state_dir = "/var/lib/steward"
@@ -19,7 +19,7 @@ def read(tmp_path: Path, more: str) -> str:
     path = tmp_path / "steward.toml"
     path.write_text(GOOD + more)
     try:
-        load(str(path))
+        load_settings(str(path))
     except ConfigError as error:
         return str(error)
     return ""

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import AccessSettings, ArchiveSettings, Settings
-from steward.core.config.problems import key_lines
-from steward.core.config.reader import ConfigError, Loaded, load, load_with_lines, render
+from steward.core.config.problems import find_key_lines
+from steward.core.config.reader import (
+    ConfigError,
+    LoadedConfig,
+    load_settings,
+    load_with_lines,
+    render_config,
+)
 from steward.extensions.kafka.settings import KafkaSinkSettings
 from steward.slurm.settings import ClusterSettings
 
@@ -52,7 +58,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def test_a_good_file_with_two_clusters(write: Any) -> None:
-    settings = load(write(GOOD))
+    settings = load_settings(write(GOOD))
     assert list(settings.cluster) == ["main", "second"]
     assert settings.cluster["second"].slurm_prefix == ("chroot", "/srv/root")
     assert settings.sink_path("files") == "/srv/archive"
@@ -119,7 +125,7 @@ def test_a_mistake_is_one_line_that_names_file_line_and_key(
 ) -> None:
     path = write(text)
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_settings(path)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"{path}:{line}: " if line else f"{path}: ")
@@ -130,21 +136,21 @@ def test_a_mistake_is_one_line_that_names_file_line_and_key(
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        load(str(tmp_path / "none.toml"))
+        load_settings(str(tmp_path / "none.toml"))
 
 
 def test_a_directory_instead_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(str(tmp_path))
+        load_settings(str(tmp_path))
 
 
 def test_a_huge_file_is_not_read(write: Any) -> None:
     with pytest.raises(ConfigError, match="is larger"):
-        load(write("#" * (2 << 20)))
+        load_settings(write("#" * (2 << 20)))
 
 
 def test_what_is_shown_says_where_each_value_is_from(write: Any) -> None:
-    shown = render(load_with_lines(write(GOOD)))
+    shown = render_config(load_with_lines(write(GOOD)))
     assert 'state_dir = "/srv/steward"  # steward.toml:2' in shown
     assert re.search(r"^capture_processes = \d+  # default$", shown, re.MULTILINE)
     assert 'timezone = "Europe/Paris"  # steward.toml:7' in shown
@@ -171,7 +177,9 @@ def test_what_is_shown_is_a_configuration_again(
         access=AccessSettings(operators=tuple(operators), coordinators_read_scripts=yes),
         archive=ArchiveSettings(sink={name: FilesSinkSettings(retention_days=days)}),
     )
-    assert msgspec.convert(tomllib.loads(render(Loaded(settings))), Settings) == settings
+    assert (
+        msgspec.convert(tomllib.loads(render_config(LoadedConfig(settings))), Settings) == settings
+    )
 
 
 # ------------------------------------------------------------- lines
@@ -207,7 +215,7 @@ def test_each_key_is_found_on_its_line(pairs: list[tuple[str, str, str]]) -> Non
         expected[number] = text.count("\n") + 1
         text += f"{key} = {value}\n"
     tomllib.loads(text)
-    lines = key_lines(text)
+    lines = find_key_lines(text)
     for number in expected:
         found = [
             line for path, line in lines.items() if path[0] == f"table{number}" and len(path) > 1
@@ -220,7 +228,7 @@ def test_each_key_is_found_on_its_line(pairs: list[tuple[str, str, str]]) -> Non
 def test_no_text_keeps_the_scan_from_ending(text: str) -> None:
     # Only text that tomllib accepts has lines; the rest may be refused, not looped over.
     with contextlib.suppress(tomllib.TOMLDecodeError):
-        key_lines(text)
+        find_key_lines(text)
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
@@ -229,7 +237,7 @@ def test_no_file_is_an_error_other_than_ours(data: bytes) -> None:
         file.write(data)
         file.flush()
         with pytest.raises(ConfigError) as caught:
-            load(file.name)
+            load_settings(file.name)
     assert "\n" not in str(caught.value)
 
 
@@ -258,7 +266,7 @@ servers = ["kafka1:9092"]
 
 
 def test_sinks_on_other_machines_and_back(write: Any) -> None:
-    settings = load(write(ELSEWHERE))
+    settings = load_settings(write(ELSEWHERE))
     sinks = settings.archive.sink
     assert {name: sink.kind for name, sink in sinks.items()} == {
         "files": "files",
@@ -270,7 +278,7 @@ def test_sinks_on_other_machines_and_back(write: Any) -> None:
     assert isinstance(events, KafkaSinkSettings)
     assert events.broker.options == {"socket.keepalive.enable": "true"}
     assert events.retention_days == 3
-    assert load(write(render(Loaded(settings)))) == settings
+    assert load_settings(write(render_config(LoadedConfig(settings)))) == settings
 
 
 SINK = BASE + "[archive.sink.a]\n"
@@ -314,7 +322,7 @@ MISTAKES_ELSEWHERE = [
 @pytest.mark.parametrize(("text", "line", "told"), MISTAKES_ELSEWHERE)
 def test_a_mistake_in_a_sink_elsewhere(write: Any, text: str, line: int, told: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(text))
+        load_settings(write(text))
     assert caught.value.line == line
     for part in told:
         assert part in str(caught.value)
@@ -322,6 +330,6 @@ def test_a_mistake_in_a_sink_elsewhere(write: Any, text: str, line: int, told: l
 
 def test_an_address_with_a_password_is_refused_without_repeating_it(write: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(SEARCH + 'urls = ["https://me:hunter2@h:9200"]\n'))
+        load_settings(write(SEARCH + 'urls = ["https://me:hunter2@h:9200"]\n'))
     assert "hunter2" not in str(caught.value)
     assert "password_file" in str(caught.value)

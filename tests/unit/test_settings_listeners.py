@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.reader import ConfigError, load
+from steward.core.config.reader import ConfigError, load_settings
 
 HEAD = '[cluster.c1]\nslurm = false\nspool = "/spool"\n[archive.sink.files]\npath = "/archive"\n'
 
@@ -13,7 +13,7 @@ def told(root: Path, text: str) -> str:
     path = root / "steward.toml"
     path.write_text(HEAD + text)
     try:
-        load(str(path))
+        load_settings(str(path))
     except ConfigError as error:
         return str(error)
     return ""

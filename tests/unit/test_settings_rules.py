@@ -6,7 +6,7 @@ import pytest
 
 from steward.automation.settings import RulesSettings
 from steward.core.config import Settings
-from steward.core.config.component_checks import rule_problems
+from steward.core.config.component_checks import check_rules
 from steward.slurm.settings import ClusterSettings
 
 
@@ -21,15 +21,15 @@ from steward.slurm.settings import ClusterSettings
 )
 def test_what_is_wrong_is_told(given: dict[str, Any], key: tuple[str, ...]) -> None:
     settings = Settings(cluster={"c1": ClusterSettings()}, rules=RulesSettings(**given))
-    assert [problem.key for problem in rule_problems(settings)] == [key]
+    assert [problem.key for problem in check_rules(settings)] == [key]
 
 
 def test_what_is_right_is_let_be() -> None:
     for rules in (RulesSettings(), RulesSettings(enabled=True, most_nodes_percent=100.0)):
         settings = Settings(cluster={"c1": ClusterSettings()}, rules=rules)
-        assert list(rule_problems(settings)) == []
+        assert list(check_rules(settings)) == []
 
 
 def test_rules_need_a_cluster() -> None:
     settings = Settings(rules=RulesSettings(enabled=True))
-    assert [problem.key for problem in rule_problems(settings)] == [("rules", "enabled")]
+    assert [problem.key for problem in check_rules(settings)] == [("rules", "enabled")]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.component_checks import web_problems
+from steward.core.config.component_checks import check_web
 from steward.web.settings import WebSettings
 
 
 def said(tmp_path: Path, **web: Any) -> list[str]:
     settings = Settings(state_dir=str(tmp_path), web=WebSettings(**web))
-    return [problem.what for problem in web_problems(settings)]
+    return [problem.what for problem in check_web(settings)]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,18 @@ import pytest
 from harness.commands import steward
 from harness.slurm import Stage
 from steward.admin import init
-from steward.admin.init import SetupError, Site, Wishes, make, site_of, steps, text_of
+from steward.admin.init import (
+    InitOptions,
+    SetupError,
+    SlurmSite,
+    list_steps,
+    query_site,
+    render_config_text,
+    write_configuration,
+)
 from steward.archive.settings import FilesSinkSettings
-from steward.core.config.reader import ConfigError, load
-from steward.core.files import network_kind
+from steward.core.config.reader import ConfigError, load_settings
+from steward.core.files import find_network_type
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 SHOWN = {
@@ -31,8 +39,8 @@ SHOWN = {
 }
 
 
-def wishes_in(root: Path, **wanted: object) -> Wishes:
-    wishes = Wishes(
+def wishes_in(root: Path, **wanted: object) -> InitOptions:
+    wishes = InitOptions(
         cluster="hpc1",
         user=ME,
         archive_dir=f"{root}/srv/archive",
@@ -55,8 +63,8 @@ def mode_of(path: str) -> int:
 def test_what_is_written_is_a_configuration_of_what_was_wanted(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True, web="127.0.0.1:8290")
     path = tmp_path / "one.toml"
-    path.write_text(text_of(wishes, Site(shown=SHOWN)))
-    settings = load(str(path))
+    path.write_text(render_config_text(wishes, SlurmSite(shown=SHOWN)))
+    settings = load_settings(str(path))
     assert list(settings.cluster) == ["hpc1"]
     assert settings.cluster["hpc1"].jobcomp_lines == wishes.jobcomp_lines
     assert settings.cluster["hpc1"].slurm_conf == ""
@@ -74,11 +82,12 @@ def test_what_is_written_is_a_configuration_of_what_was_wanted(tmp_path: Path) -
 def test_little_is_written_where_little_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "one.toml"
     path.write_text(
-        text_of(
-            wishes_in(tmp_path, jobcomp_lines=""), Site(shown=SHOWN, slurm_bin="/opt/slurm/bin")
+        render_config_text(
+            wishes_in(tmp_path, jobcomp_lines=""),
+            SlurmSite(shown=SHOWN, slurm_bin="/opt/slurm/bin"),
         )
     )
-    settings = load(str(path))
+    settings = load_settings(str(path))
     assert settings.cluster["hpc1"].jobcomp_lines == ""
     assert settings.cluster["hpc1"].slurm_bin == "/opt/slurm/bin"
     assert (settings.nodes.listen, settings.web.listen, settings.bank.enabled) == ("", "", False)
@@ -88,7 +97,7 @@ def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
     umask = os.umask(0o077)
     try:
-        written = make(wishes, Site(shown=SHOWN))
+        written = write_configuration(wishes, SlurmSite(shown=SHOWN))
     finally:
         os.umask(umask)
     assert written == [
@@ -104,55 +113,55 @@ def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
 
 def test_nothing_that_is_there_is_lost(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
-    make(wishes, Site(shown=SHOWN))
+    write_configuration(wishes, SlurmSite(shown=SHOWN))
     Path(wishes.path).write_text("[cluster.mine]\n")
     Path(wishes.out, "programs").write_text("/usr/local/bin/mine\n")
     with pytest.raises(SetupError, match="is there: edit it, or write it anew with --force"):
-        make(wishes, Site(shown=SHOWN))
+        write_configuration(wishes, SlurmSite(shown=SHOWN))
     assert Path(wishes.path).read_text() == "[cluster.mine]\n"
-    written = make(wishes, Site(shown=SHOWN), force=True)
+    written = write_configuration(wishes, SlurmSite(shown=SHOWN), force=True)
     assert written == [f"{wishes.path}.old", wishes.path]
     assert Path(f"{wishes.path}.old").read_text() == "[cluster.mine]\n"
     assert Path(wishes.out, "programs").read_text() == "/usr/local/bin/mine\n"
-    assert list(load(wishes.path).cluster) == ["hpc1"]
+    assert list(load_settings(wishes.path).cluster) == ["hpc1"]
 
 
 def test_what_makes_no_configuration_leaves_the_old_one(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
-    make(wishes, Site(shown=SHOWN))
+    write_configuration(wishes, SlurmSite(shown=SHOWN))
     wrong = msgspec.structs.replace(wishes, cluster="no.name")
     with pytest.raises(ConfigError):
-        make(wrong, Site(shown=SHOWN), force=True)
-    assert list(load(wishes.path).cluster) == ["hpc1"]
+        write_configuration(wrong, SlurmSite(shown=SHOWN), force=True)
+    assert list(load_settings(wishes.path).cluster) == ["hpc1"]
     assert not os.path.exists(f"{wishes.path}.old")
     assert not [name for name in os.listdir(wishes.out) if name.startswith(".")]
 
 
 def test_a_user_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="there is no user 'nobody-here'"):
-        make(wishes_in(tmp_path, user="nobody-here"), Site(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path, user="nobody-here"), SlurmSite(shown=SHOWN))
     assert not os.path.exists(tmp_path / "etc")
 
 
 def test_a_state_directory_on_a_network_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert network_kind(str(tmp_path)) == ""
-    monkeypatch.setattr(init, "network_kind", lambda _: "NFS")
+    assert find_network_type(str(tmp_path)) == ""
+    monkeypatch.setattr(init, "find_network_type", lambda _: "NFS")
     with pytest.raises(SetupError, match="is on NFS: name a local disk by --state-dir"):
-        make(wishes_in(tmp_path), Site(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path), SlurmSite(shown=SHOWN))
 
 
 def test_a_file_where_a_directory_is_to_be(tmp_path: Path) -> None:
     (tmp_path / "srv").mkdir()
     (tmp_path / "srv/archive").touch()
     with pytest.raises(SetupError, match="is no directory"):
-        make(wishes_in(tmp_path), Site(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path), SlurmSite(shown=SHOWN))
 
 
 def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     everything = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True, web="127.0.0.1:8290")
-    found = list(steps(everything, Site(shown={**SHOWN, "JobSubmitPlugins": "lua,site"})))
+    found = list(list_steps(everything, SlurmSite(shown={**SHOWN, "JobSubmitPlugins": "lua,site"})))
     first = [step.title.split(",")[0].split(":")[0] for step in found]
     assert first == [
         "The archive",
@@ -164,45 +173,45 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     ]
     assert "systemctl enable --now steward-listen" not in found[2].commands
     apart = msgspec.structs.replace(everything, listener="steward-listen")
-    told = list(steps(apart, Site(shown=SHOWN)))[2]
+    told = list(list_steps(apart, SlurmSite(shown=SHOWN)))[2]
     assert told.commands[0] == "systemctl enable --now steward-listen"
     path = tmp_path / "apart.toml"
-    path.write_text(text_of(apart, Site(shown=SHOWN)))
-    assert load(str(path)).nodes.listener == "steward-listen"
+    path.write_text(render_config_text(apart, SlurmSite(shown=SHOWN)))
+    assert load_settings(str(path)).nodes.listener == "steward-listen"
     assert found[-1].commands == (
         "systemctl enable --now steward-web",
         f"steward login --config {everything.path}",
     )
     assert "set [web] url" in found[-1].note
     named = msgspec.structs.replace(everything, web_url="https://steward.example.org")
-    assert list(steps(named, Site(shown=SHOWN)))[-1].note == ""
+    assert list(list_steps(named, SlurmSite(shown=SHOWN)))[-1].note == ""
     lines = [line for step in found for line in step.commands]
     assert "/etc/slurm/slurm.conf: JobCompType=jobcomp/lua" in lines
     assert "/etc/slurm/slurm.conf: JobSubmitPlugins=site,lua" in lines
-    (alone,) = steps(wishes_in(tmp_path, jobcomp_lines=""), Site(shown=SHOWN))
+    (alone,) = list_steps(wishes_in(tmp_path, jobcomp_lines=""), SlurmSite(shown=SHOWN))
     # The unit lets Steward write where init archives by itself, and nowhere else.
     assert any("ReadWritePaths=" in line for line in alone.commands)
     usual = wishes_in(tmp_path, jobcomp_lines="", archive_dir="/srv/steward/archive", user="slurm")
-    (alone,) = steps(usual, Site(shown=SHOWN))
+    (alone,) = list_steps(usual, SlurmSite(shown=SHOWN))
     assert not any("systemctl edit" in line for line in alone.commands)
 
 
 def test_a_submit_script_of_the_sites_own_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "job_submit.lua").write_text("-- ours\n")
     shown = {**SHOWN, "SLURM_CONF": f"{tmp_path}/slurm.conf"}
-    *_, gate = steps(wishes_in(tmp_path, bank=True), Site(shown=shown))
+    *_, gate = list_steps(wishes_in(tmp_path, bank=True), SlurmSite(shown=shown))
     assert "job_submit.lua is the site's own" in gate.note
 
 
 def test_what_slurm_says_is_what_is_proposed(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     shown_by(stage, SlurmUser="slurmer(64030)", JobCompType="jobcomp/elasticsearch")
-    site = site_of(slurm_bin=str(tmp_path))
+    site = query_site(slurm_bin=str(tmp_path))
     assert (site.cluster, site.slurm_user, site.etc) == ("hpc1", "slurmer", "/etc/slurm")
     assert site.jobcomp == "jobcomp/elasticsearch"
     stage.answer("scontrol show config", "", 1)
     with pytest.raises(SetupError, match="slurmctld does not answer: run this on its host"):
-        site_of(slurm_bin=str(tmp_path))
+        query_site(slurm_bin=str(tmp_path))
 
 
 def words(root: Path) -> list[str]:
@@ -219,7 +228,7 @@ def test_the_command_asks_nothing_where_nobody_can_answer(tmp_path: Path) -> Non
     out = done.stdout.decode()
     assert f"{tmp_path}/etc/steward.toml is written." in out
     assert "steward plugins install --jobcomp /etc/slurm" in out
-    assert list(load(f"{tmp_path}/etc/steward.toml").cluster) == ["hpc1"]
+    assert list(load_settings(f"{tmp_path}/etc/steward.toml").cluster) == ["hpc1"]
     again = steward(*words(tmp_path))
     assert again.returncode == 1
     assert again.stderr.count(b"\n") == 1
@@ -229,7 +238,7 @@ def test_a_place_that_is_taken_is_left_alone(tmp_path: Path) -> None:
     shown_by(Stage(tmp_path), JobCompType="jobcomp/kafka")
     done = steward(*words(tmp_path), "--yes")
     assert "JobCompType is jobcomp/kafka" in done.stdout.decode()
-    assert load(f"{tmp_path}/etc/steward.toml").cluster["hpc1"].jobcomp_lines == ""
+    assert load_settings(f"{tmp_path}/etc/steward.toml").cluster["hpc1"].jobcomp_lines == ""
 
 
 def test_a_path_that_is_not_whole(tmp_path: Path) -> None:
@@ -278,7 +287,7 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
         os.close(main)
     assert process.returncode == 0
     assert b"4. The bank" in out
-    settings = load(f"{tmp_path}/etc/steward.toml")
+    settings = load_settings(f"{tmp_path}/etc/steward.toml")
     assert list(settings.cluster) == ["tower"]
     assert (settings.nodes.listen, settings.web.listen) == ("0.0.0.0:6826", "127.0.0.1:8290")
     assert settings.web.url == "https://steward.example.org"

@@ -14,21 +14,21 @@ import pytest
 
 from harness.doctor import DoctorSite, site
 from steward.admin.doctor import slurm_checks
-from steward.admin.doctor.findings import Finding
-from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, Built, build_plugins
+from steward.admin.doctor.findings import CheckFinding
+from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, PluginBuild, build_plugins
 from steward.admin.plugins.installation import install_jobcomp, install_shim
 from steward.admin.plugins.spank import (
-    daemon_directories,
-    require_no_spool,
-    shim_faults,
-    spool_faults,
-    spool_of,
-    taken_by,
+    describe_user,
+    find_shim_faults,
+    find_spool,
+    find_spool_faults,
+    list_daemon_directories,
+    require_outside_spool,
 )
 from steward.bank.settings import GateSettings
 from steward.cli.app import run
 from steward.core.config import Settings
-from steward.core.config.reader import Loaded, render
+from steward.core.config.reader import LoadedConfig, render_config
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]
@@ -46,14 +46,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> PluginBuild:
     return build_plugins(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
 
 
 class Node:
     """A host that is controller and node, with the plugin installed as a reader of docs does."""
 
-    def __init__(self, site: DoctorSite, built: Built) -> None:
+    def __init__(self, site: DoctorSite, built: PluginBuild) -> None:
         self.site = site
         self.default = str(site.directory / "default" / "shim")
         self.libdir = os.path.dirname(os.path.dirname(built.path))
@@ -74,7 +74,7 @@ class Node:
         site.shown |= {"SLURM_VERSION": str(built.version), "SlurmUser": f"nobody({NOBODY})"}
         site.stage.answer("squeue --version", f"slurm-wlm {built.version}\n")
         self.config = site.directory / "steward.toml"
-        self.config.write_text(render(Loaded(site.settings)))
+        self.config.write_text(render_config(LoadedConfig(site.settings)))
         self.install(self.spool)
 
     def install(self, spool: Path | str, *, prolog: bool = False) -> None:
@@ -86,10 +86,10 @@ class Node:
             prolog=prolog,
         )
 
-    def look(self) -> list[Finding]:
-        return list(slurm_checks.spank(self.site.ground()))
+    def look(self) -> list[CheckFinding]:
+        return list(slurm_checks.check_spank_plugin(self.site.ground()))
 
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[CheckFinding]:
         return [found for found in self.look() if found.status != "ok"]
 
     def mend(self) -> None:
@@ -110,7 +110,7 @@ class Node:
 
 
 @pytest.fixture
-def node(site: DoctorSite, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(site: DoctorSite, built: PluginBuild, monkeypatch: pytest.MonkeyPatch) -> Node:
     # No test makes the spool of the host that it runs on.
     monkeypatch.setattr(
         "steward.admin.plugins.spank.DEFAULT_SPOOL", str(site.directory / "default" / "shim")
@@ -206,7 +206,7 @@ def test_the_commands_of_the_doctor_mend_the_spool(
     assert all(found.status == "wrong" and found.mend for found in node.look())
     node.mend()
     assert node.faults() == []
-    spool = Path(spool_of(str(node.plugstack)))
+    spool = Path(find_spool(str(node.plugstack)))
     assert spool.is_absolute()
     assert (spool.stat().st_uid, spool.stat().st_mode & 0o7777) == (0, 0o700)
     assert all(file.stat().st_uid == 0 for file in spool.iterdir())
@@ -282,7 +282,7 @@ def test_files_that_an_included_file_includes_are_read(node: Node) -> None:
     node.conf.rename(inner)
     (Path(f"{node.plugstack}.d") / "site.conf").write_text(f"include {inner}\n")
     assert node.faults() == []
-    assert spool_of(str(node.plugstack)) == str(node.spool)
+    assert find_spool(str(node.plugstack)) == str(node.spool)
     inner.write_text(inner.read_text() + f"include {inner}\n")
     assert node.faults() == []
 
@@ -386,7 +386,7 @@ def test_a_healthy_spool_is_none_of_the_daemons_faults(node: Node) -> None:
         code = 1
         try:
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            code = bool(list(spool_faults(str(node.spool))))
+            code = bool(list(find_spool_faults(str(node.spool))))
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
@@ -404,7 +404,7 @@ def test_files_that_the_agent_removes_meanwhile_disturb_nothing(node: Node) -> N
     agent.start()
     try:
         for _ in range(500):
-            assert list(spool_faults(str(node.spool))) == []
+            assert list(find_spool_faults(str(node.spool))) == []
     finally:
         stop.set()
         agent.join()
@@ -413,7 +413,7 @@ def test_files_that_the_agent_removes_meanwhile_disturb_nothing(node: Node) -> N
 def test_job_lines_may_be_written_if_the_spool_has_another_file(node: Node) -> None:
     (node.spool / "README").touch()
     node.spool.chmod(0o755)
-    require_no_spool(str(node.lines), str(node.spool))
+    require_outside_spool(str(node.lines), str(node.spool))
 
 
 def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
@@ -421,7 +421,7 @@ def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
 ) -> None:
     required(node)
     monkeypatch.setenv("PATH", "/nowhere")
-    shim = shim_faults(node.built.version, libdir=node.libdir, plugstack=str(node.plugstack))
+    shim = find_shim_faults(node.built.version, libdir=node.libdir, plugstack=str(node.plugstack))
     assert any(f"--slurm {node.built.version}" in line for fault in shim for line in fault.mend)
 
 
@@ -493,10 +493,10 @@ def test_every_directory_of_the_configuration_is_known() -> None:
         gate=GateSettings(socket="/c/sock", plugin_conf="/d/conf", off_switch="/e/off"),
         cluster={"one": ClusterSettings(spool="/f", jobcomp_lines="/g/lines")},
     )
-    found = daemon_directories(settings)
+    found = list_daemon_directories(settings)
     assert {"/a", "/b", "/c", "/d", "/e", "/f", "/g", "/var/spool/steward"} <= set(found)
     assert found["/g"] == "[cluster.one] jobcomp_lines"
-    assert taken_by("/var/spool/steward-shim", found) == ""
+    assert describe_user("/var/spool/steward-shim", found) == ""
 
 
 def test_install_tells_how_to_close_a_spool_that_was_there(
@@ -541,7 +541,9 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
     # SlurmUser must reach it.
     for above in directory.parents:
         above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
-    assert [found.status for found in slurm_checks.jobcomp(node.site.ground())] == ["ok"]
+    assert [found.status for found in slurm_checks.check_jobcomp_plugin(node.site.ground())] == [
+        "ok"
+    ]
     if harm == "root's":
         os.chown(directory, 0, 0)
     elif harm == "root's file":
@@ -557,7 +559,9 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         node.lines.mkdir()
     else:
         (Path(libdir) / "jobcomp.lua").unlink()
-    found = [one for one in slurm_checks.jobcomp(node.site.ground()) if one.status != "ok"]
+    found = [
+        one for one in slurm_checks.check_jobcomp_plugin(node.site.ground()) if one.status != "ok"
+    ]
     assert found
     for line in (line for one in found for line in one.mend if "systemctl" not in line):
         words = shlex.split(line)
@@ -566,7 +570,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         else:
             subprocess.run(words, check=True, timeout=60)
     os.utime(node.etc / "jobcomp.lua", (0, 0))
-    assert [one.status for one in slurm_checks.jobcomp(node.site.ground())] == ["ok"]
+    assert [one.status for one in slurm_checks.check_jobcomp_plugin(node.site.ground())] == ["ok"]
     if harm == "link":
         status = secret.stat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o600)

@@ -13,11 +13,11 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.context import NotYours
+from steward.archive.context import JobNotReadable
 from steward.archive.errors import ArchiveError, NotArchived
-from steward.archive.resubmission import options
+from steward.archive.resubmission import derive_options
 from steward.core.access import Asker
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.redaction import REDACTED
 from steward.slurm.settings import ClusterSettings
 
@@ -56,21 +56,21 @@ def test_a_script_is_shown_before_it_is_filed(site: Site) -> None:
 @pytest.mark.parametrize("action", ["show", "env"])
 def test_nobody_is_shown_anothers_job(site: Site, action: str) -> None:
     archive.add_job(site, 1, b"a secret plan", who=ADA, name="hush")
-    with pytest.raises(NotYours) as caught:
+    with pytest.raises(JobNotReadable) as caught:
         site.ask(f"archive.{action}", BELA, job="1")
-    assert isinstance(caught.value, Refused)
+    assert isinstance(caught.value, PermissionRefused)
     for word in ("plan", "hush", "ada"):
         assert word not in str(caught.value)
     assert site.ask(f"archive.{action}", ROOT, job="1")
     reused_uid = Asker(uid=ADA.uid, user="cora")
-    with pytest.raises(NotYours):
+    with pytest.raises(JobNotReadable):
         site.ask(f"archive.{action}", reused_uid, job="1")
 
 
 def test_a_script_whose_owner_is_unknown_is_the_operators(site: Site) -> None:
     site.append([archive.script_at(site, 1, b"early", NOVEMBER - timedelta(hours=1))])
     site.feed()
-    with pytest.raises(NotYours, match="Slurm has not said"):
+    with pytest.raises(JobNotReadable, match="Slurm has not said"):
         site.ask("archive.show", ADA, job="1")
     assert site.ask("archive.show", ROOT, job="1").content.data == b"early"
 
@@ -122,7 +122,7 @@ def test_tasks_are_said_as_sbatch_takes_them(site: Site, tasks: list[str], said:
     archive.add_job(site, 1, None)
     [job] = site.room("archive").jobs.find("1")
     expected = [f"--array={said}"] if said else []
-    assert [one.word for one in options(job, tasks) if one.name == "array"] == expected
+    assert [one.word for one in derive_options(job, tasks) if one.name == "array"] == expected
 
 
 def test_a_job_without_a_script_is_shown_without(site: Site) -> None:
@@ -173,7 +173,7 @@ def test_a_diff_says_what_differs(site: Site) -> None:
     assert same.identical
     assert same.diff.data == b""
     archive.add_job(site, 3, b"other", who=BELA)
-    with pytest.raises(NotYours):
+    with pytest.raises(JobNotReadable):
         site.ask("archive.diff", ADA, left="1", right="3")
 
 

@@ -13,7 +13,7 @@ from harness.jobs import open_jobs
 from harness.sinks import RemoteSite
 from harness.site import ADA, BELA
 from steward.core.config import ArchiveSettings
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
@@ -21,7 +21,7 @@ from steward.core.events import (
     JOB_SEEN,
     Event,
 )
-from steward.core.journal.server import bound
+from steward.core.journal.server import limit_size
 
 
 @pytest.fixture
@@ -102,9 +102,9 @@ def test_sinks_come_and_go(site: RemoteSite) -> None:
 
 
 def test_only_operators_look_at_sinks_and_have_them_filled(site: RemoteSite) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.sinks", ADA)
-    with pytest.raises(Refused):
+    with pytest.raises(PermissionRefused):
         site.ask("archive.resend", ADA, sink="there")
 
 
@@ -212,7 +212,7 @@ def test_a_detached_sink_says_what_fills_it_and_is_filled_by_that(site: RemoteSi
     for job_id in (1, 2, 3):
         site.job(job_id)
     site.run()
-    while bound(site.writer, site.stores, max_bytes=1):
+    while limit_size(site.writer, site.stores, max_bytes=1):
         pass
     there = site.sinks()["there"]
     assert (there.state, there.missed) == ("detached", site.reader.head())
@@ -235,7 +235,7 @@ def test_a_catalogue_that_was_made_again_has_missed_nothing(site: RemoteSite) ->
     site.job(1)
     site.writer.passed("catalogue", 0, "waiting", "")
     site.run()
-    while bound(site.writer, site.stores, max_bytes=1):
+    while limit_size(site.writer, site.stores, max_bytes=1):
         pass
 
     def missed() -> int:

@@ -10,12 +10,12 @@ import pytest
 
 from harness.events import NOON
 from harness.slurm import squeue_row
-from steward.core.access import Standing
+from steward.core.access import ClusterRoles
 from steward.core.records import JobRecord
-from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
+from steward.slurm import MAX_COMPLETED, Slurm, SlurmError, SlurmUnavailable, StoredScript
 from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 ENDED = JobRecord(job_id=5, submit=NOON, end=NOON.replace(hour=13))
@@ -154,7 +154,7 @@ def test_configuration_that_is_none(site: Standins) -> None:
 
 
 def test_standing_without_slurmdbd(site: Standins) -> None:
-    assert site.slurm.standing() == Standing()
+    assert site.slurm.standing() == ClusterRoles()
     site.configure(private="Jobs,usage")
     assert site.slurm.standing().private_data == {"jobs", "usage"}
     assert not site.slurm.has_accounting()
@@ -272,7 +272,7 @@ def test_texts_of_the_whole_queue_are_bounded() -> None:
     form = QueueFormat()
     assert "Dependency:512\x1f" in form.variable
     row = squeue_row(form, Dependency="afterok:1", Comment="c" * 2_000_000, Name="a ")
-    people = People()
+    people = NameResolver()
     record = form.record(row[:-1], people)
     assert (record.dependency, record.name) == ("afterok:1", "a ")
     assert len(record.comment) == 8192
@@ -299,8 +299,8 @@ def test_a_torn_array_is_not_asked_for_whole(
     site: Standins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(site, monkeypatch, "24.11")
-    monkeypatch.setattr("steward.slurm.client.MOST_WHOLE", 3)
-    assert MOST_WHOLE > 3
+    monkeypatch.setattr("steward.slurm.client.MAX_COMPLETED", 3)
+    assert MAX_COMPLETED > 3
     assert len(site.slurm.job(1)) == 11
     assert not any("show job" in line for line in site.log())
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.errors import Refused, Unavailable
-from steward.slurm.commands import Commands
+from steward.core.errors import PermissionRefused, Unavailable
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,
@@ -17,13 +17,13 @@ from steward.slurm.errors import (
 from steward.slurm.settings import ClusterSettings
 
 
-def commands(tmp_path: Path, script: str, **settings: object) -> Commands:
+def commands(tmp_path: Path, script: str, **settings: object) -> CommandRunner:
     """Commands whose ``squeue`` is a shell script."""
     program = tmp_path / "squeue"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     values = {"slurm_bin": str(tmp_path), **settings}
-    return Commands("c1", ClusterSettings(**values))  # type: ignore[arg-type] # checked by its users
+    return CommandRunner("c1", ClusterSettings(**values))  # type: ignore[arg-type] # checked by its users
 
 
 def test_the_environment_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_errors_carry_the_command_and_what_slurm_said(
 def test_families() -> None:
     assert issubclass(SlurmUnavailable, Unavailable)
     assert issubclass(SlurmMissing, Unavailable)
-    assert issubclass(SlurmRefused, Refused)
+    assert issubclass(SlurmRefused, PermissionRefused)
 
 
 def test_a_missing_command_says_what_to_set(tmp_path: Path) -> None:

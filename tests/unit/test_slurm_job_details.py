@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from harness.events import NOON
 from steward.core.records import JobRecord
-from steward.slurm.job_details import extras, job_details, named, segments
+from steward.slurm.job_details import (
+    build_job_details,
+    parse_job_target,
+    read_extras,
+    split_segments,
+)
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 SHOWN = (
@@ -22,11 +27,11 @@ SHOWN = (
     ("version", "job"), [("22.05", 206), ("24.11", 3), ("25.11", 3), ("26.05", 3)]
 )
 def test_what_four_versions_show_beside_the_record(version: str, job: int) -> None:
-    text = segments((FIXTURES / f"scontrol-job-{version}.txt").read_bytes())
+    text = split_segments((FIXTURES / f"scontrol-job-{version}.txt").read_bytes())
     assert len(text) == 4
-    shown = job_details(
+    shown = build_job_details(
         JobRecord(job_id=job, name="two-tasks"),
-        extras(JobRecord(job_id=job, name="two-tasks"), text),
+        read_extras(JobRecord(job_id=job, name="two-tasks"), text),
     )
     assert (shown["nice"], shown["requeue"], shown["reboot"]) == (0, True, False)
     assert (shown["contiguous"], shown["cpus_per_task"]) == (False, 1)
@@ -34,17 +39,17 @@ def test_what_four_versions_show_beside_the_record(version: str, job: int) -> No
     assert shown["exc_nodes"] is shown["req_nodes"] is shown["deadline"] is None
     assert shown["time_limit_str"] == "00:10:00"
     (array,) = (job_id for job_id in text if " ArrayTaskId=" in text[job_id])
-    task = extras(JobRecord(job_id=array, name="array"), text)
+    task = read_extras(JobRecord(job_id=array, name="array"), text)
     assert task["ArrayTaskThrottle"] == "2"
     spaced = next(job_id for job_id in text if "JobName=name with spaces" in text[job_id])
-    assert extras(JobRecord(job_id=spaced, name="name with spaces"), text)["Nice"] == "0"
+    assert read_extras(JobRecord(job_id=spaced, name="name with spaces"), text)["Nice"] == "0"
     # Of a job whose name is another meanwhile nothing is sure.
-    assert extras(JobRecord(job_id=spaced, name="name"), text) == {}
-    assert extras(JobRecord(job_id=99, name="x"), text) == {}
+    assert read_extras(JobRecord(job_id=spaced, name="name"), text) == {}
+    assert read_extras(JobRecord(job_id=99, name="x"), text) == {}
 
 
 def test_names_and_values() -> None:
-    shown = job_details(
+    shown = build_job_details(
         JobRecord(
             job_id=214,
             name="array",
@@ -71,15 +76,15 @@ def test_names_and_values() -> None:
     assert (shown["comment"], shown["state_reason"], shown["restart_cnt"]) == (None, "None", 0)
     assert "nice" not in shown
     json.dumps(shown)
-    waiting = job_details(JobRecord(job_id=208, array_job_id=208, array_task="3-6%2"))
+    waiting = build_job_details(JobRecord(job_id=208, array_job_id=208, array_task="3-6%2"))
     assert (waiting["array_task_id"], waiting["array_task_str"]) == (None, "3-6%2")
-    alone = job_details(JobRecord(job_id=1))
+    alone = build_job_details(JobRecord(job_id=1))
     assert alone["array_job_id"] is alone["het_job_id"] is alone["het_job_offset"] is None
 
 
 def test_every_field_is_there_in_every_case() -> None:
-    quick = job_details(JobRecord(job_id=1, name="x"))
-    full = job_details(JobRecord(job_id=1, name="x"), {"Nice": "5"})
+    quick = build_job_details(JobRecord(job_id=1, name="x"))
+    full = build_job_details(JobRecord(job_id=1, name="x"), {"Nice": "5"})
     assert quick.keys() < full.keys()
     assert (full["nice"], full["requeue"], full["exc_nodes"]) == (5, None, None)
 
@@ -91,10 +96,10 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 def test_no_text_changes_what_slurm_says(name: str, network: str) -> None:
     line = "JobId=5" + SHOWN.format(name=name, network=network)
     other = "JobId=6" + SHOWN.format(name="plain", network="(null)")
-    text = segments(f"{line}\n{other}\n".encode())
-    plain = extras(JobRecord(job_id=6, name="plain"), text)
+    text = split_segments(f"{line}\n{other}\n".encode())
+    plain = read_extras(JobRecord(job_id=6, name="plain"), text)
     assert plain["ExcNodeList"] == "n[1-2]"
-    found = extras(JobRecord(job_id=5, name=name), text)
+    found = read_extras(JobRecord(job_id=5, name=name), text)
     assert found.items() <= plain.items()
 
 
@@ -102,10 +107,10 @@ def test_a_line_in_a_text_takes_away_what_it_speaks_of() -> None:
     forged = "JobId=6" + SHOWN.format(name="plain", network="(null)").replace("n[1-2]", "n9")
     line = "JobId=5" + SHOWN.format(name=f"x\n{forged}", network="(null)")
     other = "JobId=6" + SHOWN.format(name="plain", network="(null)")
-    text = segments(f"{line}\n{other}\n".encode())
-    assert extras(JobRecord(job_id=6, name="plain"), text) == {}
+    text = split_segments(f"{line}\n{other}\n".encode())
+    assert read_extras(JobRecord(job_id=6, name="plain"), text) == {}
     same = "JobId=7" + SHOWN.format(name="x", network="a ExcNodeList=n9")
-    found = extras(JobRecord(job_id=7, name="x"), segments(same.encode()))
+    found = read_extras(JobRecord(job_id=7, name="x"), split_segments(same.encode()))
     assert "ExcNodeList" not in found
     assert found["Nice"] == "0"
 
@@ -126,4 +131,4 @@ def test_a_line_in_a_text_takes_away_what_it_speaks_of() -> None:
     ],
 )
 def test_names_of_jobs(name: str, ids: tuple[int, int | None, int | None] | None) -> None:
-    assert named(name) == ids
+    assert parse_job_target(name) == ids

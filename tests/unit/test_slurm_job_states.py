@@ -2,17 +2,17 @@
 
 import pytest
 
-from steward.slurm.job_states import PENDING, WAITING, StateError, in_full, selected_states
+from steward.slurm.job_states import PENDING, WAITING, StateError, expand_state, expand_state_filter
 
 
 def test_pending_selects_the_flags_that_squeue_shows_in_its_place() -> None:
-    assert set(selected_states("pd")) == PENDING
+    assert set(expand_state_filter("pd")) == PENDING
     assert {"EXPEDITING", "REQUEUE_HOLD", "PENDING"} <= PENDING < WAITING
-    assert selected_states("RH") == ("REQUEUE_HOLD",)
-    assert selected_states("cd") == ("COMPLETED",)
+    assert expand_state_filter("RH") == ("REQUEUE_HOLD",)
+    assert expand_state_filter("cd") == ("COMPLETED",)
 
 
 def test_a_state_without_a_short_name_is_known_in_full() -> None:
-    assert in_full("expediting") == "EXPEDITING"
+    assert expand_state("expediting") == "EXPEDITING"
     with pytest.raises(StateError):
-        in_full("EX")
+        expand_state("EX")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.slurm import LINE, Stage
 from steward.slurm import (
-    MachineChanging,
+    ClusterChanges,
     SlurmError,
     SlurmRefused,
     SlurmUnavailable,
@@ -18,7 +18,7 @@ from steward.slurm import (
     UnknownReservation,
     WrongUpdate,
 )
-from steward.slurm.cluster_changes import node_infos, reason_text, said
+from steward.slurm.cluster_changes import clean_reason, extract_message, normalize_node_changes
 from steward.slurm.settings import ClusterSettings
 
 STATE = "State=DOWN+DRAIN+NOT_RESPONDING"
@@ -30,7 +30,7 @@ class Place(Stage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.show(n1="IDLE", n2="IDLE", n3="IDLE")
-        self.changing = MachineChanging("c1", ClusterSettings(slurm_bin=str(root)))
+        self.changing = ClusterChanges("c1", ClusterSettings(slurm_bin=str(root)))
 
     def show(self, **states: str) -> None:
         lines = [LINE.format(name=name).replace(STATE, f"State={s}") for name, s in states.items()]
@@ -209,34 +209,34 @@ def test_reservations(place: Place) -> None:
 
 @given(st.text(max_size=500))
 def test_a_reason_is_one_line_of_bounded_length(text: str) -> None:
-    line = reason_text(text)
+    line = clean_reason(text)
     assert line.isprintable()
     assert '"' not in line
     assert line == line.strip()
     assert "  " not in line
     assert len(line) <= 400
-    assert reason_text(line) == line
+    assert clean_reason(line) == line
 
 
 def test_what_slurm_said() -> None:
     def error(text: str) -> SlurmError:
         return SlurmError("what", ("scontrol",), text)
 
-    assert said(error("slurm_update error: Invalid user id")) == "Invalid user id"
+    assert extract_message(error("slurm_update error: Invalid user id")) == "Invalid user id"
     assert (
-        said(error("scontrol: error: Invalid input: x; slurm_update error: No error"))
+        extract_message(error("scontrol: error: Invalid input: x; slurm_update error: No error"))
         == "Invalid input: x"
     )
-    assert said(error("")) == "what"
+    assert extract_message(error("")) == "what"
 
 
 @pytest.mark.parametrize(
     "name", ["State", "state", "node_state", "NodeState", "state_up", "st_ate"]
 )
 def test_a_state_in_whatever_spelling(name: str) -> None:
-    assert node_infos({name: "RESUME", "features_act": "a"}) == {
+    assert normalize_node_changes({name: "RESUME", "features_act": "a"}) == {
         "State": "RESUME",
         "ActiveFeatures": "a",
     }
     with pytest.raises(WrongUpdate, match="two ways"):
-        node_infos({name: "RESUME", "STATE_": "DRAIN"})
+        normalize_node_changes({name: "RESUME", "STATE_": "DRAIN"})

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from harness.slurm import LINE
 from steward.slurm import cluster_records
-from steward.slurm.cluster_records import NodeRecord, Shown, reason_of_sinfo
-from steward.slurm.users import People
+from steward.slurm.cluster_records import NodeRecord, ParsedNode, parse_sinfo_reason
+from steward.slurm.users import NameResolver
 from steward.slurm.values import to_snake_case
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 VERSIONS = ["22.05", "24.11", "25.11", "26.05"]
-ROOTS = People()
+ROOTS = NameResolver()
 
 
-def read(*texts: str) -> list[Shown]:
+def read(*texts: str) -> list[ParsedNode]:
     """What becomes of nodes n1, n2 and so on, with these texts behind Slurm's own words."""
     lines = [LINE.format(name=f"n{number}") + text for number, text in enumerate(texts, 1)]
-    return cluster_records.nodes(("\n".join(lines) + "\n").encode(), ROOTS)
+    return cluster_records.parse_nodes(("\n".join(lines) + "\n").encode(), ROOTS)
 
 
 def recorded(kind: str, version: str) -> bytes:
@@ -29,7 +29,7 @@ def recorded(kind: str, version: str) -> bytes:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nodes_of_four_versions(version: str) -> None:
-    shown = cluster_records.nodes(recorded("node", version), ROOTS)
+    shown = cluster_records.parse_nodes(recorded("node", version), ROOTS)
     assert all(one.is_sure and one.has_sure_reason for one in shown)
     nodes = {one.node.name: one.node for one in shown}
     assert {name: node.state for name, node in nodes.items()} == {
@@ -70,12 +70,12 @@ def test_nodes_of_four_versions(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_partitions_and_reservations_of_four_versions(version: str) -> None:
-    main = cluster_records.partitions(recorded("partition", version))["main"]
+    main = cluster_records.parse_partitions(recorded("partition", version))["main"]
     assert (main.name, main.state, main.nodes) == ("main", "UP", "n[1-4]")
     assert main.details["default"] == "YES"
     assert main.details["max_cpus_per_node"] == "UNLIMITED"
     assert main.details["total_cpus"] == 32
-    (maint,) = cluster_records.reservations(recorded("reservation", version)).values()
+    (maint,) = cluster_records.parse_reservations(recorded("reservation", version)).values()
     assert (maint.name, maint.state, maint.nodes) == ("maint", "INACTIVE", "n[3-4]")
     assert maint.users == ("root",)
     assert maint.flags == ("MAINT", "OVERLAP", "IGNORE_JOBS", "SPEC_NODES")
@@ -88,7 +88,7 @@ def test_partitions_and_reservations_of_four_versions(version: str) -> None:
 
 
 def test_no_reservations() -> None:
-    assert cluster_records.reservations(b"No reservations in the system\n") == {}
+    assert cluster_records.parse_reservations(b"No reservations in the system\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_line_in_a_comment_is_doubted() -> None:
 
 def test_a_line_that_a_node_says_it_runs_on_is_doubted() -> None:
     text = LINE.format(name="n1").replace("OS=Linux", "OS=x\n" + LINE.format(name="n2"))
-    shown = cluster_records.nodes(text.encode(), ROOTS)
+    shown = cluster_records.parse_nodes(text.encode(), ROOTS)
     assert [(one.node.name, one.is_sure) for one in shown] == [("n1", True), ("n2", False)]
     assert shown[0].node.base == "UNKNOWN"
 
@@ -194,18 +194,18 @@ def test_no_reason_changes_what_else_is_said(reason: str, behind: str) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read(data: bytes) -> None:
-    cluster_records.nodes(b"NodeName=n1 " + data, ROOTS)
-    cluster_records.nodes(data, ROOTS)
-    cluster_records.partitions(b"PartitionName=p " + data)
-    cluster_records.reservations(b"ReservationName=r " + data)
+    cluster_records.parse_nodes(b"NodeName=n1 " + data, ROOTS)
+    cluster_records.parse_nodes(data, ROOTS)
+    cluster_records.parse_partitions(b"PartitionName=p " + data)
+    cluster_records.parse_reservations(b"ReservationName=r " + data)
 
 
 def test_what_sinfo_says_of_reasons() -> None:
-    reason = reason_of_sinfo("root(0)", "2026-11-22T06:18:05", "a\nb  c")
+    reason = parse_sinfo_reason("root(0)", "2026-11-22T06:18:05", "a\nb  c")
     assert (reason.text, reason.user, reason.uid) == ("a b  c", "root", 0)
     assert reason.at == datetime(2026, 11, 22, 6, 18, 5, tzinfo=UTC)
-    assert reason_of_sinfo("Unknown", "Unknown", "none").text == ""
-    assert reason_of_sinfo("root(0)", "2026-11-22T06:18:05", "none").text == "none"
+    assert parse_sinfo_reason("Unknown", "Unknown", "none").text == ""
+    assert parse_sinfo_reason("root(0)", "2026-11-22T06:18:05", "none").text == "none"
 
 
 @pytest.mark.parametrize(

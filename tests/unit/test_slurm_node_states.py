@@ -9,10 +9,10 @@ from steward.slurm.node_states import (
     is_available,
     is_drained,
     is_failing,
-    is_silent,
-    is_taken,
-    of_list,
+    is_not_responding,
+    is_out_of_service,
     parse_node_state,
+    parse_state_words,
     saves_power,
 )
 
@@ -63,7 +63,7 @@ def test_spellings(text: str, state: str) -> None:
     ],
 )
 def test_lists_of_json(words: list[str], state: str) -> None:
-    assert format_node_state(*of_list(words)) == state
+    assert format_node_state(*parse_state_words(words)) == state
 
 
 @given(base=st.sampled_from(BASES), flags=st.sets(st.sampled_from(FLAGS)))
@@ -129,15 +129,15 @@ def test_what_is_a_failure(state: str, fails: bool, available: bool) -> None:
     ],
 )
 def test_what_only_does_not_answer(state: str, silent: bool) -> None:
-    assert is_silent(state) is silent
+    assert is_not_responding(state) is silent
 
 
 def test_drained_and_powered_down() -> None:
     assert is_drained("ALLOCATED+DRAIN")
     assert is_drained("drained*")
     assert not is_drained("DOWN")
-    assert is_taken("DOWN+REBOOT_ISSUED")
-    assert not is_taken("DOWN+NOT_RESPONDING")
+    assert is_out_of_service("DOWN+REBOOT_ISSUED")
+    assert not is_out_of_service("DOWN+NOT_RESPONDING")
     assert saves_power("IDLE+POWERED_DOWN")
     assert saves_power("idle#")
     assert not saves_power("IDLE+CLOUD")

@@ -2,17 +2,17 @@ import pwd
 
 import pytest
 
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 
 def test_names_come_from_the_system() -> None:
-    people = People()
+    people = NameResolver()
     assert people.user(0) == pwd.getpwuid(0).pw_name
     assert people.group(0) == "root"
 
 
 def test_ids_that_do_not_resolve_have_no_name() -> None:
-    people = People()
+    people = NameResolver()
     assert people.user(3_999_999_999) == ""
     assert people.group(3_999_999_999) == ""
     assert people.user(2**80) == ""
@@ -26,7 +26,7 @@ def test_a_name_is_looked_up_once_and_again_after_forget(monkeypatch: pytest.Mon
         return pwd.struct_passwd(("caf\udce9", "x", uid, uid, "", "/", "/bin/sh"))
 
     monkeypatch.setattr(pwd, "getpwuid", answer)
-    people = People()
+    people = NameResolver()
     assert [people.user(7), people.user(7)] == ["caf\\xe9", "caf\\xe9"]
     assert asked == [7]
     people.forget()

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.slurm import tres
-from steward.slurm.cluster_model import Picture, parse_people, parse_picture, with_people
-from steward.slurm.tres import parse_tres, requested_gres
-from steward.slurm.users import People
+from steward.slurm.cluster_model import ClusterModel, add_people, parse_cluster_model, parse_people
+from steward.slurm.tres import parse_requested_gres, parse_tres
+from steward.slurm.users import NameResolver
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 CONFIG = {
@@ -37,13 +37,15 @@ NODES = (
 )
 
 
-def shown(partitions: str = PARTITION, nodes: str = NODES, **config: str) -> Picture:
-    return parse_picture("c", {**CONFIG, **config}, partitions.encode(), nodes.encode(), zone="UTC")
+def shown(partitions: str = PARTITION, nodes: str = NODES, **config: str) -> ClusterModel:
+    return parse_cluster_model(
+        "c", {**CONFIG, **config}, partitions.encode(), nodes.encode(), zone="UTC"
+    )
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
 def test_what_four_versions_of_slurm_write(version: str) -> None:
-    found = parse_picture(
+    found = parse_cluster_model(
         "c",
         CONFIG,
         (FIXTURES / f"scontrol-partition-{version}.txt").read_bytes(),
@@ -143,7 +145,7 @@ def test_whether_slurm_asks_for_an_association(value: str, asks: bool) -> None:
 
 
 def test_people_are_those_of_slurmdbd() -> None:
-    known = People()
+    known = NameResolver()
     users, accounts, qos = parse_people(
         b"root|physics\nnobody-of-that-name|x\nbad|a|b\n",
         b"physics||normal|\nphysics|root|high|\nphysics|root|low|debug\nphysics|a||\n",
@@ -152,13 +154,13 @@ def test_people_are_those_of_slurmdbd() -> None:
     assert users == {0: "root"}
     assert accounts == {"root": "physics", "nobody-of-that-name": "x"}
     assert qos == {"physics/root": "high", "physics/a": ""}
-    found = with_people(shown(), (users, accounts, qos))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Picture, strict=False) == found
+    found = add_people(shown(), (users, accounts, qos))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=ClusterModel, strict=False) == found
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_no_text_upsets_it(partitions: bytes, nodes: bytes) -> None:
-    parse_picture("c", CONFIG, b"PartitionName=" + partitions, b"NodeName=n1 " + nodes)
+    parse_cluster_model("c", CONFIG, b"PartitionName=" + partitions, b"NodeName=n1 " + nodes)
 
 
 def test_tres_and_gres_as_they_are_written() -> None:
@@ -171,15 +173,18 @@ def test_tres_and_gres_as_they_are_written() -> None:
     }
     assert parse_tres("mem=500M")["mem"] == 500
     assert parse_tres("mem=1T")["mem"] == 1024**2
-    assert tres.gres("(null)") == {}
-    assert tres.gres("gpu:2,craynetwork:no_consume:4") == {"gres/gpu": 2, "gres/craynetwork": 4}
-    assert requested_gres("gres/gpu:a100:2,gres/gpu,gpu:3,gres:shard:4") == {
+    assert tres.parse_gres("(null)") == {}
+    assert tres.parse_gres("gpu:2,craynetwork:no_consume:4") == {
+        "gres/gpu": 2,
+        "gres/craynetwork": 4,
+    }
+    assert parse_requested_gres("gres/gpu:a100:2,gres/gpu,gpu:3,gres:shard:4") == {
         "gres/gpu:a100": 2,
         "gres/gpu": 4,
         "gres/shard": 4,
     }
-    assert requested_gres("license/matlab=2,cpu:4") == {"license/matlab": 2, "cpu": 4}
-    assert tres.licenses("matlab:2,abaqus@db=3,one") == {
+    assert parse_requested_gres("license/matlab=2,cpu:4") == {"license/matlab": 2, "cpu": 4}
+    assert tres.parse_licenses("matlab:2,abaqus@db=3,one") == {
         "license/matlab": 2,
         "license/abaqus@db": 3,
         "license/one": 1,
@@ -188,13 +193,13 @@ def test_tres_and_gres_as_they_are_written() -> None:
 
 @given(st.text(max_size=60))
 def test_no_tres_upset_them(text: str) -> None:
-    for read in (parse_tres, tres.gres, requested_gres, tres.licenses):
+    for read in (parse_tres, tres.parse_gres, parse_requested_gres, tres.parse_licenses):
         assert all(amount >= 0 for amount in read(text).values())
 
 
 def test_kill_wait_is_slurms_own_where_it_is_not_told() -> None:
     for shown, seconds in (("5 sec", 5), ("", 30), ("0 sec", 0)):
-        assert parse_picture("c", {"KillWait": shown}, b"", b"").kill_wait_s == seconds
+        assert parse_cluster_model("c", {"KillWait": shown}, b"", b"").kill_wait_s == seconds
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.slurm import squeue_row
 from steward.core.records import JobRecord
 from steward.slurm.queue import QueueFormat, parse_queue
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 WORD = "abcdefghijkl"  # the secret word of the recorded outputs
@@ -24,7 +24,9 @@ no_nul = st.binary(max_size=200).map(lambda raw: raw.replace(b"\0", b""))
 def recorded(version: str) -> dict[str, JobRecord]:
     """The jobs of the recorded output, by name (of array tasks: name and index)."""
     out = (FIXTURES / f"squeue-{version}.out").read_bytes()
-    records, rows, strange = parse_queue(QueueFormat(OFFERED[version], WORD), out, People(), {})
+    records, rows, strange = parse_queue(
+        QueueFormat(OFFERED[version], WORD), out, NameResolver(), {}
+    )
     assert strange == 0
     assert set(rows) == {record.job_id for record in records}
     named = {}
@@ -112,7 +114,7 @@ def test_sluids_are_shown_by_26_05_only() -> None:
 def test_a_later_run_does_not_tell_the_lasting_sluid() -> None:
     form = QueueFormat({"sluid"})
     out = squeue_row(form, SLUID="s7HNM7ZA3CGB00", RestartCnt="2")
-    (record,), _, _ = parse_queue(form, out, People(), {})
+    (record,), _, _ = parse_queue(form, out, NameResolver(), {})
     assert (record.sluid, record.original_sluid, record.restarts) == ("s7HNM7ZA3CGB00", "", 2)
 
 
@@ -123,10 +125,10 @@ def test_every_look_has_a_secret_of_its_own() -> None:
 def test_rows_that_did_not_change_are_not_parsed_again() -> None:
     form = QueueFormat()
     one, two = squeue_row(form, JobID="1"), squeue_row(form, JobID="2", State="PENDING")
-    first, rows, _ = parse_queue(form, one + two, People(), {})
+    first, rows, _ = parse_queue(form, one + two, NameResolver(), {})
     assert [record.job_id for record in first] == [1, 2]
     started = squeue_row(form, JobID="2", State="RUNNING")
-    again, rows, _ = parse_queue(form, one + started, People(), rows)
+    again, rows, _ = parse_queue(form, one + started, NameResolver(), rows)
     assert [(record.job_id, record.state) for record in again] == [(2, "RUNNING")]
     assert set(rows) == {1, 2}
 
@@ -146,7 +148,7 @@ def test_no_text_of_one_job_can_become_anything_of_another(
         WorkDir=work_dir,
     )
     out = squeue_row(form, JobID="6", UserID="1000") + hostile + squeue_row(form, JobID="8")
-    records, rows, strange = parse_queue(form, out, People(), {})
+    records, rows, strange = parse_queue(form, out, NameResolver(), {})
     assert strange == 0
     assert [(record.job_id, record.uid) for record in records] == [(6, 1000), (7, 1001), (8, 0)]
     assert list(rows) == [6, 7, 8]
@@ -161,14 +163,14 @@ def test_who_knows_the_format_but_not_the_secret_forges_nothing(
     guessed = QueueFormat()
     forged = before + squeue_row(guessed, JobID="1", UserID="0") + after
     out = squeue_row(form, JobID="7", UserID="1001", Name=forged)
-    records, _, strange = parse_queue(form, out, People(), {})
+    records, _, strange = parse_queue(form, out, NameResolver(), {})
     assert (strange, [(record.job_id, record.uid) for record in records]) == (0, [(7, 1001)])
 
 
 @given(st.binary(max_size=400))
 def test_output_that_is_none_of_ours_is_counted_and_never_raises(out: bytes) -> None:
     form = QueueFormat()
-    records, rows, strange = parse_queue(form, out, People(), {})
+    records, rows, strange = parse_queue(form, out, NameResolver(), {})
     assert (records, rows) == ((), {})
     assert strange == (1 if out else 0)
 
@@ -176,7 +178,7 @@ def test_output_that_is_none_of_ours_is_counted_and_never_raises(out: bytes) -> 
 def test_a_row_that_is_cut_short_is_not_a_job() -> None:
     form = QueueFormat()
     out = squeue_row(form, JobID="1") + squeue_row(form, JobID="2")[:-40]
-    records, rows, strange = parse_queue(form, out, People(), {})
+    records, rows, strange = parse_queue(form, out, NameResolver(), {})
     assert ([record.job_id for record in records], list(rows), strange) == ([1], [1], 1)
 
 
@@ -185,7 +187,7 @@ def test_times_of_the_scheduler_are_no_facts() -> None:
     waiting = squeue_row(form, JobID="1", State="PENDING")
     running = squeue_row(form, JobID="2", State="RUNNING")
     over = squeue_row(form, JobID="3", State="TIMEOUT")
-    records, _, _ = parse_queue(form, waiting + running + over, People(), {})
+    records, _, _ = parse_queue(form, waiting + running + over, NameResolver(), {})
     start, end = (
         datetime(2026, 3, 1, 12, 0, 5, tzinfo=UTC),
         datetime(2026, 3, 1, 13, 0, 5, tzinfo=UTC),
@@ -199,14 +201,14 @@ def test_of_one_job_there_is_more(version: str) -> None:
     over = {"State": "FAILED", "DerivedEC": "7:0", "TimeUsed": "59:00", "PriorityLong": "12"}
     names = {"BatchHost": "n1", "Origin": "NA", "SiblingsActive": "c1,c2", "Container": "/b"}
     row = squeue_row(form, **over, **names, WCKey="k", Feature="gpu&big", system_comment="s\n")
-    (job,), _, strange = parse_queue(form, row, People(), {})
+    (job,), _, strange = parse_queue(form, row, NameResolver(), {})
     assert strange == 0
     assert (job.derived_exit_code, job.suspended_s, job.priority) == (7, 60, 12)
     assert (job.batch_host, job.federation_origin, job.federation_siblings) == ("n1", "", "c1,c2")
     assert (job.wckey, job.constraints, job.licenses) == ("k", "gpu&big", "")
     assert (job.container, job.system_comment) == ("/b", "s\n")
     row = squeue_row(form, State="RUNNING", TimeUsed="1:00", DerivedEC="7:0")
-    (job,), _, _ = parse_queue(form, row, People(), {})
+    (job,), _, _ = parse_queue(form, row, NameResolver(), {})
     assert (job.suspended_s, job.derived_exit_code, job.end) == (None, None, None)
 
 
@@ -226,7 +228,7 @@ def test_who_has_nodes_to_itself(
 ) -> None:
     form = QueueFormat(OFFERED[version])
     row = squeue_row(form, OverSubscribe=oversubscribe, Exclusive=exclusive)
-    ((record,), _, strange) = parse_queue(form, row, People(), {})
+    ((record,), _, strange) = parse_queue(form, row, NameResolver(), {})
     assert strange == 0
     assert record.oversubscribe == said
 
@@ -235,7 +237,9 @@ def test_what_a_job_asks_for_per_job_node_socket_and_task() -> None:
     form = QueueFormat()
     asked = {"tres-per-job": "gres/gpu:2", "tres-per-node": "gres:gpu:1", "tres-per-task": "N/A"}
     more = {"tres-per-socket": "(null)", "cpus-per-tres": "gres:gpu:4", "mem-per-tres": "gpu:9"}
-    ((record,), _, strange) = parse_queue(form, squeue_row(form, **asked, **more), People(), {})
+    ((record,), _, strange) = parse_queue(
+        form, squeue_row(form, **asked, **more), NameResolver(), {}
+    )
     assert strange == 0
     assert (record.tres_per_job, record.tres_per_node) == ("gres/gpu:2", "gres:gpu:1")
     assert (record.tres_per_socket, record.tres_per_task) == ("", "")
@@ -243,5 +247,5 @@ def test_what_a_job_asks_for_per_job_node_socket_and_task() -> None:
     for name in ("tres-per-job", "mem-per-tres"):
         # A user may have written it: nothing in it makes another field.
         row = squeue_row(form, **{name: b"gpu\x1f0\n7\x1f"})
-        ((record,), _, strange) = parse_queue(form, row, People(), {})
+        ((record,), _, strange) = parse_queue(form, row, NameResolver(), {})
         assert (record.job_id, strange) == (1, 0)

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.estimates import CLUSTER, NOW, SETTINGS, SU, estimator
-from steward.bank.billing import uncounted, use_of
-from steward.bank.estimate import description_of
+from steward.bank.billing import derive_use, find_uncounted_tres
+from steward.bank.estimate import describe_record
 from steward.bank.records import Rate
 from steward.core.records import JobRecord
-from steward.slurm.tres import requested_kinds, without_kind
+from steward.slurm.tres import count_requested_kinds, remove_kinds
 
 GPU = Rate(number=3, weights={"gres/gpu": SU})
 WAITS = JobRecord(
@@ -47,7 +47,7 @@ RUNS = msgspec.structs.replace(
 def test_gpus_that_slurm_does_not_count_are_as_the_job_asked(
     record: JobRecord, asked: dict[str, str], gpus: int
 ) -> None:
-    job = description_of(msgspec.structs.replace(record, **asked))
+    job = describe_record(msgspec.structs.replace(record, **asked))
     quote = estimator(GPU).quote(job, NOW)
     assert (quote.tres["gres/gpu"], quote.amount) == (gpus, gpus * SU)
 
@@ -58,10 +58,10 @@ def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
         tres_requested="cpu=4,mem=4G,node=2,billing=4,gres/gpu=2",
         tres_per_node="gres/gpu:1,gres/shard:2",
     )
-    job = description_of(record)
+    job = describe_record(record)
     assert (job.tres_per_job, job.tres_per_node) == ("gres/gpu:2", "gres/shard:2")
     runs = msgspec.structs.replace(RUNS, tres_allocated=record.tres_requested, tres_per_job="gpu:2")
-    assert description_of(runs).tres_per_job == "gres/gpu:2"
+    assert describe_record(runs).tres_per_job == "gres/gpu:2"
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
 def test_description_of_takes_the_larger_of_request_and_tres(
     shown: dict[str, object], cpus: int, memory: tuple[int | None, int | None]
 ) -> None:
-    job = description_of(msgspec.structs.replace(WAITS, **shown))
+    job = describe_record(msgspec.structs.replace(WAITS, **shown))
     assert job.min_cpus == cpus
     assert (job.pn_min_memory_mib, job.mem_per_cpu_mib) == memory
-    runs = description_of(msgspec.structs.replace(RUNS, **{**shown, "cpus": 4}))
+    runs = describe_record(msgspec.structs.replace(RUNS, **{**shown, "cpus": 4}))
     assert (runs.min_cpus, runs.pn_min_memory_mib, runs.mem_per_cpu_mib) == (4, 2048, None)
 
 
@@ -95,11 +95,11 @@ def test_description_of_takes_gpus_per_task_if_the_tres_are_older() -> None:
     record = msgspec.structs.replace(
         WAITS, tasks=20, tres_requested=tres, tres_per_task="gres/gpu:1"
     )
-    assert description_of(record).tres_per_job == "gres/gpu:20"
+    assert describe_record(record).tres_per_job == "gres/gpu:20"
     typed = msgspec.structs.replace(
         record, tres_requested=f"{tres},gres/gpu:a100=4", tres_per_task="gres/gpu:a100:1"
     )
-    assert description_of(typed).tres_per_job == "gres/gpu:a100:20"
+    assert describe_record(typed).tres_per_job == "gres/gpu:a100:20"
 
 
 def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
@@ -107,15 +107,15 @@ def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
     alone = msgspec.structs.replace(CLUSTER, accounting=False, tracked=("cpu", "gres/gpu"))
     untold = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
     for picture in (alone, untold):
-        charged = use_of(run, GPU, picture, SETTINGS).tres
+        charged = derive_use(run, GPU, picture, SETTINGS).tres
         assert (charged["gres/gpu"], charged["gres/gpu:a100"]) == (4, 4)
         # What was held goes before.
         held = {"gres/gpu": 3}
-        assert use_of(run, GPU, picture, SETTINGS, held=held).tres["gres/gpu"] == 3
+        assert derive_use(run, GPU, picture, SETTINGS, held=held).tres["gres/gpu"] == 3
         # And where only something else was, what it asked for counts.
-        assert use_of(run, GPU, picture, SETTINGS, held={"cpu": 4}).tres["gres/gpu"] == 4
+        assert derive_use(run, GPU, picture, SETTINGS, held={"cpu": 4}).tres["gres/gpu"] == 4
     counted = msgspec.structs.replace(CLUSTER, tracked=("cpu", "gres/gpu"))
-    charged = use_of(run, GPU, counted, SETTINGS).tres
+    charged = derive_use(run, GPU, counted, SETTINGS).tres
     assert "gres/gpu" not in charged
     assert charged["gres/gpu:a100"] == 4, "what is counted without its type is known by the request"
 
@@ -123,7 +123,7 @@ def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
 def test_what_slurm_does_not_count_is_said() -> None:
     rates = [GPU, Rate(weights={"bb/cray": 1, "cpu": 1}), Rate(cluster="x", weights={"gres/x": 1})]
     picture = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
-    bursts, gpus = uncounted(rates, picture)
+    bursts, gpus = find_uncounted_tres(rates, picture)
     assert (bursts.name, bursts.is_mended, gpus.name, gpus.is_mended) == (
         *("bb/cray", True),
         *("gres/gpu", True),
@@ -131,19 +131,19 @@ def test_what_slurm_does_not_count_is_said() -> None:
     assert "charged nothing" in bursts.what
     assert "asked for" in gpus.what
     alone = msgspec.structs.replace(picture, accounting=False)
-    assert [one.is_mended for one in uncounted(rates, alone)] == [True, False]
-    assert uncounted(rates, CLUSTER) == []
+    assert [one.is_mended for one in find_uncounted_tres(rates, alone)] == [True, False]
+    assert find_uncounted_tres(rates, CLUSTER) == []
 
 
 def test_requests() -> None:
     record = JobRecord(job_id=1, nodes=2, tasks=3, tres_per_socket="gres/gpu:1", tres_per_job="x")
-    assert requested_kinds(record, sockets=2) == {"gres/gpu": 4, "gres/x": 1}
-    assert requested_kinds(JobRecord(job_id=1)) == {}
-    assert without_kind("gres/gpu:2,gres/shard:1", {"gres/gpu"}) == "gres/shard:1"
+    assert count_requested_kinds(record, sockets=2) == {"gres/gpu": 4, "gres/x": 1}
+    assert count_requested_kinds(JobRecord(job_id=1)) == {}
+    assert remove_kinds("gres/gpu:2,gres/shard:1", {"gres/gpu"}) == "gres/shard:1"
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_read(text: str) -> None:
     record = JobRecord(job_id=1, nodes=2, tres_per_node=text)
-    assert all(amount >= 0 for amount in requested_kinds(record).values())
-    assert len(without_kind(text, {"gres/gpu"})) <= len(text)
+    assert all(amount >= 0 for amount in count_requested_kinds(record).values())
+    assert len(remove_kinds(text, {"gres/gpu"})) <= len(text)

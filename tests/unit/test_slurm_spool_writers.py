@@ -117,7 +117,7 @@ def test_on_a_network_file_system_a_refused_lease_says_nothing(
     def refuse(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "NFSv4 holds no delegation")
 
-    monkeypatch.setattr("steward.capture.slurm_spool.network_kind", lambda path: "NFS")
+    monkeypatch.setattr("steward.capture.slurm_spool.find_network_type", lambda path: "NFS")
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     make_spool(tmp_path)
     submit(tmp_path, 1)
@@ -129,7 +129,7 @@ def test_on_a_network_file_system_a_refused_lease_says_nothing(
 def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
     tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm_spool.network_kind", lambda path: "NFS")
+    monkeypatch.setattr("steward.capture.slurm_spool.find_network_type", lambda path: "NFS")
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "no leases here")

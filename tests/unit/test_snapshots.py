@@ -7,7 +7,7 @@ import pytest
 from harness.events import NOON, script_event
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
-from steward.capture.queue_polls import Allowance, Snapshots
+from steward.capture.queue_polls import QueryRateLimit, QueuePoller
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -16,14 +16,14 @@ from steward.core.events import (
     JOB_STATE,
     Event,
 )
-from steward.core.poll_status import Look
+from steward.core.poll_status import PollStatus
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
 
 
 def test_a_look_appends_what_is_new(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs[1] = record(1)
     snapshots.tick(journal.extend)
@@ -43,7 +43,7 @@ def test_a_look_appends_what_is_new(
 
 
 def test_a_new_script_is_asked_for_singly(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     snapshots.tick(journal.extend)
     slurm.jobs[5] = record(5)
@@ -59,17 +59,17 @@ def test_a_new_script_is_asked_for_singly(
 
 
 def test_scripts_of_other_clusters_are_not_ours(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     snapshots.tick(journal.extend)
-    other = Snapshots("c2", ClusterSettings(), slurm)
+    other = QueuePoller("c2", ClusterSettings(), slurm)
     other.tick(journal.extend)
     other.apply([script_event(5)], 1, journal.extend)
     assert slurm.asked == []
 
 
 def test_many_scripts_are_left_to_the_next_look(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     snapshots.tick(journal.extend)
     slurm.jobs = {i: record(i, array_job_id=100, array_task=str(i)) for i in range(1, 30)}
@@ -80,7 +80,7 @@ def test_many_scripts_are_left_to_the_next_look(
 
 
 def test_single_questions_are_rationed(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     snapshots.tick(journal.extend)
     for job_id in range(1, 40):
@@ -90,7 +90,7 @@ def test_single_questions_are_rationed(
 
 def test_slurm_being_away_is_said_once_and_nothing_is_raised(
     slurm: Scripted,
-    snapshots: Snapshots,
+    snapshots: QueuePoller,
     journal: list[Event],
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
@@ -117,7 +117,7 @@ def test_slurm_being_away_is_said_once_and_nothing_is_raised(
 
 
 def test_who_is_not_there_is_asked_every_few_seconds_and_who_is_busy_seldom(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event], clock: Clock
 ) -> None:
     waits = {}
     for slurm.down in (True, False):
@@ -130,7 +130,7 @@ def test_who_is_not_there_is_asked_every_few_seconds_and_who_is_busy_seldom(
 
 
 def test_a_look_is_at_most_a_twentieth_of_the_time(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.cost_s = 3.0
     assert 59 < snapshots.tick(journal.extend) <= 60
@@ -143,9 +143,9 @@ def test_polls_that_take_long_are_told_once_and_when_they_are_over(
     slurm: Scripted, journal: list[Event], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    looks: list[Look] = []
+    looks: list[PollStatus] = []
     settings = ClusterSettings(snapshot_interval_s=0.0)
-    snapshots = Snapshots("c1", settings, slurm, looked=looks.append, clock=clock)
+    snapshots = QueuePoller("c1", settings, slurm, looked=looks.append, clock=clock)
     for cost_s in (11.0, 11.0, 0.0):
         slurm.cost_s = cost_s
         clock.now_s += 220.0
@@ -156,7 +156,7 @@ def test_polls_that_take_long_are_told_once_and_when_they_are_over(
 
 
 def test_what_the_journal_did_not_take_is_said_again(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs[1] = record(1, state="RUNNING", start=NOON)
     snapshots.tick(journal.extend)
@@ -172,7 +172,7 @@ def test_what_the_journal_did_not_take_is_said_again(
 
 
 def test_an_allowance_comes_back_with_time(clock: Clock) -> None:
-    allowance = Allowance(most=2, per_s=1.0, clock=clock)
+    allowance = QueryRateLimit(most=2, per_s=1.0, clock=clock)
     assert [allowance.take() for _ in range(3)] == [True, True, False]
     clock.now_s += 1.0
     assert not allowance.take(reserve=1.0)
@@ -182,7 +182,7 @@ def test_an_allowance_comes_back_with_time(clock: Clock) -> None:
 
 
 def test_a_suspension_is_told_with_its_time(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs[8] = record(8, state="RUNNING", start=NOON)
     snapshots.tick(journal.extend)

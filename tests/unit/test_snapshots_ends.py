@@ -3,8 +3,8 @@
 from harness.events import NOON
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
-from steward.capture.jobcomp import Told, end_event
-from steward.capture.queue_polls import Snapshots
+from steward.capture.jobcomp import JobcompRecord, make_end_event
+from steward.capture.queue_polls import QueuePoller
 from steward.core.events import (
     JOB_END,
     Event,
@@ -16,7 +16,7 @@ __all__ = ["clock", "journal", "slurm", "snapshots"]
 
 
 def test_a_job_that_went_without_an_end_is_ended(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs = {1: record(1, state="RUNNING", start=NOON), 2: record(2)}
     snapshots.tick(journal.extend)
@@ -29,7 +29,7 @@ def test_a_job_that_went_without_an_end_is_ended(
 
 
 def test_slurmdbd_tells_the_end_that_was_missed(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.told = [record(1, state="TIMEOUT", end=NOON)]
     slurm.jobs = {1: record(1, state="RUNNING", start=NOON)}
@@ -45,7 +45,7 @@ def test_a_job_that_vanished_while_nobody_looked_is_ended(
 ) -> None:
     known = [record(1, state="RUNNING", start=NOON), record(2)]
     settings = ClusterSettings(snapshot_interval_s=0.0)
-    snapshots = Snapshots("c1", settings, slurm, lambda: known)
+    snapshots = QueuePoller("c1", settings, slurm, lambda: known)
     slurm.jobs = {2: known[1]}
     snapshots.tick(journal.extend)
     ends = [event.body.record for event in journal if event.kind == JOB_END]
@@ -53,7 +53,7 @@ def test_a_job_that_vanished_while_nobody_looked_is_ended(
 
 
 def test_nothing_is_ended_by_a_row_that_was_not_understood(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs = {1: record(1, state="RUNNING", start=NOON)}
     snapshots.tick(journal.extend)
@@ -64,8 +64,8 @@ def test_nothing_is_ended_by_a_row_that_was_not_understood(
 
 
 def jobcomp(ended: JobRecord) -> Event:
-    said = Told(ended, NOON)
-    return end_event("c1", said, ended)
+    said = JobcompRecord(ended, NOON)
+    return make_end_event("c1", said, ended)
 
 
 OVER = record(5, state="COMPLETED", start=NOON, end=NOON, exit_code=0)
@@ -74,7 +74,7 @@ OVER = record(5, state="COMPLETED", start=NOON, end=NOON, exit_code=0)
 def test_what_jobcomp_tells_is_asked_for_while_slurm_has_it(
     slurm: Scripted, journal: list[Event]
 ) -> None:
-    snapshots = Snapshots("c1", ClusterSettings(snapshot_interval_s=300.0), slurm)
+    snapshots = QueuePoller("c1", ClusterSettings(snapshot_interval_s=300.0), slurm)
     snapshots.tick(journal.extend)
     slurm.jobs[5] = OVER
     snapshots.apply([jobcomp(OVER)], 2, journal.extend)
@@ -88,7 +88,7 @@ def test_what_jobcomp_tells_is_asked_for_while_slurm_has_it(
 
 
 def test_a_run_whose_end_jobcomp_told_is_not_lost(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
     slurm.jobs[5] = record(5, state="RUNNING", start=NOON)
     snapshots.tick(journal.extend)
@@ -109,7 +109,7 @@ def test_a_run_whose_end_jobcomp_told_is_not_lost(
 
 
 def test_who_cancelled_a_job(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event], clock: Clock
 ) -> None:
     cancelled = record(7, state="CANCELLED", start=NOON, end=NOON, exit_signal=15)
     slurm.jobs[7] = cancelled
@@ -137,7 +137,7 @@ def test_who_cancelled_a_job(
 
 
 def test_nobody_is_asked_who_cancelled_where_there_is_no_slurmdbd(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event], clock: Clock
 ) -> None:
     slurm.jobs[7] = record(7, state="CANCELLED", end=NOON)
     snapshots.tick(journal.extend)

@@ -22,11 +22,18 @@ from hypothesis import strategies as st
 from submitting import wait_until
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
-from steward.client.sockets import remote
-from steward.core.errors import Refused
-from steward.daemon.answers import Limits
-from steward.daemon.requests import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
-from steward.daemon.socket import SocketError, listening
+from steward.client.sockets import ask_socket
+from steward.core.errors import PermissionRefused
+from steward.daemon.answers import PeerLimits
+from steward.daemon.requests import (
+    LONGEST_REQUEST,
+    DaemonBusy,
+    ReplyLine,
+    decode_reply_line,
+    encode_request_line,
+    make_error,
+)
+from steward.daemon.socket import SocketError, open_listener
 
 
 @pytest.fixture
@@ -44,17 +51,17 @@ def connect(path: str) -> socket.socket:
     return connection
 
 
-def read_all(connection: socket.socket) -> list[Reply]:
-    replies: list[Reply] = []
+def read_all(connection: socket.socket) -> list[ReplyLine]:
+    replies: list[ReplyLine] = []
     with connection, connection.makefile("rb") as file:
         for line in file:
-            replies.append(read_reply(line))
+            replies.append(decode_reply_line(line))
             if not replies[-1].item:
                 break  # the last line: where the request was not read, a reset follows
     return replies
 
 
-def ask_raw(path: str, data: bytes) -> list[Reply]:
+def ask_raw(path: str, data: bytes) -> list[ReplyLine]:
     connection = connect(path)
     # It may answer and close before it has read all that is sent.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -62,11 +69,11 @@ def ask_raw(path: str, data: bytes) -> list[Reply]:
     return read_all(connection)
 
 
-def ask(path: str, action: str, request: Question | None = None) -> list[Reply]:
-    return ask_raw(path, ask_line(f"test.{action}", request or Question()))
+def ask(path: str, action: str, request: Question | None = None) -> list[ReplyLine]:
+    return ask_raw(path, encode_request_line(f"test.{action}", request or Question()))
 
 
-def answer(reply: Reply) -> Told:
+def answer(reply: ReplyLine) -> Told:
     assert reply.ok, reply.error
     return msgspec.json.decode(reply.answer, type=Told)
 
@@ -99,7 +106,7 @@ def test_who_cannot_be_served_for_want_of_a_process_is_told_to_come_again(
         full.touch()
         (reply,) = ask(str(tmp_path / "s.sock"), "echo")
         assert "try again" in reply.error
-        assert isinstance(error_of(reply), Busy)
+        assert isinstance(make_error(reply), DaemonBusy)
         full.unlink()
         assert works(str(tmp_path / "s.sock"))
 
@@ -114,8 +121,8 @@ def test_a_stream_ends_with_its_answer(path: str) -> None:
 
 def test_an_error_keeps_its_family_and_exit_code(path: str) -> None:
     (reply,) = ask(path, "refuse", Question(text="x"))
-    error = error_of(reply)
-    assert isinstance(error, Refused)
+    error = make_error(reply)
+    assert isinstance(error, PermissionRefused)
     assert "is not yours" in str(error)
     assert error.exit_code == 1
 
@@ -187,7 +194,7 @@ def test_a_dripping_peer_gets_no_more_time_for_it(path: str) -> None:
 
 
 def test_a_peer_that_leaves_harms_nobody(path: str) -> None:
-    for data in (b"", b'{"v":1', ask_line("test.count", Question(number=10**6))):
+    for data in (b"", b'{"v":1', encode_request_line("test.count", Question(number=10**6))):
         connection = connect(path)
         connection.sendall(data)
         connection.close()
@@ -196,7 +203,7 @@ def test_a_peer_that_leaves_harms_nobody(path: str) -> None:
 
 def test_a_peer_that_does_not_read_is_given_up(path: str) -> None:
     connection = connect(path)
-    connection.sendall(ask_line("test.count", Question(number=10**6, text="x" * 1000)))
+    connection.sendall(encode_request_line("test.count", Question(number=10**6, text="x" * 1000)))
     assert works(path)
     time.sleep(1.5)
     replies = 0
@@ -208,7 +215,7 @@ def test_a_peer_that_does_not_read_is_given_up(path: str) -> None:
 def test_a_crash_ends_its_own_connection_alone(path: str) -> None:
     waiting = connect(path)
     assert ask(path, "crash") == []
-    waiting.sendall(ask_line("test.echo", Question(text="still")))
+    waiting.sendall(encode_request_line("test.echo", Question(text="still")))
     assert answer(read_all(waiting)[0]).text == "still"
 
 
@@ -219,7 +226,7 @@ def test_an_action_that_hangs_is_ended(path: str) -> None:
 
 def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
     socket_path = str(tmp_path / "s.sock")
-    with serving(socket_path, Limits(silence_s=60.0, memory_bytes=256 << 20)):
+    with serving(socket_path, PeerLimits(silence_s=60.0, memory_bytes=256 << 20)):
         (reply,) = ask(socket_path, "swell")
         assert "more memory" in reply.error
         assert works(socket_path)
@@ -232,9 +239,11 @@ def test_a_listing_ends_when_its_reader_has_gone(
     tmp_path: Path, action: str, *, keeps: bool
 ) -> None:
     socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
-    with serving(socket_path, Limits(silence_s=300.0), keeps=keeps):
+    with serving(socket_path, PeerLimits(silence_s=300.0), keeps=keeps):
         connection = connect(socket_path)
-        connection.sendall(ask_line(f"test.{action}", Question(text=str(told)), keep=keeps))
+        connection.sendall(
+            encode_request_line(f"test.{action}", Question(text=str(told)), keep=keeps)
+        )
         assert connection.recv(1)
         process = os.pidfd_open(pid_in(told))
         connection.close()
@@ -248,15 +257,17 @@ def test_what_is_broken_off_leaves_no_command(
 ) -> None:
     socket_path, told, other = str(tmp_path / "s.sock"), tmp_path / "pid", tmp_path / "other"
     with (
-        serving(socket_path, Limits(silence_s=300.0), keeps=True),
+        serving(socket_path, PeerLimits(silence_s=300.0), keeps=True),
         connect(socket_path) as connection,
         connect(socket_path) as staying,
     ):
-        connection.sendall(ask_line("test.look", Question(), keep=True))
+        connection.sendall(encode_request_line("test.look", Question(), keep=True))
         with connection.makefile("rb") as file:
-            server = answer(read_reply(file.readline())).pid
-        connection.sendall(ask_line(f"test.{action}", Question(text=str(told)), keep=True))
-        staying.sendall(ask_line("test.command", Question(text=str(other)), keep=True))
+            server = answer(decode_reply_line(file.readline())).pid
+        connection.sendall(
+            encode_request_line(f"test.{action}", Question(text=str(told)), keep=True)
+        )
+        staying.sendall(encode_request_line("test.command", Question(text=str(other)), keep=True))
         process, untouched = os.pidfd_open(pid_in(told)), pid_in(other)
         os.kill(server, number)
         assert has_ended(process)
@@ -269,10 +280,10 @@ def test_what_is_broken_off_leaves_no_command(
 def test_stopping_ends_the_commands(tmp_path: Path, action: str) -> None:
     socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
     with (
-        serving(socket_path, Limits(silence_s=300.0)) as pid,
+        serving(socket_path, PeerLimits(silence_s=300.0)) as pid,
         connect(socket_path) as connection,
     ):
-        connection.sendall(ask_line(f"test.{action}", Question(text=str(told))))
+        connection.sendall(encode_request_line(f"test.{action}", Question(text=str(told))))
         process = os.pidfd_open(pid_in(told))
         os.kill(pid, signal.SIGTERM)
         assert has_ended(process)
@@ -295,12 +306,12 @@ def has_ended(process: int) -> bool:
 
 def test_what_changes_something_is_finished_without_who_asked_for_it(tmp_path: Path) -> None:
     socket_path, asked = str(tmp_path / "s.sock"), Question(text=str(tmp_path))
-    with serving(socket_path, Limits(silence_s=300.0), keeps=True):
+    with serving(socket_path, PeerLimits(silence_s=300.0), keeps=True):
         connection = connect(socket_path)
-        connection.sendall(ask_line("test.look", Question(), keep=True))
+        connection.sendall(encode_request_line("test.look", Question(), keep=True))
         with connection.makefile("rb") as file:
-            server = os.pidfd_open(answer(read_reply(file.readline())).pid)
-        connection.sendall(ask_line("test.finish", asked, keep=True))
+            server = os.pidfd_open(answer(decode_reply_line(file.readline())).pid)
+        connection.sendall(encode_request_line("test.finish", asked, keep=True))
         wait_until((tmp_path / "begun").exists)
         connection.close()
         # Another is asked meanwhile: time enough to end a process that would.
@@ -333,7 +344,7 @@ def test_a_left_over_socket_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_second_daemon_does_not_take_the_place(path: str) -> None:
-    with pytest.raises(SocketError, match="another daemon"), listening(path):
+    with pytest.raises(SocketError, match="another daemon"), open_listener(path):
         pass
     assert works(path)
 
@@ -341,16 +352,16 @@ def test_a_second_daemon_does_not_take_the_place(path: str) -> None:
 def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("kept")
-    with pytest.raises(SocketError, match="is no socket"), listening(str(path)):
+    with pytest.raises(SocketError, match="is no socket"), open_listener(str(path)):
         pass
     assert path.read_text() == "kept"
 
 
 def test_stopping_ends_what_is_being_answered(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
-    with serving(path, Limits()) as pid:
+    with serving(path, PeerLimits()) as pid:
         connection = connect(path)
-        connection.sendall(ask_line("test.hang", Question()))
+        connection.sendall(encode_request_line("test.hang", Question()))
         assert works(path)
         os.kill(pid, signal.SIGTERM)
         try:
@@ -399,7 +410,7 @@ def place() -> Iterator[str]:
 @pytest.fixture
 def open_path(place: str) -> Iterator[str]:
     """A served socket that every user can reach."""
-    with serving(place, Limits(connections=6, per_user=4, request_s=5.0)):
+    with serving(place, PeerLimits(connections=6, per_user=4, request_s=5.0)):
         yield place
 
 
@@ -441,7 +452,7 @@ def test_who_connects_and_asks_nothing_starts_no_process_and_starves_nobody(
     place: str,
 ) -> None:
     begun, tell = os.pipe()
-    with serving(place, Limits(request_s=60.0)) as server:
+    with serving(place, PeerLimits(request_s=60.0)) as server:
 
         def flood() -> bool:
             for count in range(10**9):
@@ -472,13 +483,13 @@ def children_of(pid: int) -> list[str]:
 
 def is_answered(path: str) -> bool:
     """Whether a client is answered, which tries again where it is turned away."""
-    (told,) = remote(path, registry().get("test.echo"), Question(text="here"))
+    (told,) = ask_socket(path, registry().get("test.echo"), Question(text="here"))
     return bool(told.text == "here")
 
 
 @needs_root
 def test_a_user_who_asks_too_often_is_turned_away_and_tries_again(place: str) -> None:
-    with serving(place, Limits(per_second=0.5, burst=3)):
+    with serving(place, PeerLimits(per_second=0.5, burst=3)):
 
         def work() -> bool:
             errors = [ask(place, "echo")[0].error for _ in range(20)]
@@ -491,7 +502,7 @@ def test_a_user_who_asks_too_often_is_turned_away_and_tries_again(place: str) ->
 
 @needs_root
 def test_requests_that_never_end_make_room_for_others(place: str) -> None:
-    with serving(place, Limits(request_s=60.0, waiting=4, per_user=100)) as server:
+    with serving(place, PeerLimits(request_s=60.0, waiting=4, per_user=100)) as server:
         held = [connect(place) for _ in range(20)]
         for connection in held:
             with contextlib.suppress(BrokenPipeError):
@@ -509,7 +520,7 @@ def test_who_is_turned_away_does_not_fill_the_log(
     log = logging.FileHandler(tmp_path / "log")
     logging.getLogger("steward").addHandler(log)
     try:
-        with serving(path, Limits(per_user=0), uid_of=lambda _connection: next(uids)):
+        with serving(path, PeerLimits(per_user=0), uid_of=lambda _connection: next(uids)):
             for _ in range(100):
                 (reply,) = ask(path, "echo")
                 assert "too many requests" in reply.error

@@ -7,9 +7,9 @@ import pytest
 from steward.core.sqlite import (
     SqliteError,
     SqliteUnavailable,
+    check_schema_version,
     open_database,
     open_reader,
-    refuse_newer,
     transaction,
 )
 
@@ -123,8 +123,8 @@ def test_one_that_is_only_begun_is_none_yet(tmp_path: Path) -> None:
 
 def test_a_newer_one_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    refuse_newer(path, 1)
+    check_schema_version(path, 1)
     open_database(path, ("CREATE TABLE t (n INTEGER);", "CREATE TABLE u (n INTEGER);")).close()
-    refuse_newer(path, 2)
+    check_schema_version(path, 2)
     with pytest.raises(SqliteError, match="written by a newer Steward"):
-        refuse_newer(path, 1)
+        check_schema_version(path, 1)

@@ -16,8 +16,8 @@ import yaml
 import write_pack
 from packages import stackstorm
 from steward import __version__
-from steward.automation.operation import operations
-from steward.automation.rules.triggers import TYPES
+from steward.automation.operation import load_operations
+from steward.automation.rules.triggers import TRIGGER_TYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / "packs" / "slurm"
@@ -94,7 +94,7 @@ def test_a_payloads_fields_say_each_for_itself_that_they_must_be_there() -> None
 def test_every_action_is_in_it_as_steward_describes_it() -> None:
     texts = {path.name: path.read_text() for path in (PACK / "actions").glob("*.yaml")}
     assert texts == write_pack.metadata(), "run scripts/write_pack.py"
-    assert len(texts) == len(operations())
+    assert len(texts) == len(load_operations())
 
 
 @pytest.mark.parametrize("path", sorted((PACK / "rules").iterdir()), ids=lambda path: path.stem)
@@ -180,6 +180,6 @@ def test_what_rules_check_says_of_the_packs_triggers_is_so() -> None:
         f"slurm.{one['name']}": set(one["payload_schema"]["properties"])
         for one in sensor["trigger_types"]
     }
-    assert {name: fields.get(name, set()) for name in TYPES} == {
-        name: one.dispatched for name, one in TYPES.items()
+    assert {name: fields.get(name, set()) for name in TRIGGER_TYPES} == {
+        name: one.dispatched for name, one in TRIGGER_TYPES.items()
     }

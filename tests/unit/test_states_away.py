@@ -10,13 +10,13 @@ import pytest
 
 from harness.events import NOON
 from harness.sensor import SILENT, SensorRun, site
-from steward.capture.sensor.sensor import WHOLE_S, stands_by
+from steward.capture.sensor.sensor import COMPLETE_POLL_S, is_standby
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     ControllerState,
-    NodesNow,
-    nodes_now_path,
+    NodeStatesFile,
+    node_states_path,
 )
 from steward.core.files import read_status
 from steward.core.journal.store import JournalUnavailable
@@ -59,8 +59,8 @@ def test_slurmctld_away_is_no_change(site: SensorRun) -> None:
 def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
     site: SensorRun, tmp_path: Path
 ) -> None:
-    def now() -> NodesNow:
-        found = read_status(nodes_now_path(str(tmp_path), "c1"), NodesNow)
+    def now() -> NodeStatesFile:
+        found = read_status(node_states_path(str(tmp_path), "c1"), NodeStatesFile)
         assert found is not None
         return found[0]
 
@@ -108,7 +108,7 @@ def test_slurmdbd_goes_and_comes_back(site: SensorRun) -> None:
             *(ping for ping in site.shown.daemons if ping.daemon == "slurmctld"),
             Ping(daemon="slurmdbd", role="primary", host="db", up=up),
         )
-        site.turn(after_s=WHOLE_S + 1)
+        site.turn(after_s=COMPLETE_POLL_S + 1)
 
     dbd(up=True)
     assert site.told.bodies(CONTROLLER_STATE) == []
@@ -125,11 +125,11 @@ def test_who_stands_by_tells_nothing_and_knows_all(site: SensorRun) -> None:
     site.stands_by = True
     site.shown.states["n1"] = "DOWN"
     site.shown.booted = NOON + timedelta(hours=1)
-    site.turn(after_s=WHOLE_S)
+    site.turn(after_s=COMPLETE_POLL_S)
     assert site.told.events == []
     site.stands_by = False
     site.shown.states["n2"] = "DOWN"
-    site.turn(after_s=WHOLE_S)
+    site.turn(after_s=COMPLETE_POLL_S)
     assert [body.node for body in site.news()] == ["n2"]
 
 
@@ -140,12 +140,12 @@ def test_in_charge_is_the_first_that_answers() -> None:
             for number, up in enumerate(ups, start=1)
         ]
 
-    assert not stands_by(pings(True, True), "ctl1")
-    assert stands_by(pings(True, True), "ctl2")
-    assert not stands_by(pings(False, True), "ctl2.example.org")
-    assert stands_by(pings(False, True), "ctl1")
-    assert not stands_by(pings(True, True), "elsewhere")
-    assert not stands_by(pings(False, False), "ctl2")
+    assert not is_standby(pings(True, True), "ctl1")
+    assert is_standby(pings(True, True), "ctl2")
+    assert not is_standby(pings(False, True), "ctl2.example.org")
+    assert is_standby(pings(False, True), "ctl1")
+    assert not is_standby(pings(True, True), "elsewhere")
+    assert not is_standby(pings(False, False), "ctl2")
 
 
 def test_what_the_journal_did_not_take_is_told_later_and_once(site: SensorRun) -> None:

@@ -5,21 +5,23 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from steward.automation.rules.triggers import trigger_of
-from steward.capture.sensor.changes import Change, NodeShown, compare
-from steward.capture.sensor.sensor import shown_of
+from steward.automation.rules.triggers import make_trigger
+from steward.capture.sensor.changes import NodeFacts, ObjectChange, compare_snapshots
+from steward.capture.sensor.sensor import extract_node_facts
 from steward.core.events import NODE_STATE, Event, NodeState
-from steward.slurm.cluster_records import NodeRecord, powered_down
+from steward.slurm.cluster_records import NodeRecord, make_powered_down_node
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
-def told(before: NodeShown | None, after: NodeShown | None, *, usage: bool = False) -> list[Change]:
+def told(
+    before: NodeFacts | None, after: NodeFacts | None, *, usage: bool = False
+) -> list[ObjectChange]:
     pictures = [{NODE_STATE: {"n1": one} if one else {}} for one in (before, after)]
-    return compare(*pictures, source="reconcile", at=NOON, usage=usage)
+    return compare_snapshots(*pictures, source="reconcile", at=NOON, usage=usage)
 
 
-def body(changes: list[Change]) -> NodeState:
+def body(changes: list[ObjectChange]) -> NodeState:
     (change,) = changes
     assert isinstance(change.body, NodeState)
     return change.body
@@ -39,11 +41,11 @@ def test_what_a_node_has(gres: str, gpus: int) -> None:
     record = NodeRecord(
         name="n1", base="IDLE", state="IDLE", cpus=8, memory_bytes=1 << 34, gres=gres
     )
-    assert shown_of(record).capacity == (8, 1 << 34, gpus)
+    assert extract_node_facts(record).capacity == (8, 1 << 34, gpus)
 
 
 def test_it_is_told_with_the_state_and_when_it_changes() -> None:
-    small = NodeShown(state="IDLE", cpus=4, memory_bytes=1 << 30)
+    small = NodeFacts(state="IDLE", cpus=4, memory_bytes=1 << 30)
     large = msgspec.structs.replace(small, cpus=8, gpus=1)
     assert body(told(None, small)).cpus == 4
     assert told(small, small) == []
@@ -60,15 +62,15 @@ def test_it_is_told_with_the_state_and_when_it_changes() -> None:
 
 
 def test_a_picture_of_before_gets_to_know_it() -> None:
-    before = msgspec.json.decode(b'{"state":"IDLE","partitions":["main"]}', type=NodeShown)
-    after = NodeShown(state="IDLE", partitions=("main",), cpus=4, memory_bytes=1 << 30)
+    before = msgspec.json.decode(b'{"state":"IDLE","partitions":["main"]}', type=NodeFacts)
+    after = NodeFacts(state="IDLE", partitions=("main",), cpus=4, memory_bytes=1 << 30)
     assert body(told(before, after)).cpus == 4
 
 
 def test_a_node_that_is_hidden_while_it_is_off_keeps_what_it_has() -> None:
-    on = NodeShown(state="IDLE+CLOUD", cpus=4, memory_bytes=1 << 30, gpus=2)
-    (change,) = told(on, shown_of(powered_down("n1")))
-    assert isinstance(change.shown, NodeShown)
+    on = NodeFacts(state="IDLE+CLOUD", cpus=4, memory_bytes=1 << 30, gpus=2)
+    (change,) = told(on, extract_node_facts(make_powered_down_node("n1")))
+    assert isinstance(change.shown, NodeFacts)
     assert change.shown.capacity == on.capacity
     assert isinstance(change.body, NodeState)
     assert (change.body.cpus, change.body.gpus) == (4, 2)
@@ -90,5 +92,5 @@ def test_rules_are_not_told_of_it() -> None:
             body=shown,
         )
 
-    assert trigger_of(event(resized=True), lambda _: {}) is None
-    assert trigger_of(event(resized=False), lambda _: {}) is not None
+    assert make_trigger(event(resized=True), lambda _: {}) is None
+    assert make_trigger(event(resized=False), lambda _: {}) is not None

@@ -9,11 +9,11 @@ import pytest
 
 from harness.events import NOON
 from harness.sensor import Shown, Told
-from steward.capture.sensor.sensor import Sensor
-from steward.capture.sensor.store import StateStore
-from steward.core.events import NODE_STATE, Event, NodeState, encode
-from steward.extensions.controllers.admission import Admitting
-from steward.extensions.controllers.wire import Row
+from steward.capture.sensor.sensor import ClusterSensor
+from steward.capture.sensor.store import SensorStore
+from steward.core.events import NODE_STATE, Event, NodeState, encode_event
+from steward.extensions.controllers.admission import EventAdmission
+from steward.extensions.controllers.wire import ForwardedEvent
 from steward.slurm.cluster_records import ReservationRecord
 
 
@@ -23,8 +23,8 @@ def no_store() -> Any:
 
 def admitted(*events: Event) -> tuple[int, list[str]]:
     """How many are taken, and why the others are not."""
-    rows = [Row(e.kind, e.cluster, e.key, encode(e), None, None) for e in events]
-    taken, refused = Admitting("c1", lambda _cluster, _key: False).admit(rows, no_store)
+    rows = [ForwardedEvent(e.kind, e.cluster, e.key, encode_event(e), None, None) for e in events]
+    taken, refused = EventAdmission("c1", lambda _cluster, _key: False).admit(rows, no_store)
     return len(taken), [why for _, why in refused]
 
 
@@ -34,7 +34,7 @@ def told(tmp_path: Path) -> list[Event]:
     shown.states["n1"] = "DOWN"
     shown.reasons["n1"] = ("a reason", "root", NOON)
     shown.reserved["r"] = ReservationRecord(name="r", state="ACTIVE", start=NOON, end=NOON)
-    sensor = Sensor("c1", shown, StateStore(str(tmp_path), "c1"), interval_s=1.0)
+    sensor = ClusterSensor("c1", shown, SensorStore(str(tmp_path), "c1"), interval_s=1.0)
     sensor.turn(told.append)
     return told.events
 

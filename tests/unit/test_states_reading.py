@@ -7,10 +7,10 @@ import pytest
 
 from harness.slurm import LINE
 from steward.slurm import cluster_records
-from steward.slurm.cluster_records import NodeReader, Shown
-from steward.slurm.users import People
+from steward.slurm.cluster_records import NodeReader, ParsedNode
+from steward.slurm.users import NameResolver
 
-ROOTS = People()
+ROOTS = NameResolver()
 TEXTS = [
     "",
     " Reason=bad DIMM [root@2026-03-01T12:00:00]",
@@ -23,7 +23,7 @@ TEXTS = [
 ]
 
 
-def lean(shown: list[Shown]) -> list[Shown]:
+def lean(shown: list[ParsedNode]) -> list[ParsedNode]:
     return [
         msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, details={}))
         for one in shown
@@ -42,11 +42,11 @@ def test_what_is_known_reads_as_what_is_new(seed: int) -> None:
             texts.pop(chance.choice(sorted(texts)))
             texts[f"m{chance.randrange(100)}"] = ""
         out = "\n".join(LINE.format(name=name) + text for name, text in texts.items()).encode()
-        assert reader.nodes(out) == lean(cluster_records.nodes(out, ROOTS))
+        assert reader.nodes(out) == lean(cluster_records.parse_nodes(out, ROOTS))
 
 
 def test_a_name_that_nobody_knew_is_looked_up_again() -> None:
-    class Later(People):
+    class Later(NameResolver):
         known: int | None = None
 
         def uid(self, user: str) -> int | None:

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from steward.automation.rules.triggers import trigger_of
-from steward.capture.sensor.changes import NodeShown, compare
+from steward.automation.rules.triggers import make_trigger
+from steward.capture.sensor.changes import NodeFacts, compare_snapshots
 from steward.core.events import NODE_STATE, Event, NodeState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -16,20 +16,20 @@ GONE = "DOWN+NOT_RESPONDING"
 
 def told(*states: str, usage: bool = True) -> list[NodeState]:
     """What is told of a node that is shown in these states, by a sensor killed after each look."""
-    known: dict[str, NodeShown] = {}
+    known: dict[str, NodeFacts] = {}
     news: list[NodeState] = []
     for state in states:
         # Each look is taken twice: the second has nothing to tell.
         for _ in range(2):
-            for change in compare(
+            for change in compare_snapshots(
                 {NODE_STATE: known},
-                {NODE_STATE: {"n1": NodeShown(state=state)}},
+                {NODE_STATE: {"n1": NodeFacts(state=state)}},
                 source="reconcile",
                 at=NOON,
                 usage=usage,
             ):
                 kept = msgspec.json.encode(change.shown)
-                known = {"n1": msgspec.json.decode(kept, type=NodeShown)}
+                known = {"n1": msgspec.json.decode(kept, type=NodeFacts)}
                 if isinstance(change.body, NodeState):
                     news.append(change.body)
     return news
@@ -87,9 +87,9 @@ def test_a_node_that_failed_before_anybody_looked_recovers() -> None:
 
 
 def test_only_what_the_state_does_not_show_is_kept() -> None:
-    shown = NodeShown(state="DOWN")
+    shown = NodeFacts(state="DOWN")
     assert (
-        compare(
+        compare_snapshots(
             {NODE_STATE: {"n1": shown}}, {NODE_STATE: {"n1": shown}}, source="reconcile", at=NOON
         )
         == []
@@ -108,6 +108,6 @@ def test_rules_are_told_what_the_event_says(recovered: bool) -> None:
         source="sensor",
         body=NodeState(node="n1", state="IDLE", old_state=SILENT, recovered=recovered),
     )
-    trigger = trigger_of(event, lambda _: {})
+    trigger = make_trigger(event, lambda _: {})
     assert trigger is not None
     assert trigger.payload["recovered"] is recovered

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.events import NOON
 from harness.sensor import SILENT, Patch, SensorRun, site
-from steward.capture.sensor.sensor import WHOLE_S
+from steward.capture.sensor.sensor import COMPLETE_POLL_S
 from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
@@ -212,7 +212,7 @@ def test_partitions_and_reservations(site: SensorRun) -> None:
     site.shown.reserved["r1"] = ReservationRecord(
         name="r1", state="INACTIVE", nodes="n1", start=now, end=now + timedelta(hours=1)
     )
-    site.turn(after_s=WHOLE_S)
+    site.turn(after_s=COMPLETE_POLL_S)
     assert [body.state for body in site.told.bodies(PARTITION_STATE)] == ["DRAIN"]
     (made,) = site.told.bodies(RESERVATION_STATE)
     assert (made.reservation, made.state, made.nodes) == ("r1", "INACTIVE", "n1")
@@ -222,7 +222,7 @@ def test_partitions_and_reservations(site: SensorRun) -> None:
     )
     site.turn(after_s=3.0)
     site.shown.reserved.clear()
-    site.turn(after_s=WHOLE_S)
+    site.turn(after_s=COMPLETE_POLL_S)
     told = site.told.bodies(RESERVATION_STATE)
     assert [(body.old_state, body.state) for body in told] == [
         ("", "INACTIVE"),

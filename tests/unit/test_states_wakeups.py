@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.trigger import check_trigger, install_trigger
 from steward.capture.sensor import trigger_helper
-from steward.capture.sensor.trigger_helper import Refused
-from steward.capture.sensor.triggers import Wakeups
+from steward.capture.sensor.trigger_helper import HelperRefused
+from steward.capture.sensor.triggers import WakeupListener
 
 SECRET = "s" * 43
 
@@ -50,15 +50,15 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture
-def wakeups(place: Place) -> Iterator[Wakeups]:
-    wakeups = Wakeups(place.socket, str(place.secret), "c1")
+def wakeups(place: Place) -> Iterator[WakeupListener]:
+    wakeups = WakeupListener(place.socket, str(place.secret), "c1")
     wakeups.start()
     yield wakeups
     wakeups.close()
 
 
 def test_what_there_is_no_room_for_is_told(
-    wakeups: Wakeups, place: Place, caplog: pytest.LogCaptureFixture
+    wakeups: WakeupListener, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Those of n1 are told, so that between two that are not one is.
     for number in (*range(4097), 1, 4098):
@@ -75,10 +75,10 @@ def test_what_there_is_no_room_for_is_told(
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigger_helper, "PAUSES_S", (0.01,))
-    monkeypatch.setattr(trigger_helper, "TRY_S", 1.0)
+    monkeypatch.setattr(trigger_helper, "ATTEMPT_TIMEOUT_S", 1.0)
 
 
-def heard(wakeups: Wakeups) -> set[str]:
+def heard(wakeups: WakeupListener) -> set[str]:
     """What was told, once something was."""
     deadline = time.monotonic() + 20
     found: set[str] = set()
@@ -91,8 +91,8 @@ def heard(wakeups: Wakeups) -> set[str]:
 def call(place: Place, event: str = "down", cluster: str = "c1") -> str:
     """What the helper has to complain of."""
     try:
-        trigger_helper.run(place.socket, str(place.secret), cluster, event, "n1")
-    except (Refused, OSError) as error:
+        trigger_helper.send_wakeup(place.socket, str(place.secret), cluster, event, "n1")
+    except (HelperRefused, OSError) as error:
         return str(error)
     return ""
 
@@ -107,14 +107,14 @@ def say(place: Place, data: bytes) -> bytes:
         return peer.recv(16)
 
 
-def test_the_helper_wakes(place: Place, wakeups: Wakeups) -> None:
+def test_the_helper_wakes(place: Place, wakeups: WakeupListener) -> None:
     assert call(place, "down") == ""
     assert call(place, "up") == ""
     assert heard(wakeups) == {"down n1", "up n1"}
     assert wakeups.take() == set()
 
 
-def test_the_helper_as_it_is_installed(place: Place, wakeups: Wakeups) -> None:
+def test_the_helper_as_it_is_installed(place: Place, wakeups: WakeupListener) -> None:
     installed = install_trigger(str(place.helper), str(place.secret))
     assert installed.written == (str(place.helper),)
     assert stat.S_IMODE(place.helper.stat().st_mode) == 0o755
@@ -130,7 +130,7 @@ def test_the_helper_as_it_is_installed(place: Place, wakeups: Wakeups) -> None:
 
 
 def test_who_does_not_know_the_secret_is_refused(
-    place: Place, wakeups: Wakeups, caplog: pytest.LogCaptureFixture
+    place: Place, wakeups: WakeupListener, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = {"version": 1, "secret": "t" * 43, "cluster": "c1", "event": "down"}
     assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
@@ -140,12 +140,12 @@ def test_who_does_not_know_the_secret_is_refused(
     assert SECRET not in caplog.text
 
 
-def test_another_clusters_trigger_is_refused(place: Place, wakeups: Wakeups) -> None:
+def test_another_clusters_trigger_is_refused(place: Place, wakeups: WakeupListener) -> None:
     assert "does not take it" in call(place, cluster="c2")
     assert wakeups.take() == set()
 
 
-def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: Wakeups) -> None:
+def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: WakeupListener) -> None:
     place.write(SECRET, 0o640)
     assert "open to others" in call(place)
     message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
@@ -155,7 +155,7 @@ def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: Wakeups)
 
 
 @pytest.mark.parametrize("secret", ["", "short"])
-def test_an_empty_secret_lets_nobody_in(place: Place, wakeups: Wakeups, secret: str) -> None:
+def test_an_empty_secret_lets_nobody_in(place: Place, wakeups: WakeupListener, secret: str) -> None:
     place.write(secret)
     assert "does not take it" in call(place)
     place.secret.unlink()
@@ -164,7 +164,7 @@ def test_an_empty_secret_lets_nobody_in(place: Place, wakeups: Wakeups, secret: 
     assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
 
 
-def test_a_changed_secret_holds_at_once(place: Place, wakeups: Wakeups) -> None:
+def test_a_changed_secret_holds_at_once(place: Place, wakeups: WakeupListener) -> None:
     place.write("n" * 40)
     assert call(place) == ""
 
@@ -173,7 +173,9 @@ def test_a_changed_secret_holds_at_once(place: Place, wakeups: Wakeups) -> None:
     "junk",
     [b"\n", b"{}\n", b"[" * 5000 + b"\n", b"\xff\xfe\n", b"x" * 100_000, b'{"version":1e999}\n'],
 )
-def test_junk_is_refused_and_the_next_is_heard(place: Place, wakeups: Wakeups, junk: bytes) -> None:
+def test_junk_is_refused_and_the_next_is_heard(
+    place: Place, wakeups: WakeupListener, junk: bytes
+) -> None:
     try:
         answer = say(place, junk)
     except OSError:
@@ -183,7 +185,7 @@ def test_junk_is_refused_and_the_next_is_heard(place: Place, wakeups: Wakeups, j
     assert heard(wakeups) == {"down n1"}
 
 
-def test_peers_that_say_nothing_hold_up_nobody(place: Place, wakeups: Wakeups) -> None:
+def test_peers_that_say_nothing_hold_up_nobody(place: Place, wakeups: WakeupListener) -> None:
     silent = []
     for _ in range(100):
         peer = socket.socket(socket.AF_UNIX)
@@ -196,7 +198,7 @@ def test_peers_that_say_nothing_hold_up_nobody(place: Place, wakeups: Wakeups) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_another_user_is_not_heard(place: Place, wakeups: Wakeups) -> None:
+def test_another_user_is_not_heard(place: Place, wakeups: WakeupListener) -> None:
     message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
     program = (
         "import os,socket,sys\nos.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n"
@@ -225,7 +227,7 @@ def test_somebody_listens_and_never_answers(place: Place) -> None:
 def test_a_socket_of_a_process_that_was_killed_is_taken_over(place: Place) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(place.socket)
-    wakeups = Wakeups(place.socket, str(place.secret), "c1")
+    wakeups = WakeupListener(place.socket, str(place.secret), "c1")
     wakeups.start()
     assert call(place) == ""
     wakeups.close()
@@ -255,9 +257,9 @@ def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
     assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
     install_trigger(str(place.helper), str(place.secret))
     assert place.secret.read_bytes() == first
-    with pytest.raises(NativeError, match="there is no user"):
+    with pytest.raises(PluginInstallError, match="there is no user"):
         install_trigger(str(place.helper), str(place.secret), user="no such user")
-    with pytest.raises(NativeError, match="plain, whole path"):
+    with pytest.raises(PluginInstallError, match="plain, whole path"):
         install_trigger("/usr/lib exec/x", str(place.secret))
 
 

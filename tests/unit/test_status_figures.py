@@ -13,19 +13,19 @@ from prometheus_client.registry import CollectorRegistry
 from harness.commands import run
 from harness.gate import job, running, settings_of
 from harness.site import ROOT
-from steward.admin.status.metrics import Families
+from steward.admin.status.metrics import MetricFamilies
 from steward.admin.status.requests import MetricsRequest
-from steward.bank.actions.upkeep import BankStandingRequest
-from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.actions.upkeep import BankStatusRequest
+from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 from steward.core.config import Settings
-from steward.core.config.reader import load
+from steward.core.config.reader import load_settings
 from steward.core.events import utc_now
-from steward.core.poll_status import Look, Looks
+from steward.core.poll_status import PollStatus, PollStatusFiles
 from steward.daemon.contexts import action_registry
 
-BY = By(who="root")
+BY = Authorship(who="root")
 
 
 class Counted:
@@ -109,13 +109,13 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
     assert found["steward_gate_deciding", ()] == 0
     # Nothing has run here: what that hides is named, and hides nothing else.
     assert found["steward_unknown", (("figures", "journal"),)] == 1
-    answer = action_registry(settings).call("bank.standing", ROOT, BankStandingRequest())
+    answer = action_registry(settings).call("bank.standing", ROOT, BankStatusRequest())
     assert (answer.gate, answer.holds) == ("away", None)
 
 
 def test_no_label_ends_its_line() -> None:
     names = ('a"b', "a\nb 1", "a\\", "\udcff", "Ünï", 'x"} 7\nsteward_up 1')
-    families = Families()
+    families = MetricFamilies()
     families.gauge("steward_test", "Words.", ("name",), [((name,), 1) for name in names])
     made = CollectorRegistry()
     made.register(families)
@@ -136,10 +136,10 @@ def test_an_interval_between_polls_of_over_a_minute_is_told(tmp_path: Path) -> N
         f'[gate]\nsocket = "{tmp_path}/plugin.sock"\nplugin_conf = "{tmp_path}/gate.conf"\n'
         "plugin_users = []\n"
     )
-    settings = load(str(config))
+    settings = load_settings(str(config))
     (cluster,) = settings.cluster
-    look = Look(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
-    Looks(settings.state_dir).put(cluster, look)
+    look = PollStatus(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
+    PollStatusFiles(settings.state_dir).put(cluster, look)
     with running(settings):
         found = scraped(settings)
         assert found["steward_snapshot_interval_seconds", (("cluster", cluster),)] == 220

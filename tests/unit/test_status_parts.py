@@ -13,10 +13,10 @@ import pytest
 from submitting import wait_until
 
 from harness.site import ROOT
-from steward.admin.doctor.context import ground_of
-from steward.admin.doctor.host_checks import parts
+from steward.admin.doctor.context import make_check_context
+from steward.admin.doctor.host_checks import check_workers
 from steward.admin.status.requests import StatusShowRequest
-from steward.admin.status.workers import DaemonStanding, PartLine, read
+from steward.admin.status.workers import DaemonStatus, WorkerLine, read_daemon_status
 from steward.core.config import Settings
 from steward.core.files import write_status
 from steward.daemon.contexts import action_registry
@@ -25,18 +25,18 @@ from steward.slurm.settings import ClusterSettings
 SUPERVISOR = """
 import os, resource, sys, time
 from steward.core.files import StatusWriteError
-from steward.admin.status.workers import Leaving, PartLine, read
+from steward.admin.status.workers import DaemonStatusWriter, WorkerLine, read_daemon_status
 
 place = sys.argv[1]
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-leaving = Leaving(place)
+leaving = DaemonStatusWriter(place)
 print("ready", flush=True)
 for line in sys.stdin:
     said = "done"
     match line.strip():
         case "put":
             try:
-                leaving.put([PartLine(name="journal", pid=os.getpid())])
+                leaving.put([WorkerLine(name="journal", pid=os.getpid())])
             except StatusWriteError as error:
                 said = str(error)
         case "fill":  # as on a full disk: files can be made, and not written
@@ -44,7 +44,7 @@ for line in sys.stdin:
         case "clear":
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         case "look":
-            found = read(place)
+            found = read_daemon_status(place)
             open(f"{place}/daemon.lock", "rb").close()
             said = found.parts[0].name if found else "nothing"
         case "part":
@@ -95,12 +95,12 @@ def held(tmp_path: Path) -> Iterator[Held]:
 
 def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: Held) -> None:
     # What the daemon before has left there is not this one's.
-    stale = DaemonStanding(version="0", since=datetime.now(UTC), parts=(PartLine(name="old"),))
+    stale = DaemonStatus(version="0", since=datetime.now(UTC), parts=(WorkerLine(name="old"),))
     write_status(str(tmp_path / "daemon.json"), stale)
-    assert read(str(tmp_path)) is None
+    assert read_daemon_status(str(tmp_path)) is None
     held.do("fill")
     assert "cannot write" in held.do("put")
-    assert read(str(tmp_path)) == DaemonStanding()
+    assert read_daemon_status(str(tmp_path)) == DaemonStatus()
 
     settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False)})
     rooms = action_registry(settings)
@@ -109,13 +109,13 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
     assert shown.parts == ()
     assert "not written down" in shown.unknown["parts"]
 
-    (finding,) = parts(ground_of(settings, lambda: rooms, ROOT, asks_slurm=False))
+    (finding,) = check_workers(make_check_context(settings, lambda: rooms, ROOT, asks_slurm=False))
     assert finding.status == "warning"
     assert "runs" in finding.what
 
     held.do("clear")
     assert held.do("put") == "done"
-    found = read(str(tmp_path))
+    found = read_daemon_status(str(tmp_path))
     assert found is not None
     assert found.is_known
     assert [one.pid for one in found.parts] == [held.process.pid]
@@ -125,10 +125,10 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
 def test_a_look_from_within_lets_go_of_nothing(tmp_path: Path, held: Held) -> None:
     assert held.do("put") == "done"
     assert held.do("look") == "journal"
-    assert read(str(tmp_path)) is not None
+    assert read_daemon_status(str(tmp_path)) is not None
     with supervisor(tmp_path) as other:
         assert "another steward holds" in other.do("put")
-    assert read(str(tmp_path)) is not None
+    assert read_daemon_status(str(tmp_path)) is not None
 
 
 def test_a_part_that_is_stuck_holds_nothing(tmp_path: Path, held: Held) -> None:
@@ -136,7 +136,7 @@ def test_a_part_that_is_stuck_holds_nothing(tmp_path: Path, held: Held) -> None:
     part = int(held.do("part"))
     try:
         held.process.kill()
-        wait_until(lambda: read(str(tmp_path)) is None)
+        wait_until(lambda: read_daemon_status(str(tmp_path)) is None)
         os.kill(part, 0)
         with supervisor(tmp_path) as other:
             assert other.do("put") == "done"

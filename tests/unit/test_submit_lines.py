@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.resubmission import options, read_submit_line, submit_again
+from steward.archive.resubmission import (
+    derive_options,
+    parse_submit_line,
+    write_resubmission_script,
+)
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.slurm.sbatch_options import ALL
+from steward.slurm.sbatch_options import ALL_OPTIONS
 
 SCRIPT = b"#!/bin/sh\ntrue\n"
 WRAPPED = b"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n%s\n\n"
@@ -20,7 +24,7 @@ HOLE = REDACTED.decode()
 
 
 def words(line: str, script: bytes = SCRIPT, **fields: Any) -> list[str]:
-    read = read_submit_line(line, JobRecord(job_id=1, **fields), script)
+    read = parse_submit_line(line, JobRecord(job_id=1, **fields), script)
     assert read is not None
     components = [[option.word for option in given] for given in read.components]
     found = components[0]
@@ -70,14 +74,14 @@ def test_a_wrapped_command_is_no_script_and_no_option() -> None:
     "line", ["", "srun -n4 a", "sbatch --no-such x", "sbatch -Y", "sbatch -n", "sbatch --mem"]
 )
 def test_a_line_that_cannot_be_read_is_none(line: str) -> None:
-    assert read_submit_line(line, JobRecord(job_id=1), SCRIPT) is None
+    assert parse_submit_line(line, JobRecord(job_id=1), SCRIPT) is None
 
 
 @given(st.text(max_size=200), st.text(max_size=50), st.text(max_size=20))
 def test_any_line_is_read_or_is_none(line: str, command: str, name: str) -> None:
     record = JobRecord(job_id=1, command=command, name=name, comment=name)
     for text in (line, f"sbatch {line}", f"sbatch -J {name} {line} {command}"):
-        read_submit_line(text, record, SCRIPT)
+        parse_submit_line(text, record, SCRIPT)
 
 
 def job_of(record: JobRecord) -> Job:
@@ -101,8 +105,8 @@ def test_without_a_line_every_option_that_slurm_shows_is_given() -> None:
         oversubscribe="USER",
         wckey="key",
     )
-    found = options(job_of(record))
-    assert {option.name for option in found} <= ALL
+    found = derive_options(job_of(record))
+    assert {option.name for option in found} <= ALL_OPTIONS
     assert {option.word for option in found} == {
         *("--cpus-per-task=1", "--ntasks=2", "--nodes=2", "--mem=300M"),
         *("--gres=gpu:a100:2,shard:1", "--gpus-per-task=1"),
@@ -116,7 +120,7 @@ def test_variables_of_sbatch_are_those_of_the_submission() -> None:
         *(b"SBATCH_x'y=1", b"SBATCH_WCKEY=" + REDACTED, b"SBATCH_EXTRA=\xff"),
     ]
     environment = b"\4\0\0\0" + b"".join(entry + b"\0" for entry in entries)
-    text = submit_again(job_of(JobRecord(job_id=1)), SCRIPT, (), environment)
+    text = write_resubmission_script(job_of(JobRecord(job_id=1)), SCRIPT, (), environment)
     exported = [shlex.split(line) for line in text.splitlines() if line.startswith("export")]
     assert exported == [
         ["export", "SBATCH_TIMELIMIT=5"],

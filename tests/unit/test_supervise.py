@@ -17,8 +17,8 @@ from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.waits import Stop
-from steward.daemon.supervisor import Beat, Part, Supervisor, Timing
-from steward.daemon.workers import parts_of
+from steward.daemon.supervisor import SendHeartbeat, Supervisor, SupervisorTiming, WorkerSpec
+from steward.daemon.workers import make_parts
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
@@ -72,9 +72,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     daemons = []
 
     def begin(
-        parts: Sequence[Part],
-        reload: Callable[[], Sequence[Part]] | None = None,
-        timing: Timing | None = None,
+        parts: Sequence[WorkerSpec],
+        reload: Callable[[], Sequence[WorkerSpec]] | None = None,
+        timing: SupervisorTiming | None = None,
     ) -> Daemon:
         daemons.append(Daemon(lambda: Supervisor(parts, reload, timing=timing), tmp_path / "log"))
         return daemons[-1]
@@ -84,8 +84,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         daemon.kill()
 
 
-def writes_its_pid(path: Path) -> Callable[[Stop, Beat], None]:
-    def run(stop: Stop, beat: Beat) -> None:
+def writes_its_pid(path: Path) -> Callable[[Stop, SendHeartbeat], None]:
+    def run(stop: Stop, beat: SendHeartbeat) -> None:
         with open(path, "a") as out:
             out.write(f"{os.getpid()}\n")
         while not stop.is_set():
@@ -111,8 +111,8 @@ def alive(pid: int) -> bool:
 def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Start) -> None:
     order = tmp_path / "order"
 
-    def run(name: str) -> Callable[[Stop, Beat], None]:
-        def part(stop: Stop, beat: Beat) -> None:
+    def run(name: str) -> Callable[[Stop, SendHeartbeat], None]:
+        def part(stop: Stop, beat: SendHeartbeat) -> None:
             with open(order, "a") as out:
                 out.write(f"+{name}\n")
             beat()  # the next part is started when this is heard
@@ -123,12 +123,12 @@ def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Star
         return part
 
     parts = [
-        Part(name="journal", run=run("journal"), last=True),
-        Part(name="sink", run=run("sink"), after=("journal",)),
-        Part(name="capture", run=run("capture"), after=("sink",)),
+        WorkerSpec(name="journal", run=run("journal"), last=True),
+        WorkerSpec(name="sink", run=run("sink"), after=("journal",)),
+        WorkerSpec(name="capture", run=run("capture"), after=("sink",)),
     ]
     # A busy machine may take longer than the daemon waits.
-    daemon = start(parts, timing=Timing(after_s=60.0, stop_s=60.0))
+    daemon = start(parts, timing=SupervisorTiming(after_s=60.0, stop_s=60.0))
     until(lambda: len(lines(order)) == 3)
     assert lines(order) == ["+journal", "+sink", "+capture"]
     assert daemon.end() == 0
@@ -136,15 +136,15 @@ def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Star
 
 
 def test_who_is_asked_until_the_end_ends_last(tmp_path: Path) -> None:
-    parts = parts_of(Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True)))
+    parts = make_parts(Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True)))
     assert {part.name for part in parts if part.last} == {"journal", "gate"}
 
 
 def test_a_part_that_dies_is_started_again_alone(tmp_path: Path, start: Start) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     parts = [
-        Part(name="one", run=writes_its_pid(one)),
-        Part(name="two", run=writes_its_pid(two)),
+        WorkerSpec(name="one", run=writes_its_pid(one)),
+        WorkerSpec(name="two", run=writes_its_pid(two)),
     ]
     daemon = start(parts)
     until(lambda: bool(lines(one)) and bool(lines(two)))
@@ -181,8 +181,8 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
 
     monkeypatch.setattr(os, "fork", fails)
     parts = [
-        Part(name="one", run=writes_its_pid(one)),
-        Part(name="two", run=writes_its_pid(two)),
+        WorkerSpec(name="one", run=writes_its_pid(one)),
+        WorkerSpec(name="two", run=writes_its_pid(two)),
     ]
     daemon = start(parts)
     until(lambda: bool(lines(one)) and bool(lines(two)))
@@ -208,8 +208,8 @@ def test_a_part_that_cannot_begin_ends_itself_alone(
         if not two.exists():
             raise RuntimeError("no thread can be asked")
 
-    monkeypatch.setattr("steward.daemon.supervisor.end_with", fails)
-    daemon = start([Part(name="two", run=writes_its_pid(two))])
+    monkeypatch.setattr("steward.daemon.supervisor.exit_with_parent", fails)
+    daemon = start([WorkerSpec(name="two", run=writes_its_pid(two))])
     until(lambda: daemon.log.read_text().count("part two ended with code 1") >= 2)
     two.touch()
     until(lambda: len(lines(two)) == 1)
@@ -229,7 +229,7 @@ def test_a_part_starts_though_the_output_cannot_be_flushed(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("sys.stdout", Full())
-    daemon = start([Part(name="one", run=writes_its_pid(one))])
+    daemon = start([WorkerSpec(name="one", run=writes_its_pid(one))])
     until(lambda: bool(lines(one)))
     assert daemon.end() == 0
 
@@ -237,28 +237,30 @@ def test_a_part_starts_though_the_output_cannot_be_flushed(
 def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, start: Start) -> None:
     pids = tmp_path / "pids"
 
-    def hang(stop: Stop, beat: Beat) -> None:
+    def hang(stop: Stop, beat: SendHeartbeat) -> None:
         beat()
         with open(pids, "a") as out:
             out.write(f"{os.getpid()}\n")
         time.sleep(3600)
 
-    parts = [Part(name="stuck", run=hang, hang_s=2.0)]  # a busy machine may need one to fork
-    daemon = start(parts, timing=Timing(tick_s=0.1))
+    parts = [WorkerSpec(name="stuck", run=hang, hang_s=2.0)]  # a busy machine may need one to fork
+    daemon = start(parts, timing=SupervisorTiming(tick_s=0.1))
     until(lambda: len(lines(pids)) >= 2)
     daemon.end(signal.SIGKILL)
     assert "part stuck has not moved" in daemon.log.read_text()
 
 
 def test_what_a_part_had_started_ends_with_it(tmp_path: Path, start: Start) -> None:
-    def fall(stop: Stop, beat: Beat) -> None:
+    def fall(stop: Stop, beat: SendHeartbeat) -> None:
         command = subprocess.Popen(["sleep", "600"], start_new_session=True)
         with open(tmp_path / "commands", "a") as out:
             out.write(f"{command.pid}\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
     other = tmp_path / "other"
-    daemon = start([Part(name="one", run=fall), Part(name="two", run=writes_its_pid(other))])
+    daemon = start(
+        [WorkerSpec(name="one", run=fall), WorkerSpec(name="two", run=writes_its_pid(other))]
+    )
     until(lambda: len(lines(tmp_path / "commands")) >= 2 and bool(lines(other)))
     until(lambda: not alive(int(lines(tmp_path / "commands")[0])))
     assert len(lines(other)) == 1
@@ -268,7 +270,7 @@ def test_what_a_part_had_started_ends_with_it(tmp_path: Path, start: Start) -> N
 
 def test_killing_the_supervisor_ends_its_parts(tmp_path: Path, start: Start) -> None:
     pids = tmp_path / "pids"
-    daemon = start([Part(name="one", run=writes_its_pid(pids))])
+    daemon = start([WorkerSpec(name="one", run=writes_its_pid(pids))])
     until(lambda: bool(lines(pids)))
     daemon.end(signal.SIGKILL)
     until(lambda: not alive(int(lines(pids)[0])))
@@ -277,14 +279,14 @@ def test_killing_the_supervisor_ends_its_parts(tmp_path: Path, start: Start) -> 
 def test_a_deaf_part_does_not_hold_up_the_end(tmp_path: Path, start: Start) -> None:
     pids = tmp_path / "pids"
 
-    def deaf(stop: Stop, beat: Beat) -> None:
+    def deaf(stop: Stop, beat: SendHeartbeat) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         beat()
         with open(pids, "a") as out:
             out.write(f"{os.getpid()}\n")
         time.sleep(3600)
 
-    daemon = start([Part(name="deaf", run=deaf)], timing=Timing(stop_s=0.5))
+    daemon = start([WorkerSpec(name="deaf", run=deaf)], timing=SupervisorTiming(stop_s=0.5))
     until(lambda: bool(lines(pids)))
     assert daemon.end() == 0
     assert not alive(int(lines(pids)[0]))
@@ -296,12 +298,12 @@ def test_hangup_brings_the_new_parts_or_keeps_the_present_ones(
     old, new = tmp_path / "old", tmp_path / "new"
     switch = tmp_path / "switch"
 
-    def reload() -> list[Part]:
+    def reload() -> list[WorkerSpec]:
         if not switch.exists():
             raise StewardError("line 3: unknown key")
-        return [Part(name="new", run=writes_its_pid(new))]
+        return [WorkerSpec(name="new", run=writes_its_pid(new))]
 
-    parts = [Part(name="old", run=writes_its_pid(old))]
+    parts = [WorkerSpec(name="old", run=writes_its_pid(old))]
     daemon = start(parts, reload)
     until(lambda: bool(lines(old)))
     os.kill(daemon.pid, signal.SIGHUP)
@@ -331,7 +333,7 @@ def test_the_service_manager_is_told(
 
         thread = threading.Thread(target=listen)
         thread.start()
-        parts = [Part(name="one", run=writes_its_pid(tmp_path / "pids"))]
+        parts = [WorkerSpec(name="one", run=writes_its_pid(tmp_path / "pids"))]
         daemon = start(parts)
         until(lambda: "READY=1" in heard and "WATCHDOG=1" in heard)
         assert daemon.end() == 0
@@ -340,10 +342,10 @@ def test_the_service_manager_is_told(
 
 
 def test_an_error_of_a_part_is_one_line_of_the_log(tmp_path: Path, start: Start) -> None:
-    def fail(stop: Stop, beat: Beat) -> None:
+    def fail(stop: Stop, beat: SendHeartbeat) -> None:
         raise StewardError("state_dir is on fire: put it out")
 
-    daemon = start([Part(name="one", run=fail)])
+    daemon = start([WorkerSpec(name="one", run=fail)])
     until(lambda: "one: state_dir is on fire: put it out" in daemon.log.read_text())
     assert daemon.end() == 0
     assert "Traceback" not in daemon.log.read_text()

@@ -114,7 +114,7 @@ def test_jobs_without_a_script_hold_no_descriptor(
 def test_on_a_network_only_what_has_changed_is_opened(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.extensions.torque.spool.network_kind", lambda path: "nfs")
+    monkeypatch.setattr("steward.extensions.torque.spool.find_network_type", lambda path: "nfs")
     for number in range(1, 20):
         spool.script(f"{number}.vm", b"echo\n")
         spool.save(f"{number}.vm")

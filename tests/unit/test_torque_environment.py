@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steward.core.config import RedactSettings
 from steward.core.redaction import REDACTED, Redactor
 from steward.extensions.torque.files import is_too_large, read_variables
-from steward.slurm.environment import Environment, entries_of
+from steward.slurm.environment import Environment, split_entries
 
 REDACTOR = Redactor(RedactSettings())
 
@@ -19,7 +19,7 @@ def read(variables: str) -> Environment:
 
 
 def pairs(variables: str) -> dict[str, str]:
-    found = entries_of(read(variables).data)
+    found = split_entries(read(variables).data)
     return {name.decode(): (value or b"").decode() for name, value in found}
 
 

@@ -10,8 +10,8 @@ from steward.extensions.torque.records import (
     TorqueJob,
     TorqueRecordError,
     element_id,
-    read_fields,
-    read_job,
+    parse_job_file,
+    parse_torque_job,
 )
 from steward.jobs.job_ids import MAX_RAW_ID
 
@@ -25,14 +25,14 @@ def job(fixed: str = "", **attributes: str) -> TorqueJob:
         for name, text in {"ctime": "1795256224", **attributes}.items()
     )
     data = f"<job><jobid>7.vm</jobid>{fixed}<attributes>{inner}</attributes></job>"
-    return read_job(data.encode(), "7.vm")
+    return parse_torque_job(data.encode(), "7.vm")
 
 
 def test_every_recorded_file_is_read() -> None:
     files = [path for path in RECORDED.parent.rglob("*.??") if path.suffix in (".JB", ".TA")]
     assert len(files) == 78
     for path in files:
-        assert read_job(path.read_bytes(), path.name).record.name
+        assert parse_torque_job(path.read_bytes(), path.name).record.name
 
 
 def test_a_text_beyond_all_measure_is_left_out_and_not_cut() -> None:
@@ -153,19 +153,19 @@ def test_an_elements_id_is_no_jobs_and_its_own(array: int, index: int) -> None:
 )
 def test_what_is_no_job_file_is_refused(data: bytes) -> None:
     with pytest.raises(TorqueRecordError, match=r"7\.vm"):
-        read_job(data, "7.vm")
+        parse_torque_job(data, "7.vm")
 
 
 def test_a_file_beyond_all_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.extensions.torque.records.MOST_BYTES", len(DONE) - 1)
+    monkeypatch.setattr("steward.extensions.torque.records.MAX_JOB_FILE_BYTES", len(DONE) - 1)
     with pytest.raises(TorqueRecordError, match="larger"):
-        read_fields(DONE, "7.vm")
+        parse_job_file(DONE, "7.vm")
 
 
 @given(st.binary(max_size=200), st.integers(0, len(DONE)), st.integers(0, 50))
 def test_a_damaged_file_is_read_or_refused(rubbish: bytes, at: int, cut: int) -> None:
     try:
-        read_job(DONE[:at] + rubbish + DONE[at + cut :], "7.vm")
+        parse_torque_job(DONE[:at] + rubbish + DONE[at + cut :], "7.vm")
     except TorqueRecordError:
         return
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from steward.automation.errors import WrongParameters
+from steward.automation.errors import InvalidParameters
 from steward.automation.operations import triggers
-from steward.automation.operations.triggers import TriggerSet, set_
+from steward.automation.operations.triggers import TriggerSetParameters, set_trigger
 from steward.core.config import Settings
 
 
 @pytest.fixture(autouse=True)
 def any_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everybody set a trigger: only root could write a list of programs that counts."""
-    monkeypatch.setattr(triggers, "need_listed", lambda *_: None)
+    monkeypatch.setattr(triggers, "require_listed_program", lambda *_: None)
 
 
 def set_dry(**fields: Any) -> str:
@@ -26,7 +26,9 @@ def set_dry(**fields: Any) -> str:
         slurm=SimpleNamespace(job=lambda job_id: [job_id]),
         dry_run=True,
     )
-    would: dict[str, str] = set_(doing, TriggerSet(program="/bin/true", jobid=2, **fields))
+    would: dict[str, str] = set_trigger(
+        doing, TriggerSetParameters(program="/bin/true", jobid=2, **fields)
+    )
     assert would["jobid"] == "2"
     return would["event"]
 
@@ -41,6 +43,6 @@ def test_an_event_is_named(fields: dict[str, str | bool], event: str) -> None:
 
 def test_a_job_alone_is_refused_and_not_taken_for_its_time_limit() -> None:
     with pytest.raises(
-        WrongParameters, match=r"fini=true.*event=time.*no trigger for a job's start"
+        InvalidParameters, match=r"fini=true.*event=time.*no trigger for a job's start"
     ):
         set_dry()

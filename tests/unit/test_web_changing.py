@@ -6,11 +6,11 @@ import pytest
 
 from steward.admin.credentials.requests import ClusterRole
 from steward.admin.status.requests import ConsumerLine, DiskLine, StatusShowAnswer
-from steward.automation.operation import operations, read_parameters
+from steward.automation.operation import load_operations, parse_operation_parameters
 from steward.core.errors import UsageError
-from steward.web.formats import pretty
-from steward.web.pages.nodes import VERBS, lines_of, run_request, verbs_of
-from steward.web.pages.status import troubles
+from steward.web.formats import format_json_html
+from steward.web.pages.nodes import NODE_VERBS, build_run_request, list_result_lines, list_verbs
+from steward.web.pages.status import list_problems
 
 GIVEN = {
     "nodes": "n[1-2]",
@@ -35,34 +35,34 @@ def role(*, operator: bool, administrator: bool) -> ClusterRole:
     )
 
 
-@pytest.mark.parametrize("name", sorted(VERBS))
+@pytest.mark.parametrize("name", sorted(NODE_VERBS))
 def test_every_form_fills_in_what_its_operation_takes(name: str) -> None:
-    verb = VERBS[name]
-    known = operations()[verb.operation]
+    verb = NODE_VERBS[name]
+    known = load_operations()[verb.operation]
     assert known.right == verb.needs
-    asked = run_request(verb, "c1", GIVEN, dry_run=True)
+    asked = build_run_request(verb, "c1", GIVEN, dry_run=True)
     # Whatever it does not know, or misses, it refuses.
-    read_parameters(known, asked.parameters)
+    parse_operation_parameters(known, asked.parameters)
     assert (asked.cluster, asked.dry_run, asked.force) == ("c1", True, False)
 
 
 def test_who_is_offered_what() -> None:
-    assert verbs_of(role(operator=False, administrator=False)) == ()
-    offered = verbs_of(role(operator=True, administrator=False))
+    assert list_verbs(role(operator=False, administrator=False)) == ()
+    offered = list_verbs(role(operator=True, administrator=False))
     assert {verb.name for verb in offered} == {"reserve", "unreserve"}
-    assert len(verbs_of(role(operator=True, administrator=True))) == len(VERBS)
+    assert len(list_verbs(role(operator=True, administrator=True))) == len(NODE_VERBS)
 
 
 def test_what_is_missing_or_too_long_is_said() -> None:
     for name, value in (("reason", " "), ("nodes", ""), ("reason", "x" * 5000)):
         with pytest.raises(UsageError, match=r"missing|too long"):
-            run_request(VERBS["drain"], "c1", {**GIVEN, name: value}, dry_run=True)
-    empty = run_request(VERBS["reserve"], "c1", {**GIVEN, "duration": ""}, dry_run=False)
+            build_run_request(NODE_VERBS["drain"], "c1", {**GIVEN, name: value}, dry_run=True)
+    empty = build_run_request(NODE_VERBS["reserve"], "c1", {**GIVEN, "duration": ""}, dry_run=False)
     assert "props" not in empty.parameters
 
 
 def test_a_result_is_told_line_by_line() -> None:
-    lines = lines_of(
+    lines = list_result_lines(
         {
             "n1": {"old_state": "IDLE", "state": "IDLE+DRAIN", "reason": "x", "changed": True},
             "n2": {"state": "IDLE+DRAIN", "old_state": "IDLE+DRAIN", "would_change": False},
@@ -78,15 +78,17 @@ def test_a_result_is_told_line_by_line() -> None:
     ]
     assert lines[0].says == "IDLE \N{RIGHTWARDS ARROW} IDLE+DRAIN; reason: x"
     assert lines[1].says == "IDLE+DRAIN"
-    (one,) = lines_of({"reservation_name": "r", "nodes": "n1", "created": True, "changed": True})
+    (one,) = list_result_lines(
+        {"reservation_name": "r", "nodes": "n1", "created": True, "changed": True}
+    )
     assert (one.name, one.changes, one.says) == ("r", True, "nodes: n1; created")
-    assert lines_of(None) == lines_of("text") == lines_of([]) == []
+    assert list_result_lines(None) == list_result_lines("text") == list_result_lines([]) == []
 
 
 def test_long_results_are_cut() -> None:
-    assert pretty(None) == pretty({}) == ""
-    assert pretty({"a": 1}) == '{\n  "a": 1\n}'
-    assert len(pretty(["x" * 100] * 1000)) < 21_000
+    assert format_json_html(None) == format_json_html({}) == ""
+    assert format_json_html({"a": 1}) == '{\n  "a": 1\n}'
+    assert len(format_json_html(["x" * 100] * 1000)) < 21_000
 
 
 def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
@@ -102,7 +104,7 @@ def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
         dead_letters=2,
         disks=(DiskLine(what="state", path="/var", total=100, free=1),),
     )
-    found = troubles(answer)
+    found = list_problems(answer)
     assert [(one.rank, one.what) for one in found] == [
         ("wrong", "dead letters"),
         ("warning", "consumer bank"),

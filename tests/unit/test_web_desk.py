@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
-from steward.core.errors import Refused
-from steward.daemon.requests import answer_line
+from steward.core.errors import PermissionRefused
+from steward.daemon.requests import encode_answer_line
 from steward.web import daemon_client
-from steward.web.daemon_client import DaemonAway, Desk
+from steward.web.daemon_client import DaemonClient, DaemonUnavailable
 from steward.web.errors import WebError
 
 
@@ -32,9 +32,9 @@ def path(tmp_path: Path) -> Iterator[str]:
         yield path
 
 
-def done(path: str, work: Callable[[Desk], Awaitable[Any]]) -> Any:
+def done(path: str, work: Callable[[DaemonClient], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        desk = Desk(path)
+        desk = DaemonClient(path)
         try:
             return await work(desk)
         finally:
@@ -43,20 +43,20 @@ def done(path: str, work: Callable[[Desk], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-async def pid(desk: Desk, name: str) -> int:
+async def pid(desk: DaemonClient, name: str) -> int:
     told: Told = await desk.ask(name, Question())
     return told.pid
 
 
 def test_what_reads_goes_over_a_kept_connection(path: str) -> None:
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         assert len({await pid(desk, "test.look") for _ in range(5)}) == 1
 
     done(path, work)
 
 
 def test_what_changes_something_has_a_connection_of_its_own(path: str) -> None:
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         kept = await pid(desk, "test.look")
         others = [await pid(desk, "test.echo") for _ in range(3)]
         assert len({kept, *others}) == 4
@@ -66,7 +66,7 @@ def test_what_changes_something_has_a_connection_of_its_own(path: str) -> None:
 
 
 def test_what_asks_at_once_does_not_wait_for_each_other(path: str) -> None:
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         found = await asyncio.gather(
             *(desk.ask("test.look", Question(text=str(n))) for n in range(4))
         )
@@ -76,7 +76,7 @@ def test_what_asks_at_once_does_not_wait_for_each_other(path: str) -> None:
 
 
 def test_a_kept_connection_that_broke_is_replaced(path: str) -> None:
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         first = await pid(desk, "test.look")
         os.kill(first, signal.SIGKILL)
         assert await pid(desk, "test.look") != first
@@ -85,10 +85,10 @@ def test_a_kept_connection_that_broke_is_replaced(path: str) -> None:
 
 
 def test_errors_are_of_their_families_and_keep_nothing_back(path: str) -> None:
-    async def work(desk: Desk) -> None:
-        with pytest.raises(Refused, match="not yours"):
+    async def work(desk: DaemonClient) -> None:
+        with pytest.raises(PermissionRefused, match="not yours"):
             await desk.ask("test.refuse", Question(text="x"))
-        with pytest.raises(DaemonAway, match="ended the connection"):
+        with pytest.raises(DaemonUnavailable, match="ended the connection"):
             await desk.ask("test.crash", Question())
         assert await pid(desk, "test.look")
 
@@ -96,7 +96,7 @@ def test_errors_are_of_their_families_and_keep_nothing_back(path: str) -> None:
 
 
 def test_a_stream_that_is_left_does_not_spoil_what_follows(path: str) -> None:
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         async with contextlib.aclosing(desk.stream("test.count", Question(number=50))) as items:
             assert await anext(items) == Step(number=0)
         found = [item async for item in desk.stream("test.count", Question(number=2))]
@@ -109,7 +109,7 @@ def test_a_stream_that_is_left_does_not_spoil_what_follows(path: str) -> None:
 def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
     """Neither those of who asks for it, nor others."""
 
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):
                 items = desk.stream("test.count", Question(number=50), who="ada")
@@ -170,17 +170,17 @@ class Fickle:
         self._listener.close()
 
 
-TOLD = answer_line(Told(text="", uid=0, user="", pid=1))
+TOLD = encode_answer_line(Told(text="", uid=0, user="", pid=1))
 
 
 def test_what_changes_something_is_never_sent_twice(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     daemon = Fickle(path, TOLD, b"", TOLD, TOLD)
 
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         await desk.ask("test.look", Question(text="first"))
         desk.close()
-        with pytest.raises(DaemonAway):
+        with pytest.raises(DaemonUnavailable):
             await desk.ask("test.echo", Question(text="change"))
 
     done(path, work)
@@ -192,7 +192,7 @@ def test_what_reads_is_asked_again_where_a_kept_connection_broke(tmp_path: Path)
     path = str(tmp_path / "s")
     daemon = Fickle(path, TOLD, b"", TOLD)
 
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         await desk.ask("test.look", Question(text="first"))
         await desk.ask("test.look", Question(text="second"))
 
@@ -205,7 +205,7 @@ def test_a_kept_connection_ends_with_whoever_gave_up_its_question(tmp_path: Path
     path = str(tmp_path / "s")
     daemon = Fickle(path, TOLD, None, TOLD)
 
-    async def work(desk: Desk) -> None:
+    async def work(desk: DaemonClient) -> None:
         await desk.ask("test.look", Question(text="first"))
         page = asyncio.create_task(desk.ask("test.look", Question(text="second")))
         assert await asyncio.to_thread(daemon.heard.wait, 30)
@@ -224,8 +224,8 @@ def test_what_reads_is_not_asked_for_ever(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     daemon = Fickle(path, b"", TOLD)
 
-    async def work(desk: Desk) -> None:
-        with pytest.raises(DaemonAway):
+    async def work(desk: DaemonClient) -> None:
+        with pytest.raises(DaemonUnavailable):
             await desk.ask("test.look", Question())
 
     done(path, work)
@@ -238,8 +238,8 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answe
     path = str(tmp_path / "s")
     daemon = Fickle(path, answer)
 
-    async def work(desk: Desk) -> None:
-        with pytest.raises((WebError, DaemonAway)):
+    async def work(desk: DaemonClient) -> None:
+        with pytest.raises((WebError, DaemonUnavailable)):
             await desk.ask("test.look", Question())
 
     done(path, work)
@@ -247,8 +247,8 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answe
 
 
 def test_no_daemon_is_said(tmp_path: Path) -> None:
-    async def work(desk: Desk) -> None:
-        with pytest.raises(DaemonAway, match="does not answer"):
+    async def work(desk: DaemonClient) -> None:
+        with pytest.raises(DaemonUnavailable, match="does not answer"):
             await desk.ask("test.look", Question())
 
     done(str(tmp_path / "none"), work)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.web.authentication import Rate
-from steward.web.errors import TooMany
+from steward.web.authentication import RateLimiter
+from steward.web.errors import RateLimitExceeded
 
 
 class Clock:
@@ -16,19 +16,19 @@ class Clock:
         return self.now
 
 
-def taken(rate: Rate, who: str, most: int = 10_000) -> int:
+def taken(rate: RateLimiter, who: str, most: int = 10_000) -> int:
     """How many pass before one does not."""
     for number in range(most):
         try:
             rate.take(who)
-        except TooMany:
+        except RateLimitExceeded:
             return number
     return most
 
 
 def test_a_burst_passes_and_then_as_much_as_time_allows() -> None:
     clock = Clock()
-    rate = Rate(60, clock)
+    rate = RateLimiter(60, clock)
     assert taken(rate, "ada") == 10
     clock.now += 1
     assert taken(rate, "ada") == 1
@@ -37,16 +37,16 @@ def test_a_burst_passes_and_then_as_much_as_time_allows() -> None:
 
 
 def test_one_does_not_stop_another() -> None:
-    rate = Rate(60, Clock())
+    rate = RateLimiter(60, Clock())
     taken(rate, "ada")
     assert taken(rate, "grace") == 10
 
 
 def test_it_is_said_when_to_come_again() -> None:
     clock = Clock()
-    rate = Rate(30, clock)
+    rate = RateLimiter(30, clock)
     taken(rate, "ada")
-    with pytest.raises(TooMany) as caught:
+    with pytest.raises(RateLimitExceeded) as caught:
         rate.take("ada")
     assert 0 < caught.value.wait_s <= 2
     clock.now += caught.value.wait_s
@@ -55,7 +55,7 @@ def test_it_is_said_when_to_come_again() -> None:
 
 def test_who_asks_for_too_much_is_not_kept_out_for_asking() -> None:
     clock = Clock()
-    rate = Rate(60, clock)
+    rate = RateLimiter(60, clock)
     passed = 0
     for _ in range(1000):
         clock.now += 0.1
@@ -69,7 +69,7 @@ def test_who_asks_for_too_much_is_not_kept_out_for_asking() -> None:
 )
 def test_never_more_than_a_burst_and_what_time_brings(per_minute: int, pauses: list[float]) -> None:
     clock = Clock()
-    rate = Rate(per_minute, clock)
+    rate = RateLimiter(per_minute, clock)
     passed = sum(
         taken(rate, "ada", 1)
         for pause in pauses
@@ -81,12 +81,12 @@ def test_never_more_than_a_burst_and_what_time_brings(per_minute: int, pauses: l
 
 def test_who_looks_is_told_as_who_takes_and_is_not_counted() -> None:
     clock = Clock()
-    rate = Rate(30, clock)
+    rate = RateLimiter(30, clock)
     rate.look("ada")
     assert taken(rate, "ada") == 5
-    with pytest.raises(TooMany) as looked:
+    with pytest.raises(RateLimitExceeded) as looked:
         rate.look("ada")
-    with pytest.raises(TooMany) as took:
+    with pytest.raises(RateLimitExceeded) as took:
         rate.take("ada")
     assert looked.value.wait_s == took.value.wait_s
     clock.now += looked.value.wait_s
@@ -96,7 +96,7 @@ def test_who_looks_is_told_as_who_takes_and_is_not_counted() -> None:
 
 
 def test_who_asked_last_is_forgotten_last() -> None:
-    rate = Rate(60, Clock())
+    rate = RateLimiter(60, Clock())
     taken(rate, "ada")
     for number in range(19_999):
         rate.take(str(number))
@@ -107,7 +107,7 @@ def test_who_asked_last_is_forgotten_last() -> None:
 
 
 def test_many_who_ask_once_are_forgotten_not_kept() -> None:
-    rate = Rate(60, Clock())
+    rate = RateLimiter(60, Clock())
     for number in range(30_000):
         rate.take(str(number))
     assert taken(rate, "29999") == 9

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from steward.web.errors import TooMany
-from steward.web.event_stream import Streams, watched
+from steward.web.errors import RateLimitExceeded
+from steward.web.event_stream import StreamLimiter, release_stream
 
 
 def request() -> Any:
@@ -17,18 +17,18 @@ def request() -> Any:
 async def answer(app: Any, scope: Any) -> None:
     """Have an application answer a request; what it takes in and sends is no matter here."""
     nobody: Any = None
-    await watched(app)(scope, nobody, nobody)
+    await release_stream(app)(scope, nobody, nobody)
 
 
 def test_nobody_keeps_others_out() -> None:
-    streams = Streams(each=2, most=3)
+    streams = StreamLimiter(each=2, most=3)
     streams.take(request(), 1)
     streams.take(request(), 1)
-    with pytest.raises(TooMany, match="you"):
+    with pytest.raises(RateLimitExceeded, match="you"):
         streams.take(request(), 1)
     scope = request()
     streams.take(scope, 2)
-    with pytest.raises(TooMany, match="many watch"):
+    with pytest.raises(RateLimitExceeded, match="many watch"):
         streams.take(request(), 3)
 
     async def over(*_: Any) -> None:
@@ -46,7 +46,7 @@ class _Gone(Exception):
 def test_a_place_is_given_back_once_however_its_answer_ends(
     ending: type[BaseException] | None,
 ) -> None:
-    streams = Streams(each=1, most=1)
+    streams = StreamLimiter(each=1, most=1)
     stuck: list[Any] = []
 
     async def happening() -> Any:
@@ -57,7 +57,7 @@ def test_a_place_is_given_back_once_however_its_answer_ends(
         # Kept, as whoever waits to send it keeps it.
         stuck.append(happening())
         await anext(stuck[-1])
-        with pytest.raises(TooMany):
+        with pytest.raises(RateLimitExceeded):
             streams.take(request(), 1)
         if ending is not None:
             raise ending
@@ -74,12 +74,12 @@ def test_a_place_is_given_back_once_however_its_answer_ends(
 
 
 def test_who_is_refused_a_place_gives_back_none() -> None:
-    streams = Streams(each=1, most=2)
+    streams = StreamLimiter(each=1, most=2)
     streams.take(request(), 1)
 
     async def app(scope: Any, *_: Any) -> None:
         streams.take(scope, 1)
 
     for _ in range(2):
-        with pytest.raises(TooMany):
+        with pytest.raises(RateLimitExceeded):
             asyncio.run(answer(app, request()))

@@ -10,14 +10,19 @@ import httpx
 import pytest
 
 from harness.socket import serving
-from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.requests import MeAnswer, MeRequest, VouchAnswer, VouchRequest
+from steward.admin.credentials.errors import UnknownCredential
+from steward.admin.credentials.requests import (
+    CallerAnswer,
+    CallerRequest,
+    VouchAnswer,
+    VouchRequest,
+)
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
-from steward.core.munge import digest
-from steward.daemon.answers import Limits
-from steward.web.application import application
-from steward.web.daemon_client import Desk
+from steward.core.munge import hash_body
+from steward.daemon.answers import PeerLimits
+from steward.web.application import build_application
+from steward.web.daemon_client import DaemonClient
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
@@ -47,7 +52,7 @@ class Ground:
         with self.asked.open("a") as file:
             file.write(f"{request.peer} {request.target} {request.digest}\n")
         if request.credential == JUNK:
-            raise NotKnown("the MUNGE credential is none")
+            raise UnknownCredential("the MUNGE credential is none")
         while request.credential == SLOW and not self.go.exists():
             time.sleep(0.01)
         uid = UIDS[request.credential]
@@ -58,8 +63,8 @@ class Ground:
     def bearer(self, secret: str) -> Asker:
         return Asker(uid=int(secret.removeprefix("stm_")), how="munge")
 
-    def me(self, _context: Any, _asker: Asker, _request: MeRequest) -> MeAnswer:
-        return MeAnswer(
+    def me(self, _context: Any, _asker: Asker, _request: CallerRequest) -> CallerAnswer:
+        return CallerAnswer(
             uid=1, user="ada", how="munge", clusters=(), bank=False, sensor=False, rules=False
         )
 
@@ -75,8 +80,8 @@ class Ground:
         me = Action(
             name="credentials.me",
             help="",
-            request=MeRequest,
-            answer=MeAnswer,
+            request=CallerRequest,
+            answer=CallerAnswer,
             run=self.me,
             only_reads=True,
         )
@@ -90,7 +95,7 @@ class Ground:
 @pytest.fixture
 def ground(tmp_path: Path) -> Iterator[Ground]:
     ground = Ground(tmp_path)
-    limits = Limits(connections=40, per_user=40, request_s=30.0, silence_s=60.0, send_s=30.0)
+    limits = PeerLimits(connections=40, per_user=40, request_s=30.0, silence_s=60.0, send_s=30.0)
     with serving(ground.path, limits, keeps=True, asked=ground.registry(), knows=ground.bearer):
         yield ground
 
@@ -103,8 +108,8 @@ def with_pages(ground: Ground, work: Callable[[Post], Awaitable[None]], **web: A
 
     async def run() -> None:
         settings = WebSettings(**{"requests_per_minute": 10**6, **web})
-        desk = Desk(ground.path)
-        app: Any = application(settings, desk)
+        desk = DaemonClient(ground.path)
+        app: Any = build_application(settings, desk)
 
         async def post(
             credential: str, peer: str = HERE, path: str = ME, content: Any = b"{}"
@@ -246,7 +251,7 @@ def test_so_many_strangers_bodies_are_read_and_no_more(ground: Ground) -> None:
         drawn.go.set()
         answers = await asyncio.gather(*first, *more)
         assert {answer.status_code for answer in answers} == {200}
-        assert {one for *_, one in ground.questions()} == {digest(BIG), digest(b"{}")}
+        assert {one for *_, one in ground.questions()} == {hash_body(BIG), hash_body(b"{}")}
 
     with_pages(ground, work)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from st2common.runners.base_action import Action
 
-from steward.automation.actions import RunAnswer, RunRequest
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.automation.actions import RunOperationReply, RunOperationRequest
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.errors import StewardError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 _OWN = ("cluster", "dry_run", "force")
 _TEXTS = ("jobid", "nodes")
@@ -38,7 +38,7 @@ class Run(Action):
             for name, value in given.items()
             if value is not None and name not in _OWN
         }
-        request = RunRequest(
+        request = RunOperationRequest(
             action=operation,
             parameters=parameters,
             cluster=given.get("cluster") or config.get("cluster") or "",
@@ -48,9 +48,9 @@ class Run(Action):
             for_user=self._user() if "dry_run" in given else "",
         )
         path = config.get("config") or ""
-        place = Place(config=path, socket="" if path else config.get("socket") or "")
+        place = ClientPlace(config=path, socket="" if path else config.get("socket") or "")
         try:
-            answer: RunAnswer = call(place, action("automation.run"), request)
+            answer: RunOperationReply = call_action(place, get_action("automation.run"), request)
         except StewardError as error:
             return False, str(error)
         if answer.status != "succeeded":

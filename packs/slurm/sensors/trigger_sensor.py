@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from listening import Heard, Listener
 
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.events import NODE_STATE
-from steward.daemon.registry import action
-from steward.reports.events import EventsAnswer, EventsRequest
-from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
-from steward.slurm.node_states import without_use
-from steward.slurm.nodelists import expand, fold
+from steward.daemon.registry import get_action
+from steward.reports.events import EventsReply, EventsRequest
+from steward.reports.history.requests import NodeSnapshot, NodesReply, NodesRequest
+from steward.slurm.node_states import strip_use_flags
+from steward.slurm.nodelists import expand_nodelist, fold_nodelist
 
 _PORT: Final = 32000
 _POLL_S: Final = 5.0
@@ -64,7 +64,7 @@ class TriggerSensor(Sensor):
         super().__init__(sensor_service=sensor_service, config=config)
         mine = config or {}
         path = mine.get("config") or ""
-        self._place = Place(config=path, socket="" if path else mine.get("socket") or "")
+        self._place = ClientPlace(config=path, socket="" if path else mine.get("socket") or "")
         self._cluster: str = mine.get("cluster") or ""
         self._ip: str = mine.get("trigger_sensor_ip") or "127.0.0.1"
         port = mine.get("trigger_sensor_port")
@@ -174,7 +174,7 @@ class TriggerSensor(Sensor):
             (cluster, node): state
             for cluster, lists in record.states.items()
             for state, nodes in lists.items()
-            for node in expand(nodes)
+            for node in expand_nodelist(nodes)
         }
 
     def _write(self) -> None:
@@ -188,7 +188,7 @@ class TriggerSensor(Sensor):
             uuid=self._uuid,
             position=self._position,
             states={
-                cluster: {state: fold(nodes) for state, nodes in sorted(lists.items())}
+                cluster: {state: fold_nodelist(nodes) for state, nodes in sorted(lists.items())}
                 for cluster, lists in named.items()
             },
         )
@@ -242,7 +242,7 @@ class TriggerSensor(Sensor):
         if self._has_compared:
             return
         request = NodesRequest(cluster=self._cluster)
-        answer: NodesAnswer = call(self._place, action("history.nodes"), request)
+        answer: NodesReply = call_action(self._place, get_action("history.nodes"), request)
         reported = self._position or 0
         if any(event.id <= reported for event in self._events(answer.position).events):
             return  # The answer has not all that was reported: the next turn asks again.
@@ -271,10 +271,10 @@ class TriggerSensor(Sensor):
             if is_last or not answer.events:
                 return told
 
-    def _events(self, position: int | None) -> EventsAnswer:
+    def _events(self, position: int | None) -> EventsReply:
         clusters = (self._cluster,) if self._cluster else ()
         request = EventsRequest(kinds=(NODE_STATE,), clusters=clusters, after=position, limit=_MOST)
-        answer: EventsAnswer = call(self._place, action("events.list"), request)
+        answer: EventsReply = call_action(self._place, get_action("events.list"), request)
         return answer
 
     def _report(self, payload: dict[str, Any]) -> None:
@@ -286,7 +286,7 @@ class TriggerSensor(Sensor):
             self._states[key] = state
             self._is_dirty = True
 
-    def _compare(self, answer: NodesAnswer, told: set[tuple[str, str]]) -> None:
+    def _compare(self, answer: NodesReply, told: set[tuple[str, str]]) -> None:
         """Report changes whose events Steward no longer holds; jobs on a node are none.
 
         Args:
@@ -298,14 +298,14 @@ class TriggerSensor(Sensor):
             before = self._states.get(key)
             if before is None:
                 self._remember(key, node.state)
-            elif key not in told and without_use(before) != without_use(node.state):
+            elif key not in told and strip_use_flags(before) != strip_use_flags(node.state):
                 self._report(_found(node, before))
         for key in self._states.keys() - nodes.keys() - told:
             del self._states[key]
             self._is_dirty = True
 
 
-def _found(node: NodeThen, before: str) -> dict[str, Any]:
+def _found(node: NodeSnapshot, before: str) -> dict[str, Any]:
     """What is told of a node that was found in another state than it was told to be in."""
     return {
         "cluster": node.cluster,

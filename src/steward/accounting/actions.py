@@ -1,6 +1,6 @@
 """Accounting actions, registered for the command line, HTTP API and socket: sacct, job, jobs, gaps.
 
-Their context is a :class:`steward.accounting.context.AccountingRoom`.
+Their context is a :class:`steward.accounting.context.AccountingContext`.
 """
 
 from typing import Final

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from steward.accounting.errors import AccountingUsage
-from steward.core.access import Access, Asker, Scope
+from steward.core.access import Access, Asker, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import Event, utc_now
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from steward.jobs import Jobs
 
 
-class AccountingRoom:
+class AccountingContext:
     """Context of accounting's actions. Use it from one thread at a time.
 
     Args:
@@ -58,10 +58,10 @@ class AccountingRoom:
     @property
     def clusters(self) -> tuple[str, ...]:
         """Clusters that may have jobs, the configured ones first; at least one."""
-        from steward.jobs.queries import clusters_of
+        from steward.jobs.queries import list_clusters
 
         if self._clusters is None:
-            self._clusters = tuple(clusters_of(self.settings))
+            self._clusters = tuple(list_clusters(self.settings))
         return self._clusters
 
     @property
@@ -92,7 +92,7 @@ class AccountingRoom:
             self.access.is_operator(asker, name) for name in self.clusters
         )
 
-    def scopes(self, asker: Asker) -> dict[str, Scope] | None:
+    def scopes(self, asker: Asker) -> dict[str, VisibleJobs] | None:
         """Return what the requester may see, by cluster; None for everything."""
         if self.is_operator(asker):
             # Operators also see clusters that were removed from the configuration.

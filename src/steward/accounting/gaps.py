@@ -1,8 +1,9 @@
 """Accounting gaps (``steward accounting gaps``): missing or doubtful accounting data.
 
-:func:`gaps` runs each check in ``_LOOKS`` on each cluster, plus the check for silent nodes, and
-returns the findings by time. Each finding says what is unknown and, if possible, why. Data that
-may still arrive are no gap: nodes report once a minute, and a worker that was down catches up.
+:func:`list_accounting_gaps` runs each check in ``_LOOKS`` on each cluster, plus the check for
+silent nodes, and returns the findings by time. Each finding says what is unknown and, if possible,
+why. Data that may still arrive are no gap: nodes report once a minute, and a worker that was down
+catches up.
 """
 
 import heapq
@@ -13,27 +14,27 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.job_page.page import moment
-from steward.capture.nodes.last_seen import Heard
+from steward.accounting.job_page.page import parse_us
+from steward.capture.nodes.last_seen import NodeReportsReader
 from steward.core.access import Asker
-from steward.core.actions import Action, Answer, Request, Shape
-from steward.core.errors import Refused, Unavailable
-from steward.core.records import Line
-from steward.jobs import KeptLaunch
-from steward.slurm.times import TimeError, parse_time, zone_called
+from steward.core.actions import Action, ActionMessage, Answer, Request
+from steward.core.errors import PermissionRefused, Unavailable
+from steward.core.records import UsageLine
+from steward.jobs import StoredLaunch
+from steward.slurm.times import TimeError, load_zone, parse_time
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = timedelta(minutes=5)
+_LATENESS: Final = timedelta(minutes=5)
 """Data younger than this may still arrive."""
 _DEFAULT_DAYS: Final = 7
-_MOST: Final = 10_000
+_MAX_FINDINGS: Final = 10_000
 SILENT_S: Final = 900.0
 LIMIT: Final = 1000
 _US: Final = 1_000_000
-_ORPHANS_S: Final = 1.0
+_TOLERATED_CPU_S: Final = 1.0
 """Tolerated CPU time of a cgroup beyond its tasks', in seconds.
 
 The session manager's own and that of Slurm's launch.
@@ -73,7 +74,7 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     limit: int = LIMIT
 
 
-class Finding(Shape, frozen=True, kw_only=True):
+class Finding(ActionMessage, frozen=True, kw_only=True):
     """Missing or doubtful accounting data of one step, run, job or node.
 
     Attributes:
@@ -129,7 +130,7 @@ class _Span(msgspec.Struct, frozen=True):
     limit: int
 
 
-def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer:
+def list_accounting_gaps(room: AccountingContext, asker: Asker, request: GapsRequest) -> GapsAnswer:
     """Return missing or doubtful accounting data.
 
     Raises:
@@ -138,14 +139,16 @@ def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer
         AccountingUsage: A time is malformed.
     """
     if not room.is_operator(asker):
-        raise Refused("what is missing is about everybody's jobs: only operators may ask for it")
-    span = _span(room, request)
+        raise PermissionRefused(
+            "what is missing is about everybody's jobs: only operators may ask for it"
+        )
+    span = _parse_span(room, request)
     found: list[Finding] = []
     with room.jobs.snapshot():
         for cluster in request.clusters or room.clusters:
-            for look in _LOOKS:
+            for look in _CHECKS:
                 found += look(room, cluster, span)
-    found += _silent_nodes(room, request)
+    found += _find_silent_nodes(room, request)
     first = heapq.nsmallest(span.limit, found, key=lambda one: (one.at, one.cluster, one.job))
     return GapsAnswer(
         findings=tuple(first),
@@ -156,45 +159,49 @@ def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer
     )
 
 
-def _span(room: AccountingRoom, request: GapsRequest) -> _Span:
+def _parse_span(room: AccountingContext, request: GapsRequest) -> _Span:
     """Parse the period of a request."""
     now = room.now()
-    zone = zone_called(request.zone or room.zone((*request.clusters, *room.clusters)[0]))
+    zone = load_zone(request.zone or room.zone((*request.clusters, *room.clusters)[0]))
     try:
         since = parse_time(request.since, now, zone) if request.since else None
         until = parse_time(request.until, now, zone) if request.until else now
     except TimeError as error:
         raise AccountingUsage(str(error), request) from error
     since = since or min(now, until) - timedelta(days=_DEFAULT_DAYS)
-    settled = min(until, now - _PATIENCE)
-    return _Span(since, until, settled, max(1, min(request.limit, _MOST)))
+    settled = min(until, now - _LATENESS)
+    return _Span(since, until, settled, max(1, min(request.limit, _MAX_FINDINGS)))
 
 
-def _no_end(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unended(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find launches whose end no node reported."""
     found = room.jobs.unended_launches(span.since, span.settled, cluster, span.limit + 1)
     for kept in found:
         over = kept.usage.run_end
         if over is not None and over > span.settled:
             continue
-        yield _of_launch(kept, "step-no-end", "the node never told that this step is over")
+        yield _make_launch_finding(
+            kept, "step-no-end", "the node never told that this step is over"
+        )
 
 
-def _unattributed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unattributed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find launches that fit no run."""
     for kept in room.jobs.unattributed(span.since, span.settled, cluster, span.limit + 1):
         used = sum(task.user_us + task.system_us for task in kept.usage.tasks) / _US
         words = "no run is known that this step was of: its CPU time is nobody's"
-        yield _of_launch(kept, "step-unattributed", words, cpu_s=used)
+        yield _make_launch_finding(kept, "step-unattributed", words, cpu_s=used)
 
 
-def _of_launch(kept: KeptLaunch, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+def _make_launch_finding(
+    kept: StoredLaunch, kind: Kind, words: str, cpu_s: float | None = None
+) -> Finding:
     """Make a finding about a launch."""
     usage = kept.usage
     return Finding(
         kind=kind,
         cluster=kept.cluster,
-        at=moment(usage.launched_us),
+        at=parse_us(usage.launched_us),
         node=usage.node,
         job=str(usage.job_id),
         step=usage.step,
@@ -204,17 +211,17 @@ def _of_launch(kept: KeptLaunch, kind: Kind, words: str, cpu_s: float | None = N
     )
 
 
-def _doubtful(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_doubtful(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find steps with doubts, or with CPU time beyond their tasks'."""
     for line in room.jobs.doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
         doubts = [doubt for doubt in line.doubts.split(",") if doubt in _DOUBTS]
         if doubts:
             words = "; ".join(_DOUBTS[doubt] for doubt in doubts)
-            yield _of_line(line, "step-doubtful", words)
-        more = _beyond_tasks_s(line)
-        if more > _ORPHANS_S:
+            yield _make_line_finding(line, "step-doubtful", words)
+        more = _get_cgroup_excess_s(line)
+        if more > _TOLERATED_CPU_S:
             words = "processes that were no task's used this CPU time, or outlived theirs"
-            yield _of_line(line, "orphan-cpu", words, cpu_s=more)
+            yield _make_line_finding(line, "orphan-cpu", words, cpu_s=more)
 
 
 _DOUBTS: Final = {
@@ -225,7 +232,7 @@ _DOUBTS: Final = {
 """Doubts about a step, except a missing end, which is reported per node."""
 
 
-def _beyond_tasks_s(line: Line) -> float:
+def _get_cgroup_excess_s(line: UsageLine) -> float:
     """Return the CPU time of a cgroup beyond its tasks', in seconds."""
     if line.cgroup_user_us is None:
         return 0.0
@@ -233,26 +240,30 @@ def _beyond_tasks_s(line: Line) -> float:
     return (cgroups - (line.user_us or 0) - (line.system_us or 0)) / _US
 
 
-def _stepless(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_stepless(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find ended runs without any step, where nodes report."""
     if not _hears_nodes(room, cluster):
         return
     for line in room.jobs.stepless(span.since, span.settled, cluster, span.limit + 1):
-        yield _of_line(line, "run-no-steps", "no node has told of any step of this run")
+        yield _make_line_finding(line, "run-no-steps", "no node has told of any step of this run")
 
 
-def _lost(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_lost_runs(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find runs that disappeared from Slurm without an end."""
     for line in room.jobs.endless(span.since, span.settled, cluster, span.limit + 1):
-        yield _of_line(line, "run-lost", "Slurm shows it no more, and nobody told how it ended")
+        yield _make_line_finding(
+            line, "run-lost", "Slurm shows it no more, and nobody told how it ended"
+        )
 
 
-def _of_line(line: Line, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+def _make_line_finding(
+    line: UsageLine, kind: Kind, words: str, cpu_s: float | None = None
+) -> Finding:
     """Make a finding about a run or step."""
     return Finding(
         kind=kind,
         cluster=line.cluster,
-        at=moment(line.end_us or line.start_us or line.submit_us),
+        at=parse_us(line.end_us or line.start_us or line.submit_us),
         node=line.nodelist,
         job=line.label,
         step=line.step,
@@ -262,7 +273,7 @@ def _of_line(line: Line, kind: Kind, words: str, cpu_s: float | None = None) -> 
     )
 
 
-def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unconfirmed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find jobs whose script was captured but which Slurm never showed."""
     for job in room.jobs.unconfirmed(span.since, span.settled, cluster, span.limit + 1):
         yield Finding(
@@ -274,7 +285,7 @@ def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Fi
         )
 
 
-def _missed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_missed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find jobs whose script capture missed."""
     for job in room.jobs.missed(span.since, span.until, cluster, span.limit + 1):
         yield Finding(
@@ -286,7 +297,7 @@ def _missed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding
         )
 
 
-def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_node_losses(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find losses that nodes reported themselves."""
     for gap in room.jobs.gaps(span.since, span.until, cluster):
         yield Finding(
@@ -299,7 +310,7 @@ def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[
         )
 
 
-_AGES_S: Final = 100 * 366 * 86400.0
+_MAX_SILENT_S: Final = 100 * 366 * 86400.0
 """Upper limit of ``silent_s``, in seconds: earlier times leave the calendar's range."""
 
 _GAPS: Final = {
@@ -309,11 +320,11 @@ _GAPS: Final = {
 }
 
 
-def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Finding]:
+def _find_silent_nodes(room: AccountingContext, request: GapsRequest) -> Iterator[Finding]:
     """Yield nodes that reported before but no longer do."""
-    before = room.now() - timedelta(seconds=min(max(0.0, request.silent_s), _AGES_S))
+    before = room.now() - timedelta(seconds=min(max(0.0, request.silent_s), _MAX_SILENT_S))
     try:
-        heard = Heard(room.settings.state_dir)
+        heard = NodeReportsReader(room.settings.state_dir)
     except Unavailable as error:
         log.debug("no node was ever heard here: %s", error)
         return
@@ -331,22 +342,22 @@ def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Findin
         heard.close()
 
 
-def _hears_nodes(room: AccountingRoom, cluster: str) -> bool:
+def _hears_nodes(room: AccountingContext, cluster: str) -> bool:
     """Return True if the nodes of a cluster are configured to report."""
     known = room.settings.cluster.get(cluster)
     is_remote = known is not None and known.remote
     return bool(room.settings.nodes.listen) or is_remote
 
 
-_LOOKS: Final[tuple[Callable[[AccountingRoom, str, _Span], Iterable[Finding]], ...]] = (
-    _no_end,
-    _unattributed,
-    _doubtful,
-    _stepless,
-    _lost,
-    _unconfirmed,
-    _missed,
-    _told_by_nodes,
+_CHECKS: Final[tuple[Callable[[AccountingContext, str, _Span], Iterable[Finding]], ...]] = (
+    _find_unended,
+    _find_unattributed,
+    _find_doubtful,
+    _find_stepless,
+    _find_lost_runs,
+    _find_unconfirmed,
+    _find_missed,
+    _find_node_losses,
 )
 
 
@@ -355,6 +366,6 @@ GAPS: Final = Action(
     help="Tell what is missing or doubtful in the books.",
     request=GapsRequest,
     answer=GapsAnswer,
-    run=gaps,
+    run=list_accounting_gaps,
     role="operator",
 )

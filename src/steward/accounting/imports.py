@@ -1,9 +1,9 @@
 """Accounting imports: from slurmdbd, from a file of sacct, or from another job log.
 
-:func:`take_days`, :func:`take_table` and :func:`take_log` read the source and append events
-through :class:`Maker`, which redacts secrets and counts restarts (:class:`RunCounter`).
-``imports.json`` keeps the position of each import, so that an interrupted one continues. Importing
-something twice is harmless: events have idempotency keys.
+:func:`import_days`, :func:`import_sacct_file` and :func:`import_job_log` read the source and append
+events through :class:`ImportEventMaker`, which redacts secrets and counts restarts
+(:class:`RunCounter`). ``imports.json`` keeps the position of each import, so that an interrupted
+one continues. Importing something twice is harmless: events have idempotency keys.
 """
 
 import os
@@ -15,21 +15,21 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from steward.accounting.errors import AccountingError
-from steward.accounting.job_log import PassedOver, job_log
+from steward.accounting.job_log import SkippedLine, load_job_log
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
-from steward.core.records import JobRecord, Line
-from steward.core.timestamps import micros, moment
-from steward.core.usage import StepAccounted
+from steward.core.records import JobRecord, UsageLine
+from steward.core.timestamps import moment, to_micros
+from steward.core.usage import AccountedStep
 from steward.jobs.run_merge import IMPORTED
-from steward.slurm.job_states import FINISHED, base_state
-from steward.slurm.sacct import NAMED, Row, job_from_row, rows_of_file, step_from_row
-from steward.slurm.users import People
+from steward.slurm.job_states import FINISHED, strip_state_suffix
+from steward.slurm.sacct import SACCT_NAME, SacctRow, parse_job_row, parse_step_row, read_sacct_file
+from steward.slurm.users import NameResolver
 
-_MOST: Final = 64
+_MAX_POSITIONS: Final = 64
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ImportPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Position of an import, interrupted or finished.
 
     Attributes:
@@ -42,28 +42,28 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     done: str
 
 
-def places_path(state_dir: str) -> str:
+def get_positions_path(state_dir: str) -> str:
     """Return the path of the file with the positions of imports."""
     return f"{state_dir}/imports.json"
 
 
-def load_place(path: str, name: str) -> str:
+def load_position(path: str, name: str) -> str:
     """Return the position of an import; "" if it has not begun.
 
     Raises:
         AccountingError: The file cannot be read.
     """
-    return next((place.done for place in _all(path) if place.name == name), "")
+    return next((place.done for place in _load_positions(path) if place.name == name), "")
 
 
-def save_place(path: str, place: Place) -> None:
+def save_position(path: str, place: ImportPosition) -> None:
     """Save the position of an import; the oldest positions are dropped.
 
     Raises:
         AccountingError: The file cannot be written.
     """
-    others = [other for other in _all(path) if other.name != place.name]
-    data = msgspec.json.encode([*others, place][-_MOST:])
+    others = [other for other in _load_positions(path) if other.name != place.name]
+    data = msgspec.json.encode([*others, place][-_MAX_POSITIONS:])
     try:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
@@ -75,11 +75,11 @@ def save_place(path: str, place: Place) -> None:
         raise AccountingError(f"{path} cannot be written: {error.strerror}", path) from error
 
 
-def _all(path: str) -> list[Place]:
+def _load_positions(path: str) -> list[ImportPosition]:
     """Load the positions of all imports; [] if there is no file."""
     try:
         with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=list[Place])
+            return msgspec.json.decode(file.read(), type=list[ImportPosition])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError) as error:
@@ -89,13 +89,13 @@ def _all(path: str) -> list[Place]:
         ) from error
 
 
-_ENDS: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
+_END_STATES: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 # A requeue sets the end of one run and the submit time of the next to the same moment.
 _SAME_SUBMIT: Final = timedelta(seconds=2)
 _MOST_REMEMBERED: Final = 200_000
 
 
-class _Last(msgspec.Struct, frozen=True):
+class _LastRun(msgspec.Struct, frozen=True):
     """Last run seen of a job id."""
 
     submit: datetime
@@ -109,7 +109,7 @@ class RunCounter:
     """Counts restarts of jobs from runs in time order; sacct shows them only since 23.02."""
 
     def __init__(self) -> None:
-        self._last: dict[int, _Last] = {}
+        self._last: dict[int, _LastRun] = {}
 
     def counted(self, record: JobRecord) -> JobRecord:
         """Return the record of a run with its restart count."""
@@ -131,12 +131,12 @@ class RunCounter:
             for job_id in list(self._last)[: _MOST_REMEMBERED // 2]:
                 del self._last[job_id]
         self._last.pop(record.job_id, None)
-        state = base_state(record.state)
-        self._last[record.job_id] = _Last(submit, record.end, record.uid, restarts, state)
+        state = strip_state_suffix(record.state)
+        self._last[record.job_id] = _LastRun(submit, record.end, record.uid, restarts, state)
         return msgspec.structs.replace(record, restarts=restarts)
 
 
-class Maker:
+class ImportEventMaker:
     """Makes events of imported records and lines, in the source's order.
 
     Args:
@@ -162,23 +162,23 @@ class Maker:
         None for a running one, which its own cluster reports.
         """
         submit, end = record.submit, record.end
-        if submit is None or end is None or base_state(record.state) not in _ENDS:
+        if submit is None or end is None or strip_state_suffix(record.state) not in _END_STATES:
             return None
         record = self._redact(self._runs.counted(record))
-        submit_s = micros(submit) // 1_000_000
+        submit_s = to_micros(submit) // 1_000_000
         key = f"accounted:{record.job_id}:{submit_s}:{record.restarts}"
         return self._event(JOB_END, key, end, JobFacts(record=record))
 
-    def step(self, record: JobRecord, line: Line) -> Event | None:
+    def step(self, record: JobRecord, line: UsageLine) -> Event | None:
         """Return the event of a step of that run."""
         if record.submit is None or record.end is None:
             return None
-        submit_s = micros(record.submit) // 1_000_000
+        submit_s = to_micros(record.submit) // 1_000_000
         private = self._redact(
             JobRecord(job_id=record.job_id, name=line.name, submit_line=line.submit_line)
         )
         line = msgspec.structs.replace(line, name=private.name, submit_line=private.submit_line)
-        body = StepAccounted(job_id=record.job_id, submit=record.submit, line=line)
+        body = AccountedStep(job_id=record.job_id, submit=record.submit, line=line)
         key = f"accounted:{record.job_id}.{line.step}:{submit_s}"
         return self._event(STEP_ACCOUNTED, key, record.end, body)
 
@@ -198,11 +198,11 @@ class Maker:
 _EVENTS_AT_ONCE: Final = 500
 _DAY: Final = timedelta(days=1)
 
-Report = Callable[[int, int | None, str], None]
+ImportProgress = Callable[[int, int | None, str], None]
 """Progress callback: amount done, total (None if unknown), and unit."""
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an import.
 
     Attributes:
@@ -220,20 +220,22 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     went_on: str = ""
 
 
-class Books(Protocol):
-    """Source of accounting rows by period, such as ``steward.slurm.sacct.History``."""
+class RowSource(Protocol):
+    """Source of accounting rows by period, such as ``steward.slurm.sacct.SacctHistory``."""
 
     passed_over: int
 
-    def rows(self, since: datetime, until: datetime) -> Iterable[Row]:
+    def rows(self, since: datetime, until: datetime) -> Iterable[SacctRow]:
         """Return all rows of a period."""
         ...
 
 
-class _Work:
+class _ImportState:
     """State of an import: the current job, and events not appended yet."""
 
-    def __init__(self, maker: Maker, people: People, append: Append, zone: tzinfo) -> None:
+    def __init__(
+        self, maker: ImportEventMaker, people: NameResolver, append: Append, zone: tzinfo
+    ) -> None:
         self._maker = maker
         self._people = people
         self._append = append
@@ -246,18 +248,18 @@ class _Work:
         self.passed_over = 0
         self.unfinished = 0
 
-    def row(self, row: Row, cluster: str) -> None:
+    def row(self, row: SacctRow, cluster: str) -> None:
         """Process a row; a step's row follows its job's."""
-        named = NAMED.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
+        named = SACCT_NAME.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
         if named is not None and named[5] is not None:
             line = (
-                step_from_row(row, self._job, cluster, self._zone)
+                parse_step_row(row, self._job, cluster, self._zone)
                 if self._job is not None
                 else None
             )
             self._step(line, row)
             return
-        record = job_from_row(row, self._people, self._zone)
+        record = parse_job_row(row, self._people, self._zone)
         if record is None:
             self._job = None
             self.passed_over += 1
@@ -275,7 +277,7 @@ class _Work:
             self.jobs += 1
             self._events.append(event)
 
-    def _step(self, line: Line | None, row: Row) -> None:
+    def _step(self, line: UsageLine | None, row: SacctRow) -> None:
         """Process a step's row, if it belongs to the current job."""
         job = self._job
         raw = row.get("jobidraw", "").partition(".")[0]
@@ -284,7 +286,7 @@ class _Work:
         elif self._is_over:
             self.step(line)
 
-    def step(self, line: Line) -> None:
+    def step(self, line: UsageLine) -> None:
         """Process a step of the last run."""
         if self._job is not None and self._is_over:
             event = self._maker.step(self._job, line)
@@ -300,9 +302,9 @@ class _Work:
         self._events = []
         return True
 
-    def taken(self, went_on: str) -> Taken:
+    def taken(self, went_on: str) -> ImportResult:
         """Return the result of the import."""
-        return Taken(
+        return ImportResult(
             jobs=self.jobs,
             steps=self.steps,
             passed_over=self.passed_over,
@@ -311,17 +313,17 @@ class _Work:
         )
 
 
-def take_days(
-    books: Books,
+def import_days(
+    books: RowSource,
     cluster: str,
     since: datetime,
     until: datetime,
-    maker: Maker,
-    people: People,
+    maker: ImportEventMaker,
+    people: NameResolver,
     append: Append,
     places: str,
-    report: Report,
-) -> Taken:
+    report: ImportProgress,
+) -> ImportResult:
     """Import slurmdbd's history of a period, one query per day.
 
     Args:
@@ -340,40 +342,40 @@ def take_days(
         Unavailable: The journal or the positions cannot be written now.
     """
     name = f"slurmdbd {cluster} {since.isoformat()}"
-    done = load_place(places, name)
+    done = load_position(places, name)
     # Repeat the last day: a job requeued at its end continues on the next day.
-    began = max(since, _begin(date.fromisoformat(done))) if done else since
-    work = _Work(maker, people, append, UTC)
+    began = max(since, _get_midnight(date.fromisoformat(done))) if done else since
+    work = _ImportState(maker, people, append, UTC)
     total = max(1, -(-(until - since) // _DAY))
     while began < until:
-        ends = min(until, _begin(began.date() + _DAY))
+        ends = min(until, _get_midnight(began.date() + _DAY))
         for row in books.rows(began, ends):
             work.row(row, cluster)
             work.flush(least=_EVENTS_AT_ONCE)
         work.flush()
         if ends < until:
-            save_place(places, Place(name=name, done=began.date().isoformat()))
+            save_position(places, ImportPosition(name=name, done=began.date().isoformat()))
         report(min(total, (ends - since) // _DAY), total, f"days, {work.jobs} jobs")
         began = ends
     # Finished: a repeated import starts anew, which is harmless.
-    save_place(places, Place(name=name, done=""))
+    save_position(places, ImportPosition(name=name, done=""))
     work.passed_over += books.passed_over
     return work.taken(done)
 
 
-def take_table(
+def import_sacct_file(
     path: str,
     cluster: str,
-    maker: Maker,
-    people: People,
+    maker: ImportEventMaker,
+    people: NameResolver,
     append: Append,
     places: str,
-    report: Report,
+    report: ImportProgress,
     *,
     zone: tzinfo = UTC,
     delimiter: str = "|",
     times: tuple[datetime | None, datetime | None] = (None, None),
-) -> Taken:
+) -> ImportResult:
     """Import a file that ``sacct -P`` wrote.
 
     Args:
@@ -393,43 +395,43 @@ def take_table(
         SlurmError: The file is not output of sacct.
         Unavailable: The journal or the positions cannot be written now.
     """
-    work = _Work(maker, people, append, zone)
+    work = _ImportState(maker, people, append, zone)
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             name = f"file {cluster} {path} {status.st_size} {status.st_mtime_ns}"
-            done = load_place(places, name)
+            done = load_position(places, name)
             is_wanted = False
             before = 0
-            for row, place in rows_of_file(file, delimiter):
+            for row, place in read_sacct_file(file, delimiter):
                 if row is None:
                     work.passed_over += 1
                     continue
                 is_job = "." not in (row.get("jobid") or row.get("jobidraw", ""))
                 if is_job:
                     if work.flush(least=_EVENTS_AT_ONCE):
-                        save_place(places, Place(name=name, done=str(before)))
+                        save_position(places, ImportPosition(name=name, done=str(before)))
                     report(place, status.st_size, "bytes")
                     is_wanted = place > int(done or 0) and _is_within(row, zone, times)
                 if is_wanted:
                     work.row(row, cluster)
                 before = place
             work.flush()
-            save_place(places, Place(name=name, done=""))
+            save_position(places, ImportPosition(name=name, done=""))
     except OSError as error:
         raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
     return work.taken(done)
 
 
-def take_log(
+def import_job_log(
     path: str,
     cluster: str,
-    maker: Maker,
+    maker: ImportEventMaker,
     append: Append,
-    report: Report,
+    report: ImportProgress,
     *,
     times: tuple[datetime | None, datetime | None] = (None, None),
-) -> Taken:
+) -> ImportResult:
     """Import the job log of another Steward.
 
     Args:
@@ -444,7 +446,7 @@ def take_log(
         AccountingError: The job log cannot be read.
         Unavailable: The journal cannot be written now.
     """
-    work = _Work(maker, People(), append, UTC)
+    work = _ImportState(maker, NameResolver(), append, UTC)
     garbled = 0
 
     def passed_over(_path: str, _number: int, _why: str) -> None:
@@ -452,14 +454,16 @@ def take_log(
         garbled += 1
 
     is_wanted = False
-    for number, line in enumerate(_lines(path, passed_over), start=1):
+    for number, line in enumerate(_read_lines(path, passed_over), start=1):
         if line.step == "":
             work.flush(least=_EVENTS_AT_ONCE)
             report(number, None, "lines")
             ended = moment(line.end_us) if line.end_us else None
-            is_wanted = line.cluster == cluster and not line.piece_us and _in_time(ended, times)
+            is_wanted = (
+                line.cluster == cluster and not line.piece_us and _is_in_window(ended, times)
+            )
             if is_wanted:
-                work.run(_record(line))
+                work.run(_line_to_record(line))
         elif is_wanted:
             work.step(msgspec.structs.replace(line, source="slurmdbd"))
     work.flush()
@@ -467,7 +471,7 @@ def take_log(
     return work.taken("")
 
 
-def is_table(path: str) -> bool:
+def is_sacct_file(path: str) -> bool:
     """Return True if a file looks like output of sacct, not a directory or JSON lines.
 
     Raises:
@@ -482,23 +486,23 @@ def is_table(path: str) -> bool:
         raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
 
 
-def _lines(path: str, passed_over: PassedOver) -> Iterator[Line]:
-    yield from job_log().read_lines(path, passed_over)
+def _read_lines(path: str, passed_over: SkippedLine) -> Iterator[UsageLine]:
+    yield from load_job_log().read_lines(path, passed_over)
 
 
-def _begin(day: date) -> datetime:
+def _get_midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def _is_within(row: Row, zone: tzinfo, times: tuple[datetime | None, datetime | None]) -> bool:
+def _is_within(row: SacctRow, zone: tzinfo, times: tuple[datetime | None, datetime | None]) -> bool:
     """Return True if a row's job ended within the requested times."""
     if times == (None, None):
         return True
-    record = job_from_row(row, People(), zone)
-    return record is not None and _in_time(record.end, times)
+    record = parse_job_row(row, NameResolver(), zone)
+    return record is not None and _is_in_window(record.end, times)
 
 
-def _in_time(end: datetime | None, times: tuple[datetime | None, datetime | None]) -> bool:
+def _is_in_window(end: datetime | None, times: tuple[datetime | None, datetime | None]) -> bool:
     """Return True if an end lies within the requested times."""
     since, until = times
     if end is None:
@@ -507,17 +511,17 @@ def _in_time(end: datetime | None, times: tuple[datetime | None, datetime | None
 
 
 _OF_RECORD: Final = frozenset(JobRecord.__struct_fields__)
-_SAME: Final = tuple(
+_SHARED_FIELDS: Final = tuple(
     field
-    for field in Line.__struct_fields__
+    for field in UsageLine.__struct_fields__
     if field in _OF_RECORD and not field.endswith("_us") and field != "job_id"
 )
 """Fields with the same name in a run's line and in a record."""
 
 
-def _record(line: Line) -> JobRecord:
+def _line_to_record(line: UsageLine) -> JobRecord:
     """Convert a run's line to a record."""
-    fields: dict[str, Any] = {field: getattr(line, field) for field in _SAME}
+    fields: dict[str, Any] = {field: getattr(line, field) for field in _SHARED_FIELDS}
     for name in ("submit", "eligible", "start", "end"):
         value_us = getattr(line, f"{name}_us")
         fields[name] = moment(value_us) if value_us else None
@@ -525,14 +529,14 @@ def _record(line: Line) -> JobRecord:
 
 
 __all__ = [
-    "Maker",
-    "Place",
-    "Report",
+    "ImportEventMaker",
+    "ImportPosition",
+    "ImportProgress",
+    "ImportResult",
     "RunCounter",
-    "Taken",
-    "is_table",
-    "places_path",
-    "take_days",
-    "take_log",
-    "take_table",
+    "get_positions_path",
+    "import_days",
+    "import_job_log",
+    "import_sacct_file",
+    "is_sacct_file",
 ]

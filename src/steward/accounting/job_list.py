@@ -1,8 +1,8 @@
 """Job lists: the actions that list jobs and count them by state, within permissions.
 
-:func:`jobs` returns one page of jobs or arrays with their resources and usage, :func:`job_states`
-the counts. The requests and replies are in :mod:`steward.accounting.job_list_requests`; the web
-pages of jobs show them.
+:func:`list_job_rows` returns one page of jobs or arrays with their resources and usage,
+:func:`count_job_states` the counts. The requests and replies are in
+:mod:`steward.accounting.job_list_requests`; the web pages of jobs show them.
 """
 
 import base64
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.job_list_requests import (
     JobRow,
@@ -20,34 +20,39 @@ from steward.accounting.job_list_requests import (
     JobStatesAnswer,
     JobStatesRequest,
 )
-from steward.accounting.job_page.job_efficiency import cpu_used_s, elapsed_s, share_of, tres
-from steward.archive.requests import Selection
-from steward.archive.selection import Span, job_filter
+from steward.accounting.job_page.job_efficiency import (
+    compute_cpu_used_s,
+    compute_elapsed_s,
+    compute_share,
+    parse_tres_bytes,
+)
+from steward.archive.requests import JobSelection
+from steward.archive.selection import SelectionSpan, make_job_filter
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.records import JobRecord, Line
-from steward.core.timestamps import micros
+from steward.core.records import JobRecord, UsageLine
+from steward.core.timestamps import to_micros
 from steward.jobs import Job, JobFilter
-from steward.jobs.queries import Array, Listed, ListPlace
+from steward.jobs.queries import Array, ListRow, PageStart
 from steward.slurm.job_states import FINISHED
-from steward.slurm.times import parse_time, zone_called
+from steward.slurm.times import load_zone, parse_time
 
-MOST_ROWS: Final = 1000
+MAX_ROWS: Final = 1000
 _LONGEST_PAGE: Final = 100_000
 _NUMBER_BOUND: Final = 2**62
 
 
-def jobs(room: AccountingRoom, asker: Asker, request: JobsRequest) -> JobsAnswer:
+def list_job_rows(room: AccountingContext, asker: Asker, request: JobsRequest) -> JobsAnswer:
     """Return one page of jobs.
 
     Raises:
         UsageError: The request is malformed.
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    if not 1 <= request.limit <= MOST_ROWS:
-        raise AccountingUsage(f"a limit is from 1 to {MOST_ROWS}", request.limit)
-    wanted = _filter(room, asker, request)
-    place = _place(request.page)
+    if not 1 <= request.limit <= MAX_ROWS:
+        raise AccountingUsage(f"a limit is from 1 to {MAX_ROWS}", request.limit)
+    wanted = _build_filter(room, asker, request)
+    place = _decode_page(request.page)
     together = request.arrays == "together" and request.order.endswith("submit")
     with room.jobs.snapshot():
         listed, following = room.jobs.listed(
@@ -58,44 +63,46 @@ def jobs(room: AccountingRoom, asker: Asker, request: JobsRequest) -> JobsAnswer
         lines = room.jobs.last_lines(single)
         arrays = room.jobs.states_of_tasks(one.array for one in listed if one.array is not None)
     now = room.now()
-    now_us = micros(now)
-    rows = tuple(_row(one, found[one.number], lines, arrays, now_us) for one in listed)
+    now_us = to_micros(now)
+    rows = tuple(_build_row(one, found[one.number], lines, arrays, now_us) for one in listed)
     return JobsAnswer(
         jobs=rows,
         now=now,
-        next=_page(following) if following is not None else "",
+        next=_encode_page(following) if following is not None else "",
         zones={row.cluster: room.zone(row.cluster) for row in rows},
     )
 
 
-def job_states(room: AccountingRoom, asker: Asker, request: JobStatesRequest) -> JobStatesAnswer:
+def count_job_states(
+    room: AccountingContext, asker: Asker, request: JobStatesRequest
+) -> JobStatesAnswer:
     """Count jobs by state.
 
     Raises:
         UsageError: The request is malformed.
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    found, is_all = room.jobs.states_of(_filter(room, asker, request))
+    found, is_all = room.jobs.states_of(_build_filter(room, asker, request))
     states = dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
     return JobStatesAnswer(states=states, total=sum(states.values()), is_all=is_all)
 
 
-def _filter(room: AccountingRoom, asker: Asker, request: Selection) -> JobFilter:
+def _build_filter(room: AccountingContext, asker: Asker, request: JobSelection) -> JobFilter:
     """Build the job filter of a request, within what the requester may see."""
     clusters = request.clusters or (room.main_cluster,)
-    zone = zone_called(request.zone or room.zone(clusters[0]))
+    zone = load_zone(request.zone or room.zone(clusters[0]))
     now = room.now()
-    when = Span(
+    when = SelectionSpan(
         since=parse_time(request.since, now, zone) if request.since else None,
         until=parse_time(request.until, now, zone) if request.until else None,
     )
-    return job_filter(request, when, room.scopes(asker))
+    return make_job_filter(request, when, room.scopes(asker))
 
 
-def _row(
-    listed: Listed,
+def _build_row(
+    listed: ListRow,
     job: Job,
-    lines: Mapping[int, Line],
+    lines: Mapping[int, UsageLine],
     arrays: Mapping[Array, dict[str, int]],
     now_us: int,
 ) -> JobRow:
@@ -120,16 +127,18 @@ def _row(
     if listed.array is not None:
         tasks = arrays.get(listed.array, {})
         return msgspec.structs.replace(row, job=str(listed.array[1]), tasks=tasks)
-    return _single(row, job, lines.get(job.number), now_us)
+    return _fill_row(row, job, lines.get(job.number), now_us)
 
 
-def _single(row: JobRow, job: Job, line: Line | None, now_us: int) -> JobRow:
+def _fill_row(row: JobRow, job: Job, line: UsageLine | None, now_us: int) -> JobRow:
     """Complete the row of a single job with times, usage and efficiency."""
     record = job.record
-    given = tres(record.tres_allocated or record.tres_requested)
+    given = parse_tres_bytes(record.tres_allocated or record.tres_requested)
     is_over = record.state in FINISHED
-    elapsed = elapsed_s(line, now_us) if line is not None else _elapsed_s(record, now_us)
-    used = cpu_used_s(line) if line is not None else None
+    elapsed = (
+        compute_elapsed_s(line, now_us) if line is not None else _compute_elapsed_s(record, now_us)
+    )
+    used = compute_cpu_used_s(line) if line is not None else None
     peak = (line.peak_bytes or line.max_rss_bytes) if line is not None else None
     per_node = given.get("mem", 0) // max(record.nodes or 1, 1)
     allowed = (line.peak_allocated_bytes if line is not None else None) or per_node
@@ -140,32 +149,36 @@ def _single(row: JobRow, job: Job, line: Line | None, now_us: int) -> JobRow:
         start=record.start if line is None or line.start_us else None,
         end=record.end if is_over else None,
         elapsed_s=elapsed,
-        waited_s=_waited_s(record, line, now_us),
+        waited_s=_compute_waited_s(record, line, now_us),
         nodes=record.nodes,
         nodelist=record.nodelist,
         cpus=record.cpus,
         memory_bytes=given.get("mem"),
         tres=record.tres_allocated or record.tres_requested,
         cpu_used_s=used,
-        cpu=share_of(used, elapsed * record.cpus) if is_over and elapsed and record.cpus else None,
+        cpu=compute_share(used, elapsed * record.cpus)
+        if is_over and elapsed and record.cpus
+        else None,
         peak_bytes=peak,
-        memory=share_of(peak, allowed),
+        memory=compute_share(peak, allowed),
         exit_code=record.exit_code,
         exit_signal=record.exit_signal,
         restarts=record.restarts,
     )
 
 
-def _elapsed_s(record: JobRecord, now_us: int) -> float | None:
+def _compute_elapsed_s(record: JobRecord, now_us: int) -> float | None:
     """Return the elapsed seconds of a job without an accounting line."""
     if record.start is None or record.nodelist == "":
         return None
-    end_us = micros(record.end) if record.end is not None and record.state in FINISHED else now_us
-    elapsed = (end_us - micros(record.start)) / 1e6 - (record.suspended_s or 0)
+    end_us = (
+        to_micros(record.end) if record.end is not None and record.state in FINISHED else now_us
+    )
+    elapsed = (end_us - to_micros(record.start)) / 1e6 - (record.suspended_s or 0)
     return max(0.0, elapsed)
 
 
-def _waited_s(record: JobRecord, line: Line | None, now_us: int) -> float | None:
+def _compute_waited_s(record: JobRecord, line: UsageLine | None, now_us: int) -> float | None:
     """Return the seconds from eligible time to start, end or now."""
     since = record.eligible or record.submit
     if since is None:
@@ -174,16 +187,16 @@ def _waited_s(record: JobRecord, line: Line | None, now_us: int) -> float | None
     if not started_us:
         if record.state in FINISHED and record.end is None:
             return None
-        started_us = micros(record.end) if record.state in FINISHED and record.end else now_us
-    return max(0.0, (started_us - micros(since)) / 1e6)
+        started_us = to_micros(record.end) if record.state in FINISHED and record.end else now_us
+    return max(0.0, (started_us - to_micros(since)) / 1e6)
 
 
-def _page(place: ListPlace) -> str:
+def _encode_page(place: PageStart) -> str:
     """Encode a list position as an opaque page token."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
 
 
-def _place(page: str) -> ListPlace | None:
+def _decode_page(page: str) -> PageStart | None:
     """Decode a page token; None for the first page."""
     if not page:
         return None
@@ -192,7 +205,7 @@ def _place(page: str) -> ListPlace | None:
         raise wrong
     padded = page.encode("ascii", "replace") + b"=" * (-len(page) % 4)
     try:
-        place = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=ListPlace)
+        place = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=PageStart)
     except (ValueError, msgspec.MsgspecError) as error:
         raise wrong from error
     numbers = (place.at_us, place.job_id, place.number)
@@ -206,7 +219,7 @@ JOBS: Final = Action(
     help="List jobs with what they were given and used.",
     request=JobsRequest,
     answer=JobsAnswer,
-    run=jobs,
+    run=list_job_rows,
     only_reads=True,
 )
 JOB_STATES: Final = Action(
@@ -214,6 +227,6 @@ JOB_STATES: Final = Action(
     help="Count jobs by state.",
     request=JobStatesRequest,
     answer=JobStatesAnswer,
-    run=job_states,
+    run=count_job_states,
     only_reads=True,
 )

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.requests import Selection
-from steward.core.actions import Answer, Shape
+from steward.archive.requests import JobSelection
+from steward.core.actions import ActionMessage, Answer
 from steward.jobs.queries import Order
 
 
-class JobsRequest(Selection, frozen=True, kw_only=True):
+class JobsRequest(JobSelection, frozen=True, kw_only=True):
     """Request of accounting.jobs: list jobs with their resources and usage.
 
     Without ``since``, jobs of all time.
@@ -33,7 +33,7 @@ class JobsRequest(Selection, frozen=True, kw_only=True):
     page: str = ""
 
 
-class JobRow(Shape, frozen=True, kw_only=True, omit_defaults=True):
+class JobRow(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Row of a job list: the last run of a job, or an array as a whole.
 
     Attributes:
@@ -108,7 +108,7 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
     zones: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class JobStatesRequest(Selection, frozen=True, kw_only=True):
+class JobStatesRequest(JobSelection, frozen=True, kw_only=True):
     """Request of accounting.job_states: count jobs by state; without ``since``, of all time."""
 
 

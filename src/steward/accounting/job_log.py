@@ -6,12 +6,12 @@ from typing import Final, Protocol
 import msgspec
 
 from steward.core.extensions import load_offer
-from steward.core.records import Line
+from steward.core.records import UsageLine
 
 _GROUP: Final = "steward.job_log"
 _NAME: Final = "log"
 
-PassedOver = Callable[[str, int, str], None]
+SkippedLine = Callable[[str, int, str], None]
 """Callback for each malformed line, with file, line number and reason."""
 
 
@@ -35,11 +35,11 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True):
         days_in: Lists the days in a directory, oldest first.
     """
 
-    read_lines: Callable[[str, PassedOver | None], Iterator[Line]]
+    read_lines: Callable[[str, SkippedLine | None], Iterator[UsageLine]]
     days_in: Callable[[str], Sequence[LogDay]]
 
 
-def job_log() -> JobLog:
+def load_job_log() -> JobLog:
     """Load the functions that read the job log.
 
     Raises:

@@ -1,7 +1,8 @@
 """TLS certificates for compute nodes that do not use MUNGE, made by openssl.
 
-:class:`Authority` keeps its own CA, Steward's server certificate and one client certificate for
-each node in one directory. It never changes existing files, so that nodes can be added later.
+:class:`CertificateAuthority` keeps its own CA, Steward's server certificate and one client
+certificate for each node in one directory. It never changes existing files, so that nodes can be
+added later.
 """
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from steward.core.errors import StewardError, UsageError
-from steward.slurm.nodelists import NodeListError, expand
+from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 _TIMEOUT_S: Final = 60.0
 """Longest run of openssl, in seconds."""
@@ -28,7 +29,7 @@ class CertificateError(StewardError):
     """A certificate cannot be made."""
 
 
-class Authority:
+class CertificateAuthority:
     """Certificate authority of one site's nodes.
 
     Args:
@@ -77,7 +78,7 @@ class Authority:
             CertificateError: openssl fails.
         """
         try:
-            names = expand(nodelist)
+            names = expand_nodelist(nodelist)
         except NodeListError as error:
             raise UsageError(str(error)) from error
         for name in names:
@@ -110,7 +111,7 @@ class Authority:
             *("-keyout", str(new_key), "-out", str(new_certificate)),
             *(word for extension in extensions for word in ("-addext", extension)),
         ]
-        _run(words, _CONFIG.format(name[:_MOST_COMMON_NAME]))
+        _run_openssl(words, _CONFIG.format(name[:_MOST_COMMON_NAME]))
         try:
             new_key.chmod(0o600)
             new_certificate.chmod(0o644)
@@ -121,7 +122,7 @@ class Authority:
         return True
 
 
-def _run(words: Sequence[str], text: str) -> None:
+def _run_openssl(words: Sequence[str], text: str) -> None:
     """Run openssl with a configuration on standard input."""
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """First configuration (``steward init``): write steward.toml and list the next steps.
 
-``site_of`` reads the Slurm configuration into a :class:`Site`; :class:`Wishes` holds the
-options of the command. ``make`` writes the configuration and creates the directories that it
+``query_site`` reads the Slurm configuration into a :class:`SlurmSite`; :class:`InitOptions` holds
+the options of the command. ``make`` writes the configuration and creates the directories that it
 names; ``steps`` yields the commands and slurm.conf lines that are left to the administrator.
 """
 
@@ -17,18 +17,18 @@ import msgspec
 from steward.admin.plugins.installation import (
     DEFAULT_LINES,
     FETCHED_PLUGSTACK,
-    conf_directory,
-    includes,
-    is_ours,
+    get_conf_directory,
+    has_include,
+    is_own_file,
 )
-from steward.admin.plugins.job_submit import CALLED, lua_sockets
-from steward.admin.plugins.jobcomp import slurm_user
-from steward.bank.gate.plugin_conf import plugins_of
+from steward.admin.plugins.job_submit import CALLED, find_lua_sockets
+from steward.admin.plugins.jobcomp import parse_slurm_user
+from steward.bank.gate.plugin_conf import parse_submit_plugins
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.reader import load
+from steward.core.config.reader import load_settings
 from steward.core.errors import StewardError
-from steward.core.files import network_kind, replacing
+from steward.core.files import find_network_type, replace_file
 from steward.slurm import Slurm, SlurmError
 from steward.slurm.settings import ClusterSettings
 
@@ -44,7 +44,7 @@ _PATIENCE_S: Final = 20.0
 """Longest wait for slurmctld, in seconds."""
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmSite(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the site's Slurm.
 
     Attributes:
@@ -65,7 +65,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slurm_user(self) -> str:
         """Name of SlurmUser."""
-        found = slurm_user(self.shown)
+        found = parse_slurm_user(self.shown)
         return found[0] if found else "slurm"
 
     @property
@@ -86,7 +86,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return "" if kind == "jobcomp/none" else kind
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class InitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``steward init``.
 
     Attributes:
@@ -137,7 +137,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
 
-def is_user(name: str) -> bool:
+def has_user(name: str) -> bool:
     """Return whether a user exists, as one that a package creates."""
     try:
         pwd.getpwnam(name)
@@ -146,7 +146,7 @@ def is_user(name: str) -> bool:
     return True
 
 
-def site_of(slurm_conf: str = "", slurm_bin: str = "") -> Site:
+def query_site(slurm_conf: str = "", slurm_bin: str = "") -> SlurmSite:
     """Query the configuration of this host's Slurm.
 
     Args:
@@ -165,7 +165,7 @@ def site_of(slurm_conf: str = "", slurm_bin: str = "") -> Site:
         raise SetupError(
             f"slurmctld does not answer: run this on its host while it runs ({error})", error
         ) from error
-    return Site(shown=shown, slurm_conf=slurm_conf, slurm_bin=slurm_bin)
+    return SlurmSite(shown=shown, slurm_conf=slurm_conf, slurm_bin=slurm_bin)
 
 
 _HEAD: Final = """\
@@ -177,56 +177,56 @@ _HEAD: Final = """\
 _NO_URL: Final = '#url = "https://steward.example.org"\n'
 
 
-def text_of(wishes: Wishes, site: Site) -> str:
+def render_config_text(wishes: InitOptions, site: SlurmSite) -> str:
     """Render the configuration as TOML."""
     parts = [_HEAD]
     if wishes.state_dir != DEFAULT_STATE:
-        parts.append(_line("state_dir", wishes.state_dir))
-    parts.append(_cluster(wishes, site))
-    parts.append("[archive.sink.files]\n" + _line("path", wishes.archive_dir))
+        parts.append(_render_line("state_dir", wishes.state_dir))
+    parts.append(_render_cluster(wishes, site))
+    parts.append("[archive.sink.files]\n" + _render_line("path", wishes.archive_dir))
     if wishes.nodes:
         parts.append("# What 'steward agent' on compute nodes sends.\n[nodes]\n")
-        parts[-1] += _line("listen", wishes.nodes)
+        parts[-1] += _render_line("listen", wishes.nodes)
         if wishes.listener:
-            parts[-1] += _line("listener", wishes.listener)
+            parts[-1] += _render_line("listener", wishes.listener)
     if wishes.bank:
         parts.append("# It observes, and refuses nothing, until 'steward bank enforce gate'.\n")
         parts[-1] += "[bank]\nenabled = true\n"
     if wishes.sensor:
-        parts.append(_sensor(wishes))
-    parts.append("[actions]\n" + _line("programs_file", f"{wishes.out}/programs"))
+        parts.append(_render_sensor(wishes))
+    parts.append("[actions]\n" + _render_line("programs_file", f"{wishes.out}/programs"))
     parts.append(
         "# Rules act on events; 'steward rules enable NAME' turns on one that comes with Steward.\n"
         f'[rules]\nenabled = false\ndirectories = ["{wishes.out}/rules.d"]\n'
     )
     if wishes.web:
-        parts.append("[web]\n" + _line("listen", wishes.web))
+        parts.append("[web]\n" + _render_line("listen", wishes.web))
         parts[-1] += "# URL of the pages in users' browsers; 'steward login' prints links to it.\n"
-        parts[-1] += _line("url", wishes.web_url) if wishes.web_url else _NO_URL
+        parts[-1] += _render_line("url", wishes.web_url) if wishes.web_url else _NO_URL
     return "\n".join(parts)
 
 
-def _cluster(wishes: Wishes, site: Site) -> str:
+def _render_cluster(wishes: InitOptions, site: SlurmSite) -> str:
     """Render the section of the cluster."""
     lines = [f"[cluster.{wishes.cluster}]\n"]
     for name in ("slurm_conf", "slurm_bin"):
         value = getattr(site, name)
         if value:
-            lines.append(_line(name, value))
+            lines.append(_render_line(name, value))
     if wishes.jobcomp_lines:
-        lines.append(_line("jobcomp_lines", wishes.jobcomp_lines))
+        lines.append(_render_line("jobcomp_lines", wishes.jobcomp_lines))
     return "".join(lines)
 
 
-def _sensor(wishes: Wishes) -> str:
+def _render_sensor(wishes: InitOptions) -> str:
     text = "[sensor]\nenabled = true\n"
     secret = f"{wishes.out}/trigger.secret"
     if secret != SensorSettings().secret_file:
-        text += _line("secret_file", secret)
+        text += _render_line("secret_file", secret)
     return text
 
 
-def _line(name: str, value: str) -> str:
+def _render_line(name: str, value: str) -> str:
     # JSON strings are valid TOML, except for DEL, which none of our paths contains.
     return f"{name} = {msgspec.json.encode(value).decode()}\n"
 
@@ -237,7 +237,7 @@ _PROGRAMS: Final = """\
 """
 
 
-def make(wishes: Wishes, site: Site, *, force: bool = False) -> list[str]:
+def write_configuration(wishes: InitOptions, site: SlurmSite, *, force: bool = False) -> list[str]:
     """Write the configuration and create what it names; return the written paths.
 
     Args:
@@ -256,41 +256,41 @@ def make(wishes: Wishes, site: Site, *, force: bool = False) -> list[str]:
         raise SetupError(
             f"{wishes.path} is there: edit it, or write it anew with --force", wishes.path
         )
-    kind = network_kind(wishes.state_dir)
+    kind = find_network_type(wishes.state_dir)
     if kind:
         raise SetupError(
             f"{wishes.state_dir} is on {kind}: name a local disk by --state-dir", wishes.state_dir
         )
     try:
-        return list(_made(wishes, site, account.pw_uid, account.pw_gid))
+        return list(_write_files(wishes, site, account.pw_uid, account.pw_gid))
     except OSError as error:
         raise SetupError(f"{error.filename or wishes.out}: {error.strerror}", wishes) from error
 
 
-def _made(wishes: Wishes, site: Site, uid: int, gid: int) -> Iterator[str]:
+def _write_files(wishes: InitOptions, site: SlurmSite, uid: int, gid: int) -> Iterator[str]:
     """Write files and create directories; yield the paths that are new."""
-    _directory(wishes.out, 0o755, None)
-    text = text_of(wishes, site)
-    _check(text, wishes)
+    _make_directory(wishes.out, 0o755, None)
+    text = render_config_text(wishes, site)
+    _check_config_text(text, wishes)
     if os.path.lexists(wishes.path):
         os.replace(wishes.path, f"{wishes.path}.old")
         yield f"{wishes.path}.old"
     # Owned by root, readable by Steward's group: Steward must not change its own settings.
-    _file(wishes.path, text, 0o640, (os.geteuid(), gid))
+    _write_file(wishes.path, text, 0o640, (os.geteuid(), gid))
     yield wishes.path
     programs = f"{wishes.out}/programs"
     if not os.path.lexists(programs):
-        _file(programs, _PROGRAMS, 0o644, None)
+        _write_file(programs, _PROGRAMS, 0o644, None)
         yield programs
-    for path, mode, owner in _directories(wishes, uid, gid):
-        if _directory(path, mode, owner):
+    for path, mode, owner in _list_directories(wishes, uid, gid):
+        if _make_directory(path, mode, owner):
             yield path
     if wishes.sensor:
-        yield from _trigger(wishes)
+        yield from _install_trigger(wishes)
 
 
-def _directories(
-    wishes: Wishes, uid: int, gid: int
+def _list_directories(
+    wishes: InitOptions, uid: int, gid: int
 ) -> Iterator[tuple[str, int, tuple[int, int] | None]]:
     yield f"{wishes.out}/rules.d", 0o755, None
     yield wishes.state_dir, 0o700, (uid, gid)
@@ -299,7 +299,7 @@ def _directories(
         yield os.path.dirname(wishes.jobcomp_lines), 0o750, (uid, gid)
 
 
-def _trigger(wishes: Wishes) -> Iterator[str]:
+def _install_trigger(wishes: InitOptions) -> Iterator[str]:
     from steward.admin.plugins.trigger import install_trigger
 
     helper = SensorSettings().helper
@@ -307,24 +307,24 @@ def _trigger(wishes: Wishes) -> Iterator[str]:
     yield from install_trigger(helper, secret, user=wishes.user).written
 
 
-def _check(text: str, wishes: Wishes) -> None:
+def _check_config_text(text: str, wishes: InitOptions) -> None:
     """Check that the text to write is a valid configuration."""
     fd, path = tempfile.mkstemp(prefix=".steward-", suffix=".toml", dir=wishes.out)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
-        load(path)
+        load_settings(path)
     finally:
         os.unlink(path)
 
 
-def _file(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
+def _write_file(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
     """Write a file atomically, with owner and mode set from the start."""
-    with replacing(path, mode, owner=owner) as file:
+    with replace_file(path, mode, owner=owner) as file:
         file.write(text.encode())
 
 
-def _directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool:
+def _make_directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool:
     """Create a directory and its parents; an existing one stays unchanged.
 
     Returns:
@@ -350,7 +350,7 @@ _WRITABLE: Final = "/srv/steward/"
 _LUA_SOCKET: Final = "apt-get install lua-socket        # on EL: dnf install lua-socket, of EPEL"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class SetupStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the installation, for the administrator.
 
     Attributes:
@@ -364,30 +364,30 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def steps(wishes: Wishes, site: Site) -> Iterator[Step]:
+def list_steps(wishes: InitOptions, site: SlurmSite) -> Iterator[SetupStep]:
     """Yield the remaining steps in order."""
     at = "" if wishes.out == DEFAULT_OUT else f" --config {wishes.path}"
-    yield Step(
+    yield SetupStep(
         title="The archive, from snapshots and the spool alone: nothing of Slurm is changed",
         commands=(
             f"steward config check{at}",
-            *_unit(wishes),
+            *_list_unit_commands(wishes),
             "systemctl enable --now steward",
             f"steward doctor{at}",
         ),
     )
     if wishes.jobcomp_lines:
-        yield _jobcomp(site)
+        yield _make_jobcomp_step(site)
     if wishes.nodes:
-        yield _nodes(wishes, site)
+        yield _make_nodes_step(wishes, site)
     if wishes.bank:
-        yield _bank(at)
-        yield _gate(site, at)
+        yield _make_bank_step(at)
+        yield _make_gate_step(site, at)
     if wishes.web:
-        yield _pages(wishes, at)
+        yield _make_web_step(wishes, at)
 
 
-def _unit(wishes: Wishes) -> Iterator[str]:
+def _list_unit_commands(wishes: InitOptions) -> Iterator[str]:
     """Yield commands that adapt the unit file to this site."""
     if wishes.user != "slurm":
         yield f"systemctl edit steward        # [Service] User={wishes.user} Group={wishes.user}"
@@ -395,8 +395,8 @@ def _unit(wishes: Wishes) -> Iterator[str]:
         yield f"systemctl edit steward        # [Service] ReadWritePaths={wishes.archive_dir}"
 
 
-def _jobcomp(site: Site) -> Step:
-    return Step(
+def _make_jobcomp_step(site: SlurmSite) -> SetupStep:
+    return SetupStep(
         title="Every job's end, told by slurmctld as it happens",
         commands=(
             f"steward plugins install --jobcomp {site.etc}",
@@ -407,21 +407,21 @@ def _jobcomp(site: Site) -> Step:
     )
 
 
-def _nodes(wishes: Wishes, site: Site) -> Step:
+def _make_nodes_step(wishes: InitOptions, site: SlurmSite) -> SetupStep:
     """Make the step that installs SPANK plugin and agents on nodes."""
     plugstack = site.plugstack
-    conf = f"{conf_directory(plugstack)}/steward.conf"
+    conf = f"{get_conf_directory(plugstack)}/steward.conf"
     at = f" --plugstack {plugstack}" if plugstack != "/etc/slurm/plugstack.conf" else ""
-    include = f"{plugstack}: include {conf_directory(plugstack)}/*.conf"
+    include = f"{plugstack}: include {get_conf_directory(plugstack)}/*.conf"
     port = wishes.nodes.rpartition(":")[2]
     words = f'STEWARD_AGENT="--to {os.uname().nodename}:{port} --user {wishes.user}"'
-    return Step(
+    return SetupStep(
         title="What steps and tasks used, told by the nodes",
         commands=(
             *(("systemctl enable --now steward-listen",) if wishes.listener else ()),
             "steward plugins build",
             f"steward plugins install{at}        # on each node",
-            *(() if includes(plugstack, conf) else (include,)),
+            *(() if has_include(plugstack, conf) else (include,)),
             f"steward plugins check{at}          # on each node",
             f"echo '{words}' > /etc/steward/agent.conf        # on each node",
             "systemctl enable --now steward-agent.timer        # on each node",
@@ -430,8 +430,8 @@ def _nodes(wishes: Wishes, site: Site) -> Step:
     )
 
 
-def _bank(at: str) -> Step:
-    return Step(
+def _make_bank_step(at: str) -> SetupStep:
+    return SetupStep(
         title="The bank, which observes: jobs are priced and charged, none is refused",
         commands=(
             f"steward bank rate create '*' --weight cpu=1{at}",
@@ -442,18 +442,18 @@ def _bank(at: str) -> Step:
     )
 
 
-def _gate(site: Site, at: str) -> Step:
+def _make_gate_step(site: SlurmSite, at: str) -> SetupStep:
     """Make the step that installs the submit plugin."""
-    plugins = plugins_of(site.shown)
+    plugins = parse_submit_plugins(site.shown)
     called = f"{site.etc}/{CALLED}"
     note = "gate.off takes it out again at once: docs/gate.md."
-    if os.path.exists(called) and not is_ours(called):
+    if os.path.exists(called) and not is_own_file(called):
         note = f"{called} is the site's own: the first command says what it is to call. {note}"
     named = [*(one for one in plugins if one != "lua"), "lua"]
-    return Step(
+    return SetupStep(
         title="The gate: slurmctld asks the bank before it takes a job",
         commands=(
-            *(() if lua_sockets() else (_LUA_SOCKET,)),
+            *(() if find_lua_sockets() else (_LUA_SOCKET,)),
             f"steward plugins install --job-submit-lua {site.etc}",
             f"{site.etc}/slurm.conf: JobSubmitPlugins={','.join(named)}",
             "systemctl restart slurmctld",
@@ -465,9 +465,9 @@ def _gate(site: Site, at: str) -> Step:
     )
 
 
-def _pages(wishes: Wishes, at: str) -> Step:
+def _make_web_step(wishes: InitOptions, at: str) -> SetupStep:
     note = f"{wishes.path}: set [web] url, which 'steward login' prints. Then: steward reload."
-    return Step(
+    return SetupStep(
         title="The web pages and the API",
         commands=("systemctl enable --now steward-web", f"steward login{at}"),
         note="" if wishes.web_url else note,

@@ -12,18 +12,18 @@ import msgspec
 
 from steward.core.access import Access, Asker
 from steward.core.actions import Action
-from steward.core.errors import Refused, UsageError
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import BODIES, Event
 from steward.core.journal.client import JournalLink
 from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
 from steward.core.waits import Stop
-from steward.reports.events import EventTold, told
+from steward.reports.events import EventItem, make_event_item
 
 _MOST_EVENTS = 10_000
 """Most events in one answer."""
 
 
-class JournalRoom:
+class JournalContext:
     """Context of the journal actions.
 
     Args:
@@ -44,7 +44,9 @@ class JournalRoom:
             Refused: The asker is none, or not on every cluster.
         """
         if not all(self._access.is_operator(asker, cluster) for cluster in self._clusters):
-            raise Refused("the journal holds everybody's jobs: only operators may ask for it")
+            raise PermissionRefused(
+                "the journal holds everybody's jobs: only operators may ask for it"
+            )
 
     def reader(self) -> JournalReader:
         """Open the journal for reading."""
@@ -60,7 +62,7 @@ class JournalRoom:
         self.admit(asker)
         reader = self.reader()
         try:
-            return _called(reader, name)
+            return _find_consumer(reader, name)
         finally:
             reader.close()
 
@@ -122,7 +124,7 @@ class ListRequest(_Request, frozen=True, kw_only=True):
 class ListAnswer(_Answer, frozen=True, kw_only=True):
     """Events, oldest first."""
 
-    events: tuple[EventTold, ...]
+    events: tuple[EventItem, ...]
 
 
 class DeadRequest(_Request, frozen=True, kw_only=True):
@@ -191,7 +193,7 @@ class ForgetAnswer(_Answer, frozen=True, kw_only=True):
     consumer: str
 
 
-def _status(room: JournalRoom, asker: Asker, _request: StatusRequest) -> StatusAnswer:
+def _show_status(room: JournalContext, asker: Asker, _request: StatusRequest) -> StatusAnswer:
     room.admit(asker)
     reader = room.reader()
     try:
@@ -205,7 +207,7 @@ def _status(room: JournalRoom, asker: Asker, _request: StatusRequest) -> StatusA
         reader.close()
 
 
-def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
+def _list_events(room: JournalContext, asker: Asker, request: ListRequest) -> ListAnswer:
     """List events by kind and cluster."""
     room.admit(asker)
     unknown = set(request.kinds) - set(BODIES)
@@ -215,13 +217,13 @@ def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
     limit = max(1, min(request.limit, _MOST_EVENTS))
     reader = room.reader()
     try:
-        found = _newest(reader, request, limit)
+        found = _read_events(reader, request, limit)
     finally:
         reader.close()
-    return ListAnswer(events=tuple(map(told, found)))
+    return ListAnswer(events=tuple(map(make_event_item, found)))
 
 
-def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
+def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
     """Return the first events after a position, or the last ones before the head."""
     kinds = frozenset(request.kinds or BODIES)
 
@@ -241,18 +243,18 @@ def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[Eve
         span *= 4
 
 
-def _dead(room: JournalRoom, asker: Asker, request: DeadRequest) -> DeadAnswer:
+def _list_dead_letters(room: JournalContext, asker: Asker, request: DeadRequest) -> DeadAnswer:
     """List dead letters."""
     room.admit(asker)
     reader = room.reader()
     try:
-        consumer = _called(reader, request.consumer) if request.consumer else ""
-        return DeadAnswer(letters=tuple(map(_dead_line, reader.dead(consumer))))
+        consumer = _find_consumer(reader, request.consumer) if request.consumer else ""
+        return DeadAnswer(letters=tuple(map(_make_dead_line, reader.dead(consumer))))
     finally:
         reader.close()
 
 
-def _called(reader: JournalReader, name: str) -> str:
+def _find_consumer(reader: JournalReader, name: str) -> str:
     """Return the consumer of that name, or that of the sink of that name.
 
     Raises:
@@ -270,24 +272,26 @@ def _called(reader: JournalReader, name: str) -> str:
     raise UsageError(f"there is no consumer {name!r}: {hint}", name)
 
 
-def _dead_line(letter: DeadLetter) -> DeadLine:
+def _make_dead_line(letter: DeadLetter) -> DeadLine:
     fields = msgspec.structs.asdict(letter)
     fields["since"] = datetime.fromtimestamp(letter.since, UTC)
     return DeadLine(**fields)
 
 
-def _replay(room: JournalRoom, asker: Asker, request: ReplayRequest) -> ReplayAnswer:
+def _replay_dead_letters(
+    room: JournalContext, asker: Asker, request: ReplayRequest
+) -> ReplayAnswer:
     consumer = room.consumer(asker, request.consumer)
     return ReplayAnswer(events=room.ask_writer("replay", consumer, request.id))
 
 
-def _forget(room: JournalRoom, asker: Asker, request: ForgetRequest) -> ForgetAnswer:
+def _forget_consumer(room: JournalContext, asker: Asker, request: ForgetRequest) -> ForgetAnswer:
     consumer = room.consumer(asker, request.consumer)
     room.ask_writer("forget", consumer)
     return ForgetAnswer(consumer=consumer)
 
 
-def _action(
+def _make_action(
     name: str,
     help: str,  # noqa: A002 - the field's name
     request: type[msgspec.Struct],
@@ -308,16 +312,20 @@ def _action(
 
 
 ACTIONS = (
-    _action("status", "How journal and consumers stand.", StatusRequest, StatusAnswer, _status),
-    _action("list", "What is in the journal.", ListRequest, ListAnswer, _list),
-    _action("dead", "What was set aside.", DeadRequest, DeadAnswer, _dead),
-    _action(
+    _make_action(
+        "status", "How journal and consumers stand.", StatusRequest, StatusAnswer, _show_status
+    ),
+    _make_action("list", "What is in the journal.", ListRequest, ListAnswer, _list_events),
+    _make_action("dead", "What was set aside.", DeadRequest, DeadAnswer, _list_dead_letters),
+    _make_action(
         "replay",
         "Try again what was set aside.",
         ReplayRequest,
         ReplayAnswer,
-        _replay,
+        _replay_dead_letters,
         writes=True,
     ),
-    _action("forget", "Drop a consumer.", ForgetRequest, ForgetAnswer, _forget, writes=True),
+    _make_action(
+        "forget", "Drop a consumer.", ForgetRequest, ForgetAnswer, _forget_consumer, writes=True
+    ),
 )

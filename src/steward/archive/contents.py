@@ -1,34 +1,34 @@
 """Script contents: read a script's or environment's bytes from the incoming store or an archive.
 
 Capture writes bytes to a store (``.incoming/``) and consumers read them from there. Once all
-consumers have passed the event, the store drops them; :class:`Contents` then asks the files sinks
-in turn, through :class:`FilesReader`. Used by the catalog and remote sinks.
+consumers have passed the event, the store drops them; :class:`ScriptContents` then asks the files
+sinks in turn, through :class:`FilesReader`. Used by the catalog and remote sinks.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from steward.archive.errors import NotArchived
-from steward.archive.files.reader import FilesReader, Placed, Which
+from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
 from steward.core.config import Settings
 from steward.core.events import JobScript
-from steward.core.incoming import StoreError, Stores
+from steward.core.incoming import IncomingStores, StoreError
 
 
-class Reader(Protocol):
+class ArchiveReader(Protocol):
     """Interface of a sink's reader; :class:`FilesReader` implements it."""
 
-    def locate(self, script_key: str, cluster: str = "") -> Placed | None:
+    def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
         """Return where a script is stored; None if this sink does not have it."""
 
-    def read(self, script_key: str, which: Which, cluster: str = "") -> bytes:
+    def read(self, script_key: str, which: ContentKind, cluster: str = "") -> bytes:
         """Return the bytes of a script or of its environment; raise NotArchived if absent."""
 
     def close(self) -> None:
         """Close all files."""
 
 
-class Contents:
+class ScriptContents:
     """Reader of script bytes for consumers: from the store, else from an archive.
 
     Args:
@@ -37,13 +37,13 @@ class Contents:
     """
 
     def __init__(
-        self, stores: Stores, readers: Callable[[], Sequence[Reader]] = lambda: ()
+        self, stores: IncomingStores, readers: Callable[[], Sequence[ArchiveReader]] = lambda: ()
     ) -> None:
         self._stores = stores
         self._make_readers = readers
-        self._readers: Sequence[Reader] | None = None
+        self._readers: Sequence[ArchiveReader] | None = None
 
-    def read(self, cluster: str, key: str, body: JobScript, which: Which) -> bytes | None:
+    def read(self, cluster: str, key: str, body: JobScript, which: ContentKind) -> bytes | None:
         """Return the bytes of the script or the environment; None if the job has none.
 
         Args:
@@ -66,7 +66,7 @@ class Contents:
             # its sink was removed from the configuration. An archive has the bytes.
             return self._archived(cluster, key, which)
 
-    def _archived(self, cluster: str, key: str, which: Which) -> bytes:
+    def _archived(self, cluster: str, key: str, which: ContentKind) -> bytes:
         """Read the bytes from the first archive that has them."""
         if self._readers is None:
             self._readers = self._make_readers()
@@ -84,8 +84,8 @@ class Contents:
         self._readers = None
 
 
-def contents_of(settings: Settings, stores: Stores) -> Contents:
+def make_script_contents(settings: Settings, stores: IncomingStores) -> ScriptContents:
     """Make a Contents that falls back to every configured files sink."""
-    return Contents(
+    return ScriptContents(
         stores, lambda: [FilesReader(settings, name) for name in settings.files_sinks()]
     )

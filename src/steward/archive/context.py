@@ -1,8 +1,8 @@
 """Archive context: finds jobs and script bytes for archive actions, and checks permissions.
 
-:class:`Library` opens jobs.db, sinks and the catalog on first use, read-only. Actions get jobs and
-bytes only through it, so that a user sees only what the permissions allow. It also builds the rows
-of replies (:class:`JobLine`, :class:`ScriptLine`, :class:`RunLine`).
+:class:`ArchiveContext` opens jobs.db, sinks and the catalog on first use, read-only. Actions get
+jobs and bytes only through it, so that a user sees only what the permissions allow. It also builds
+the rows of replies (:class:`JobLine`, :class:`ScriptLine`, :class:`RunLine`).
 """
 
 import hashlib
@@ -14,36 +14,36 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.catalog.month import moment
-from steward.archive.catalog.search import Searcher
-from steward.archive.contents import Reader
+from steward.archive.catalog.month import convert_microseconds
+from steward.archive.catalog.search import CatalogSearcher
+from steward.archive.contents import ArchiveReader
 from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
-from steward.archive.files.reader import FilesReader, Placed, Which
-from steward.archive.remote.destination import SinkSearcher, searcher_of
+from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
+from steward.archive.remote.destination import SinkSearcher, make_sink_searcher
 from steward.archive.requests import JobLine, RunLine, ScriptLine
-from steward.core.access import Access, Asker, Scope
+from steward.core.access import Access, Asker, VisibleJobs
 from steward.core.config import Settings
-from steward.core.errors import Missing, Refused, Unavailable, UsageError
+from steward.core.errors import NotFound, PermissionRefused, Unavailable, UsageError
 from steward.core.events import Event, utc_now
-from steward.core.incoming import StoreError, stores_of
+from steward.core.incoming import StoreError, make_stores
 from steward.jobs import Job, Jobs, Run, Script
-from steward.jobs.queries import clusters_of
+from steward.jobs.queries import list_clusters
 
 log = logging.getLogger(__name__)
 
-Order = Callable[[Sequence[Event]], None]
+AppendEvents = Callable[[Sequence[Event]], None]
 """Function that appends events to the journal and returns when they are durable."""
 
 
-class NoSuchJob(Missing):
+class JobNotFound(NotFound):
     """Error: no job of this name that the user may see."""
 
 
-class NotYours(Refused):
+class JobNotReadable(PermissionRefused):
     """Error: the job belongs to another user."""
 
 
-class Library:
+class ArchiveContext:
     """Context of the archive actions. Not thread-safe: use one instance per thread.
 
     Args:
@@ -60,7 +60,7 @@ class Library:
         settings: Settings,
         *,
         access: Access,
-        order: Order | None = None,
+        order: AppendEvents | None = None,
         refilled: Callable[[str, int], None] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -69,14 +69,14 @@ class Library:
         self.order = order
         self.refilled = refilled
         self.now = now
-        self.searcher = Searcher(os.path.join(settings.state_dir, "catalogue"))
+        self.searcher = CatalogSearcher(os.path.join(settings.state_dir, "catalogue"))
         self._elsewhere: dict[str, SinkSearcher] = {}
         self._jobs: Jobs | None = None
         self._known: Sequence[str] | None = None
-        self._readers: dict[str, Reader] = {
+        self._readers: dict[str, ArchiveReader] = {
             name: FilesReader(settings, name) for name in settings.files_sinks()
         }
-        self._stores = stores_of(settings)
+        self._stores = make_stores(settings)
 
     @property
     def jobs(self) -> Jobs:
@@ -90,9 +90,9 @@ class Library:
         return self._jobs
 
     def searcher_in(self, sink: str) -> SinkSearcher:
-        """Return the searcher of a sink whose name ``sink_called`` returned."""
+        """Return the searcher of a sink whose name ``resolve_searchable_sink`` returned."""
         if sink not in self._elsewhere:
-            self._elsewhere[sink] = searcher_of(self.settings, sink)
+            self._elsewhere[sink] = make_sink_searcher(self.settings, sink)
         return self._elsewhere[sink]
 
     def zone(self, cluster: str) -> str:
@@ -110,13 +110,13 @@ class Library:
         known = self.settings.cluster.get(job.cluster)
         if job.record.submit_line or known is None or not known.slurm or known.remote:
             return job
-        from steward.core.redaction import redactor_of
+        from steward.core.redaction import make_redactor
         from steward.slurm import Slurm, SlurmError
 
         try:
             line = Slurm(job.cluster, known).submit_line(job.record)
             record = msgspec.structs.replace(job.record, submit_line=line)
-            return msgspec.structs.replace(job, record=redactor_of(self.settings).record(record))
+            return msgspec.structs.replace(job, record=make_redactor(self.settings).record(record))
         except (SlurmError, OSError) as error:
             log.info("the submit line of job %s cannot be read now: %s", job.label, error)
             return job
@@ -141,7 +141,7 @@ class Library:
         """Return whether the user is an operator of every cluster."""
         return all(self.access.is_operator(asker, name) for name in self._clusters())
 
-    def scopes(self, asker: Asker, *, scripts: bool = False) -> dict[str, Scope] | None:
+    def scopes(self, asker: Asker, *, scripts: bool = False) -> dict[str, VisibleJobs] | None:
         """Return the visible job records, or scripts, by cluster; None for all."""
         if self.is_operator(asker):
             # Includes clusters that were removed from the configuration.
@@ -166,7 +166,7 @@ class Library:
 
     def _clusters(self) -> Sequence[str]:
         if self._known is None:
-            self._known = clusters_of(self.settings)
+            self._known = list_clusters(self.settings)
         return self._known
 
     def find(self, asker: Asker, text: str, cluster: str = "") -> tuple[Job, list[Job]]:
@@ -174,7 +174,7 @@ class Library:
 
         Raises:
             JobNameError: The text is not a job id.
-            NoSuchJob: There is no such job, or the user may not see it.
+            JobNotFound: There is no such job, or the user may not see it.
             NotYours: The job belongs to another user.
             UsageError: Several clusters have such a job.
         """
@@ -182,15 +182,15 @@ class Library:
         readable = [job for job in seen if self.may_read(asker, job)]
         if not seen:
             where = f" on cluster {cluster}" if cluster else ""
-            raise NoSuchJob(f"no job {text} is known{where}", text)
+            raise JobNotFound(f"no job {text} is known{where}", text)
         if not readable and not any(job.verified for job in seen):
-            raise NotYours(
+            raise JobNotReadable(
                 f"Slurm has not said yet whose job {text} is: until then only operators "
                 "may read its script",
                 text,
             )
         if not readable:
-            raise NotYours(
+            raise JobNotReadable(
                 f"job {text} is not yours: its script and environment are its owner's "
                 "and the operators'",
                 text,
@@ -214,7 +214,7 @@ class Library:
             cluster=job.cluster,
             job=job.label,
             job_id=job.job_id,
-            kind=_kind(job),
+            kind=_get_job_kind(job),
             name=record.name,
             user=record.user,
             uid=record.uid,
@@ -230,7 +230,7 @@ class Library:
             restarts=record.restarts,
             script_key="" if is_private else job.script_key,
             script_bytes=kept.length if kept is not None and not is_private else None,
-            script_hidden=_hidden(job, is_private),
+            script_hidden=_get_hidden_reason(job, is_private),
             submit_line="" if is_private else record.submit_line,
         )
 
@@ -248,7 +248,7 @@ class Library:
         return ScriptLine(
             key=script.key,
             job_id=body.job_id,
-            spooled=spooled(body.spool_mtime_ns),
+            spooled=convert_spool_time(body.spool_mtime_ns),
             length=body.script.length if body.script else None,
             sha256=body.script.sha256 if body.script else "",
             environment_length=body.environment.length if body.environment else None,
@@ -259,7 +259,7 @@ class Library:
             environment_path=environment.path if environment else "",
         )
 
-    def content(self, script: Script, which: Which) -> bytes:
+    def content(self, script: Script, which: ContentKind) -> bytes:
         """Return the bytes of a script or environment, after checking their SHA-256.
 
         The caller has checked :meth:`may_read`.
@@ -281,7 +281,7 @@ class Library:
             )
         return data
 
-    def _read(self, script: Script, which: Which) -> bytes:
+    def _read(self, script: Script, which: ContentKind) -> bytes:
         """Read bytes from the first sink that has them, else from the incoming store."""
         away: Unavailable | None = None
         for reader in self._readers.values():
@@ -304,7 +304,7 @@ class Library:
                 f"the {which} of job {body.job_id} is in no archive any more", script.key
             ) from error
 
-    def _placed(self, script: Script, sink: str) -> Placed | None:
+    def _placed(self, script: Script, sink: str) -> PlacedScript | None:
         """Return where a sink stores a script; None if no sink has filed it."""
         for name, reader in self._readers.items():
             if sink and name != sink:
@@ -331,7 +331,7 @@ class Library:
             self._jobs = None
 
 
-def run_line(run: Run) -> RunLine:
+def make_run_line(run: Run) -> RunLine:
     """Make the reply row of a run."""
     record = run.record
     return RunLine(
@@ -346,20 +346,20 @@ def run_line(run: Run) -> RunLine:
     )
 
 
-def spooled(nanoseconds: int) -> datetime:
+def convert_spool_time(nanoseconds: int) -> datetime:
     """Convert a spool time, ns since the epoch, to a datetime."""
-    return moment(nanoseconds // 1000)
+    return convert_microseconds(nanoseconds // 1000)
 
 
-def _hidden(job: Job, is_private: bool) -> Literal["private", "purged", ""]:
+def _get_hidden_reason(job: Job, is_private: bool) -> Literal["private", "purged", ""]:
     """Return why script details are hidden: private, purged, or ""."""
     if is_private:
         # Whether the script was purged is as private as the script.
-        return "" if _kind(job) == "interactive" else "private"
+        return "" if _get_job_kind(job) == "interactive" else "private"
     return "purged" if job.purged and not job.script_key else ""
 
 
-def _kind(job: Job) -> Literal["batch", "interactive", ""]:
+def _get_job_kind(job: Job) -> Literal["batch", "interactive", ""]:
     """Return whether a job is batch or interactive; "" if unknown."""
     if job.script_key or job.record.batch:
         return "batch"

@@ -1,6 +1,6 @@
 """Archive errors, and advice for errno values such as ENOSPC or ESTALE.
 
-Every error is one line. :func:`unavailable` converts an OSError.
+Every error is one line. :func:`make_archive_unavailable` converts an OSError.
 """
 
 import errno
@@ -45,7 +45,7 @@ _ADVICE = {
 }
 
 
-def unavailable(root: str, error: OSError) -> ArchiveUnavailable:
+def make_archive_unavailable(root: str, error: OSError) -> ArchiveUnavailable:
     """Convert an OSError to ArchiveUnavailable, with advice.
 
     Args:

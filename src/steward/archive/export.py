@@ -1,9 +1,9 @@
 """Script export and secret scan: the streaming actions ``archive.export`` and ``archive.secrets``.
 
-:func:`export` yields the script and environment files of the selected jobs, newest first.
-:func:`secrets` yields lines that look like credentials. Both use :func:`scripts_of`, which yields
-each script once. :class:`Met` is its set of names, kept in a temporary SQLite file, so that a
-million names need little memory.
+:func:`export_scripts` yields the script and environment files of the selected jobs, newest first.
+:func:`find_script_secrets` yields lines that look like credentials. Both use
+:func:`iterate_scripts`, which yields each script once. :class:`NameSet` is its set of names, kept
+in a temporary SQLite file, so that a million names need little memory.
 """
 
 import hashlib
@@ -12,30 +12,30 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from steward.archive.context import Library, spooled
-from steward.archive.files.layout import encode_name, encode_user, fit
-from steward.archive.files.reader import Which
+from steward.archive.context import ArchiveContext, convert_spool_time
+from steward.archive.files.layout import encode_name, encode_user, shorten_component
+from steward.archive.files.reader import ContentKind
 from steward.archive.requests import (
-    ExportAnswer,
     ExportFile,
+    ExportReply,
     ExportRequest,
+    JobSelection,
     Progress,
     SecretLine,
-    SecretsAnswer,
+    SecretsReply,
     SecretsRequest,
-    Selection,
 )
-from steward.archive.selection import every_job, job_filter, span
+from steward.archive.selection import iterate_jobs, make_job_filter, resolve_selection_span
 from steward.core.access import Asker
 from steward.core.errors import StewardError, UsageError
-from steward.core.redaction import Finding, Redactor
-from steward.core.sqlite import open_scratch, translated
+from steward.core.redaction import Redactor, SecretFinding
+from steward.core.sqlite import open_scratch, translate_errors
 from steward.jobs import Job, JobFilter, Script
 
 _TABLE = "CREATE TABLE met (name TEXT PRIMARY KEY) WITHOUT ROWID;"
 
 
-class Met:
+class NameSet:
     """Set of names on disk, to which names are only added; a context manager."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Met:
 
     def __contains__(self, name: str) -> bool:
         """Return whether a name was added."""
-        with translated("a temporary file"):
+        with translate_errors("a temporary file"):
             found = self._connection.execute("SELECT 1 FROM met WHERE name = ?", (name,))
             return bool(found.fetchall())
 
@@ -68,7 +68,7 @@ class Met:
         Raises:
             SqliteUnavailable: The disk for temporary files is full.
         """
-        with translated("a temporary file"):
+        with translate_errors("a temporary file"):
             done = self._connection.execute("INSERT OR IGNORE INTO met VALUES (?)", (name,))
         is_new = bool(done.rowcount == 1)
         self._count += is_new
@@ -77,79 +77,81 @@ class Met:
 
 log = logging.getLogger(__name__)
 
-_MOST_UNREADABLE = 1000
+_MAX_UNREADABLE = 1000
 _REPORT_EVERY = 200
-_REMEMBERED_SCRIPTS = 10_000
+_CACHED_SCRIPTS = 10_000
 
 
-def export(
-    library: Library, asker: Asker, request: ExportRequest
-) -> Iterator[ExportFile | ExportAnswer]:
+def export_scripts(
+    library: ArchiveContext, asker: Asker, request: ExportRequest
+) -> Iterator[ExportFile | ExportReply]:
     """Stream the files of the selected jobs whose scripts the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
-    wanted = _readable(library, asker, request)
-    return _export(library, asker, request, wanted)
+    wanted = _make_readable_filter(library, asker, request)
+    return _stream_files(library, asker, request, wanted)
 
 
-def secrets(
-    library: Library, asker: Asker, request: SecretsRequest
-) -> Iterator[SecretLine | Progress | SecretsAnswer]:
+def find_script_secrets(
+    library: ArchiveContext, asker: Asker, request: SecretsRequest
+) -> Iterator[SecretLine | Progress | SecretsReply]:
     """Stream lines that look like credentials, in scripts that the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
-    wanted = _readable(library, asker, request)
-    return _secrets(library, asker, request, wanted)
+    wanted = _make_readable_filter(library, asker, request)
+    return _stream_secrets(library, asker, request, wanted)
 
 
-def scripts_of(
-    library: Library, asker: Asker, wanted: JobFilter, limit: int = 0, *, every: bool = False
+def iterate_scripts(
+    library: ArchiveContext, asker: Asker, wanted: JobFilter, limit: int = 0, *, every: bool = False
 ) -> Iterator[tuple[Job, Script]]:
     """Yield each readable script of the selected jobs once, with the newest of its jobs.
 
     ``limit`` is the maximum number of scripts, 0 for all. With ``every``, also yield scripts
     archived under a job's own id that the job did not run.
     """
-    with Met() as met:
-        for job in every_job(library, wanted):
+    with NameSet() as met:
+        for job in iterate_jobs(library, wanted):
             if not library.may_read(asker, job):
                 continue
             kept = library.jobs.scripts_of(job) if every else []
-            if job.script_key and _ref(job.cluster, job.script_key) not in met:
+            if job.script_key and _format_script_ref(job.cluster, job.script_key) not in met:
                 ran = library.jobs.script_of(job)
                 kept += [ran] if ran is not None else []
             for script in kept:
-                if met.add(_ref(script.cluster, script.key)):
+                if met.add(_format_script_ref(script.cluster, script.key)):
                     yield job, script
             if limit and len(met) >= limit:
                 return
 
 
-def _ref(cluster: str, key: str) -> str:
+def _format_script_ref(cluster: str, key: str) -> str:
     # A cluster's name contains no blank.
     return f"{cluster} {key}"
 
 
-def _readable(library: Library, asker: Asker, request: Selection) -> JobFilter:
+def _make_readable_filter(
+    library: ArchiveContext, asker: Asker, request: JobSelection
+) -> JobFilter:
     """Build the job filter; errors in a request are raised before the stream begins."""
-    when = span(library, request)
-    return job_filter(request, when, library.scopes(asker, scripts=True))
+    when = resolve_selection_span(library, request)
+    return make_job_filter(request, when, library.scopes(asker, scripts=True))
 
 
-def _export(
-    library: Library, asker: Asker, request: ExportRequest, wanted: JobFilter
-) -> Iterator[ExportFile | ExportAnswer]:
+def _stream_files(
+    library: ArchiveContext, asker: Asker, request: ExportRequest, wanted: JobFilter
+) -> Iterator[ExportFile | ExportReply]:
     unreadable: list[str] = []
     jobs = files = total = 0
-    with Met() as used:
-        for job, script in scripts_of(library, asker, wanted, request.limit):
+    with NameSet() as used:
+        for job, script in iterate_scripts(library, asker, wanted, request.limit):
             jobs += 1
-            stem = _unused(_stem(job, script), used)
-            for which, suffix in _wanted_files(script, request.environments):
+            stem = _make_unique_stem(_make_file_stem(job, script), used)
+            for which, suffix in _list_wanted_files(script, request.environments):
                 try:
                     data = library.content(script, which)
                 except StewardError as error:
-                    if len(unreadable) < _MOST_UNREADABLE:
+                    if len(unreadable) < _MAX_UNREADABLE:
                         unreadable.append(str(error))
                     continue
                 files += 1
@@ -157,15 +159,15 @@ def _export(
                 yield ExportFile(
                     path=stem + suffix,
                     data=data,
-                    modified=spooled(script.body.spool_mtime_ns),
+                    modified=convert_spool_time(script.body.spool_mtime_ns),
                     job=library.line(asker, job, script),
                     script_key=script.key,
                     sha256=hashlib.sha256(data).hexdigest(),
                 )
-    yield ExportAnswer(jobs=jobs, files=files, total_bytes=total, unreadable=tuple(unreadable))
+    yield ExportReply(jobs=jobs, files=files, total_bytes=total, unreadable=tuple(unreadable))
 
 
-def _wanted_files(script: Script, environments: bool) -> Iterator[tuple[Which, str]]:
+def _list_wanted_files(script: Script, environments: bool) -> Iterator[tuple[ContentKind, str]]:
     """Yield the files to export of a script: which, and the file suffix."""
     if script.body.script is not None:
         yield "script", ".sh"
@@ -173,15 +175,15 @@ def _wanted_files(script: Script, environments: bool) -> Iterator[tuple[Which, s
         yield "environment", ".env"
 
 
-def _stem(job: Job, script: Script) -> str:
+def _make_file_stem(job: Job, script: Script) -> str:
     """Return the export path of a script, without suffix: cluster/user/jobid-name."""
     record = job.record
     user = encode_user(record.user) or (str(record.uid) if record.uid is not None else "unknown")
     name = f"{script.body.job_id}-{encode_name(record.name)}".rstrip("-")
-    return f"{encode_name(job.cluster)}/{user}/{fit(name)}"
+    return f"{encode_name(job.cluster)}/{user}/{shorten_component(name)}"
 
 
-def _unused(stem: str, used: Met) -> str:
+def _make_unique_stem(stem: str, used: NameSet) -> str:
     """Append a number to a file stem that is in use already, because a job id was reused."""
     found, number = stem, 1
     while not used.add(found):
@@ -190,18 +192,18 @@ def _unused(stem: str, used: Met) -> str:
     return found
 
 
-def _secrets(
-    library: Library, asker: Asker, request: SecretsRequest, wanted: JobFilter
-) -> Iterator[SecretLine | Progress | SecretsAnswer]:
+def _stream_secrets(
+    library: ArchiveContext, asker: Asker, request: SecretsRequest, wanted: JobFilter
+) -> Iterator[SecretLine | Progress | SecretsReply]:
     redactor = Redactor(library.settings.redact)
-    known: dict[str, tuple[Finding, ...]] = {}
+    known: dict[str, tuple[SecretFinding, ...]] = {}
     scripts = suspicious = unreadable = 0
-    for job, script in scripts_of(library, asker, wanted, request.limit):
+    for job, script in iterate_scripts(library, asker, wanted, request.limit):
         if script.body.script is None:
             continue
         digest = script.body.script.sha256
         if digest not in known:
-            if len(known) >= _REMEMBERED_SCRIPTS:
+            if len(known) >= _CACHED_SCRIPTS:
                 known.clear()
             try:
                 data = library.content(script, "script")
@@ -218,8 +220,8 @@ def _secrets(
             yield SecretLine(
                 job=library.line(asker, job, script), line=finding.line, kind=finding.what
             )
-    when = span(library, request)
-    yield SecretsAnswer(
+    when = resolve_selection_span(library, request)
+    yield SecretsReply(
         scripts=scripts,
         suspicious=suspicious,
         unreadable=unreadable,

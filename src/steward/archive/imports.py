@@ -2,12 +2,12 @@
 
 :func:`import_tree` reads a directory tree of job_archive or SArchive; :func:`import_stored` reads
 scripts that slurmdbd stored. Both write bytes to the incoming store, redact environments and append
-job.script and job.seen events to the journal. They return counts (:class:`Imported`).
+job.script and job.seen events to the journal. They return counts (:class:`ScriptImportResult`).
 
 Environments are converted to the spool's format: a native uint32 with the number of entries, then
-each entry followed by NUL (:func:`pack`). job_archive wrote the file with its NULs turned into
-newlines, and its way of reading dropped all white space. SArchive's first versions copied the file;
-later ones write ``NAME=value`` lines in any order.
+each entry followed by NUL (:func:`encode_spool_environment`). job_archive wrote the file with its
+NULs turned into newlines, and its way of reading dropped all white space. SArchive's first versions
+copied the file; later ones write ``NAME=value`` lines in any order.
 """
 
 import logging
@@ -23,18 +23,26 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from steward.archive.errors import ArchiveError, unavailable
-from steward.archive.files.compression import LONGEST as _LARGEST
-from steward.archive.files.compression import Damaged, read_plain
+from steward.archive.errors import ArchiveError, make_archive_unavailable
+from steward.archive.files.compression import MAX_PLAIN_BYTES as _LARGEST
+from steward.archive.files.compression import DamagedFile, read_plain
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import FoundFile, FoundScript, named_scripts
-from steward.archive.files.permissions import readers_of
-from steward.archive.files.tree import Tree
+from steward.archive.files.manifest import FoundFile, FoundScript, find_named_scripts
+from steward.archive.files.permissions import read_acl_readers
+from steward.archive.files.tree import ArchiveTree
 from steward.core.consumers import Append
-from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts, JobScript, Kept, script_key
-from steward.core.incoming import Store, kept_filename
+from steward.core.events import (
+    JOB_SCRIPT,
+    JOB_SEEN,
+    Event,
+    IncomingFile,
+    JobFacts,
+    JobScript,
+    make_script_key,
+)
+from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.records import JobRecord
-from steward.jobs.retention import leader_of
+from steward.jobs.retention import get_leader_id
 
 _COUNT = struct.Struct("=I")
 _NAMED = re.compile(rb"[A-Za-z_][^=\0\n]*=")
@@ -42,13 +50,13 @@ _NAMED = re.compile(rb"[A-Za-z_][^=\0\n]*=")
 _LONGEST_COUNT = 4
 
 
-def pack(entries: Iterable[bytes]) -> bytes:
+def encode_spool_environment(entries: Iterable[bytes]) -> bytes:
     """Encode environment entries in the spool's format."""
     found = list(entries)
     return _COUNT.pack(len(found)) + b"".join(entry + b"\0" for entry in found)
 
 
-def from_lines(data: bytes) -> bytes:
+def convert_lines(data: bytes) -> bytes:
     """Convert ``NAME=value`` lines to the spool's format; other lines continue the value before."""
     entries: list[bytes] = []
     for text in data.rstrip(b"\n").split(b"\n"):
@@ -56,20 +64,20 @@ def from_lines(data: bytes) -> bytes:
             entries[-1] += b"\n" + text
         elif text:
             entries.append(text)
-    return pack(entry.replace(b"\0", b"\n") for entry in entries)
+    return encode_spool_environment(entry.replace(b"\0", b"\n") for entry in entries)
 
 
-def from_job_archive(data: bytes) -> bytes:
+def convert_job_archive_environment(data: bytes) -> bytes:
     """Convert the ``.env`` file of job_archive to the spool's format."""
     lines = [text for text in data.split(b"\n") if text]
     if lines and len(lines[0]) <= _LONGEST_COUNT and not _NAMED.match(lines[0]):
         lines = lines[1:]
     elif lines:
-        lines[0] = _without_count(lines[0])
-    return pack(text.replace(b"\0", b"") for text in lines)
+        lines[0] = _strip_count(lines[0])
+    return encode_spool_environment(text.replace(b"\0", b"") for text in lines)
 
 
-def _without_count(text: bytes) -> bytes:
+def _strip_count(text: bytes) -> bytes:
     """Strip the bytes of the count (up to four, not zero) that run into the first entry."""
     if _NAMED.match(text):
         return text
@@ -79,24 +87,27 @@ def _without_count(text: bytes) -> bytes:
     return text
 
 
-def from_sarchive(data: bytes) -> bytes:
+def convert_sarchive_environment(data: bytes) -> bytes:
     """Convert SArchive's ``environment`` file, spool bytes or lines, to the spool's format."""
     if len(data) >= _COUNT.size and b"\0" in data:
         return data
-    return from_lines(data)
+    return convert_lines(data)
 
 
 log = logging.getLogger(__name__)
 
 TreeKind = Literal["job_archive", "sarchive"]
 
-SOURCE = "import"
-_AT_ONCE = 200
+IMPORT_SOURCE = "import"
+_EVENT_BATCH = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_READERS = {"job_archive": from_job_archive, "sarchive": from_sarchive}
+_READERS = {
+    "job_archive": convert_job_archive_environment,
+    "sarchive": convert_sarchive_environment,
+}
 
 
-class Redacted(Protocol):
+class RedactionResult(Protocol):
     """Interface of a redacted environment, as ``steward.slurm.environment.Environment``."""
 
     @property
@@ -125,11 +136,11 @@ class Redacted(Protocol):
         ...
 
 
-Redact = Callable[[bytes], Redacted]
+RedactEnvironment = Callable[[bytes], RedactionResult]
 """Function that redacts an environment in the spool's format."""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """Submission as slurmdbd stores it: job record, script and environment.
 
     Attributes:
@@ -148,7 +159,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool = False
 
 
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an import, as counts.
 
     Attributes:
@@ -174,14 +185,14 @@ def import_tree(
     root: str,
     kind: TreeKind,
     cluster: str,
-    store: Store,
-    redact: Redact,
+    store: IncomingStore,
+    redact: RedactEnvironment,
     append: Append,
     *,
     environments: bool = True,
     resolve: Callable[[str], int | None] | None = None,
     report: Callable[[int], None] | None = None,
-) -> Imported:
+) -> ScriptImportResult:
     """Import the scripts of a job_archive or SArchive tree.
 
     Args:
@@ -199,21 +210,21 @@ def import_tree(
         ArchiveUnavailable: The tree cannot be read.
         StoreUnavailable: The store cannot be written.
     """
-    work = _Import(cluster, store, redact, append, environments=environments)
-    users = _Users(resolve or _uid_of)
+    work = _ImportRun(cluster, store, redact, append, environments=environments)
+    users = _UserUids(resolve or _find_uid_of_name)
     layout = compile_layout(kind)
-    tree = Tree(root)
+    tree = ArchiveTree(root)
     try:
         tree.open_for_reading()
         for directory, names in tree.files():
             path = os.path.join(root, directory)
-            for found in named_scripts(root, directory, names, path, layout):
-                _take(work, tree, kind, found, users)
-                if report and work.scripts and work.scripts % _AT_ONCE == 0:
+            for found in find_named_scripts(root, directory, names, path, layout):
+                _import_script(work, tree, kind, found, users)
+                if report and work.scripts and work.scripts % _EVENT_BATCH == 0:
                     report(work.scripts)
         work.flush()
     except OSError as error:
-        raise unavailable(root, error) from error
+        raise make_archive_unavailable(root, error) from error
     finally:
         tree.close()
     if report:
@@ -222,15 +233,15 @@ def import_tree(
 
 
 def import_stored(
-    submissions: Iterable[Submission],
+    submissions: Iterable[StoredSubmission],
     cluster: str,
-    store: Store,
-    redact: Redact,
+    store: IncomingStore,
+    redact: RedactEnvironment,
     append: Append,
     *,
     environments: bool = True,
     report: Callable[[int], None] | None = None,
-) -> Imported:
+) -> ScriptImportResult:
     """Import scripts that slurmdbd stored.
 
     Args:
@@ -245,16 +256,16 @@ def import_stored(
     Raises:
         StoreUnavailable: The store cannot be written.
     """
-    work = _Import(cluster, store, redact, append, environments=environments)
+    work = _ImportRun(cluster, store, redact, append, environments=environments)
     for submission in submissions:
         record, environment = submission.record, submission.environment
         if submission.is_known or submission.script is None:
             work.known += submission.is_known
             work.scriptless += not submission.is_known
             continue
-        spooled = None if environment is None else from_lines(environment)
-        work.add(leader_of(record), submission.mtime_ns, submission.script, spooled, record)
-        if report and work.scripts and work.scripts % _AT_ONCE == 0:
+        spooled = None if environment is None else convert_lines(environment)
+        work.add(get_leader_id(record), submission.mtime_ns, submission.script, spooled, record)
+        if report and work.scripts and work.scripts % _EVENT_BATCH == 0:
             report(work.scripts)
     work.flush()
     if report:
@@ -262,11 +273,17 @@ def import_stored(
     return work.result(())
 
 
-class _Import:
+class _ImportRun:
     """Import in progress: its counts, and events held back until their bytes are durable."""
 
     def __init__(
-        self, cluster: str, store: Store, redact: Redact, append: Append, *, environments: bool
+        self,
+        cluster: str,
+        store: IncomingStore,
+        redact: RedactEnvironment,
+        append: Append,
+        *,
+        environments: bool,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -308,17 +325,17 @@ class _Import:
             claimed_host=clean.host if clean else "",
             redacted=clean.redacted if clean else (),
         )
-        self._event(JOB_SCRIPT, script_key(job_id, mtime_ns), mtime_ns, body)
+        self._event(JOB_SCRIPT, make_script_key(job_id, mtime_ns), mtime_ns, body)
         self.scripts += 1
         if record is not None and record.uid is not None:
             self.owned += 1
             key = f"import:{record.job_id}:{mtime_ns}"
             self._event(JOB_SEEN, key, mtime_ns, JobFacts(record=record))
-        if len(self._events) >= _AT_ONCE:
+        if len(self._events) >= _EVENT_BATCH:
             self.flush()
 
-    def _keep(self, job_id: int, mtime_ns: int, data: bytes, what: str) -> Kept:
-        filename = kept_filename(self._cluster, job_id, mtime_ns, len(data), what)
+    def _keep(self, job_id: int, mtime_ns: int, data: bytes, what: str) -> IncomingFile:
+        filename = make_incoming_filename(self._cluster, job_id, mtime_ns, len(data), what)
         return self._store.write(filename, data)
 
     def _event(self, kind: str, key: str, at_ns: int, body: object) -> None:
@@ -329,7 +346,7 @@ class _Import:
                 key=key,
                 at=datetime.fromtimestamp(at_ns / 1e9, UTC),
                 seen_at=datetime.fromtimestamp(time.time(), UTC),
-                source=SOURCE,
+                source=IMPORT_SOURCE,
                 body=body,
             )
         )
@@ -353,9 +370,9 @@ class _Import:
             self._append(self._events)
             self._events = []
 
-    def result(self, unknown_users: tuple[str, ...]) -> Imported:
+    def result(self, unknown_users: tuple[str, ...]) -> ScriptImportResult:
         """Return the counts."""
-        return Imported(
+        return ScriptImportResult(
             scripts=self.scripts,
             owned=self.owned,
             known=self.known,
@@ -366,7 +383,7 @@ class _Import:
         )
 
 
-class _Users:
+class _UserUids:
     """Cache of the uids of user directories."""
 
     def __init__(self, resolve: Callable[[str], int | None]) -> None:
@@ -382,16 +399,18 @@ class _Users:
         return tuple(sorted(name for name, uid in self._uids.items() if name and uid is None))
 
 
-def _uid_of(name: str) -> int | None:
+def _find_uid_of_name(name: str) -> int | None:
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
         return None
 
 
-def _take(work: _Import, tree: Tree, kind: TreeKind, found: FoundScript, users: _Users) -> None:
+def _import_script(
+    work: _ImportRun, tree: ArchiveTree, kind: TreeKind, found: FoundScript, users: _UserUids
+) -> None:
     """Import one script of a tree, with owner if its directory and its files agree."""
-    read = [_read(work, tree, file) for file in (found.script, found.environment)]
+    read = [_read_owned_file(work, tree, file) for file in (found.script, found.environment)]
     script, environment = (file.data if file else None for file in read)
     if script is None and environment is None:
         return
@@ -419,14 +438,16 @@ def _take(work: _Import, tree: Tree, kind: TreeKind, found: FoundScript, users: 
     work.add(found.job_id, spool_mtime_ns, script, spooled, record)
 
 
-class _Read(msgspec.Struct, frozen=True):
+class _OwnedBytes(msgspec.Struct, frozen=True):
     """Bytes of a file, and its owner's uid according to the file; None if that is unknown."""
 
     data: bytes
     owner: int | None
 
 
-def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
+def _read_owned_file(
+    work: _ImportRun, tree: ArchiveTree, file: FoundFile | None
+) -> _OwnedBytes | None:
     """Read a regular file of limited size; otherwise count it as skipped."""
     if file is None:
         return None
@@ -441,8 +462,10 @@ def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
             status = os.fstat(fd)
             if stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST:
                 try:
-                    return _Read(read_plain(opened, name, _LARGEST), _owner(fd, status))
-                except Damaged as error:
+                    return _OwnedBytes(
+                        read_plain(opened, name, _LARGEST), _get_file_owner(fd, status)
+                    )
+                except DamagedFile as error:
                     why = str(error)
             else:
                 why = "it is no regular file, or too large"
@@ -451,10 +474,10 @@ def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
     return None
 
 
-def _owner(fd: int, status: os.stat_result) -> int | None:
+def _get_file_owner(fd: int, status: os.stat_result) -> int | None:
     """Return the uid whom a file's ACL admits, else the file's owner; None for root."""
     try:
-        reader = readers_of(fd).uid
+        reader = read_acl_readers(fd).uid
     except ArchiveError as error:
         # The ACL format is newer than this Steward: its readers are unknown, so trust no owner.
         log.warning("%s", error)

@@ -1,9 +1,10 @@
 """Archive maintenance: the operators' actions verify, reindex, purge, sinks and resend.
 
-:func:`verify_sinks` recomputes checksums, :func:`reindex` rebuilds the catalog, :func:`sinks`
-reports lag and errors of each sink. :func:`purge` and :func:`resend` append archive.purge and
-archive.resend events, which the sinks apply. Context of all: :class:`Library`. The catalog is the
-consumer ``catalogue``; sinks are the consumers ``archive.NAME``.
+:func:`verify_sinks` recomputes checksums, :func:`rebuild_catalog` rebuilds the catalog,
+:func:`show_sinks` reports lag and errors of each sink. :func:`purge_scripts` and
+:func:`resend_scripts` append archive.purge and archive.resend events, which the sinks apply.
+Context of all: :class:`ArchiveContext`. The catalog is the consumer ``catalogue``; sinks are the
+consumers ``archive.NAME``.
 """
 
 import hashlib
@@ -14,49 +15,47 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from steward.archive.catalog.rebuild import Reindexing
-from steward.archive.context import Library
-from steward.archive.export import scripts_of
-from steward.archive.files.index import WAITING
-from steward.archive.files.index import Records as FilesRecords
+from steward.archive.catalog.rebuild import CatalogRebuild
+from steward.archive.context import ArchiveContext
+from steward.archive.export import iterate_scripts
+from steward.archive.files.index import WAITING, FilesRecords
 from steward.archive.files.reader import FilesReader
-from steward.archive.files.verify import Checked, trees_to_verify
-from steward.archive.remote.records import AWAITS_IDENTITY, DUE
-from steward.archive.remote.records import Records as RemoteRecords
+from steward.archive.files.verify import VerificationProgress, iterate_tree_verifications
+from steward.archive.remote.records import AWAITS_IDENTITY, DUE, RemoteRecords
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.requests import (
     ProblemLine,
     Progress,
-    PurgeAnswer,
     PurgeLine,
+    PurgeReply,
     PurgeRequest,
-    ReindexAnswer,
+    ReindexReply,
     ReindexRequest,
-    ResendAnswer,
+    ResendReply,
     ResendRequest,
     SinkLine,
-    SinksAnswer,
+    SinksReply,
     SinksRequest,
-    State,
-    VerifyAnswer,
+    SinkState,
+    VerifyReply,
     VerifyRequest,
 )
-from steward.archive.selection import job_filter, span
+from steward.archive.selection import make_job_filter, resolve_selection_span
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.config import Settings
-from steward.core.errors import Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     ArchivePurge,
     ArchiveResend,
     Event,
-    Resent,
+    ResentScript,
 )
 from steward.core.journal import ConsumerStatus, JournalReader, refill_command
 from steward.core.sqlite import SqliteUnavailable
-from steward.jobs import Job, JobFilter, Script, identity_of
+from steward.jobs import Job, JobFilter, Script, build_identity
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ _KEYS_AN_EVENT = 1000
 _LONGEST_REASON = 1000
 
 
-class OperatorsOnly(Refused):
+class NotAnOperator(PermissionRefused):
     """Error: the user is not an operator."""
 
 
@@ -73,38 +72,38 @@ class OrderError(StewardError):
 
 
 def verify_sinks(
-    library: Library, asker: Asker, request: VerifyRequest
-) -> Iterator[ProblemLine | Progress | VerifyAnswer]:
+    library: ArchiveContext, asker: Asker, request: VerifyRequest
+) -> Iterator[ProblemLine | Progress | VerifyReply]:
     """Recompute the checksum of every archived file; operators only."""
-    only_operators(library, asker, "verify the archive")
-    return _verify(library, _trees(library, request.sink))
+    require_operator(library, asker, "verify the archive")
+    return _stream_verification(library, _select_files_sinks(library, request.sink))
 
 
-def reindex(
-    library: Library, asker: Asker, request: ReindexRequest
-) -> Iterator[Progress | ReindexAnswer]:
+def rebuild_catalog(
+    library: ArchiveContext, asker: Asker, request: ReindexRequest
+) -> Iterator[Progress | ReindexReply]:
     """Rebuild the catalog from the files; operators only."""
-    only_operators(library, asker, "make the catalogue again")
-    sinks = _trees(library, request.sink)
+    require_operator(library, asker, "make the catalogue again")
+    sinks = _select_files_sinks(library, request.sink)
     if not sinks:
         raise UsageError("there is no sink of files, from which a catalogue could be made")
-    return _reindex(library, Reindexing(library.settings, sinks[0]).run())
+    return _stream_rebuild(library, CatalogRebuild(library.settings, sinks[0]).run())
 
 
-def _reindex(
-    library: Library, items: Iterator[Progress | ReindexAnswer]
-) -> Iterator[Progress | ReindexAnswer]:
+def _stream_rebuild(
+    library: ArchiveContext, items: Iterator[Progress | ReindexReply]
+) -> Iterator[Progress | ReindexReply]:
     for item in items:
-        if isinstance(item, ReindexAnswer):
+        if isinstance(item, ReindexReply):
             try:
-                tell_refilled(library, "catalogue", None)
+                report_refill(library, "catalogue", None)
             except Unavailable as error:
                 # The catalog is complete; it does no harm if the journal still suggests a rebuild.
                 log.debug("the journal was not told of the new catalogue: %s", error)
         yield item
 
 
-def tell_refilled(library: Library, consumer: str, since: datetime | None) -> None:
+def report_refill(library: ArchiveContext, consumer: str, since: datetime | None) -> None:
     """Tell the journal that a consumer gets the events that it missed, if it missed any.
 
     Args:
@@ -124,16 +123,16 @@ def tell_refilled(library: Library, consumer: str, since: datetime | None) -> No
         library.refilled(consumer, int(since.timestamp()) if since else 0)
 
 
-def purge(library: Library, asker: Asker, request: PurgeRequest) -> PurgeAnswer:
+def purge_scripts(library: ArchiveContext, asker: Asker, request: PurgeRequest) -> PurgeReply:
     """Order the purge of scripts, or list what would be purged; operators only."""
-    only_operators(library, asker, "purge scripts", request.clusters)
+    require_operator(library, asker, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
         raise UsageError("say whose scripts are to be purged: jobs or users")
     if request.sink:
-        sinks_called(library, request.sink)
-    when = span(library, request, default=False)
-    wanted = job_filter(request, when, library.scopes(asker, scripts=True))
-    found = list(scripts_of(library, asker, wanted, every=True))
+        select_sinks(library, request.sink)
+    when = resolve_selection_span(library, request, default=False)
+    wanted = make_job_filter(request, when, library.scopes(asker, scripts=True))
+    found = list(iterate_scripts(library, asker, wanted, every=True))
     lines = tuple(
         PurgeLine(
             job=library.line(asker, job, script),
@@ -144,18 +143,21 @@ def purge(library: Library, asker: Asker, request: PurgeRequest) -> PurgeAnswer:
     if request.yes and found:
         if library.order is None:
             raise OrderError("nothing can be purged from here: ask the daemon")
-        library.order(_orders(library, asker, request, found))
+        library.order(_make_purge_events(library, asker, request, found))
     sizes = ((line.script.length or 0) + (line.script.environment_length or 0) for line in lines)
-    return PurgeAnswer(
+    return PurgeReply(
         done=request.yes,
         scripts=lines,
         total_bytes=sum(sizes),
-        sinks=tuple(sinks_called(library, request.sink)),
+        sinks=tuple(select_sinks(library, request.sink)),
     )
 
 
-def _orders(
-    library: Library, asker: Asker, request: PurgeRequest, found: Sequence[tuple[Job, Script]]
+def _make_purge_events(
+    library: ArchiveContext,
+    asker: Asker,
+    request: PurgeRequest,
+    found: Sequence[tuple[Job, Script]],
 ) -> list[Event]:
     """Make the archive.purge events, in batches by cluster."""
     keys: dict[str, list[str]] = {}
@@ -170,12 +172,12 @@ def _orders(
                 asked_by=asker.user or str(asker.uid),
                 reason=request.reason[:_LONGEST_REASON],
             )
-            events.append(order_event(library, cluster, ARCHIVE_PURGE, body, body.script_keys))
+            events.append(make_order_event(library, cluster, ARCHIVE_PURGE, body, body.script_keys))
     return events
 
 
-def order_event(
-    library: Library,
+def make_order_event(
+    library: ArchiveContext,
     cluster: str,
     kind: str,
     body: ArchivePurge | ArchiveResend,
@@ -204,15 +206,15 @@ def order_event(
     )
 
 
-def _verify(
-    library: Library, sinks: Sequence[str]
-) -> Iterator[ProblemLine | Progress | VerifyAnswer]:
+def _stream_verification(
+    library: ArchiveContext, sinks: Sequence[str]
+) -> Iterator[ProblemLine | Progress | VerifyReply]:
     problems = files = total_bytes = 0
     for sink in sinks:
-        for tree in trees_to_verify(library.settings, sink):
-            so_far = Checked(files=0, total_files=0, total_bytes=0)
+        for tree in iterate_tree_verifications(library.settings, sink):
+            so_far = VerificationProgress(files=0, total_files=0, total_bytes=0)
             for item in tree:
-                if isinstance(item, Checked):
+                if isinstance(item, VerificationProgress):
                     so_far = item
                     yield Progress(done=item.files, total=item.total_files, what="files")
                     continue
@@ -226,10 +228,10 @@ def _verify(
                 )
             files += so_far.files
             total_bytes += so_far.total_bytes
-    yield VerifyAnswer(files=files, total_bytes=total_bytes, problems=problems)
+    yield VerifyReply(files=files, total_bytes=total_bytes, problems=problems)
 
 
-def sinks_called(library: Library, name: str) -> list[str]:
+def select_sinks(library: ArchiveContext, name: str) -> list[str]:
     """Return the sink of a name, or all sinks if the name is empty.
 
     Raises:
@@ -241,16 +243,18 @@ def sinks_called(library: Library, name: str) -> list[str]:
     return [name] if name else names
 
 
-def _trees(library: Library, name: str) -> list[str]:
+def _select_files_sinks(library: ArchiveContext, name: str) -> list[str]:
     """Return the files sink of a name, or all files sinks if the name is empty."""
     trees = library.settings.files_sinks()
-    sinks = [sink for sink in sinks_called(library, name) if sink in trees]
+    sinks = [sink for sink in select_sinks(library, name) if sink in trees]
     if name and not sinks:
         raise UsageError(f"sink {name!r} is none of files, so nothing can be read there", name)
     return sinks
 
 
-def only_operators(library: Library, asker: Asker, what: str, clusters: Sequence[str] = ()) -> None:
+def require_operator(
+    library: ArchiveContext, asker: Asker, what: str, clusters: Sequence[str] = ()
+) -> None:
     """Raise OperatorsOnly unless the user is an operator of these clusters, or of all.
 
     Raises:
@@ -262,13 +266,13 @@ def only_operators(library: Library, asker: Asker, what: str, clusters: Sequence
         else library.is_operator(asker)
     )
     if not is_operator:
-        raise OperatorsOnly(f"only operators may {what}", asker)
+        raise NotAnOperator(f"only operators may {what}", asker)
 
 
 _PREFIX = "archive."
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
     """Backlog of a sink according to its own database.
 
     Attributes:
@@ -282,9 +286,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
 
 
-def sinks(library: Library, asker: Asker, _request: SinksRequest) -> SinksAnswer:
+def show_sinks(library: ArchiveContext, asker: Asker, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink; operators only."""
-    only_operators(library, asker, "look at the sinks")
+    require_operator(library, asker, "look at the sinks")
     configured = library.settings.archive.sink
     reader = JournalReader(library.settings.state_dir)
     try:
@@ -294,18 +298,18 @@ def sinks(library: Library, asker: Asker, _request: SinksRequest) -> SinksAnswer
             if one.name.startswith(_PREFIX)
         }
         names = [*configured, *(name for name in known if name not in configured)]
-        lines = tuple(_line(library, reader, name, known.get(name)) for name in names)
+        lines = tuple(_make_sink_line(library, reader, name, known.get(name)) for name in names)
     finally:
         reader.close()
-    return SinksAnswer(sinks=lines)
+    return SinksReply(sinks=lines)
 
 
-def _line(
-    library: Library, reader: JournalReader, name: str, status: ConsumerStatus | None
+def _make_sink_line(
+    library: ArchiveContext, reader: JournalReader, name: str, status: ConsumerStatus | None
 ) -> SinkLine:
     """Make the reply row of a sink."""
     of = library.settings.archive.sink.get(name)
-    held = held_by(library.settings, name) if of is not None else Held()
+    held = read_sink_backlog(library.settings, name) if of is not None else SinkBacklog()
     # The sink's own cursor is exact, but does not move for events of other kinds.
     after = max(held.cursor, status.position) if status is not None else held.cursor
     backlog = reader.backlog(name, after, RemoteSink.kinds)
@@ -324,7 +328,7 @@ def _line(
         return line
     return msgspec.structs.replace(
         line,
-        state=_state(status, is_configured=of is not None),
+        state=_get_sink_state(status, is_configured=of is not None),
         detail=status.detail,
         position=status.position,
         error=status.error,
@@ -336,7 +340,7 @@ def _line(
     )
 
 
-def _state(status: ConsumerStatus, *, is_configured: bool) -> State:
+def _get_sink_state(status: ConsumerStatus, *, is_configured: bool) -> SinkState:
     if not is_configured:
         return "removed"
     if status.detached:
@@ -344,27 +348,27 @@ def _state(status: ConsumerStatus, *, is_configured: bool) -> State:
     return "running" if status.state == "running" else "waiting"
 
 
-def held_by(settings: Settings, name: str) -> Held:
+def read_sink_backlog(settings: Settings, name: str) -> SinkBacklog:
     """Read a sink's backlog from its database; zero before its first run."""
     if isinstance(settings.archive.sink[name], FilesSinkSettings):
         try:
             files = FilesRecords(settings, name, reading=True)
         except Unavailable:
-            return Held()
+            return SinkBacklog()
         try:
             ((scripts, since_ns),) = files.query(
                 "SELECT count(*), min(since_ns) FROM script WHERE state = ?", WAITING
             )
-            return Held(cursor=files.cursor(), scripts=scripts, since_ns=since_ns)
+            return SinkBacklog(cursor=files.cursor(), scripts=scripts, since_ns=since_ns)
         finally:
             files.close()
     try:
         remote = RemoteRecords(f"{settings.state_dir}/archive-{name}.db", reading=True)
     except Unavailable:
-        return Held()
+        return SinkBacklog()
     try:
         scripts, since_ns = remote.held()
-        return Held(cursor=remote.cursor(), scripts=scripts, since_ns=since_ns)
+        return SinkBacklog(cursor=remote.cursor(), scripts=scripts, since_ns=since_ns)
     finally:
         remote.close()
 
@@ -372,53 +376,53 @@ def held_by(settings: Settings, name: str) -> Held:
 _SCRIPTS_AN_EVENT = 200
 _PURGES_AT_ONCE = 100
 
-Ref = tuple[str, str]
+ResendRef = tuple[str, str]
 """Identity of a script: (cluster, key)."""
 
 
-def resend(
-    library: Library, asker: Asker, request: ResendRequest
-) -> Iterator[Progress | ResendAnswer]:
+def resend_scripts(
+    library: ArchiveContext, asker: Asker, request: ResendRequest
+) -> Iterator[Progress | ResendReply]:
     """Order a sink to archive scripts again; operators only."""
-    only_operators(library, asker, "have scripts archived again", request.clusters)
+    require_operator(library, asker, "have scripts archived again", request.clusters)
     known = library.settings.archive.sink
     if not request.sink:
         raise UsageError(f"say which sink with --sink: {', '.join(known)}")
     if request.sink == "catalogue" and request.sink not in known:
         raise UsageError("the catalogue is no sink: 'steward archive reindex' makes it again")
-    sinks_called(library, request.sink)
+    select_sinks(library, request.sink)
     if library.order is None:
         raise OrderError("nothing can be sent from here: ask the daemon")
-    when = span(library, request, default=False)
-    wanted = job_filter(request, when, library.scopes(asker, scripts=True))
+    when = resolve_selection_span(library, request, default=False)
+    wanted = make_job_filter(request, when, library.scopes(asker, scripts=True))
     reader = JournalReader(library.settings.state_dir)
-    return _resend(library, asker, request, wanted, reader)
+    return _stream_resend(library, asker, request, wanted, reader)
 
 
-def _resend(
-    library: Library,
+def _stream_resend(
+    library: ArchiveContext,
     asker: Asker,
     request: ResendRequest,
     wanted: JobFilter,
     reader: JournalReader,
-) -> Iterator[Progress | ResendAnswer]:
-    present = _Present(library, request.sink) if request.missing else None
-    orders = _Orders(library, asker, request.sink, reader)
+) -> Iterator[Progress | ResendReply]:
+    present = _ArchivedScripts(library, request.sink) if request.missing else None
+    orders = _ResendOrders(library, asker, request.sink, reader)
     found = left_out = 0
     try:
-        for scripts in _batches(scripts_of(library, asker, wanted, every=True)):
+        for scripts in _batch_scripts(iterate_scripts(library, asker, wanted, every=True)):
             lacking = present.without(scripts) if present is not None else scripts
             orders.send(lacking)
             found += len(scripts)
             left_out += len(scripts) - len(lacking)
             yield Progress(done=found)
-        if _is_everything(request):
-            tell_refilled(library, f"archive.{request.sink}", wanted.since)
+        if _is_unfiltered(request):
+            report_refill(library, f"archive.{request.sink}", wanted.since)
     finally:
         if present is not None:
             present.close()
         reader.close()
-    yield ResendAnswer(
+    yield ResendReply(
         sink=request.sink,
         scripts=orders.scripts,
         total_bytes=orders.total_bytes,
@@ -426,7 +430,7 @@ def _resend(
     )
 
 
-def _batches(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
+def _batch_scripts(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
     batch: list[Script] = []
     for _, script in found:
         batch.append(script)
@@ -437,21 +441,23 @@ def _batches(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
         yield batch
 
 
-def _is_everything(request: ResendRequest) -> bool:
+def _is_unfiltered(request: ResendRequest) -> bool:
     """Return whether only ``since`` limits the request: then it fills every gap since that time."""
     bounds = (request.clusters, request.users, request.accounts, request.partitions)
     return not any((*bounds, request.jobs, request.names, request.states, request.until))
 
 
-class _Orders:
+class _ResendOrders:
     """Writer of archive.resend events that revokes those of scripts purged meanwhile."""
 
-    def __init__(self, library: Library, asker: Asker, sink: str, reader: JournalReader) -> None:
+    def __init__(
+        self, library: ArchiveContext, asker: Asker, sink: str, reader: JournalReader
+    ) -> None:
         self._library = library
         self._asked_by = asker.user or str(asker.uid)
         self._sink = sink
         self._reader = reader
-        self._purged: set[Ref] = set()
+        self._purged: set[ResendRef] = set()
         # Purges that jobs.db has not applied yet are read from here, so take its position first.
         self._looked_upto = library.jobs.cursor()
         self.scripts = 0
@@ -465,14 +471,16 @@ class _Orders:
         """
         assert self._library.order is not None, "the caller has looked"
         self._look_for_purges()
-        left = [script for script in scripts if _ref(script) not in self._purged]
+        left = [script for script in scripts if _get_script_ref(script) not in self._purged]
         if not left:
             return
-        self._library.order([self._order(*of_cluster) for of_cluster in _by_cluster(left)])
+        self._library.order(
+            [self._order(*of_cluster) for of_cluster in _group_scripts_by_cluster(left)]
+        )
         # A purge that arrived meanwhile precedes this order in the journal.
         self._look_for_purges()
-        late = [script for script in left if _ref(script) in self._purged]
-        for cluster, of_cluster in _by_cluster(late):
+        late = [script for script in left if _get_script_ref(script) in self._purged]
+        for cluster, of_cluster in _group_scripts_by_cluster(late):
             keys = tuple(script.key for script in of_cluster)
             body = ArchivePurge(
                 script_keys=keys,
@@ -480,26 +488,30 @@ class _Orders:
                 asked_by=self._asked_by,
                 reason="purged while it was being sent again",
             )
-            self._library.order([order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)])
+            self._library.order(
+                [make_order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)]
+            )
         self.scripts += len(left) - len(late)
-        self.total_bytes += sum(_bytes_of(script) for script in left if script not in late)
+        self.total_bytes += sum(
+            _count_script_bytes(script) for script in left if script not in late
+        )
 
     def _order(self, cluster: str, scripts: Sequence[Script]) -> Event:
         """Make the archive.resend event for scripts of one cluster."""
         keys = [script.key for script in scripts]
         owners = self._library.jobs.by_script(keys, cluster)
         resent = tuple(
-            Resent(
+            ResentScript(
                 script_key=script.key,
                 script=script.body,
-                identity=identity_of(owners[script.key], script.key)
+                identity=build_identity(owners[script.key], script.key)
                 if script.key in owners
                 else None,
             )
             for script in scripts
         )
         body = ArchiveResend(sink=self._sink, scripts=resent, asked_by=self._asked_by)
-        return order_event(self._library, cluster, ARCHIVE_RESEND, body, keys)
+        return make_order_event(self._library, cluster, ARCHIVE_RESEND, body, keys)
 
     def _look_for_purges(self) -> None:
         """Read purges that arrived in the journal since the last call."""
@@ -513,10 +525,10 @@ class _Orders:
                 return
 
 
-class _Present:
+class _ArchivedScripts:
     """Lookup of the scripts that a sink already has."""
 
-    def __init__(self, library: Library, sink: str) -> None:
+    def __init__(self, library: ArchiveContext, sink: str) -> None:
         self._files: FilesReader | None = None
         self._sent: RemoteRecords | None = None
         settings = library.settings
@@ -535,12 +547,12 @@ class _Present:
             return [script for script in scripts if not self._is_filed(self._files, script)]
         if self._sent is None:
             return list(scripts)
-        rows = self._sent.rows(map(_ref, scripts))
+        rows = self._sent.rows(map(_get_script_ref, scripts))
         had = {
             ref for ref, row in rows.items() if row.has_bytes or row.state in (AWAITS_IDENTITY, DUE)
         }
         had -= {ref for ref, row in rows.items() if row.deleted}
-        return [script for script in scripts if _ref(script) not in had]
+        return [script for script in scripts if _get_script_ref(script) not in had]
 
     @staticmethod
     def _is_filed(files: FilesReader, script: Script) -> bool:
@@ -558,17 +570,17 @@ class _Present:
             self._sent.close()
 
 
-def _ref(script: Script) -> Ref:
+def _get_script_ref(script: Script) -> ResendRef:
     return script.cluster, script.key
 
 
-def _by_cluster(scripts: Iterable[Script]) -> list[tuple[str, list[Script]]]:
+def _group_scripts_by_cluster(scripts: Iterable[Script]) -> list[tuple[str, list[Script]]]:
     found: dict[str, list[Script]] = {}
     for script in scripts:
         found.setdefault(script.cluster, []).append(script)
     return list(found.items())
 
 
-def _bytes_of(script: Script) -> int:
+def _count_script_bytes(script: Script) -> int:
     kept = (script.body.script, script.body.environment)
     return sum(one.length for one in kept if one is not None)

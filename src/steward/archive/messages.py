@@ -1,11 +1,13 @@
 """Kafka message format: one JSON message per archived script, schema ``steward.job/1``.
 
-:func:`encode` writes a :class:`Message`, :func:`decode` reads and checks one, and
-:func:`json_schema` returns its JSON Schema. :func:`encode_sarchive` writes SArchive's older format.
-:class:`Content` holds bytes in JSON and is used by the archive's replies too.
+:func:`encode_script_message` writes a :class:`ScriptMessage`, :func:`decode_script_message` reads
+and checks one, and :func:`make_json_schema` returns its JSON Schema. :func:`encode_sarchive` writes
+SArchive's older format. :class:`EncodedContent` holds bytes in JSON and is used by the archive's
+replies too.
 
 The schema's name ends with its version. Within a version, fields are only added, with defaults;
-readers ignore unknown fields. A topic may hold anything, so :func:`decode` checks every field.
+readers ignore unknown fields. A topic may hold anything, so :func:`decode_script_message` checks
+every field.
 """
 
 import base64
@@ -16,18 +18,18 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import msgspec
 
 from steward.core.errors import StewardError
-from steward.core.events import JobIdentity, JobScript, script_key
+from steward.core.events import JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
-from steward.slurm.environment import entries_of
+from steward.slurm.environment import split_entries
 
 SCHEMA: Final = "steward.job/1"
-LARGEST_BYTES: Final = 64 * 1024**2
+MAX_SCRIPT_MESSAGE_BYTES: Final = 64 * 1024**2
 """Size limit of a message that is read, in bytes."""
 
 _MOST_JOB_ID: Final = 2**32 - 1
-_MOST: Final = 2**53 - 1
+_MAX_INTEGER: Final = 2**53 - 1
 """Largest integer that every JSON reader represents exactly."""
-_MOST_TEXT: Final = 128 * 1024
+_MAX_TEXT_BYTES: Final = 128 * 1024
 """Size limit of a text in a job record, in bytes: Linux's MAX_ARG_STRLEN, the limit of one argument
 or variable and so of an option of sbatch. A longer submit line is cut when it is sent."""
 _MOST_ITEMS: Final = 1000
@@ -40,11 +42,11 @@ class MessageError(StewardError):
     """Error: bytes are not a valid message."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class MessagePart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all parts of a message: keyword-only and immutable."""
 
 
-class Content(Part, frozen=True, kw_only=True):
+class EncodedContent(MessagePart, frozen=True, kw_only=True):
     """Bytes in a form that JSON can hold, without loss.
 
     Attributes:
@@ -57,7 +59,7 @@ class Content(Part, frozen=True, kw_only=True):
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
     @classmethod
-    def of(cls, data: bytes) -> "Content":
+    def of(cls, data: bytes) -> "EncodedContent":
         """Make the content for these bytes."""
         try:
             return cls(text=data.decode())
@@ -65,7 +67,7 @@ class Content(Part, frozen=True, kw_only=True):
             return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
 
     @classmethod
-    def shortest(cls, data: bytes) -> "Content":
+    def shortest(cls, data: bytes) -> "EncodedContent":
         """Make the shorter content: base64 if many control characters, six bytes each in JSON."""
         controls = len(data) - len(data.translate(None, _CONTROLS))
         if 5 * controls > len(data) // 3:
@@ -78,7 +80,7 @@ class Content(Part, frozen=True, kw_only=True):
         return base64.b64decode(self.text) if self.encoding == "base64" else self.text.encode()
 
 
-class MessageFile(Part, frozen=True, kw_only=True):
+class MessageFile(MessagePart, frozen=True, kw_only=True):
     """Script or environment in a message.
 
     Attributes:
@@ -87,12 +89,12 @@ class MessageFile(Part, frozen=True, kw_only=True):
         content: The bytes; null if only size and checksum are sent.
     """
 
-    length: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BYTES)]
+    length: Annotated[int, msgspec.Meta(ge=0, le=MAX_SCRIPT_MESSAGE_BYTES)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
-    content: Content | None = None
+    content: EncodedContent | None = None
 
 
-class Whose(Part, frozen=True, kw_only=True):
+class MessageIdentity(MessagePart, frozen=True, kw_only=True):
     """Identity of the job according to Slurm.
 
     Attributes:
@@ -107,7 +109,7 @@ class Whose(Part, frozen=True, kw_only=True):
     why: Annotated[str, msgspec.Meta(max_length=64)] = "bound"
 
 
-class Claims(Part, frozen=True, kw_only=True):
+class MessageClaims(MessagePart, frozen=True, kw_only=True):
     """Claims of the environment about the job: hints, never an identity.
 
     Attributes:
@@ -121,7 +123,7 @@ class Claims(Part, frozen=True, kw_only=True):
     host: Annotated[str, msgspec.Meta(max_length=_MOST_CLAIM)] = ""
 
 
-class Message(Part, frozen=True, kw_only=True):
+class ScriptMessage(MessagePart, frozen=True, kw_only=True):
     """One archived script in one version.
 
     Attributes:
@@ -147,18 +149,18 @@ class Message(Part, frozen=True, kw_only=True):
 
     schema: Literal["steward.job/1"]
     id: str
-    version: Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+    version: Annotated[int, msgspec.Meta(ge=0, le=_MAX_INTEGER)]
     cluster: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}(?!\n)$")]
     job_id: Annotated[int, msgspec.Meta(ge=1, le=_MOST_JOB_ID)]
     key: str
     spooled: datetime
     verified: bool
-    identity: Whose | None = None
+    identity: MessageIdentity | None = None
     script: MessageFile | None = None
     environment: MessageFile | None = None
     redacted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_ITEMS)] = ()
     flags: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_ITEMS)] = ()
-    claims: Claims = Claims()
+    claims: MessageClaims = MessageClaims()
     partial: bool = False
     deleted: bool = False
 
@@ -168,8 +170,8 @@ class Message(Part, frozen=True, kw_only=True):
         return int(self.key.rpartition(":")[2])
 
 
-class Parts(Protocol):
-    """Input of a message, as ``steward.archive.remote.destination.Document`` provides it."""
+class MessageSource(Protocol):
+    """Input of a message, as ``archive.remote.destination.ArchivedDocument`` provides it."""
 
     @property
     def id(self) -> str:
@@ -221,41 +223,41 @@ class Parts(Protocol):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Message)
+_decoder = msgspec.json.Decoder(ScriptMessage)
 
 
-def encode(parts: Parts) -> bytes:
+def encode_script_message(parts: MessageSource) -> bytes:
     """Encode a script's message as JSON; of a purged script only the deletion."""
-    message = Message(
+    message = ScriptMessage(
         schema=SCHEMA,
         id=parts.id,
         version=parts.version,
         cluster=parts.cluster,
         job_id=parts.job_id,
         key=parts.key,
-        spooled=_spooled(parts),
+        spooled=_get_spool_time(parts),
         verified=parts.identity is not None and not parts.deleted,
         partial=parts.partial and not parts.deleted,
         deleted=parts.deleted,
     )
     if not parts.deleted:
-        message = _with_contents(message, parts)
+        message = _add_contents(message, parts)
     return _encoder.encode(message)
 
 
-def _with_contents(message: Message, parts: Parts) -> Message:
+def _add_contents(message: ScriptMessage, parts: MessageSource) -> ScriptMessage:
     """Add identity, script, environment and claims to a message."""
     body, identity = parts.body, parts.identity
     whose = None
     if identity is not None:
-        record = _cut(identity.record)
-        whose = Whose(first_submit=identity.first_submit, record=record, why=identity.why)
+        record = _cut_texts(identity.record)
+        whose = MessageIdentity(first_submit=identity.first_submit, record=record, why=identity.why)
     kept = (body.script, body.environment) if body else (None, None)
     script, environment = (
         MessageFile(
             length=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            content=Content.shortest(data),
+            content=EncodedContent.shortest(data),
         )
         if data is not None
         else MessageFile(length=known.length, sha256=known.sha256)
@@ -272,7 +274,7 @@ def _with_contents(message: Message, parts: Parts) -> Message:
         message,
         redacted=body.redacted,
         flags=body.flags,
-        claims=Claims(
+        claims=MessageClaims(
             name=body.claimed_name[:_MOST_CLAIM],
             directory=body.claimed_dir[:_MOST_CLAIM],
             host=body.claimed_host[:_MOST_CLAIM],
@@ -280,10 +282,10 @@ def _with_contents(message: Message, parts: Parts) -> Message:
     )
 
 
-def _cut(record: JobRecord) -> JobRecord:
+def _cut_texts(record: JobRecord) -> JobRecord:
     """Cut the texts of a record to the size limit of messages."""
     cut = {
-        field: text.encode()[:_MOST_TEXT].decode(errors="ignore")
+        field: text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore")
         for field in JobRecord.__struct_fields__
         if isinstance(text := getattr(record, field), str) and _is_long(text)
     }
@@ -293,25 +295,25 @@ def _cut(record: JobRecord) -> JobRecord:
 def _is_long(text: str) -> bool:
     # A character has at most four bytes in UTF-8.
     """Return whether a text exceeds the size limit."""
-    return len(text) > _MOST_TEXT // 4 and len(text.encode()) > _MOST_TEXT
+    return len(text) > _MAX_TEXT_BYTES // 4 and len(text.encode()) > _MAX_TEXT_BYTES
 
 
-def _spooled(parts: Parts) -> datetime:
+def _get_spool_time(parts: MessageSource) -> datetime:
     seconds, nanoseconds = divmod(parts.spool_mtime_ns, 10**9)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
 
 
-def decode(data: bytes) -> Message:
+def decode_script_message(data: bytes) -> ScriptMessage:
     """Decode and check a message.
 
     Raises:
         MessageError: The bytes are invalid or contradictory; the error names the field.
     """
-    if len(data) > LARGEST_BYTES:
-        raise MessageError(f"it has {len(data)} bytes, more than {LARGEST_BYTES}")
+    if len(data) > MAX_SCRIPT_MESSAGE_BYTES:
+        raise MessageError(f"it has {len(data)} bytes, more than {MAX_SCRIPT_MESSAGE_BYTES}")
     try:
         message = _decoder.decode(data)
-        _check(message)
+        _check_message(message)
     except MessageError:
         raise
     except msgspec.ValidationError as error:
@@ -323,68 +325,68 @@ def decode(data: bytes) -> Message:
     return message
 
 
-def _check(message: Message) -> None:
+def _check_message(message: ScriptMessage) -> None:
     """Raise MessageError for contradictions that the types do not exclude."""
     mtime = message.key.rpartition(":")[2]
-    _must(mtime.isascii() and mtime.isdigit() and len(mtime) <= 19, "key")
+    _require(mtime.isascii() and mtime.isdigit() and len(mtime) <= 19, "key")
     mtime_ns = int(mtime)
-    _must(mtime_ns < 2**63 and message.key == script_key(message.job_id, mtime_ns), "key")
-    _must(message.id == f"{message.cluster}/{message.job_id}:{mtime_ns}", "id")
-    _time(message.spooled, "spooled")
-    _must(message.verified == (message.identity is not None), "verified")
+    _require(mtime_ns < 2**63 and message.key == make_script_key(message.job_id, mtime_ns), "key")
+    _require(message.id == f"{message.cluster}/{message.job_id}:{mtime_ns}", "id")
+    _check_time(message.spooled, "spooled")
+    _require(message.verified == (message.identity is not None), "verified")
     for name in ("script", "environment"):
         file: MessageFile | None = getattr(message, name)
         if file is not None and file.content is not None:
-            _file(file, file.content, name)
+            _check_file(file, file.content, name)
     for text in (*message.redacted, *message.flags):
-        _must(len(text) <= _MOST_ITEMS, "redacted or flags")
+        _require(len(text) <= _MOST_ITEMS, "redacted or flags")
     if message.identity is not None:
-        _time(message.identity.first_submit, "identity.first_submit")
-        _record(message.identity.record, message.job_id)
+        _check_time(message.identity.first_submit, "identity.first_submit")
+        _check_record(message.identity.record, message.job_id)
 
 
-def _file(file: MessageFile, content: Content, name: str) -> None:
+def _check_file(file: MessageFile, content: EncodedContent, name: str) -> None:
     """Check length and checksum of a file's content."""
     if content.encoding == "base64":
         data = base64.b64decode(content.text, validate=True)
     else:
         data = content.text.encode()
-    _must(len(data) == file.length, f"{name}.length")
-    _must(hashlib.sha256(data).hexdigest() == file.sha256, f"{name}.sha256")
+    _require(len(data) == file.length, f"{name}.length")
+    _require(hashlib.sha256(data).hexdigest() == file.sha256, f"{name}.sha256")
 
 
-def _record(record: JobRecord, job_id: int) -> None:
+def _check_record(record: JobRecord, job_id: int) -> None:
     """Check a job record: job id, times, texts and numbers within their limits."""
-    _must(record.job_id == job_id, "identity.record.job_id")
+    _require(record.job_id == job_id, "identity.record.job_id")
     for field in JobRecord.__struct_fields__:
         value: Any = getattr(record, field)
         where = f"identity.record.{field}"
         if isinstance(value, datetime):
-            _time(value, where)
+            _check_time(value, where)
         elif isinstance(value, str):
-            _must(not _is_long(value), where)
+            _require(not _is_long(value), where)
         elif value is not None:
             # A time limit is in seconds; Slurm's own number is in minutes.
-            most = _MOST if field == "time_limit_s" else _MOST_JOB_ID
-            _must(0 <= value <= most, where)
+            most = _MAX_INTEGER if field == "time_limit_s" else _MOST_JOB_ID
+            _require(0 <= value <= most, where)
 
 
-def _time(moment: datetime, where: str) -> None:
-    _must(moment.tzinfo is not None, where)
+def _check_time(moment: datetime, where: str) -> None:
+    _require(moment.tzinfo is not None, where)
     # Nanoseconds in 63 bits reach to 2262.
-    _must(_FIRST_YEAR <= moment.year <= _LAST_YEAR, where)
-    _must(moment >= datetime(_FIRST_YEAR, 1, 1, tzinfo=UTC), where)
+    _require(_FIRST_YEAR <= moment.year <= _LAST_YEAR, where)
+    _require(moment >= datetime(_FIRST_YEAR, 1, 1, tzinfo=UTC), where)
 
 
-def _must(holds: bool, where: str) -> None:
+def _require(holds: bool, where: str) -> None:
     """Raise MessageError for a field unless the condition holds."""
     if not holds:
         raise MessageError(f"it is no {SCHEMA}: '{where}' does not hold", where)
 
 
-def json_schema() -> dict[str, Any]:
+def make_json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a message."""
-    schema = msgspec.json.schema(Message)
+    schema = msgspec.json.schema(ScriptMessage)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA, **schema}
 
 
@@ -407,7 +409,7 @@ class SArchiveMessage(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] | None = None
 
 
-def encode_sarchive(parts: Parts) -> bytes | None:
+def encode_sarchive(parts: MessageSource) -> bytes | None:
     """Encode a script's message in SArchive's format; None if there is no script to send.
 
     The format is text only, so it loses bytes that are not UTF-8, and it cannot express the owner
@@ -418,18 +420,19 @@ def encode_sarchive(parts: Parts) -> bytes | None:
     environment = None
     if parts.environment is not None:
         environment = {
-            _text(name): _text(value or b"") for name, value in entries_of(parts.environment)
+            _decode_text(name): _decode_text(value or b"")
+            for name, value in split_entries(parts.environment)
         }
     return _encoder.encode(
         SArchiveMessage(
             id=str(parts.job_id),
-            timestamp=_spooled(parts),
+            timestamp=_get_spool_time(parts),
             cluster=parts.cluster,
-            script=_text(parts.script),
+            script=_decode_text(parts.script),
             environment=environment,
         )
     )
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Archive requests and replies: the Structs of ``archive.*``, from list and search to purge.
 
-Order: the common parts (:class:`Selection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
+Order: the common parts (:class:`JobSelection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
 :class:`RunLine`), then a request and a reply for each action. Streaming actions yield item Structs
 and end with a reply. Fields are only ever added, with defaults, so that older clients keep working.
 """
@@ -10,12 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.messages import Content
-from steward.core.actions import Answer, Request, Shape
+from steward.archive.messages import EncodedContent
+from steward.core.actions import ActionMessage, Answer, Request
 from steward.core.records import JobRecord
 
 
-class Selection(Request, frozen=True, kw_only=True):
+class JobSelection(Request, frozen=True, kw_only=True):
     """Filters that select jobs. Every given filter must match; within a filter, any value.
 
     Attributes:
@@ -44,7 +44,7 @@ class Selection(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class JobLine(Shape, frozen=True, kw_only=True):
+class JobLine(ActionMessage, frozen=True, kw_only=True):
     """One job in a table.
 
     Attributes:
@@ -91,7 +91,7 @@ class JobLine(Shape, frozen=True, kw_only=True):
     submit_line: str = ""
 
 
-class ScriptLine(Shape, frozen=True, kw_only=True):
+class ScriptLine(ActionMessage, frozen=True, kw_only=True):
     """Archived script and environment of a job: sizes, checksums and paths.
 
     Attributes:
@@ -121,7 +121,7 @@ class ScriptLine(Shape, frozen=True, kw_only=True):
     environment_path: str = ""
 
 
-class RunLine(Shape, frozen=True, kw_only=True):
+class RunLine(ActionMessage, frozen=True, kw_only=True):
     """One run of a job; a requeue starts another."""
 
     restarts: int = 0
@@ -137,7 +137,7 @@ class RunLine(Shape, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- list
 
 
-class ListRequest(Selection, frozen=True, kw_only=True):
+class JobListRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.list``: jobs, newest first.
 
     Attributes:
@@ -149,7 +149,7 @@ class ListRequest(Selection, frozen=True, kw_only=True):
     page: str = ""
 
 
-class ListAnswer(Answer, frozen=True, kw_only=True):
+class JobListReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.list``, newest first.
 
     Attributes:
@@ -186,7 +186,7 @@ class ShowRequest(Request, frozen=True, kw_only=True):
     sbatch: bool = False
 
 
-class ShowAnswer(Answer, frozen=True, kw_only=True):
+class ShowReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.show``.
 
     Attributes:
@@ -206,14 +206,14 @@ class ShowAnswer(Answer, frozen=True, kw_only=True):
     record: JobRecord | None = None
     runs: tuple[RunLine, ...] = ()
     script: ScriptLine | None = None
-    content: Content | None = None
+    content: EncodedContent | None = None
     script_of: str = ""
     others: tuple[JobLine, ...] = ()
     sbatch: str = ""
     zone: str = ""
 
 
-class EnvRequest(Request, frozen=True, kw_only=True):
+class EnvironmentRequest(Request, frozen=True, kw_only=True):
     """Request of ``archive.env``: the environment of a job at submit.
 
     Attributes:
@@ -227,7 +227,7 @@ class EnvRequest(Request, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
-class Variable(Shape, frozen=True, kw_only=True):
+class EnvironmentVariable(ActionMessage, frozen=True, kw_only=True):
     """One environment variable.
 
     Attributes:
@@ -237,11 +237,11 @@ class Variable(Shape, frozen=True, kw_only=True):
     """
 
     name: str
-    value: Content
+    value: EncodedContent
     redacted: bool = False
 
 
-class EnvAnswer(Answer, frozen=True, kw_only=True):
+class EnvironmentReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.env``, redacted.
 
     Attributes:
@@ -252,7 +252,7 @@ class EnvAnswer(Answer, frozen=True, kw_only=True):
     """
 
     job: JobLine
-    variables: tuple[Variable, ...] = ()
+    variables: tuple[EnvironmentVariable, ...] = ()
     redacted: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -275,7 +275,7 @@ class DiffRequest(Request, frozen=True, kw_only=True):
     environments: bool = False
 
 
-class DiffAnswer(Answer, frozen=True, kw_only=True):
+class DiffReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.diff``.
 
     Attributes:
@@ -288,13 +288,13 @@ class DiffAnswer(Answer, frozen=True, kw_only=True):
     left: JobLine
     right: JobLine
     identical: bool
-    diff: Content
+    diff: EncodedContent
 
 
 # ---------------------------------------------------------------- search
 
 
-class SearchRequest(Selection, frozen=True, kw_only=True):
+class SearchRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.search``: jobs by the text of their scripts.
 
     Attributes:
@@ -306,7 +306,7 @@ class SearchRequest(Selection, frozen=True, kw_only=True):
         lines: Maximum number of matching lines per script.
         page: ``next`` of the previous reply, with the same request; "" for the first page.
         sink: Sink to search, by name or kind; "" for the catalog.
-        since: As in :class:`Selection`, but the default is all time.
+        since: As in :class:`JobSelection`, but the default is all time.
     """
 
     terms: tuple[str, ...]
@@ -319,7 +319,7 @@ class SearchRequest(Selection, frozen=True, kw_only=True):
     sink: str = ""
 
 
-class HitLine(Shape, frozen=True, kw_only=True):
+class HitLine(ActionMessage, frozen=True, kw_only=True):
     """Line of a script that contains a term.
 
     Attributes:
@@ -334,7 +334,7 @@ class HitLine(Shape, frozen=True, kw_only=True):
     spans: tuple[tuple[int, int], ...] = ()
 
 
-class Hit(Shape, frozen=True, kw_only=True):
+class SearchHit(ActionMessage, frozen=True, kw_only=True):
     """Job whose script contains all terms.
 
     Attributes:
@@ -348,7 +348,7 @@ class Hit(Shape, frozen=True, kw_only=True):
     more_lines: int = 0
 
 
-class SearchAnswer(Answer, frozen=True, kw_only=True):
+class SearchReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.search``, newest first.
 
     Attributes:
@@ -360,7 +360,7 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
         zones: IANA name of each cluster's time zone; "" for the system's.
     """
 
-    hits: tuple[Hit, ...]
+    hits: tuple[SearchHit, ...]
     count: int | None = None
     next: str = ""
     complete: bool = True
@@ -371,7 +371,7 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- export
 
 
-class ExportRequest(Selection, frozen=True, kw_only=True):
+class ExportRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.export``: the files of the selected jobs, as a stream.
 
     Attributes:
@@ -383,7 +383,7 @@ class ExportRequest(Selection, frozen=True, kw_only=True):
     limit: int = 0
 
 
-class ExportFile(Shape, frozen=True, kw_only=True, tag="file", tag_field="item"):
+class ExportFile(ActionMessage, frozen=True, kw_only=True, tag="file", tag_field="item"):
     """Stream item of an export: one file.
 
     Attributes:
@@ -403,7 +403,7 @@ class ExportFile(Shape, frozen=True, kw_only=True, tag="file", tag_field="item")
     sha256: str
 
 
-class ExportAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+class ExportReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
     """Final reply of ``archive.export``.
 
     Attributes:
@@ -422,7 +422,7 @@ class ExportAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
 # ---------------------------------------------------------------- verify, reindex
 
 
-class Progress(Shape, frozen=True, kw_only=True, tag="progress", tag_field="item"):
+class Progress(ActionMessage, frozen=True, kw_only=True, tag="progress", tag_field="item"):
     """Stream item of a long action: its progress.
 
     Attributes:
@@ -446,7 +446,7 @@ class VerifyRequest(Request, frozen=True, kw_only=True):
     sink: str = ""
 
 
-class ProblemLine(Shape, frozen=True, kw_only=True, tag="problem", tag_field="item"):
+class ProblemLine(ActionMessage, frozen=True, kw_only=True, tag="problem", tag_field="item"):
     """Stream item of a verification: one missing, changed, unknown or unreadable file.
 
     Attributes:
@@ -464,7 +464,7 @@ class ProblemLine(Shape, frozen=True, kw_only=True, tag="problem", tag_field="it
     detail: str = ""
 
 
-class VerifyAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+class VerifyReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
     """Final reply of ``archive.verify``.
 
     Attributes:
@@ -488,7 +488,7 @@ class ReindexRequest(Request, frozen=True, kw_only=True):
     sink: str = ""
 
 
-class ReindexAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
     """Final reply of ``archive.reindex``.
 
     Attributes:
@@ -507,7 +507,7 @@ class ReindexAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="
 # ---------------------------------------------------------------- purge, secrets
 
 
-class PurgeRequest(Selection, frozen=True, kw_only=True):
+class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.purge``: remove scripts and environments from sinks and the catalog.
 
     ``jobs`` or ``users`` is required; the default of ``since`` is all time.
@@ -523,14 +523,14 @@ class PurgeRequest(Selection, frozen=True, kw_only=True):
     yes: bool = False
 
 
-class PurgeLine(Shape, frozen=True, kw_only=True):
+class PurgeLine(ActionMessage, frozen=True, kw_only=True):
     """One script that is or would be purged."""
 
     job: JobLine
     script: ScriptLine
 
 
-class PurgeAnswer(Answer, frozen=True, kw_only=True):
+class PurgeReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.purge``: the scripts that are or would be purged.
 
     Attributes:
@@ -546,7 +546,7 @@ class PurgeAnswer(Answer, frozen=True, kw_only=True):
     sinks: tuple[str, ...] = ()
 
 
-class SecretsRequest(Selection, frozen=True, kw_only=True):
+class SecretsRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.secrets``: find credentials in scripts.
 
     Attributes:
@@ -556,7 +556,7 @@ class SecretsRequest(Selection, frozen=True, kw_only=True):
     limit: int = 0
 
 
-class SecretLine(Shape, frozen=True, kw_only=True, tag="secret", tag_field="item"):
+class SecretLine(ActionMessage, frozen=True, kw_only=True, tag="secret", tag_field="item"):
     """Stream item of a secret scan: a line that looks like a credential, without its text.
 
     Attributes:
@@ -570,7 +570,7 @@ class SecretLine(Shape, frozen=True, kw_only=True, tag="secret", tag_field="item
     kind: str
 
 
-class SecretsAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
     """Final reply of ``archive.secrets``.
 
     Attributes:
@@ -588,7 +588,7 @@ class SecretsAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="
     unreadable: int = 0
 
 
-State = Literal["running", "waiting", "detached", "new", "removed"]
+SinkState = Literal["running", "waiting", "detached", "new", "removed"]
 """State of a sink, see :class:`SinkLine`."""
 
 
@@ -596,7 +596,7 @@ class SinksRequest(Request, frozen=True, kw_only=True):
     """Request of ``archive.sinks``: state and backlog of each sink."""
 
 
-class SinkLine(Shape, frozen=True, kw_only=True):
+class SinkLine(ActionMessage, frozen=True, kw_only=True):
     """State and backlog of a sink.
 
     Attributes:
@@ -622,7 +622,7 @@ class SinkLine(Shape, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    state: State
+    state: SinkState
     detail: str = ""
     position: int = 0
     backlog: int = 0
@@ -636,13 +636,13 @@ class SinkLine(Shape, frozen=True, kw_only=True):
     refill: str = ""
 
 
-class SinksAnswer(Answer, frozen=True, kw_only=True):
+class SinksReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.sinks``, configured sinks first."""
 
     sinks: tuple[SinkLine, ...] = ()
 
 
-class ResendRequest(Selection, frozen=True, kw_only=True):
+class ResendRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.resend``: archive scripts again; the default of ``since`` is all time.
 
     Attributes:
@@ -655,7 +655,7 @@ class ResendRequest(Selection, frozen=True, kw_only=True):
     missing: bool = False
 
 
-class ResendAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+class ResendReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
     """Final reply of ``archive.resend``; the sink archives the scripts later.
 
     Attributes:

@@ -1,10 +1,10 @@
 """Job resubmission: parse a submit line, and write a shell script that submits the job again.
 
-:func:`read_submit_line` splits Slurm's SubmitLine into sbatch's options and the script's arguments
+:func:`parse_submit_line` splits Slurm's SubmitLine into sbatch's options and the script's arguments
 (:class:`SubmitLine`). Slurm joins the words of the command line with blanks and drops the quotes,
 so word boundaries are lost. The table of sbatch's options and the job record restore them; where
-neither decides, the result names the doubtful option. :func:`submit_again` writes the script;
-without a submit line, :func:`options` derives options from the job record. Used by
+neither decides, the result names the doubtful option. :func:`write_resubmission_script` writes the
+script; without a submit line, :func:`derive_options` derives options from the job record. Used by
 ``archive.show``.
 """
 
@@ -22,7 +22,7 @@ from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.slurm.environment import entries_of
+from steward.slurm.environment import split_entries
 from steward.slurm.tres import parse_tres
 
 _WORD: Final = re.compile(rf"(?:{re.escape(REDACTED.decode())}|[^ ])+")
@@ -31,7 +31,7 @@ _LONGEST: Final = 1 << 16
 """Longest submit line that is parsed, in characters: each word is looked up in the table."""
 
 
-class Option(msgspec.Struct, frozen=True):
+class SbatchOption(msgspec.Struct, frozen=True):
     """One option of sbatch; ``value`` is None for a flag."""
 
     name: str
@@ -52,12 +52,12 @@ class SubmitLine(msgspec.Struct, frozen=True, kw_only=True):
         doubts: Options whose values may end elsewhere; ``script`` for the script's name.
     """
 
-    components: tuple[tuple[Option, ...], ...]
+    components: tuple[tuple[SbatchOption, ...], ...]
     arguments: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
 
-def read_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine | None:
+def parse_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine | None:
     """Parse a submit line into sbatch's options and the script's arguments.
 
     Args:
@@ -74,18 +74,18 @@ def read_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine 
     if not words or os.path.basename(words[0][0]) != "sbatch":
         return None
     try:
-        return _Reading(line, words, record, script).read()
+        return _SubmitLineParser(line, words, record, script).read()
     except UsageError:
         return None
 
 
-def wrapped_command(script: bytes) -> str | None:
+def extract_wrapped_command(script: bytes) -> str | None:
     """Return the command of a script made by sbatch --wrap; None for any other script."""
     _, mark, text = script.partition(_WRAPPED)
     return text.decode("utf-8", "replace").rstrip("\n") if mark else None
 
 
-class _Reading:
+class _SubmitLineParser:
     """Parser of one submit line: a single pass over its words."""
 
     def __init__(
@@ -93,7 +93,7 @@ class _Reading:
     ) -> None:
         self._line = line
         self._words = words
-        wrapped = wrapped_command(script)
+        wrapped = extract_wrapped_command(script)
         self._texts: Mapping[str, str] = {
             "job-name": record.name,
             "comment": record.comment,
@@ -101,8 +101,8 @@ class _Reading:
             "chdir": record.work_dir,
             "extra": record.extra,
         }
-        self._end = len(words) if wrapped is not None else _place_of_script(words, record)
-        self._components: list[list[Option]] = [[]]
+        self._end = len(words) if wrapped is not None else _find_script_word(words, record)
+        self._components: list[list[SbatchOption]] = [[]]
         self._doubts: list[str] = []
 
     def read(self) -> SubmitLine:
@@ -132,24 +132,24 @@ class _Reading:
 
     def _option(self, at: int, end: int) -> int:
         """Parse the options in one word; return the index of the next word."""
-        from steward.slurm.sbatch_options import VALUED, full_name, letters
+        from steward.slurm.sbatch_options import VALUE_OPTIONS, expand_option, split_letters
 
         match = self._words[at]
         word, after = match[0], at + 1
         if word.startswith("--"):
-            name = full_name(word[2:].partition("=")[0])
+            name = expand_option(word[2:].partition("=")[0])
             if "=" in word:
                 return self._valued(name, match.start() + word.index("=") + 1, after, end)
-            if name in VALUED:
+            if name in VALUE_OPTIONS:
                 return self._valued(name, self._start(after), after + 1, end)
-            self._components[-1].append(Option(name))
+            self._components[-1].append(SbatchOption(name))
             return after
-        for name, attached in letters(word):
+        for name, attached in split_letters(word):
             if attached is None:
                 return self._valued(name, self._start(after), after + 1, end)
             if attached:
                 return self._valued(name, match.end() - len(attached), after, end)
-            self._components[-1].append(Option(name))
+            self._components[-1].append(SbatchOption(name))
         return after
 
     def _start(self, at: int) -> int:
@@ -172,12 +172,12 @@ class _Reading:
             stop = self._words[after].end()
             after += 1
             self._doubts.append(f"--{name}")
-        self._components[-1].append(Option(name, self._line[start:stop]))
+        self._components[-1].append(SbatchOption(name, self._line[start:stop]))
         return after
 
     def _begins_option(self, at: int) -> bool:
         """Return whether a word begins an option, or separates het components."""
-        from steward.slurm.sbatch_options import full_name, letters
+        from steward.slurm.sbatch_options import expand_option, split_letters
 
         word = self._words[at][0]
         if word == ":":
@@ -186,13 +186,13 @@ class _Reading:
             return False
         try:
             if word.startswith("--"):
-                return word == "--" or bool(full_name(word[2:].partition("=")[0]))
-            return bool(list(letters(word)))
+                return word == "--" or bool(expand_option(word[2:].partition("=")[0]))
+            return bool(list(split_letters(word)))
         except UsageError:
             return False
 
 
-def _place_of_script(words: list["re.Match[str]"], record: JobRecord) -> int | None:
+def _find_script_word(words: list["re.Match[str]"], record: JobRecord) -> int | None:
     """Return the index of the script's name among the words; None if Slurm does not show it."""
     command = [match[0] for match in _WORD.finditer(record.command)]
     at = len(words) - len(command)
@@ -207,22 +207,22 @@ _MARK = "END_OF_SCRIPT"
 _REDACTED = REDACTED.decode()
 _VARIABLE: Final = re.compile(rb"SBATCH_[A-Z0-9_]{1,64}")
 _FORGET: Final = """for name in $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do"""
-_LEFT_OUT: Final = frozenset({"chdir", "dependency", "wrap"})
+_OMITTED_OPTIONS: Final = frozenset({"chdir", "dependency", "wrap"})
 """Options of a submit line that are not repeated: the script changes directory itself, other jobs
 are over, and the archived script holds the command of --wrap."""
 _NOTHING: Final = ("", "(null)")
 _ENTERS: Final = re.compile(rb"^#SBATCH.*(?:-D|--chd)", re.MULTILINE)
 _ARRAY: Final = re.compile(rb"^#SBATCH.*(?:-a|--ar)", re.MULTILINE)
 _SHARES: Final = {
-    "NO": Option("exclusive"),
-    "USER": Option("exclusive", "user"),
-    "MCS": Option("exclusive", "mcs"),
-    "TOPO": Option("exclusive", "topo"),
-    "YES": Option("oversubscribe"),
+    "NO": SbatchOption("exclusive"),
+    "USER": SbatchOption("exclusive", "user"),
+    "MCS": SbatchOption("exclusive", "mcs"),
+    "TOPO": SbatchOption("exclusive", "topo"),
+    "YES": SbatchOption("oversubscribe"),
 }
 
 
-def submit_again(
+def write_resubmission_script(
     job: Job, script: bytes, tasks: Sequence[str] = (), environment: bytes = b""
 ) -> str:
     """Write a shell script that submits the job again.
@@ -238,26 +238,29 @@ def submit_again(
         and ``env`` and ``sed``, which find the caller's own ``SBATCH_*``.
     """
     record = job.record
-    line = read_submit_line(record.submit_line, record, script) if record.submit_line else None
-    words = [option.word for option in options(job, tasks)] if line is None else []
-    arguments = _arguments(record)
+    line = parse_submit_line(record.submit_line, record, script) if record.submit_line else None
+    words = [option.word for option in derive_options(job, tasks)] if line is None else []
+    arguments = _parse_arguments(record)
     if line is not None:
-        words, arguments = _words_of_line(job, line, tasks, script), list(line.arguments)
+        words, arguments = _list_submit_words(job, line, tasks, script), list(line.arguments)
     lines = [
         "#!/bin/sh",
-        f"# Submits job {_comment(job.label)} of cluster {_comment(job.cluster)} again.",
-        *_remarks(record, line),
+        (
+            f"# Submits job {_escape_comment(job.label)} of cluster "
+            f"{_escape_comment(job.cluster)} again."
+        ),
+        *_write_remarks(record, line),
         *([f"cd {shlex.quote(record.work_dir)} || exit 1"] if record.work_dir else []),
-        *_variables(environment),
+        *_write_variables(environment),
         "script=$(mktemp) || exit 1",
         """trap 'rm -f "$script"' EXIT""",
-        *_kept(script),
+        *_write_script_lines(script),
         " ".join(["sbatch", *map(shlex.quote, words), '"$script"', *map(shlex.quote, arguments)]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def options(job: Job, tasks: Sequence[str] = ()) -> list[Option]:
+def derive_options(job: Job, tasks: Sequence[str] = ()) -> list[SbatchOption]:
     """Derive sbatch's options from a job record, for the given array tasks."""
     record = job.record
     values = {
@@ -270,38 +273,44 @@ def options(job: Job, tasks: Sequence[str] = ()) -> list[Option]:
         "comment": record.comment,
         "extra": record.extra,
         "container": record.container,
-        "array": _array(tasks),
-        "time": _time_limit(record.time_limit_s),
+        "array": _format_array_option(tasks),
+        "time": _format_time_option(record.time_limit_s),
         "nodes": str(record.nodes) if record.nodes else "",
         "ntasks": str(record.tasks) if record.tasks else "",
-        "cpus-per-task": _cpus_per_task(record),
+        "cpus-per-task": _compute_cpus_per_task(record),
         "constraint": record.constraints,
         "licenses": record.licenses,
-        **_memory(record),
-        **_devices(record),
-        "input": _path(job, record.stdin) if record.stdin != "/dev/null" else "",
-        "output": _path(job, record.stdout),
-        "error": _path(job, record.stderr) if record.stderr != record.stdout else "",
+        **_derive_memory_option(record),
+        **_derive_device_options(record),
+        "input": _restore_path_pattern(job, record.stdin) if record.stdin != "/dev/null" else "",
+        "output": _restore_path_pattern(job, record.stdout),
+        "error": _restore_path_pattern(job, record.stderr)
+        if record.stderr != record.stdout
+        else "",
     }
-    given = [Option(name, value) for name, value in values.items() if value not in _NOTHING]
+    given = [SbatchOption(name, value) for name, value in values.items() if value not in _NOTHING]
     share = _SHARES.get(record.oversubscribe)
     return given if share is None else [*given, share]
 
 
-def _words_of_line(job: Job, line: SubmitLine, tasks: Sequence[str], script: bytes) -> list[str]:
+def _list_submit_words(
+    job: Job, line: SubmitLine, tasks: Sequence[str], script: bytes
+) -> list[str]:
     """Return the options of a submit line, adjusted to the new script's path and directory."""
     record = job.record
     added = []
     named = {option.name for options in line.components for option in options}
-    left_out = _LEFT_OUT
+    left_out = _OMITTED_OPTIONS
     if record.name and "job-name" not in {option.name for option in line.components[0]}:
-        added.append(Option("job-name", record.name))  # else it would be that of a passing file
+        added.append(
+            SbatchOption("job-name", record.name)
+        )  # else it would be that of a passing file
     if record.work_dir and ("chdir" in named or _ENTERS.search(script)):
-        added.append(Option("chdir", record.work_dir))
-    array = _array(tasks)
+        added.append(SbatchOption("chdir", record.work_dir))
+    array = _format_array_option(tasks)
     is_task = len(tasks) == 1 and tasks[0].isdecimal()
     if array and (is_task or ("array" not in named and not _ARRAY.search(script))):
-        added.append(Option("array", array))
+        added.append(SbatchOption("array", array))
         left_out |= {"array"}
     words = [option.word for option in added]
     for number, given in enumerate(line.components):
@@ -310,11 +319,11 @@ def _words_of_line(job: Job, line: SubmitLine, tasks: Sequence[str], script: byt
     return words
 
 
-def _remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
+def _write_remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
     """Return comment lines: the original submit line, doubts, dependency and redacted secrets."""
     lines = []
     if record.submit_line:
-        lines.append(f"# It was submitted by: {_comment(record.submit_line)}")
+        lines.append(f"# It was submitted by: {_escape_comment(record.submit_line)}")
     if line is None:
         why = "cannot be read" if record.submit_line else "is not known"
         lines.append(f"# The submit line {why}: these are the options that Slurm shows of the job;")
@@ -325,16 +334,16 @@ def _remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
         doubts = [*line.doubts, *(["the script's arguments"] if line.arguments else [])]
         lines.append(f"# Slurm shows words without quotes: check {', '.join(doubts)}.")
     if record.dependency:
-        lines.append(f"# It depended on: {_comment(record.dependency)}")
+        lines.append(f"# It depended on: {_escape_comment(record.dependency)}")
     if any(_REDACTED in text for text in (record.command, record.comment, record.submit_line)):
         lines.append(f"# Steward kept no secrets: put yours where it says {_REDACTED}.")
     return lines
 
 
-def _variables(environment: bytes) -> list[str]:
+def _write_variables(environment: bytes) -> list[str]:
     """Return shell lines that set the job's ``SBATCH_*`` variables and unset all others."""
     lines = [_FORGET, '    unset "$name"', "done"]
-    for name, value in entries_of(environment) if environment else ():
+    for name, value in split_entries(environment) if environment else ():
         if value is None or _VARIABLE.fullmatch(name) is None:
             continue
         key = name.decode("ascii")
@@ -350,7 +359,7 @@ def _variables(environment: bytes) -> list[str]:
     return lines
 
 
-def _kept(script: bytes) -> list[str]:
+def _write_script_lines(script: bytes) -> list[str]:
     """Return shell lines that write the script to ``$script``, byte for byte."""
     try:
         text = script.decode()
@@ -365,13 +374,13 @@ def _kept(script: bytes) -> list[str]:
     return [f"""cat > "$script" <<'{mark}'""", text.removesuffix("\n"), mark]
 
 
-def _arguments(record: JobRecord) -> list[str]:
+def _parse_arguments(record: JobRecord) -> list[str]:
     """Return the words after the script's path, as far as Slurm's Command separates them."""
     words = re.findall(rf"(?:{re.escape(_REDACTED)}|[^ ])+", record.command)
     return words[1:]
 
 
-def _array(tasks: Sequence[str]) -> str:
+def _format_array_option(tasks: Sequence[str]) -> str:
     """Format tasks for sbatch's --array: 1-3,7,10-20:2%4."""
     numbers = sorted({int(task) for task in tasks if task.isdecimal()})
     parts: list[str] = []
@@ -388,7 +397,7 @@ def _array(tasks: Sequence[str]) -> str:
     return ",".join(parts) + limit if parts else ""
 
 
-def _time_limit(seconds: int | None) -> str:
+def _format_time_option(seconds: int | None) -> str:
     if not seconds:
         return ""
     days, rest = divmod(seconds, 86400)
@@ -397,7 +406,7 @@ def _time_limit(seconds: int | None) -> str:
     return f"{days}-{hours:02d}:{minutes:02d}:{left:02d}"
 
 
-def _cpus_per_task(record: JobRecord) -> str:
+def _compute_cpus_per_task(record: JobRecord) -> str:
     """Return the number of CPUs per task; "" if it is not a whole number or set per TRES."""
     cpus = record.requested_cpus or record.cpus
     if not cpus or not record.tasks or cpus % record.tasks or record.cpus_per_tres:
@@ -405,7 +414,7 @@ def _cpus_per_task(record: JobRecord) -> str:
     return str(cpus // record.tasks)
 
 
-def _memory(record: JobRecord) -> dict[str, str]:
+def _derive_memory_option(record: JobRecord) -> dict[str, str]:
     """Convert Slurm's total memory to the option that requests the same total."""
     mib, nodes = parse_tres(record.tres_requested).get("mem", 0), record.nodes or 1
     if not mib or record.mem_per_tres:
@@ -416,15 +425,15 @@ def _memory(record: JobRecord) -> dict[str, str]:
     return {"mem": f"{-(-mib // nodes)}M"}
 
 
-def _devices(record: JobRecord) -> dict[str, str]:
+def _derive_device_options(record: JobRecord) -> dict[str, str]:
     """Return the options for GPUs and other generic resources, per job, node, socket and task."""
     found = {
-        "gpus": _kinds(record.tres_per_job),
-        "gres": _gres(record.tres_per_node),
-        "gpus-per-socket": _kinds(record.tres_per_socket),
-        "gpus-per-task": _kinds(record.tres_per_task),
-        "cpus-per-gpu": _kinds(record.cpus_per_tres),
-        "mem-per-gpu": _kinds(record.mem_per_tres),
+        "gpus": _format_gpus(record.tres_per_job),
+        "gres": _format_gres_option(record.tres_per_node),
+        "gpus-per-socket": _format_gpus(record.tres_per_socket),
+        "gpus-per-task": _format_gpus(record.tres_per_task),
+        "cpus-per-gpu": _format_gpus(record.cpus_per_tres),
+        "mem-per-gpu": _format_gpus(record.mem_per_tres),
     }
     if not any(found.values()):
         total = parse_tres(record.tres_requested).get("gres/gpu", 0)
@@ -432,19 +441,19 @@ def _devices(record: JobRecord) -> dict[str, str]:
     return found
 
 
-def _gres(text: str) -> str:
+def _format_gres_option(text: str) -> str:
     """Convert ``gres/gpu:a100:2,gres:shard:1`` to --gres syntax: ``gpu:a100:2,shard:1``."""
     parts = (re.sub(r"^gres[:/]", "", part) for part in text.split(",") if part)
     return ",".join(part.replace("=", ":") for part in parts)
 
 
-def _kinds(text: str) -> str:
+def _format_gpus(text: str) -> str:
     """Return the GPUs of a TRES text in --gpus syntax: ``a100:2``."""
-    parts = _gres(text).split(",")
+    parts = _format_gres_option(text).split(",")
     return ",".join(part.removeprefix("gpu:") for part in parts if part.startswith("gpu:"))
 
 
-def _path(job: Job, path: str) -> str:
+def _restore_path_pattern(job: Job, path: str) -> str:
     """Restore the job id pattern in an output path; "" for the default path."""
     record = job.record
     if not path or (path == "/dev/null" and path != record.stdout):
@@ -460,7 +469,7 @@ def _path(job: Job, path: str) -> str:
     return f"{directory.replace('%', '%%')}/{name}" if directory else name
 
 
-def _comment(text: str) -> str:
+def _escape_comment(text: str) -> str:
     """Escape text so that it stays within its comment line."""
     return "".join(
         character if character.isprintable() else f"\\x{ord(character):02x}" for character in text

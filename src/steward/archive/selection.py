@@ -1,9 +1,9 @@
 """Job selection of archive requests: time spans, job filters, catalog filters and page tokens.
 
-:func:`span` resolves the requested time, :func:`job_filter` builds the filter for jobs.db,
-:func:`uses_wanted` the one for the catalog. :func:`every_job` iterates over all matches.
-:func:`page_after` and :func:`hits_after` make page tokens; :func:`list_position` and
-:func:`hits_place` read them.
+:func:`resolve_selection_span` resolves the requested time, :func:`make_job_filter` builds the
+filter for jobs.db, :func:`make_use_filter` the one for the catalog. :func:`iterate_jobs` iterates
+over all matches. :func:`make_list_page_token` and :func:`make_hits_page_token` make page tokens;
+:func:`parse_list_page_token` and :func:`parse_hits_page_token` read them.
 """
 
 import base64
@@ -13,18 +13,18 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.archive.catalog.search import Owner, Wanted
-from steward.archive.context import Library
-from steward.archive.requests import Selection
-from steward.core.access import Asker, Scope
+from steward.archive.catalog.search import OwnerFilter, UseFilter
+from steward.archive.context import ArchiveContext
+from steward.archive.requests import JobSelection
+from steward.core.access import Asker, VisibleJobs
 from steward.core.errors import UsageError
-from steward.jobs import Job, JobFilter, Position
-from steward.jobs.filters import name_patterns
-from steward.slurm.job_states import selected_states
-from steward.slurm.times import parse_time, zone_called
+from steward.jobs import Job, JobFilter, ListPosition
+from steward.jobs.filters import normalize_patterns
+from steward.slurm.job_states import expand_state_filter
+from steward.slurm.times import load_zone, parse_time
 
 DEFAULT_DAYS: Final = 7
-MOST_AT_ONCE: Final = 10_000
+MAX_LIMIT: Final = 10_000
 _BATCH: Final = 500
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -36,7 +36,7 @@ class PageError(UsageError):
     """Error: an invalid page token."""
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class SelectionSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Time span of a selection.
 
     Attributes:
@@ -50,7 +50,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     default_days: int = 0
 
 
-def span(library: Library, wanted: Selection, *, default: bool = True) -> Span:
+def resolve_selection_span(
+    library: ArchiveContext, wanted: JobSelection, *, default: bool = True
+) -> SelectionSpan:
     """Resolve the time span of a selection.
 
     Args:
@@ -65,7 +67,7 @@ def span(library: Library, wanted: Selection, *, default: bool = True) -> Span:
     if not name:
         clusters = wanted.clusters or tuple(library.settings.cluster)
         name = library.zone(clusters[0]) if clusters else ""
-    zone = zone_called(name)
+    zone = load_zone(name)
     now = library.now()
     since = parse_time(wanted.since, now, zone) if wanted.since else None
     until = parse_time(wanted.until, now, zone) if wanted.until else None
@@ -73,14 +75,14 @@ def span(library: Library, wanted: Selection, *, default: bool = True) -> Span:
         # There is nothing before the first representable days.
         last = until or now
         since = last - min(timedelta(days=DEFAULT_DAYS), last - datetime.min.replace(tzinfo=UTC))
-        return Span(since=since, until=until, default_days=DEFAULT_DAYS)
-    return Span(since=since, until=until)
+        return SelectionSpan(since=since, until=until, default_days=DEFAULT_DAYS)
+    return SelectionSpan(since=since, until=until)
 
 
-def job_filter(
-    wanted: Selection,
-    when: Span,
-    scopes: dict[str, Scope] | None,
+def make_job_filter(
+    wanted: JobSelection,
+    when: SelectionSpan,
+    scopes: dict[str, VisibleJobs] | None,
     with_script: bool | None = None,
 ) -> JobFilter:
     """Build the jobs.db filter of a selection, limited to what the user may see.
@@ -90,12 +92,12 @@ def job_filter(
     """
     _check_uids(wanted.users)
     return JobFilter(
-        clusters=_as_kept(wanted.clusters),
-        users=_as_kept(wanted.users),
-        accounts=_as_kept(account.lower() for account in wanted.accounts),
-        partitions=_as_kept(wanted.partitions),
-        names=_as_kept(wanted.names),
-        states=tuple(one for state in wanted.states for one in selected_states(state)),
+        clusters=_escape_texts(wanted.clusters),
+        users=_escape_texts(wanted.users),
+        accounts=_escape_texts(account.lower() for account in wanted.accounts),
+        partitions=_escape_texts(wanted.partitions),
+        names=_escape_texts(wanted.names),
+        states=tuple(one for state in wanted.states for one in expand_state_filter(state)),
         jobs=wanted.jobs,
         since=when.since,
         until=when.until,
@@ -104,9 +106,9 @@ def job_filter(
     )
 
 
-def every_job(library: Library, wanted: JobFilter, limit: int = 0) -> Iterator[Job]:
+def iterate_jobs(library: ArchiveContext, wanted: JobFilter, limit: int = 0) -> Iterator[Job]:
     """Yield all jobs of a filter, newest first, read in batches; at most ``limit``, 0 for all."""
-    before: Position | None = None
+    before: ListPosition | None = None
     count = 0
     while True:
         size = min(_BATCH, limit - count) if limit else _BATCH
@@ -118,23 +120,25 @@ def every_job(library: Library, wanted: JobFilter, limit: int = 0) -> Iterator[J
         before = jobs[-1].position
 
 
-def uses_wanted(library: Library, asker: Asker, wanted: Selection, when: Span) -> Wanted:
+def make_use_filter(
+    library: ArchiveContext, asker: Asker, wanted: JobSelection, when: SelectionSpan
+) -> UseFilter:
     """Build the catalog filter of a selection, limited to what the user may read.
 
-    The catalog has neither states nor array tasks: :func:`job_filter` filters by these.
+    The catalog has neither states nor array tasks: :func:`make_job_filter` filters by these.
 
     Raises:
         UsageError: A uid is invalid, or there are too many names.
     """
     _check_uids(wanted.users)
-    return Wanted(
-        owner=_owner(library.scopes(asker, scripts=True)),
-        clusters=_as_kept(wanted.clusters),
-        users=_as_kept(user for user in wanted.users if not user.isdecimal()),
+    return UseFilter(
+        owner=_find_widest_owner(library.scopes(asker, scripts=True)),
+        clusters=_escape_texts(wanted.clusters),
+        users=_escape_texts(user for user in wanted.users if not user.isdecimal()),
         uids=tuple(int(user) for user in wanted.users if user.isdecimal()),
-        accounts=_as_kept(account.lower() for account in wanted.accounts),
-        partitions=_as_kept(wanted.partitions),
-        names=name_patterns(_as_kept(wanted.names)),
+        accounts=_escape_texts(account.lower() for account in wanted.accounts),
+        partitions=_escape_texts(wanted.partitions),
+        names=normalize_patterns(_escape_texts(wanted.names)),
         since=when.since,
         until=when.until,
     )
@@ -147,7 +151,7 @@ def _check_uids(users: Iterable[str]) -> None:
             raise UsageError(f"{user[:20]} is no uid: it is too large", user)
 
 
-def _as_kept(texts: Iterable[str]) -> tuple[str, ...]:
+def _escape_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """Convert texts to the form of records: bytes that are not UTF-8 become escapes."""
     return tuple(
         text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -155,21 +159,21 @@ def _as_kept(texts: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def _owner(scopes: dict[str, Scope] | None) -> Owner | None:
+def _find_widest_owner(scopes: dict[str, VisibleJobs] | None) -> OwnerFilter | None:
     """Return the widest owner that the scopes allow; each hit is checked again."""
     if scopes is None or any(scope.everything for scope in scopes.values()):
         return None
-    first = next(iter(scopes.values()), Scope())
+    first = next(iter(scopes.values()), VisibleJobs())
     accounts = frozenset[str]().union(*(scope.accounts for scope in scopes.values()))
-    return Owner(first.uid, first.user, tuple(sorted(accounts)))
+    return OwnerFilter(first.uid, first.user, tuple(sorted(accounts)))
 
 
-def page_after(position: Position) -> str:
+def make_list_page_token(position: ListPosition) -> str:
     """Return the token of the list page that begins after this job."""
-    return _encode((position[0].isoformat(), *position[1:]))
+    return _encode_page_token((position[0].isoformat(), *position[1:]))
 
 
-def list_position(page: str) -> Position | None:
+def parse_list_page_token(page: str) -> ListPosition | None:
     """Return the job after which a list page begins; None for the first page.
 
     Raises:
@@ -177,48 +181,48 @@ def list_position(page: str) -> Position | None:
     """
     if not page:
         return None
-    position: Position = _decode(page, _ListPlace)
+    position: ListPosition = _decode_page_token(page, _ListPlace)
     if position[0].tzinfo != UTC:
-        raise _no_page()
+        raise _make_page_error()
     return position
 
 
-def hits_after(place: tuple[int, str, str]) -> str:
+def make_hits_page_token(place: tuple[int, str, str]) -> str:
     """Return the token of the page of hits that begins after this use."""
-    return _encode(place)
+    return _encode_page_token(place)
 
 
-def hits_place(page: str) -> tuple[int, str, str] | None:
+def parse_hits_page_token(page: str) -> tuple[int, str, str] | None:
     """Return the use after which a page of hits begins; None for the first page.
 
     Raises:
         PageError: The token is invalid.
     """
-    return _decode(page, _HitPlace) if page else None
+    return _decode_page_token(page, _HitPlace) if page else None
 
 
-def limited(limit: int) -> int:
+def check_limit(limit: int) -> int:
     """Check a limit and return it.
 
     Raises:
         UsageError: It is out of range.
     """
-    if not 1 <= limit <= MOST_AT_ONCE:
-        raise UsageError(f"a limit is from 1 to {MOST_AT_ONCE}", limit)
+    if not 1 <= limit <= MAX_LIMIT:
+        raise UsageError(f"a limit is from 1 to {MAX_LIMIT}", limit)
     return limit
 
 
-def _encode(value: tuple[object, ...]) -> str:
+def _encode_page_token(value: tuple[object, ...]) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(value)).decode("ascii").rstrip("=")
 
 
-def _decode(page: str, shape: Any) -> Any:
+def _decode_page_token(page: str, shape: Any) -> Any:
     padded = page.encode("ascii", "replace") + b"=" * (-len(page) % 4)
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(padded), type=shape)
     except (ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise _no_page() from error
+        raise _make_page_error() from error
 
 
-def _no_page() -> PageError:
+def _make_page_error() -> PageError:
     return PageError("no answer gave such a page: begin with the first")

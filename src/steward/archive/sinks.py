@@ -7,17 +7,17 @@ the destination that an extension offers.
 from functools import partial
 
 from steward.archive.files.sink import FilesSink
-from steward.archive.remote.destination import sink_kind
+from steward.archive.remote.destination import load_sink_kind
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import Settings
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 
-Sink = FilesSink | RemoteSink
+ArchiveSink = FilesSink | RemoteSink
 """Consumer that archives scripts."""
 
 
-def make_sink(settings: Settings, name: str) -> Sink:
+def make_sink(settings: Settings, name: str) -> ArchiveSink:
     """Create the consumer ``archive.<name>``.
 
     Args:
@@ -30,14 +30,14 @@ def make_sink(settings: Settings, name: str) -> Sink:
         SqliteUnavailable: The state directory cannot be used now.
     """
     of = settings.archive.sink[name]
-    stores = stores_of(settings)
+    stores = make_stores(settings)
     if isinstance(of, FilesSinkSettings):
         return FilesSink(settings, name, stores)
     return RemoteSink(
         settings,
         name,
         stores,
-        partial(sink_kind(of.kind).destination, of, name),
+        partial(load_sink_kind(of.kind).destination, of, name),
         batch_bytes=of.batch_bytes,
         environments=of.environments and settings.archive.environments,
     )

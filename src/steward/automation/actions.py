@@ -1,7 +1,7 @@
 """Automation actions (``automation.*``): run, list and describe operations; read the audit log.
 
-Their context is :class:`AutomationRoom`. ``automation.run`` is the only entry point to operations
-(:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
+Their context is :class:`AutomationContext`. ``automation.run`` is the only entry point to
+operations (:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
 
 The requests and replies come first, then one handler per action, then :data:`ACTIONS`, which
 registers them: ``run``, ``list_``, ``help_`` and ``audit``.
@@ -12,25 +12,25 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.audit import Audit, AuditRow, Ending
-from steward.automation.errors import AuditUnavailable, NotYours
+from steward.automation.audit import AuditLog, AuditRow, Ending
+from steward.automation.errors import AuditUnavailable, OperationForbidden
 from steward.automation.operation import (
     Operation,
+    OperationRole,
     ParameterDescription,
-    Right,
-    operation,
-    operations,
-    parameters_of,
+    describe_parameters,
+    find_operation,
+    load_operations,
 )
-from steward.automation.runner import Runner
+from steward.automation.runner import OperationRunner
 from steward.core.access import Access, Asker
-from steward.core.actions import Action, Answer, Registry, Request, Shape
+from steward.core.actions import Action, ActionMessage, Answer, Registry, Request
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.slurm.times import parse_time, zone_called
+from steward.slurm.times import load_zone, parse_time
 
 
-class AutomationRoom:
+class AutomationContext:
     """Context of automation's actions. Not thread-safe: use one per thread.
 
     Args:
@@ -42,10 +42,10 @@ class AutomationRoom:
     def __init__(self, settings: Settings, *, access: Access, registry: Registry) -> None:
         self.settings = settings
         self.access = access
-        self.runner = Runner(settings, access, registry)
+        self.runner = OperationRunner(settings, access, registry)
 
 
-class RunRequest(Request, frozen=True, kw_only=True):
+class RunOperationRequest(Request, frozen=True, kw_only=True):
     """Request of automation.run: run one operation.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunRequest(Request, frozen=True, kw_only=True):
     for_user: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
-class RunAnswer(Answer, frozen=True, kw_only=True):
+class RunOperationReply(Answer, frozen=True, kw_only=True):
     """Reply of automation.run: how the operation ended and what it returned.
 
     Attributes:
@@ -94,11 +94,11 @@ class RunAnswer(Answer, frozen=True, kw_only=True):
     ended: datetime
 
 
-class ListRequest(Request, frozen=True, kw_only=True):
+class ListOperationsRequest(Request, frozen=True, kw_only=True):
     """Request of automation.list: list all operations."""
 
 
-class HelpRequest(Request, frozen=True, kw_only=True):
+class HelpOnOperationRequest(Request, frozen=True, kw_only=True):
     """Request of automation.help: describe one operation.
 
     Attributes:
@@ -108,7 +108,7 @@ class HelpRequest(Request, frozen=True, kw_only=True):
     action: str
 
 
-class OperationLine(Shape, frozen=True, kw_only=True):
+class OperationDescription(ActionMessage, frozen=True, kw_only=True):
     """Description of one operation in a reply.
 
     Attributes:
@@ -125,21 +125,21 @@ class OperationLine(Shape, frozen=True, kw_only=True):
     action: str
     help: str
     gives: str
-    right: Right
+    right: OperationRole
     changes: bool
     remote: bool
     pack: bool
     parameters: tuple[ParameterDescription, ...]
 
 
-class ListAnswer(Answer, frozen=True, kw_only=True):
+class ListOperationsReply(Answer, frozen=True, kw_only=True):
     """Reply with descriptions of operations.
 
     Attributes:
         actions: The operations.
     """
 
-    actions: tuple[OperationLine, ...]
+    actions: tuple[OperationDescription, ...]
 
 
 class AuditRequest(Request, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class AuditRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class AuditAnswer(Answer, frozen=True, kw_only=True):
+class AuditReply(Answer, frozen=True, kw_only=True):
     """Reply of automation.audit: audit log entries.
 
     Attributes:
@@ -174,7 +174,9 @@ class AuditAnswer(Answer, frozen=True, kw_only=True):
     actions: tuple[AuditRow, ...]
 
 
-def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
+def run_operation(
+    room: AutomationContext, asker: Asker, request: RunOperationRequest
+) -> RunOperationReply:
     """Run an operation for a caller and return its result.
 
     Raises:
@@ -190,7 +192,7 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
         # Include the caller's own name: whoever is named as speaker may replace their own reasons.
         speaker=f"{asker.user or asker.uid} for {request.for_user}" if request.for_user else "",
     )
-    return RunAnswer(
+    return RunOperationReply(
         id=ran.id,
         action=ran.ref,
         cluster=ran.cluster,
@@ -204,21 +206,31 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
     )
 
 
-def list_(room: AutomationRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
+def list_operations(
+    room: AutomationContext,  # noqa: ARG001 - an action's shape
+    asker: Asker,  # noqa: ARG001 - an action's shape
+    request: ListOperationsRequest,  # noqa: ARG001 - an action's shape
+) -> ListOperationsReply:
     """Return descriptions of all operations."""
-    return ListAnswer(actions=tuple(line(one) for one in operations().values()))
+    return ListOperationsReply(
+        actions=tuple(describe_operation(one) for one in load_operations().values())
+    )
 
 
-def help_(room: AutomationRoom, asker: Asker, request: HelpRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
+def help_on_operation(
+    room: AutomationContext,  # noqa: ARG001 - an action's shape
+    asker: Asker,  # noqa: ARG001 - an action's shape
+    request: HelpOnOperationRequest,
+) -> ListOperationsReply:
     """Return the description of one operation.
 
     Raises:
         UnknownOperation: No operation has that name.
     """
-    return ListAnswer(actions=(line(operation(request.action)),))
+    return ListOperationsReply(actions=(describe_operation(find_operation(request.action)),))
 
 
-def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAnswer:
+def list_audit(room: AutomationContext, asker: Asker, request: AuditRequest) -> AuditReply:
     """Return audit log entries: all for operators, a user's own for everybody else.
 
     Raises:
@@ -227,16 +239,16 @@ def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAns
     """
     since: datetime | None = None
     if request.since:
-        since = parse_time(request.since, utc_now(), zone_called(request.zone))
+        since = parse_time(request.since, utc_now(), load_zone(request.zone))
     names = [request.cluster] if request.cluster else (list(room.settings.cluster) or [""])
     is_operator = all(room.access.is_operator(asker, name) for name in names)
     if not asker.user and not is_operator:
-        raise NotYours("your uid has no name: nothing here can be known to be yours")
+        raise OperationForbidden("your uid has no name: nothing here can be known to be yours")
     try:
-        log = Audit(room.settings.state_dir, read_only=True)
+        log = AuditLog(room.settings.state_dir, read_only=True)
     except AuditUnavailable:
         # The log does not exist yet: nothing has been run.
-        return AuditAnswer(actions=())
+        return AuditReply(actions=())
     try:
         if request.id:
             found = log.row(request.id)
@@ -252,12 +264,12 @@ def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAns
             )
     finally:
         log.close()
-    return AuditAnswer(actions=tuple(row for row in rows if is_operator or row.uid == asker.uid))
+    return AuditReply(actions=tuple(row for row in rows if is_operator or row.uid == asker.uid))
 
 
-def line(one: Operation) -> OperationLine:
+def describe_operation(one: Operation) -> OperationDescription:
     """Describe an operation for a reply."""
-    return OperationLine(
+    return OperationDescription(
         action=one.ref,
         help=one.help,
         gives=one.gives,
@@ -265,7 +277,7 @@ def line(one: Operation) -> OperationLine:
         changes=one.changes,
         remote=one.remote,
         pack=one.pack,
-        parameters=parameters_of(one),
+        parameters=describe_parameters(one),
     )
 
 
@@ -273,32 +285,32 @@ ACTIONS: Final = (
     Action(
         name="automation.run",
         help="Do something to a cluster.",
-        request=RunRequest,
-        answer=RunAnswer,
-        run=run,
+        request=RunOperationRequest,
+        answer=RunOperationReply,
+        run=run_operation,
     ),
     Action(
         name="automation.list",
         help="List what can be done.",
-        request=ListRequest,
-        answer=ListAnswer,
-        run=list_,
+        request=ListOperationsRequest,
+        answer=ListOperationsReply,
+        run=list_operations,
         only_reads=True,
     ),
     Action(
         name="automation.help",
         help="Say what an action takes.",
-        request=HelpRequest,
-        answer=ListAnswer,
-        run=help_,
+        request=HelpOnOperationRequest,
+        answer=ListOperationsReply,
+        run=help_on_operation,
         only_reads=True,
     ),
     Action(
         name="automation.audit",
         help="Show what was done, and by whom.",
         request=AuditRequest,
-        answer=AuditAnswer,
-        run=audit,
+        answer=AuditReply,
+        run=list_audit,
         only_reads=True,
     ),
 )

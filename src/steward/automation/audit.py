@@ -1,10 +1,10 @@
 """Audit log of operations: who ran what on which cluster, and how it ended (SQLite).
 
-:class:`Audit` opens ``audit.db`` in the state directory. ``begin`` writes a row before an operation
-changes anything, ``end`` writes a second row when it has ended; database triggers forbid updates
-and deletes. A row without an end row whose process is gone is reported as ``unfinished``: that
-process was killed. Root and Steward's user both write the file, so it belongs to the owner of the
-state directory.
+:class:`AuditLog` opens ``audit.db`` in the state directory. ``begin`` writes a row before an
+operation changes anything, ``end`` writes a second row when it has ended; database triggers forbid
+updates and deletes. A row without an end row whose process is gone is reported as ``unfinished``:
+that process was killed. Root and Steward's user both write the file, so it belongs to the owner of
+the state directory.
 """
 
 import os
@@ -19,21 +19,21 @@ from steward.automation.errors import AuditUnavailable
 from steward.core.sqlite import (
     Connection,
     SqliteUnavailable,
-    make_for_owner,
+    create_for_owner,
     open_database,
     open_reader,
     transaction,
-    translated,
+    translate_errors,
 )
-from steward.core.timestamps import micros, moment
+from steward.core.timestamps import moment, to_micros
 
-NAME: Final = "audit.db"
+AUDIT_FILE: Final = "audit.db"
 """File name of the audit log in the state directory."""
 Ending = Literal["succeeded", "failed", "timeout"]
 """Outcomes that ``end`` records."""
 Status = Literal["succeeded", "failed", "timeout", "running", "unfinished"]
 """Status of an entry as reported: an outcome, or how an entry without an end row stands."""
-LONGEST_RESULT: Final = 64 * 1024
+MAX_RESULT_BYTES: Final = 64 * 1024
 """Maximum size of a stored result, in bytes; a longer result is stored as null."""
 
 _MIGRATIONS: Final = (
@@ -75,7 +75,7 @@ _COLUMNS: Final = (
 )
 
 
-class AuditBegun(msgspec.Struct, frozen=True, kw_only=True):
+class AuditStart(msgspec.Struct, frozen=True, kw_only=True):
     """Audit record of an operation that is about to run.
 
     Attributes:
@@ -101,7 +101,7 @@ class AuditBegun(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
 
 
-class AuditRow(AuditBegun, frozen=True, kw_only=True):
+class AuditRow(AuditStart, frozen=True, kw_only=True):
     """Audit log entry: an operation's start and, once it has ended, its outcome.
 
     Attributes:
@@ -120,7 +120,7 @@ class AuditRow(AuditBegun, frozen=True, kw_only=True):
     ended: datetime | None = None
 
 
-class Audit:
+class AuditLog:
     """Audit log in a state directory. Not thread-safe: use one per thread.
 
     Args:
@@ -129,12 +129,12 @@ class Audit:
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
-        self._path = os.path.join(state_dir, NAME)
-        with _ours():
+        self._path = os.path.join(state_dir, AUDIT_FILE)
+        with _translate_errors():
             if read_only:
                 self._connection = open_reader(self._path)
             else:
-                make_for_owner(self._path)
+                create_for_owner(self._path)
                 self._connection = open_database(self._path, _MIGRATIONS)
 
     def close(self) -> None:
@@ -142,17 +142,17 @@ class Audit:
         connection: Connection = self._connection
         connection.close()
 
-    def begin(self, begun: AuditBegun) -> int:
+    def begin(self, begun: AuditStart) -> int:
         """Record durably that an operation is about to run, and return its number.
 
         Raises:
             AuditUnavailable: The log cannot be written; the operation must not run.
         """
         row = (
-            *(micros(begun.at), begun.ref, begun.cluster, begun.uid, begun.user, begun.how),
-            *(begun.speaker, begun.force, _json(begun.parameters), _this_process()),
+            *(to_micros(begun.at), begun.ref, begun.cluster, begun.uid, begun.user, begun.how),
+            *(begun.speaker, begun.force, _dump_value(begun.parameters), _identify_process()),
         )
-        with _ours(), transaction(self._connection, self._path) as connection:
+        with _translate_errors(), transaction(self._connection, self._path) as connection:
             cursor = connection.execute(
                 "INSERT INTO begun (at_us, ref, cluster, uid, user, how, speaker, force, "
                 "parameters, process) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -169,12 +169,12 @@ class Audit:
         Raises:
             AuditUnavailable: The log cannot be written; the operation has been done nevertheless.
         """
-        kept = _json(result)
-        kept = kept if len(kept) <= LONGEST_RESULT else "null"
-        with _ours(), transaction(self._connection, self._path) as connection:
+        kept = _dump_value(result)
+        kept = kept if len(kept) <= MAX_RESULT_BYTES else "null"
+        with _translate_errors(), transaction(self._connection, self._path) as connection:
             connection.execute(
                 "INSERT INTO ended (id, at_us, status, message, result) VALUES (?, ?, ?, ?, ?)",
-                (number, micros(at), status, message, kept),
+                (number, to_micros(at), status, message, kept),
             )
 
     def rows(
@@ -203,7 +203,7 @@ class Audit:
         where: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
-            ("begun.at_us >= ?", None if since is None else micros(since)),
+            ("begun.at_us >= ?", None if since is None else to_micros(since)),
             ("begun.id < ?", before or None),
             ("ref = ?", ref or None),
             ("cluster = ?", cluster or None),
@@ -224,16 +224,16 @@ class Audit:
 
     def _select(self, where: str, values: tuple[Any, ...]) -> list[AuditRow]:
         """Read entries that match a WHERE clause, newest first."""
-        with _ours(), translated(self._path):
+        with _translate_errors(), translate_errors(self._path):
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM begun LEFT JOIN ended ON ended.id = begun.id "  # noqa: S608 -- values are bound
                 f"WHERE {where} ORDER BY begun.id DESC LIMIT ?",
                 values,
             ).fetchall()
-        return [_row(*row) for row in rows]
+        return [_decode_row(*row) for row in rows]
 
 
-def _row(
+def _decode_row(
     number: int,
     at_us: int,
     ref: str,
@@ -269,29 +269,33 @@ def _row(
     )
 
 
-def _json(value: Any) -> str:
+def _dump_value(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _this_process() -> str:
+def _identify_process() -> str:
     """Return an id of this process that is unique across reboots and reused pids."""
-    return f"{_boot()}:{os.getpid()}:{_started(os.getpid())}"
+    return f"{_read_kernel_boot_id()}:{os.getpid()}:{_read_start_ticks(os.getpid())}"
 
 
 def _is_alive(process: str) -> bool:
-    """Return whether the process that began an entry still runs (id of ``_this_process``)."""
+    """Return whether the process that began an entry still runs (id of ``_identify_process``)."""
     boot, _, rest = process.partition(":")
     pid, _, started = rest.partition(":")
-    return boot == _boot() and pid.isdigit() and started == _started(int(pid)) != ""
+    return (
+        boot == _read_kernel_boot_id()
+        and pid.isdigit()
+        and started == _read_start_ticks(int(pid)) != ""
+    )
 
 
-def _boot() -> str:
+def _read_kernel_boot_id() -> str:
     """Return the kernel's boot id."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
-def _started(pid: int) -> str:
+def _read_start_ticks(pid: int) -> str:
     """Return a process's start time in kernel ticks; "" if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -303,7 +307,7 @@ def _started(pid: int) -> str:
 
 
 @contextmanager
-def _ours() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Convert errors of SQLite to AuditUnavailable."""
     try:
         yield

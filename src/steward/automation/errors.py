@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from steward.core.errors import Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import NotFound, PermissionRefused, StewardError, Unavailable, UsageError
 
 
 class AutomationError(StewardError):
     """An operation failed."""
 
 
-class DoneInPart(AutomationError):
+class PartialFailure(AutomationError):
     """An operation succeeded for some targets and failed for others.
 
     Args:
@@ -22,7 +22,7 @@ class DoneInPart(AutomationError):
         self.result = result
 
 
-class OutOfTime(AutomationError):
+class OperationTimeout(AutomationError):
     """An operation exceeded its time limit ([actions] timeout_s); finished parts are not undone."""
 
 
@@ -30,15 +30,15 @@ class AuditUnavailable(Unavailable):
     """The audit log cannot be read or written now."""
 
 
-class UnknownOperation(UsageError, Missing):
+class UnknownOperation(UsageError, NotFound):
     """No operation has this name."""
 
 
-class WrongParameters(UsageError):
+class InvalidParameters(UsageError):
     """An operation got unknown, missing or invalid parameters."""
 
 
-class NotYours(Refused):
+class OperationForbidden(PermissionRefused):
     """The caller lacks permission, or a reason or drain belongs to somebody else."""
 
 

@@ -4,35 +4,36 @@ Every reason that Steward sets ends in ``(steward: SPEAKER)``. The speaker is a 
 (``rule node-down``). A rule speaks for the site: people may replace a rule's reason, and so may
 other rules. Reasons of other people need ``--force``.
 
-First come functions on reason texts (``ours``, ``says``, ``signed_by``, ``is_ours``), then
-functions on node records, which operations call (``reasons_for``, ``need_ours``).
+First come functions on reason texts (``ours``, ``says``, ``read_signer``, ``is_replaceable_by``),
+then functions on node records, which operations call (``compose_reasons``,
+``require_own_reasons``).
 """
 
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from steward.automation.errors import NotYours
-from steward.automation.operation import Doing
+from steward.automation.errors import OperationForbidden
+from steward.automation.operation import OperationContext
 from steward.core.errors import UsageError
-from steward.core.printable import safe
-from steward.slurm.cluster_changes import reason_text
+from steward.core.printable import escape_line
+from steward.slurm.cluster_changes import clean_reason
 
 if TYPE_CHECKING:
     from steward.slurm.cluster_records import NodeRecord
 
 
-_SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")
+_SIGNATURE_PATTERN: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")
 """Signature at the end of a reason set by Steward."""
-_RULE: Final = "rule "
+_RULE_SPEAKER_PREFIX: Final = "rule "
 """Start of a speaker's name that is a rule."""
-_WAS: Final = "; was: "
+_PREVIOUS_SEPARATOR: Final = "; was: "
 """Separator before slurmctld's previous reason."""
-_APPENDED: Final = " : "
+_APPENDED_SEPARATOR: Final = " : "
 """Separator before what slurmctld appends to a reason."""
-LONGEST: Final = 400
+MAX_REASON_LENGTH: Final = 400
 """Maximum length of a reason given to Slurm, in characters."""
-_SLURM_OWN: Final = re.compile(
+_SLURMCTLD_REASON_PATTERN: Final = re.compile(
     # Texts that slurmctld writes itself, alone or followed by details (node_mgr.c, job_mgr.c,
     # ping_nodes.c, power_save.c, and slurmd's req.c through it).
     r"(?:Not responding|Node unexpectedly rebooted|Kill task failed|Prolog error|Epilog error|"
@@ -46,7 +47,7 @@ _SLURM_OWN: Final = re.compile(
 )
 
 
-def ours(reason: str, speaker: str, old: str = "") -> str:
+def sign_reason(reason: str, speaker: str, old: str = "") -> str:
     """Sign a reason for Slurm and append what slurmctld had said before.
 
     Args:
@@ -57,53 +58,53 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
     Raises:
         UsageError: The reason is empty.
     """
-    text = reason_text(_SIGNED.sub("", reason))
+    text = clean_reason(_SIGNATURE_PATTERN.sub("", reason))
     if not text:
         raise UsageError("say why: reason=…")
-    by = reason_text("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
+    by = clean_reason("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
     signature = f" (steward: {by})"
-    behind = f"{_WAS}{reason_text(old)}" if old and old not in text else ""
-    room = LONGEST - len(signature)
+    behind = f"{_PREVIOUS_SEPARATOR}{clean_reason(old)}" if old and old not in text else ""
+    room = MAX_REASON_LENGTH - len(signature)
     return (text + behind)[:room].rstrip() + signature
 
 
-def says(shown: str, reason: str, speaker: str) -> bool:
+def shows_reason(shown: str, reason: str, speaker: str) -> bool:
     """Return whether a node already shows this reason, with or without slurmctld's own text."""
-    wanted = ours(reason, speaker)
-    shown = parted(shown)[0]
-    text, by = wanted.removesuffix(f" (steward: {signed_by(wanted)})"), signed_by(wanted)
-    behind = shown.startswith(f"{text}{_WAS}") and signed_by(shown) == by
+    wanted = sign_reason(reason, speaker)
+    shown = split_slurm_suffix(shown)[0]
+    text, by = wanted.removesuffix(f" (steward: {read_signer(wanted)})"), read_signer(wanted)
+    behind = shown.startswith(f"{text}{_PREVIOUS_SEPARATOR}") and read_signer(shown) == by
     return shown == wanted or behind
 
 
-def signed_by(reason: str) -> str:
+def read_signer(reason: str) -> str:
     """Return who signed a reason through Steward; "" if nobody did."""
-    found = _SIGNED.search(parted(reason)[0])
+    found = _SIGNATURE_PATTERN.search(split_slurm_suffix(reason)[0])
     return found[1].strip() if found else ""
 
 
-def parted(reason: str) -> tuple[str, str]:
+def split_slurm_suffix(reason: str) -> tuple[str, str]:
     """Split a reason from what slurmctld itself appended (`` : Not responding``, Slurm 23.11)."""
     text, behind = reason, ""
     while True:
-        before, colon, last = text.rpartition(_APPENDED)
-        if not colon or _SLURM_OWN.match(last) is None:
+        before, colon, last = text.rpartition(_APPENDED_SEPARATOR)
+        if not colon or _SLURMCTLD_REASON_PATTERN.match(last) is None:
             return text, behind
-        text, behind = before, f"{last}{_APPENDED}{behind}" if behind else last
+        text, behind = before, f"{last}{_APPENDED_SEPARATOR}{behind}" if behind else last
 
 
-def is_ours(reason: str, speaker: str = "") -> bool:
+def is_replaceable_by(reason: str, speaker: str = "") -> bool:
     """Return whether a reason was set by Steward and ``speaker`` may replace it.
 
     Args:
         reason: Reason that the node shows.
         speaker: Person or rule that wants to replace it; "" for anybody.
     """
-    by = signed_by(reason)
-    return bool(by) and (not speaker or by == speaker or by.startswith(_RULE))
+    by = read_signer(reason)
+    return bool(by) and (not speaker or by == speaker or by.startswith(_RULE_SPEAKER_PREFIX))
 
 
-def is_slurms(reason: str, is_slurm_user: bool) -> bool:
+def is_set_by_slurmctld(reason: str, is_slurm_user: bool) -> bool:
     """Return whether slurmctld itself set a reason.
 
     Args:
@@ -111,25 +112,31 @@ def is_slurms(reason: str, is_slurm_user: bool) -> bool:
         is_slurm_user: Whether Slurm reports SlurmUser as its author, as it does for its own
             reasons.
     """
-    return is_slurm_user and not signed_by(reason) and _SLURM_OWN.match(reason) is not None
+    return (
+        is_slurm_user
+        and not read_signer(reason)
+        and _SLURMCTLD_REASON_PATTERN.match(reason) is not None
+    )
 
 
 _OUT_OF_SERVICE: Final = frozenset({"DOWN", "ERROR"})
 """Node states that are out of service."""
 _OUT_FLAGS: Final = frozenset({"DRAIN", "FAIL"})
 """Node flags that mean out of service."""
-_LEAVES_SINCE: Final = (23, 2, 0)
+_STALE_REASON_SINCE: Final = (23, 2, 0)
 """First Slurm version in which a resume leaves the reason behind."""
-_LEAVES_UNTIL: Final = (26, 5, 0)
+_STALE_REASON_UNTIL: Final = (26, 5, 0)
 """First Slurm version in which it no longer does."""
 
 
-def is_out(node: "NodeRecord") -> bool:
+def has_out_state(node: "NodeRecord") -> bool:
     """Return whether a node is out of service, that is whether a resume would change it."""
     return node.base in _OUT_OF_SERVICE or bool(_OUT_FLAGS & set(node.flags))
 
 
-def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) -> dict[str, str]:
+def compose_reasons(
+    doing: OperationContext, nodes: "Mapping[str, NodeRecord]", reason: str
+) -> dict[str, str]:
     """Compute the reason that each node is to get.
 
     Args:
@@ -143,21 +150,23 @@ def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) ->
     Raises:
         NotYours: A node shows somebody else's reason.
     """
-    need_ours(doing, nodes, "change the reason")
-    slurm_user = _slurm_user(doing, nodes)
+    require_own_reasons(doing, nodes, "change the reason")
+    slurm_user = _look_up_slurm_user(doing, nodes)
     found: dict[str, str] = {}
     for name, node in nodes.items():
-        if is_out(node) and says(node.reason, reason, doing.speaker):
+        if has_out_state(node) and shows_reason(node.reason, reason, doing.speaker):
             found[name] = node.reason
             continue
-        is_nobodys = _is_slurms(node, slurm_user) or _is_left(doing, node)
-        behind = node.reason if is_nobodys and not signed_by(node.reason) else ""
-        behind = behind or parted(node.reason)[1]
-        found[name] = ours(reason, doing.speaker, behind)
+        is_nobodys = _is_reason_by_slurmctld(node, slurm_user) or _is_stale_reason(doing, node)
+        behind = node.reason if is_nobodys and not read_signer(node.reason) else ""
+        behind = behind or split_slurm_suffix(node.reason)[1]
+        found[name] = sign_reason(reason, doing.speaker, behind)
     return found
 
 
-def need_ours(doing: Doing, nodes: "Mapping[str, NodeRecord]", what: str) -> None:
+def require_own_reasons(
+    doing: OperationContext, nodes: "Mapping[str, NodeRecord]", what: str
+) -> None:
     """Raise NotYours if any of the nodes shows somebody else's reason.
 
     Args:
@@ -170,44 +179,44 @@ def need_ours(doing: Doing, nodes: "Mapping[str, NodeRecord]", what: str) -> Non
     """
     if doing.force:
         return
-    slurm_user = _slurm_user(doing, nodes)
-    theirs = [node for node in nodes.values() if not _is_free(doing, node, slurm_user)]
+    slurm_user = _look_up_slurm_user(doing, nodes)
+    theirs = [node for node in nodes.values() if not _can_replace_reason(doing, node, slurm_user)]
     if not theirs:
         return
     first = theirs[0]
     by = f" by {first.reason_user}" if first.reason_user else ""
     more = f", and {len(theirs) - 1} more are others'" if len(theirs) > 1 else ""
-    raise NotYours(
-        f"{first.name} shows the reason {safe(first.reason)!r}{by}{more}: "
+    raise OperationForbidden(
+        f"{first.name} shows the reason {escape_line(first.reason)!r}{by}{more}: "
         f"--force does {what} all the same; nothing was changed",
         tuple(node.name for node in theirs),
     )
 
 
-def _is_free(doing: Doing, node: "NodeRecord", slurm_user: str) -> bool:
+def _can_replace_reason(doing: OperationContext, node: "NodeRecord", slurm_user: str) -> bool:
     """Return whether the caller may replace a node's reason."""
     # Drained or down without a reason: Slurm permits that to SlurmUser only.
     return (
         not node.reason
-        or is_ours(node.reason, doing.speaker)
-        or _is_slurms(node, slurm_user)
-        or _is_left(doing, node)
+        or is_replaceable_by(node.reason, doing.speaker)
+        or _is_reason_by_slurmctld(node, slurm_user)
+        or _is_stale_reason(doing, node)
     )
 
 
-def _is_slurms(node: "NodeRecord", slurm_user: str) -> bool:
+def _is_reason_by_slurmctld(node: "NodeRecord", slurm_user: str) -> bool:
     """Return whether slurmctld itself set a node's reason."""
-    return is_slurms(node.reason, node.reason_user == slurm_user)
+    return is_set_by_slurmctld(node.reason, node.reason_user == slurm_user)
 
 
-def _is_left(doing: Doing, node: "NodeRecord") -> bool:
+def _is_stale_reason(doing: OperationContext, node: "NodeRecord") -> bool:
     """Return whether a resume left this reason behind (Slurm 23.02 up to, not including, 26.05)."""
-    if not node.reason or is_out(node):
+    if not node.reason or has_out_state(node):
         return False
-    return _LEAVES_SINCE <= doing.slurm.version() < _LEAVES_UNTIL
+    return _STALE_REASON_SINCE <= doing.slurm.version() < _STALE_REASON_UNTIL
 
 
-def _slurm_user(doing: Doing, nodes: "Mapping[str, NodeRecord]") -> str:
+def _look_up_slurm_user(doing: OperationContext, nodes: "Mapping[str, NodeRecord]") -> str:
     """Return SlurmUser's name; "" if no node shows a reason, which saves the query."""
     if not any(node.reason for node in nodes.values()):
         return ""

@@ -5,9 +5,9 @@ from it. Its parameters are a Struct whose fields carry ``Annotated`` with
 ``msgspec.Meta(description=…)``. Its result is plain JSON, in the same form as StackStorm's slurm
 pack where the pack has the same action.
 
-- :class:`Doing` is the context that an operation's function gets
+- :class:`OperationContext` is the context that an operation's function gets
   (:mod:`steward.automation.runner` implements it).
-- ``parameters_of`` describes parameters, ``read_parameters`` parses them.
+- ``describe_parameters`` describes parameters, ``parse_operation_parameters`` parses them.
 - ``operations`` loads all modules of :mod:`steward.automation.operations`.
 """
 
@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from steward.automation.errors import UnknownOperation, WrongParameters
+from steward.automation.errors import InvalidParameters, UnknownOperation
 from steward.core.access import Access, Asker
 from steward.core.config import Settings
 from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm
-    from steward.slurm.cluster import Machine
-    from steward.slurm.cluster_changes import MachineChanging
-    from steward.slurm.job_changes import Changing
+    from steward.slurm.cluster import ClusterQueries
+    from steward.slurm.cluster_changes import ClusterChanges
+    from steward.slurm.job_changes import JobChanges
     from steward.slurm.triggers import Triggers
 
 
 # Declaration of operations
 
-Right = Literal["everyone", "owner", "operator", "administrator"]
+OperationRole = Literal["everyone", "owner", "operator", "administrator"]
 """Role that an operation requires: anyone who may see the object, the job's owner, an operator, or
 an administrator. Each role includes those before it.
 """
@@ -45,7 +45,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Base class of operation parameters. Unknown fields are errors."""
 
 
-class Doing(Protocol):
+class OperationContext(Protocol):
     """Context of a running operation: cluster, caller, permissions, time limit, Slurm clients."""
 
     cluster: str
@@ -74,17 +74,17 @@ class Doing(Protocol):
         ...
 
     @property
-    def machine(self) -> "Machine":
+    def machine(self) -> "ClusterQueries":
         """Queries of nodes, partitions, reservations and job details."""
         ...
 
     @property
-    def changing(self) -> "MachineChanging":
+    def changing(self) -> "ClusterChanges":
         """Changes to nodes, partitions and reservations."""
         ...
 
     @property
-    def jobs(self) -> "Changing":
+    def jobs(self) -> "JobChanges":
         """Changes to jobs."""
         ...
 
@@ -100,7 +100,7 @@ class Doing(Protocol):
         was changed. Later calls only check that time is left.
 
         Raises:
-            OutOfTime: The time limit has passed.
+            OperationTimeout: The time limit has passed.
             AuditUnavailable: The audit log cannot be written; nothing may be changed.
         """
         ...
@@ -109,7 +109,7 @@ class Doing(Protocol):
         """Return whether the caller has operator rights."""
         ...
 
-    def needs(self, right: Right, owner_uid: int | None = None) -> None:
+    def needs(self, right: OperationRole, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
@@ -158,13 +158,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     gives: str
     parameters: type[Parameters]
-    run: Callable[[Doing, Any], Any]
-    right: Right = "everyone"
+    run: Callable[[OperationContext, Any], Any]
+    right: OperationRole = "everyone"
     changes: bool = False
     remote: bool = True
     pack: bool = False
     on_cluster: bool = True
-    check: Callable[[Doing, Any], bool | None] | None = None
+    check: Callable[[OperationContext, Any], bool | None] | None = None
 
 
 # Description and parsing of parameters
@@ -172,7 +172,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 TypeName = Literal["string", "integer", "number", "boolean", "array", "object"]
 """Type names of JSON Schema."""
 
-_NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
+_TYPE_NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
     (inspect.StrType, "string"),
     (inspect.BoolType, "boolean"),
     (inspect.IntType, "integer"),
@@ -184,9 +184,9 @@ _NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
     (inspect.LiteralType, "string"),
 )
 """Type name for each kind of type that msgspec distinguishes."""
-_LONGEST_SHOWN: Final = 60
+_MAX_SHOWN_LENGTH: Final = 60
 """Maximum length of a value in an error message, in characters."""
-_LONGEST_NUMBER: Final = 16
+_MAX_INTEGER_DIGITS: Final = 16
 """Longer digit strings stay text."""
 
 
@@ -214,89 +214,91 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
     within: "tuple[ParameterDescription, ...]" = ()
 
 
-def parameters_of(operation: Operation) -> tuple[ParameterDescription, ...]:
+def describe_parameters(operation: Operation) -> tuple[ParameterDescription, ...]:
     """Describe an operation's parameters, in the order of declaration."""
-    return _described(operation.parameters)
+    return _describe_fields(operation.parameters)
 
 
-def read_parameters(operation: Operation, given: Mapping[str, Any]) -> Parameters:
+def parse_operation_parameters(operation: Operation, given: Mapping[str, Any]) -> Parameters:
     """Parse plain values into an operation's parameters.
 
     A text given for a parameter of another type is parsed as on a command line: numbers and truth
     values in letters, lists separated by commas, objects as JSON.
 
     Raises:
-        WrongParameters: A parameter is unknown, missing or invalid.
+        InvalidParameters: A parameter is unknown, missing or invalid.
     """
-    described = {one.name: one for one in parameters_of(operation)}
+    described = {one.name: one for one in describe_parameters(operation)}
     unknown = [name for name in given if name not in described]
     if unknown:
-        raise WrongParameters(_unknown(operation.ref, unknown[0], described), unknown[0])
+        raise InvalidParameters(_explain_unknown(operation.ref, unknown[0], described), unknown[0])
     missing = [one.name for one in described.values() if one.required and _is_missing(one, given)]
     if missing:
         words = " and ".join(f"{name}=…" for name in missing)
-        raise WrongParameters(f"{operation.ref} needs {words}", tuple(missing))
-    values = {name: _value(operation.ref, described[name], value) for name, value in given.items()}
+        raise InvalidParameters(f"{operation.ref} needs {words}", tuple(missing))
+    values = {
+        name: _parse_value(operation.ref, described[name], value) for name, value in given.items()
+    }
     try:
         return msgspec.convert(values, operation.parameters, strict=False)
     except msgspec.ValidationError as error:
-        raise WrongParameters(f"{operation.ref}: {error}", dict(given)) from error
+        raise InvalidParameters(f"{operation.ref}: {error}", dict(given)) from error
 
 
-def given_parameters(parameters: Parameters) -> dict[str, Any]:
+def dump_parameters(parameters: Parameters) -> dict[str, Any]:
     """Convert parameters to plain values, with defaults for those not given."""
-    found: dict[str, Any] = plain_parameters(parameters)
+    found: dict[str, Any] = to_plain_json(parameters)
     return found
 
 
-def plain_parameters(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Round-trip a value through JSON, so that it is the same wherever it was made."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _described(struct: type[msgspec.Struct]) -> tuple[ParameterDescription, ...]:
+def _describe_fields(struct: type[msgspec.Struct]) -> tuple[ParameterDescription, ...]:
     """Describe the fields of a Struct."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return tuple(_field(field) for field in info.fields)
+    return tuple(_describe_parameter(field) for field in info.fields)
 
 
-def _field(field: inspect.Field) -> ParameterDescription:
+def _describe_parameter(field: inspect.Field) -> ParameterDescription:
     """Describe one field: type, default, allowed values."""
-    kind, description = _without_metadata(field.type)
+    kind, description = _strip_metadata(field.type)
     if isinstance(kind, inspect.UnionType):
         # An optional parameter is described by its type other than None.
         kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
-        kind, inner = _without_metadata(kind)
+        kind, inner = _strip_metadata(kind)
         description = description or inner
-    default = None if field.required else _default(field)
+    default = None if field.required else _read_default(field)
     return ParameterDescription(
         name=field.name,
-        type=_named(kind),
+        type=_type_name_of(kind),
         description=description,
         required=field.required,
         default=default,
         enum=tuple(map(str, kind.values)) if isinstance(kind, inspect.LiteralType) else (),
-        items=_items(kind),
-        within=_described(kind.cls) if isinstance(kind, inspect.StructType) else (),
+        items=_item_types_of(kind),
+        within=_describe_fields(kind.cls) if isinstance(kind, inspect.StructType) else (),
     )
 
 
-def _named(kind: inspect.Type) -> TypeName:
+def _type_name_of(kind: inspect.Type) -> TypeName:
     """Return the JSON Schema name of a type."""
-    return next(name for known, name in _NAMES if isinstance(kind, known))
+    return next(name for known, name in _TYPE_NAMES if isinstance(kind, known))
 
 
-def _items(kind: inspect.Type) -> tuple[TypeName, ...]:
+def _item_types_of(kind: inspect.Type) -> tuple[TypeName, ...]:
     """Return the item types of an array; empty for other types."""
     if not isinstance(kind, inspect.VarTupleType | inspect.ListType):
         return ()
-    item, _ = _without_metadata(kind.item_type)
+    item, _ = _strip_metadata(kind.item_type)
     kinds = item.types if isinstance(item, inspect.UnionType) else (item,)
-    return tuple(_named(one) for one in kinds)
+    return tuple(_type_name_of(one) for one in kinds)
 
 
-def _without_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
+def _strip_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
     """Unwrap ``Annotated`` and return the type with its description."""
     description = ""
     while isinstance(kind, inspect.Metadata):
@@ -305,13 +307,13 @@ def _without_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
     return kind, description
 
 
-def _default(field: inspect.Field) -> Any:
+def _read_default(field: inspect.Field) -> Any:
     """Return the default value of a field as plain JSON."""
     value = field.default
     if value is NODEFAULT:
         factory: Any = field.default_factory
         value = factory()
-    return plain_parameters(value)
+    return to_plain_json(value)
 
 
 def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
@@ -321,101 +323,101 @@ def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _value(ref: str, one: ParameterDescription, value: Any) -> Any:
+def _parse_value(ref: str, one: ParameterDescription, value: Any) -> Any:
     """Convert a given value towards the parameter's type."""
     if one.type == "string":
-        return _item(one, value)
+        return _parse_item(one, value)
     if isinstance(value, str):
-        value = _from_text(ref, one, value.strip())
+        value = _parse_text(ref, one, value.strip())
     if one.type == "array" and isinstance(value, list | tuple):
-        return [_item(one, item) for item in value]
+        return [_parse_item(one, item) for item in value]
     return value
 
 
-def _from_text(ref: str, one: ParameterDescription, text: str) -> Any:
+def _parse_text(ref: str, one: ParameterDescription, text: str) -> Any:
     """Convert a text to the parameter's type, as on a command line."""
     if one.type == "boolean":
-        return _truth(ref, one.name, text)
+        return _parse_boolean(ref, one.name, text)
     if one.type == "array" and not text.startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
     if one.type in ("array", "object"):
-        return _from_json(ref, one, text)
+        return _parse_json(ref, one, text)
     return text
 
 
-def _item(one: ParameterDescription, item: Any) -> Any:
+def _parse_item(one: ParameterDescription, item: Any) -> Any:
     """Return an integer if the text is one and the array allows integers, else text."""
     if isinstance(item, str) and "integer" in one.items:
-        is_number = item.isascii() and item.isdigit() and len(item) < _LONGEST_NUMBER
+        is_number = item.isascii() and item.isdigit() and len(item) < _MAX_INTEGER_DIGITS
         return int(item) if is_number and str(int(item)) == item else item
     if isinstance(item, int) and not isinstance(item, bool) and "integer" not in one.items:
         return str(item)
     return item
 
 
-def _truth(ref: str, name: str, text: str) -> bool:
+def _parse_boolean(ref: str, name: str, text: str) -> bool:
     """Parse a truth value."""
     if text.lower() in ("true", "yes", "on", "1"):
         return True
     if text.lower() in ("false", "no", "off", "0"):
         return False
-    raise WrongParameters(f"{ref}: {name} is true or false, not {_short(text)}", text)
+    raise InvalidParameters(f"{ref}: {name} is true or false, not {_shorten(text)}", text)
 
 
-def _from_json(ref: str, one: ParameterDescription, text: str) -> Any:
+def _parse_json(ref: str, one: ParameterDescription, text: str) -> Any:
     """Parse JSON and check that it is an object or array as declared."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         example = '{"name": "value"}' if one.type == "object" else '["one", "two"]'
-        raise WrongParameters(
+        raise InvalidParameters(
             f"{ref}: {one.name} is no JSON ({error}): write it as '{one.name}={example}'", text
         ) from error
     wanted = dict if one.type == "object" else list
     if not isinstance(value, wanted):
-        raise WrongParameters(f"{ref}: {one.name} is no {one.type}: {_short(text)}", text)
+        raise InvalidParameters(f"{ref}: {one.name} is no {one.type}: {_shorten(text)}", text)
     return value
 
 
-def _unknown(ref: str, name: str, known: Iterable[str]) -> str:
+def _explain_unknown(ref: str, name: str, known: Iterable[str]) -> str:
     """Explain an unknown parameter and suggest the nearest name."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
     hint = f"is it {near[0]}?" if near else f"it takes {', '.join(names) or 'none'}"
-    return f"{ref} has no parameter {_short(name)}: {hint}"
+    return f"{ref} has no parameter {_shorten(name)}: {hint}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     """Quote a text for an error message, shortened."""
-    return repr(text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "...")
+    return repr(text if len(text) <= _MAX_SHOWN_LENGTH else text[: _MAX_SHOWN_LENGTH - 3] + "...")
 
 
 # List of operations
 
-_WHERE: Final = (
+_OPERATION_MODULES: Final = (
     *("cluster", "jobs", "job_changes", "nodes", "triggers", "bank", "notifications", "programs"),
 )
 """Modules of ``steward.automation.operations`` that declare operations."""
 
 
 @cache
-def operations() -> dict[str, Operation]:
+def load_operations() -> dict[str, Operation]:
     """Return all operations by name, those of StackStorm's pack first."""
     found: list[Operation] = []
-    for name in _WHERE:
+    for name in _OPERATION_MODULES:
         module = importlib.import_module(f"steward.automation.operations.{name}")
         found += module.OPERATIONS
     found.sort(key=lambda one: (not one.pack, one.ref))
     return {one.ref: one for one in found}
 
 
-def operation(ref: str) -> Operation:
+def find_operation(ref: str) -> Operation:
     """Return the operation with this name.
 
     Raises:
         UnknownOperation: No operation has that name.
     """
-    known = operations()
+    known = load_operations()
     if ref in known:
         return known[ref]
     near = difflib.get_close_matches(ref, known, 1)

@@ -1,9 +1,9 @@
 """Runner of operations: checks rights, parses parameters, runs, audits and times out.
 
-:class:`Runner` is the only way to run an operation; the automation actions and the rules call it.
-For each run it creates a :class:`Work`, the context that the operation's function gets, and a
-``_Recorder``, which writes the audit log when the operation begins to change something and when it
-ends. :class:`Ran` is the outcome.
+:class:`OperationRunner` is the only way to run an operation; the automation actions and the rules
+call it. For each run it creates a :class:`OperationRun`, the context that the operation's function
+gets, and a ``_Recorder``, which writes the audit log when the operation begins to change something
+and when it ends. :class:`OperationOutcome` is the outcome.
 """
 
 import logging
@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from steward.automation.audit import Audit, AuditBegun, Ending
-from steward.automation.errors import DoneInPart, NotYours, OutOfTime, WrongParameters
+from steward.automation.audit import AuditLog, AuditStart, Ending
+from steward.automation.errors import (
+    InvalidParameters,
+    OperationForbidden,
+    OperationTimeout,
+    PartialFailure,
+)
 from steward.automation.operation import (
     Operation,
+    OperationRole,
     Parameters,
-    Right,
-    given_parameters,
-    plain_parameters,
-    read_parameters,
+    dump_parameters,
+    parse_operation_parameters,
+    to_plain_json,
 )
-from steward.automation.operation import operation as operation_called
+from steward.automation.operation import find_operation as operation_called
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
 from steward.core.config import Settings
@@ -36,13 +41,13 @@ from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm
-    from steward.slurm.cluster import Machine
-    from steward.slurm.cluster_changes import MachineChanging
-    from steward.slurm.job_changes import Changing
+    from steward.slurm.cluster import ClusterQueries
+    from steward.slurm.cluster_changes import ClusterChanges
+    from steward.slurm.job_changes import JobChanges
     from steward.slurm.triggers import Triggers
 
 
-_SAY: Final[dict[Right, str]] = {
+_ROLE_NAMES: Final[dict[OperationRole, str]] = {
     "owner": "the job's owner and operators",
     "operator": "operators",
     "administrator": "administrators",
@@ -53,8 +58,8 @@ _SAY: Final[dict[Right, str]] = {
 # Context of a run
 
 
-class Work:
-    """Context of one run of an operation; implements :class:`steward.automation.operation.Doing`.
+class OperationRun:
+    """Context of one run of an operation; implements :class:`OperationContext`.
 
     Args:
         ref: Name of the operation.
@@ -111,25 +116,25 @@ class Work:
         return Slurm(self.cluster, self.cluster_settings)
 
     @cached_property
-    def machine(self) -> "Machine":
+    def machine(self) -> "ClusterQueries":
         """Queries of nodes, partitions, reservations and job details."""
-        from steward.slurm.cluster import Machine
+        from steward.slurm.cluster import ClusterQueries
 
-        return Machine(self.cluster, self.cluster_settings)
+        return ClusterQueries(self.cluster, self.cluster_settings)
 
     @cached_property
-    def changing(self) -> "MachineChanging":
+    def changing(self) -> "ClusterChanges":
         """Changes to nodes, partitions and reservations."""
-        from steward.slurm.cluster_changes import MachineChanging
+        from steward.slurm.cluster_changes import ClusterChanges
 
-        return MachineChanging(self.cluster, self.cluster_settings)
+        return ClusterChanges(self.cluster, self.cluster_settings)
 
     @cached_property
-    def jobs(self) -> "Changing":
+    def jobs(self) -> "JobChanges":
         """Changes to jobs."""
-        from steward.slurm.job_changes import Changing
+        from steward.slurm.job_changes import JobChanges
 
-        return Changing(self.cluster, self.cluster_settings)
+        return JobChanges(self.cluster, self.cluster_settings)
 
     @cached_property
     def triggers(self) -> "Triggers":
@@ -147,17 +152,17 @@ class Work:
         """Mark the end of all checks, see ``Doing.begin``.
 
         Raises:
-            OutOfTime: The time limit has passed.
+            OperationTimeout: The time limit has passed.
             AuditUnavailable: The audit log cannot be written first.
         """
         assert not self.dry_run, f"{self.ref} changes something in a dry run"
         if self.left_s <= 0:
-            raise OutOfTime(f"{self.ref} took longer than {self.timeout_s:g} s", self.ref)
+            raise OperationTimeout(f"{self.ref} took longer than {self.timeout_s:g} s", self.ref)
         if not self._has_begun:
             self._has_begun = True
             self._began()
 
-    def needs(self, right: Right, owner_uid: int | None = None) -> None:
+    def needs(self, right: OperationRole, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
@@ -165,7 +170,9 @@ class Work:
         """
         if not self._has(right, owner_uid):
             where = f" of {self.cluster}" if self.cluster else ""
-            raise NotYours(f"{self.ref} is for {_SAY[right]}{where}", self.asker.user)
+            raise OperationForbidden(
+                f"{self.ref} is for {_ROLE_NAMES[right]}{where}", self.asker.user
+            )
 
     def is_operator(self) -> bool:
         """Return whether the caller has operator rights."""
@@ -183,16 +190,16 @@ class Work:
         if not self.settings.bank.enabled:
             return
         from steward.bank.errors import BankRefused, GateUnavailable
-        from steward.bank.gate.client import GateLink
-        from steward.bank.gate.requests import VERSION, Submit
-        from steward.bank.records import Description
+        from steward.bank.gate.client import GateClient
+        from steward.bank.gate.requests import VERSION, PluginRequest
+        from steward.bank.records import JobRequest
 
-        change = Description(uid=-1, job_id=job_id, released=released)
-        ask = Submit(
+        change = JobRequest(uid=-1, job_id=job_id, released=released)
+        ask = PluginRequest(
             v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=self.asker.uid
         )
         try:
-            said = GateLink(self.settings.state_dir).grant(ask, self.asker.user, restarts)
+            said = GateClient(self.settings.state_dir).grant(ask, self.asker.user, restarts)
         except GateUnavailable as error:
             if self.settings.gate.policy == "deny":
                 raise BankRefused(f"job {jobs} is not changed: {error}", jobs) from error
@@ -209,7 +216,7 @@ class Work:
         decoded = self._registry.decode(name, request)
         return self._registry.call(name, self.asker, decoded)
 
-    def _has(self, right: Right, owner_uid: int | None = None) -> bool:
+    def _has(self, right: OperationRole, owner_uid: int | None = None) -> bool:
         """Return whether the caller has a role on the cluster, or owns the job."""
         # An operation without a cluster requires the role on every cluster.
         clusters = [self.cluster] if self.cluster else (list(self.settings.cluster) or [""])
@@ -226,13 +233,13 @@ class Work:
 
 log = logging.getLogger(__name__)
 
-_FROM_ELSEWHERE: Final = frozenset({"munge", "token", "session"})
+_REMOTE_METHODS: Final = frozenset({"munge", "token", "session"})
 """Authentication methods of callers on other hosts."""
-_LONGEST_SPEAKER: Final = 64
+_MAX_SPEAKER_LENGTH: Final = 64
 """Maximum length of a signing name, in characters."""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of an operation.
 
     Attributes:
@@ -260,7 +267,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime
 
 
-class Runner:
+class OperationRunner:
     """Runs operations for people and rules.
 
     Args:
@@ -273,7 +280,7 @@ class Runner:
         self._settings = settings
         self._access = access
         self._registry = registry
-        self._audit: Audit | None = None
+        self._audit: AuditLog | None = None
 
     def run(
         self,
@@ -286,12 +293,13 @@ class Runner:
         force: bool = False,
         speaker: str = "",
         timeout_s: float | None = None,
-    ) -> Ran:
+    ) -> OperationOutcome:
         """Run an operation.
 
         Args:
             ref: Name of the operation.
-            parameters: Parameters, see :func:`steward.automation.operation.read_parameters`.
+            parameters: Parameters, see
+                :func:`steward.automation.operation.parse_operation_parameters`.
             asker: The caller.
             cluster: Cluster to run on; "" if only one is configured.
             dry_run: Report what would change, and change nothing.
@@ -304,12 +312,12 @@ class Runner:
 
         Raises:
             UnknownOperation: No operation has this name.
-            WrongParameters: The parameters are invalid.
+            InvalidParameters: The parameters are invalid.
             NotYours: The caller lacks permission.
             StewardError: Any other error before the first change; nothing was changed.
         """
         called, decoded = self._prepared(ref, parameters, asker)
-        recorder = _Recorder(self, called, decoded, asker, force)
+        recorder = _AuditedRun(self, called, decoded, asker, force)
         work = self._work(
             *(called, asker, cluster, speaker, timeout_s),
             dry_run=dry_run,
@@ -351,14 +359,14 @@ class Runner:
             self._audit = None
 
     @property
-    def audit(self) -> Audit:
+    def audit(self) -> AuditLog:
         """Audit log, open for writing.
 
         Raises:
             AuditUnavailable: It cannot be opened now.
         """
         if self._audit is None:
-            self._audit = Audit(self._settings.state_dir)
+            self._audit = AuditLog(self._settings.state_dir)
         return self._audit
 
     def _prepared(
@@ -366,9 +374,9 @@ class Runner:
     ) -> tuple[Operation, Parameters]:
         """Find the operation and parse its parameters; reject remote calls if local only."""
         called = operation_called(ref)
-        if not called.remote and asker.how in _FROM_ELSEWHERE:
-            raise NotYours(f"{ref} is not to be had from other hosts", asker.user)
-        return called, read_parameters(called, parameters)
+        if not called.remote and asker.how in _REMOTE_METHODS:
+            raise OperationForbidden(f"{ref} is not to be had from other hosts", asker.user)
+        return called, parse_operation_parameters(called, parameters)
 
     def _work(
         self,
@@ -380,13 +388,13 @@ class Runner:
         *,
         dry_run: bool,
         force: bool,
-        recorder: "_Recorder | None" = None,
-    ) -> Work:
+        recorder: "_AuditedRun | None" = None,
+    ) -> OperationRun:
         """Create the context of a run."""
-        return Work(
+        return OperationRun(
             *(called.ref, self._settings, self._access, self._registry, asker),
             self._cluster(called, cluster),
-            speaker=(speaker or asker.user or f"uid {asker.uid}")[:_LONGEST_SPEAKER],
+            speaker=(speaker or asker.user or f"uid {asker.uid}")[:_MAX_SPEAKER_LENGTH],
             dry_run=dry_run,
             force=force,
             timeout_s=self._settings.actions.timeout_s if timeout_s is None else timeout_s,
@@ -397,30 +405,35 @@ class Runner:
         """Resolve the cluster to run on.
 
         Raises:
-            WrongParameters: The cluster is unknown, or none is named of several.
+            InvalidParameters: The cluster is unknown, or none is named of several.
         """
         known = self._settings.cluster
         if not called.on_cluster:
             return named
         if named and named not in known:
             names = ", ".join(known) or "none"
-            raise WrongParameters(f"there is no cluster {named!r}: there are {names}", named)
+            raise InvalidParameters(f"there is no cluster {named!r}: there are {names}", named)
         found = named or (next(iter(known)) if len(known) == 1 else "")
         if not found:
             names = ", ".join(known) or "none"
-            raise WrongParameters(f"say on which cluster with --cluster: there are {names}", "")
+            raise InvalidParameters(f"say on which cluster with --cluster: there are {names}", "")
         if not known[found].asks_slurm or known[found].remote:
-            raise WrongParameters(f"Slurm of cluster {found} is not asked from here", found)
+            raise InvalidParameters(f"Slurm of cluster {found} is not asked from here", found)
         return found
 
 
-class _Recorder:
+class _AuditedRun:
     """Runs one operation and writes its start and end to the audit log."""
 
     def __init__(
-        self, runner: Runner, called: Operation, parameters: Parameters, asker: Asker, force: bool
+        self,
+        runner: OperationRunner,
+        called: Operation,
+        parameters: Parameters,
+        asker: Asker,
+        force: bool,
     ) -> None:
-        self.work: Work
+        self.work: OperationRun
         self._runner = runner
         self._called = called
         self._parameters = parameters
@@ -432,7 +445,7 @@ class _Recorder:
     def begin(self) -> None:
         """Write the start of the operation to the audit log."""
         self._id = self._runner.audit.begin(
-            AuditBegun(
+            AuditStart(
                 at=self._started,
                 ref=self._called.ref,
                 cluster=self.work.cluster,
@@ -441,11 +454,11 @@ class _Recorder:
                 how=self._asker.how,
                 speaker=self.work.speaker,
                 force=self._force,
-                parameters=given_parameters(self._parameters),
+                parameters=dump_parameters(self._parameters),
             )
         )
 
-    def ran(self) -> Ran:
+    def ran(self) -> OperationOutcome:
         """Run the operation and record how it ended."""
         try:
             result = self._called.run(self.work, self._parameters)
@@ -462,15 +475,15 @@ class _Recorder:
             self.begin()
         return self._ended("succeeded", "", result)
 
-    def _failed(self, error: StewardError) -> Ran:
+    def _failed(self, error: StewardError) -> OperationOutcome:
         """Record a failure after the operation began; a time-out if its time was used up."""
-        timed_out = isinstance(error, OutOfTime) or (
+        timed_out = isinstance(error, OperationTimeout) or (
             isinstance(error, SlurmUnavailable) and self.work.left_s <= 0
         )
-        result = error.result if isinstance(error, DoneInPart) else None
+        result = error.result if isinstance(error, PartialFailure) else None
         return self._ended("timeout" if timed_out else "failed", str(error), result)
 
-    def _ended(self, status: Ending, message: str, result: Any) -> Ran:
+    def _ended(self, status: Ending, message: str, result: Any) -> OperationOutcome:
         """Record the end and return the outcome."""
         ended = utc_now()
         if self._id:
@@ -480,13 +493,13 @@ class _Recorder:
                 # The change is made: the caller must get the result, and the log shows it without
                 # an end.
                 log.error("the end of action %d is not in the audit log: %s", self._id, error)
-        return Ran(
+        return OperationOutcome(
             id=self._id,
             ref=self._called.ref,
             cluster=self.work.cluster,
             status=status,
-            parameters=given_parameters(self._parameters),
-            result=plain_parameters(result),
+            parameters=dump_parameters(self._parameters),
+            result=to_plain_json(result),
             message=message,
             dry_run=self.work.dry_run,
             started=self._started,

@@ -1,8 +1,8 @@
 """Charges of a job named by a person: ``123``, array task ``123_7``, component ``123+1``.
 
-:func:`charges_of` finds a job's charges, :func:`why_uncharged` explains why there are none,
-:func:`names_of` turns charge keys into Slurm's job ids, :func:`raw_ids` resolves a job id.
-Used by the bank's actions ``explain``, ``refund`` and ``statement``.
+:func:`find_job_charges` finds a job's charges, :func:`explain_uncharged` explains why there are
+none, :func:`name_charged_jobs` turns charge keys into Slurm's job ids, :func:`resolve_raw_ids`
+resolves a job id. Used by the bank's actions ``explain``, ``refund`` and ``statement``.
 """
 
 from collections.abc import Iterable
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.billing import Pricing, charge_of, leader_of
+from steward.bank.billing import Pricing, compute_charge, get_hold_job_id
 from steward.bank.enforcement import has_started
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate, NotInBank
-from steward.bank.money import show
+from steward.bank.money import format_money
 from steward.core.errors import Unavailable
-from steward.core.usage import RunFact
-from steward.jobs.job_ids import display
-from steward.slurm.cluster_model import Picture
-from steward.slurm.job_states import FINISHED, base_state
+from steward.core.usage import RunEvent
+from steward.jobs.job_ids import format_job_name
+from steward.slurm.cluster_model import ClusterModel
+from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 if TYPE_CHECKING:
-    from steward.bank.context import BankRoom, Rights
+    from steward.bank.context import BankContext, Rights
     from steward.bank.ledger import ChargeRow
     from steward.bank.ledger.ledger import Transaction
     from steward.jobs import Job
 
 
-_MOST_NAMED: Final = 5000
+_MAX_NAMED: Final = 5000
 """Maximum number of charges whose job ids are looked up."""
 _KEY_PARTS: Final = 5
 """Number of parts of a charge key that names a job: cluster, id, submit, restarts, piece."""
-_AT_ONCE: Final = 200
+_LOOKUP_BATCH: Final = 200
 """Number of jobs looked up in jobs.db at once."""
 
 
@@ -40,8 +40,8 @@ class NotCharged(NotInBank):
     """Error: the job has no charges; ``offender`` is its id."""
 
 
-def charges_of(
-    room: "BankRoom", t: "Transaction", job: str, cluster: str = ""
+def find_job_charges(
+    room: "BankContext", t: "Transaction", job: str, cluster: str = ""
 ) -> list["ChargeRow"]:
     """Return the charges of a job, oldest first; if Slurm reused the id, the newest job's.
 
@@ -51,7 +51,7 @@ def charges_of(
     """
     name = room.cluster(cluster)
     found: list[ChargeRow] = []
-    for job_id in raw_ids(room, job, name):
+    for job_id in resolve_raw_ids(room, job, name):
         rows = t.charges.of_job(name, job_id)
         newest = max((row.charge.first_submit for row in rows), default=None)
         found += [row for row in rows if row.charge.first_submit == newest]
@@ -60,7 +60,7 @@ def charges_of(
     return sorted(found, key=lambda row: (row.first_at, row.charge.key))
 
 
-def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
+def name_charged_jobs(room: "BankContext", charges: Iterable[str]) -> dict[str, str]:
     """Return job ids in Slurm's notation for charges, where they differ from the raw id.
 
     Args:
@@ -71,7 +71,7 @@ def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
         Ids like ``5_2`` of array tasks, by charge key.
     """
     keys: dict[str, dict[tuple[int, int], list[str]]] = {}
-    for key in islice(charges, _MOST_NAMED):
+    for key in islice(charges, _MAX_NAMED):
         parts = key.split("/")
         if len(parts) == _KEY_PARTS:
             cluster, job_id, first, *_ = parts
@@ -80,10 +80,10 @@ def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
     try:
         for cluster, jobs in keys.items():
             ids = sorted({job_id for job_id, _ in jobs})
-            for start in range(0, len(ids), _AT_ONCE):
-                for fact in room.jobs.run_facts(cluster, ids[start : start + _AT_ONCE]):
+            for start in range(0, len(ids), _LOOKUP_BATCH):
+                for fact in room.jobs.run_facts(cluster, ids[start : start + _LOOKUP_BATCH]):
                     job = fact.job_id, int(fact.first_submit.timestamp())
-                    name = display(fact.record)
+                    name = format_job_name(fact.record)
                     if job in jobs and name != str(fact.job_id):
                         found |= dict.fromkeys(jobs[job], name)
     except Unavailable:
@@ -91,8 +91,8 @@ def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def why_uncharged(
-    room: "BankRoom", t: "Transaction", rights: "Rights", job: str, cluster: str
+def explain_uncharged(
+    room: "BankContext", t: "Transaction", rights: "Rights", job: str, cluster: str
 ) -> str:
     """Explain why a job has no charges: it is pending, running, without a rate, or free.
 
@@ -120,24 +120,24 @@ def why_uncharged(
     running = [one for one in mine if has_started(one.record) and one.record.start is not None]
     ended = [one for one in mine if one.record.end is not None and one.record.start is not None]
     try:
-        accrued = sum(_accrued(room, t, one, cluster) for one in running or ended)
+        accrued = sum(_compute_accrued(room, t, one, cluster) for one in running or ended)
     except NoRate as error:
         return f"{said} yet: {error}; Steward then charges it"
     if running:
-        held = _held(room, leader_of(running[0].record), cluster)
+        held = _describe_hold(room, get_hold_job_id(running[0].record), cluster)
         return (
             f"{said} yet: it runs, and is charged when it ends; "
-            f"{held}accrued so far: {show(accrued, room.unit)}"
+            f"{held}accrued so far: {format_money(accrued, room.unit)}"
         )
     if ended:
         return f"{said} yet: it ended, and Steward charges it within the hour"
-    if any(base_state(one.record.state) not in FINISHED for one in mine):
-        held = _held(room, leader_of(next(iter(mine)).record), cluster)
+    if any(strip_state_suffix(one.record.state) not in FINISHED for one in mine):
+        held = _describe_hold(room, get_hold_job_id(next(iter(mine)).record), cluster)
         return f"{said} yet: it waits; {held}it is charged when it ends"
     return f"{said}: it never ran"
 
 
-def _accrued(room: "BankRoom", t: "Transaction", job: "Job", cluster: str) -> int:
+def _compute_accrued(room: "BankContext", t: "Transaction", job: "Job", cluster: str) -> int:
     """Return the price of a run until now, or until its end.
 
     Raises:
@@ -147,29 +147,29 @@ def _accrued(room: "BankRoom", t: "Transaction", job: "Job", cluster: str) -> in
     pricing = Pricing(
         settings=room.settings.bank,
         rates=t.rules().rates,
-        picture=msgspec.json.decode(kept, type=Picture) if kept else None,
+        picture=msgspec.json.decode(kept, type=ClusterModel) if kept else None,
         zone=room.zone(cluster),
     )
-    fact = RunFact(
+    fact = RunEvent(
         job_id=job.job_id,
         first_submit=job.first_submit,
         restarts=job.record.restarts,
         record=job.record,
     )
-    charge = charge_of(cluster, fact, pricing, seen_at=room.now())
+    charge = compute_charge(cluster, fact, pricing, seen_at=room.now())
     return charge.amount if charge is not None else 0
 
 
-def _held(room: "BankRoom", leader: int, cluster: str) -> str:
+def _describe_hold(room: "BankContext", leader: int, cluster: str) -> str:
     """Describe a job's hold in a phrase."""
     try:
         holds = room.gate.holds(cluster=cluster, job_id=leader)
     except GateUnavailable:
         return "held: not known while the gate does not answer; "
-    return f"held: {show(sum(hold.remaining for hold in holds), room.unit)}; "
+    return f"held: {format_money(sum(hold.remaining for hold in holds), room.unit)}; "
 
 
-def raw_ids(room: "BankRoom", job: str, cluster: str) -> list[int]:
+def resolve_raw_ids(room: "BankContext", job: str, cluster: str) -> list[int]:
     """Return the raw job ids that a job id stands for: for an array, those of its tasks.
 
     Raises:

@@ -15,26 +15,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from steward.bank.billing import (
-    charge_of,
-    charged_before,
-    frees,
+    compute_charge,
+    compute_freed,
+    find_charge,
+    get_hold_job_id,
     is_charged,
     is_final,
-    is_gone,
     is_piece_of,
-    leader_of,
-    same_as,
+    is_requeue_lost,
+    match_earlier_charge,
 )
-from steward.bank.enforcement import STARTED, Covering, Unpaid, grouped, needs
+from steward.bank.enforcement import (
+    STARTED_STATES,
+    HoldPlacement,
+    UnpaidJobs,
+    group_by_hold,
+    needs_hold,
+)
 from steward.bank.errors import NoRate
-from steward.bank.gate.client import GateLink
-from steward.bank.gate.requests import Seen
-from steward.bank.gate_sync import Live
-from steward.bank.ledger import By, open_ledger
-from steward.bank.reconciliation import Reconciling, mark_unpriced
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import ShownJob
+from steward.bank.gate_sync import GateSync
+from steward.bank.ledger import Authorship, open_ledger
+from steward.bank.reconciliation import RegularReconciliation, mark_unpriced
 from steward.bank.records import Hold
-from steward.bank.remote import own_charges, remote_banks, take_back
-from steward.bank.scheduled_work import BANK, Upkeep
+from steward.bank.remote import cancel_reported_charges, list_own_charges, load_remote_banks
+from steward.bank.scheduled_work import BANK_AUTHOR, ScheduledWork
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import (
@@ -48,18 +54,19 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros, micros_or_0, moment
-from steward.core.usage import RunFact
-from steward.slurm.job_states import FINISHED, base_state
+from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.usage import RunEvent
+from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
+
 
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
 """Interval of ticks, in seconds."""
-_BEGAN: Final = "began"
+_START_MARK: Final = "began"
 """Name of the ledger's note with the time when the bank first started."""
 _BATCH: Final = 200
 """Maximum number of events applied in one transaction."""
@@ -69,11 +76,11 @@ Key = tuple[str, int]
 JobKey = tuple[str, int, int]
 """Cluster, the job id its hold is stored under, and first submit time in microseconds."""
 
-_Told = tuple[Event, JobKey, Hold | None]
+_JobEvent = tuple[Event, JobKey, Hold | None]
 """Event, the job it is about, and the job's open hold."""
 
 
-class _Look(NamedTuple):
+class _PendingPoll(NamedTuple):
     """Poll of a whole queue that the gate has not been told about yet.
 
     Attributes:
@@ -110,22 +117,22 @@ class BankConsumer:
         self,
         settings: Settings,
         clock: Callable[[], datetime] = utc_now,
-        link: GateLink | None = None,
+        link: GateClient | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._link = link or GateLink(settings.state_dir)
+        self._link = link or GateClient(settings.state_dir)
         self._ledger: Ledger = open_ledger(settings, clock)
-        self._live = Live(settings, self._ledger, self._link)
-        self._unpaid = Unpaid(settings, self._ledger, self._link)
-        self._covering = Covering(settings, self._link, self._live, self._unpaid)
-        self._upkeep = Upkeep(settings, self._ledger, self._link)
-        self._reconciling = Reconciling(settings, self._ledger, self._live.pricing)
-        self._remote_banks = remote_banks() if settings.bank.remote.url else ()
-        self._cursor = cursor_name(settings)
+        self._live = GateSync(settings, self._ledger, self._link)
+        self._unpaid = UnpaidJobs(settings, self._ledger, self._link)
+        self._covering = HoldPlacement(settings, self._link, self._live, self._unpaid)
+        self._upkeep = ScheduledWork(settings, self._ledger, self._link)
+        self._reconciling = RegularReconciliation(settings, self._ledger, self._live.pricing)
+        self._remote_banks = load_remote_banks() if settings.bank.remote.url else ()
+        self._cursor = name_cursor(settings)
         self._began = self._beginning()
         self._swept: dict[str, datetime] = {}
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _PendingPoll] = {}
         self._last_event = 0
         self._said: set[str] = set()
         self._is_busy = False
@@ -133,10 +140,10 @@ class BankConsumer:
     def _beginning(self) -> datetime:
         """Return when the bank first started; only a backfill charges runs that ended before."""
         with self._ledger.transaction() as t:
-            known = t.mark(_BEGAN)
+            known = t.mark(_START_MARK)
             if not known:
-                known = str(micros(self._clock()))
-                t.set_mark(_BEGAN, known)
+                known = str(to_micros(self._clock()))
+                t.set_mark(_START_MARK, known)
         return moment(int(known))
 
     def cursor(self) -> int:
@@ -163,7 +170,9 @@ class BankConsumer:
             if event.kind == QUEUE_LOOKED:
                 # Keep the oldest pending poll: with a slow jobs.db newer ones would replace it for
                 # ever.
-                self._looks.setdefault(event.cluster, _Look(event.body.began, self._last_event))
+                self._looks.setdefault(
+                    event.cluster, _PendingPoll(event.body.began, self._last_event)
+                )
             elif event.kind in (JOB_SEEN, JOB_STATE):
                 self._last_event = event.id
         with self._ledger.transaction() as t:
@@ -176,20 +185,23 @@ class BankConsumer:
         self._look_after(told)
         self._is_busy = is_full
 
-    def _confirm(self, events: Sequence[Event]) -> list[_Told]:
+    def _confirm(self, events: Sequence[Event]) -> list[_JobEvent]:
         """Confirm the jobs of events to the gate; return the events with their open holds.
 
         Each job is looked up by its own first submit time, also if Slurm reused its id.
         """
-        seen: dict[JobKey, Seen] = {}
-        jobs = _jobs_of(events)
+        seen: dict[JobKey, ShownJob] = {}
+        jobs = _identify_jobs(events)
         for event, job in zip(events, jobs, strict=True):
-            record = _record(event)
+            record = _get_record(event)
             if record.uid is None:
                 continue
             before = seen.get(job)
-            is_started = event.kind in (RUN_START, RUN_END) or base_state(record.state) in STARTED
-            seen[job] = Seen(
+            is_started = (
+                event.kind in (RUN_START, RUN_END)
+                or strip_state_suffix(record.state) in STARTED_STATES
+            )
+            seen[job] = ShownJob(
                 cluster=job[0],
                 job_id=job[1],
                 uid=record.uid,
@@ -205,13 +217,13 @@ class BankConsumer:
 
     def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
         """Charge a finished run, and settle its hold."""
-        fact: RunFact = event.body
+        fact: RunEvent = event.body
         key, amount, is_first = "", 0, not fact.correction
         if is_charged(fact) and (fact.record.end or event.at) >= self._began:
-            known = own_charges(t, event.cluster, fact.job_id)
-            before = charged_before(fact, known)
+            known = list_own_charges(t, event.cluster, fact.job_id)
+            before = find_charge(fact, known)
             try:
-                charge = charge_of(
+                charge = compute_charge(
                     *(event.cluster, fact, self._live.pricing(event.cluster)),
                     pieces=[one for one in known if is_piece_of(one, fact)],
                     hold=hold,
@@ -222,14 +234,18 @@ class BankConsumer:
                 self._unpriced(t, event, error)
                 charge = None
             if charge is not None:
-                charge = same_as(charge, known)
-                charged = t.charges.charge(charge, By(who=BANK, why=charge.why))
-                take_back(t, charge, By(who=BANK, why="told by a client, and charged by the bank"))
+                charge = match_earlier_charge(charge, known)
+                charged = t.charges.charge(charge, Authorship(who=BANK_AUTHOR, why=charge.why))
+                cancel_reported_charges(
+                    t,
+                    charge,
+                    Authorship(who=BANK_AUTHOR, why="told by a client, and charged by the bank"),
+                )
                 key, amount = charge.key, charged.added
-                is_first = charged.first or is_gone(fact, before)
+                is_first = charged.first or is_requeue_lost(fact, before)
         if hold is None or not is_first:
             return
-        freed, final = frees(fact, hold), is_final(fact)
+        freed, final = compute_freed(fact, hold), is_final(fact)
         if amount or freed or final:
             t.settlements.add(hold.id, key, max(0, amount), frees=freed, final=final)
 
@@ -240,7 +256,7 @@ class BankConsumer:
             self._said.add(str(error))
             log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
 
-    def _look_after(self, told: Sequence[_Told]) -> None:
+    def _look_after(self, told: Sequence[_JobEvent]) -> None:
         """Queue jobs that lack a hold for placement, and forget finished jobs."""
         over: dict[JobKey, int] = {}
         settled: dict[str, JobKey] = {}
@@ -252,17 +268,17 @@ class BankConsumer:
         now = self._clock()
         waiting: set[Key] = set()
         for event, job, hold in told:
-            record = _record(event)
+            record = _get_record(event)
             is_next = job in over and record.restarts > over[job]
             if is_next or job not in over:
                 waiting.add(job[:2])
-            if event.kind == RUN_END or base_state(record.state) in FINISHED:
+            if event.kind == RUN_END or strip_state_suffix(record.state) in FINISHED:
                 continue
             # If the gate knew no other hold for the id, it returned the former job's, now settled.
             own = hold if hold is not None and settled.get(hold.id, job) == job else None
             if event.kind == JOB_STATE and own is not None:
                 self._covering.note_change(job[0], own, record, now)
-            if is_next or (job not in over and needs(record, own, now)):
+            if is_next or (job not in over and needs_hold(record, own, now)):
                 self._covering.want(*job[:2])
         for key in {job[:2] for job in over} - waiting:
             self._covering.drop(*key)
@@ -337,7 +353,7 @@ class BankConsumer:
         jobs = {}
         for cluster in {hold.cluster for hold in holds if hold.cluster}:
             leaders = {hold.job_id for hold in holds if hold.cluster == cluster}
-            for leader, of_one in grouped(self._covering.queue(cluster, leaders)).items():
+            for leader, of_one in group_by_hold(self._covering.queue(cluster, leaders)).items():
                 jobs[cluster, leader] = of_one
         self._unpaid.strand(holds, jobs)
 
@@ -349,19 +365,19 @@ class BankConsumer:
         self._ledger.close()
 
 
-def cursor_name(settings: Settings) -> str:
+def name_cursor(settings: Settings) -> str:
     """Return the name of the cursor in the ledger.
 
     A PostgreSQL ledger may serve several Stewards, each with its own journal.
     """
     if not settings.bank.database.startswith("postgresql"):
-        return BANK
+        return BANK_AUTHOR
     import socket
 
-    return f"{BANK}@{socket.gethostname()}:{settings.state_dir}"
+    return f"{BANK_AUTHOR}@{socket.gethostname()}:{settings.state_dir}"
 
 
-def _record(event: Event) -> JobRecord:
+def _get_record(event: Event) -> JobRecord:
     record: JobRecord = event.body.record
     return record
 
@@ -371,7 +387,7 @@ def _is_own_end(event: Event) -> bool:
     return event.kind == RUN_END and not event.body.source
 
 
-def _jobs_of(events: Sequence[Event]) -> list[JobKey]:
+def _identify_jobs(events: Sequence[Event]) -> list[JobKey]:
     """Return the job of each event.
 
     Observations of a later run lack the first submit time: they belong to the newest job of
@@ -380,12 +396,12 @@ def _jobs_of(events: Sequence[Event]) -> list[JobKey]:
     newest: dict[Key, int] = {}
     known: list[tuple[Key, int]] = []
     for event in events:
-        record = _record(event)
-        key = event.cluster, leader_of(record)
-        first = event.body.first_submit if isinstance(event.body, RunFact) else None
+        record = _get_record(event)
+        key = event.cluster, get_hold_job_id(record)
+        first = event.body.first_submit if isinstance(event.body, RunEvent) else None
         if first is None and not record.restarts:
             first = record.submit
-        first_us = micros_or_0(first)
+        first_us = to_micros_or_zero(first)
         newest[key] = max(newest.get(key, 0), first_us)
         known.append((key, first_us))
     return [(*key, first_us or newest[key]) for key, first_us in known]

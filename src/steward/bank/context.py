@@ -1,8 +1,8 @@
 """Context of the bank's actions: ledger, gate, jobs, cluster names, and access rights.
 
-:class:`BankRoom` opens each resource on first use. :class:`Rights` decides what a caller may see
+:class:`BankContext` opens each resource on first use. :class:`Rights` decides what a caller may see
 and change; it is made only here, and no action shows amounts without it.
-:class:`BankAnswer` is the base of all replies.
+:class:`BankReply` is the base of all replies.
 """
 
 import contextlib
@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.ledger import By, open_ledger
+from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.money import Unit
 from steward.core.access import Access, Asker
 from steward.core.actions import Answer
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
-from steward.slurm.times import TimeError, parse_time, zone_called
+from steward.slurm.times import TimeError, load_zone, parse_time
 
 if TYPE_CHECKING:
-    from steward.bank.gate.client import GateLink
-    from steward.bank.gate.requests import Means
+    from steward.bank.gate.client import GateClient
+    from steward.bank.gate.requests import AccountMeans
     from steward.bank.ledger.ledger import Ledger, Transaction
     from steward.jobs import Jobs
-    from steward.slurm.cluster_model import Picture
+    from steward.slurm.cluster_model import ClusterModel
 
 
 log = logging.getLogger(__name__)
 
-_GATE_S: Final = 5.0
+_GATE_TIMEOUT_S: Final = 5.0
 """Time-out of requests to the gate, in seconds."""
 
 
-class BankAnswer(Answer, frozen=True, kw_only=True):
+class BankReply(Answer, frozen=True, kw_only=True):
     """Base of the bank's replies; amounts are micro-SU.
 
     Attributes:
@@ -120,7 +120,9 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         return self.user
 
 
-def accounts_led(settings: Settings) -> Callable[[str, frozenset[str]], frozenset[str]] | None:
+def make_led_accounts_reader(
+    settings: Settings,
+) -> Callable[[str, frozenset[str]], frozenset[str]] | None:
     """Return a function that lists the accounts a user leads, for Access; None without a bank.
 
     It reads the ledger at most once a minute, also in a process that streams events for long.
@@ -140,7 +142,7 @@ def accounts_led(settings: Settings) -> Callable[[str, frozenset[str]], frozense
     return lambda user, coordinated: read(user, coordinated, int(time.monotonic() / 60))
 
 
-class BankRoom:
+class BankContext:
     """Context of the bank's actions; use it from one thread at a time.
 
     Args:
@@ -156,7 +158,7 @@ class BankRoom:
         *,
         access: Access,
         now: Callable[[], datetime] = utc_now,
-        picture: "Callable[[str], Picture] | None" = None,
+        picture: "Callable[[str], ClusterModel] | None" = None,
     ) -> None:
         self.settings = settings
         self.access = access
@@ -178,16 +180,16 @@ class BankRoom:
             if not self.settings.bank.enabled:
                 raise BankUsage("there is no bank here: set 'enabled = true' in [bank]")
             if not self.settings.bank.database:
-                _make_theirs(self.settings.state_dir)
+                _create_ledger_file(self.settings.state_dir)
             self._ledger = open_ledger(self.settings, self.now)
         return self._ledger
 
     @property
-    def gate(self) -> "GateLink":
+    def gate(self) -> "GateClient":
         """Return a client of the gate."""
-        from steward.bank.gate.client import GateLink
+        from steward.bank.gate.client import GateClient
 
-        return GateLink(self.settings.state_dir, _GATE_S)
+        return GateClient(self.settings.state_dir, _GATE_TIMEOUT_S)
 
     @property
     def jobs(self) -> "Jobs":
@@ -232,7 +234,7 @@ class BankRoom:
         if not text:
             return None
         try:
-            found = parse_time(text, self.now(), zone_called(zone or self.zone()))
+            found = parse_time(text, self.now(), load_zone(zone or self.zone()))
         except TimeError as error:
             raise BankUsage(str(error), text) from error
         return found.astimezone(UTC)
@@ -241,9 +243,9 @@ class BankRoom:
         """Return the fields common to all replies."""
         return {"unit": self.unit.name, "decimals": self.unit.decimals, "zone": self.zone()}
 
-    def by(self, asker: Asker, why: str, key: str = "") -> By:
+    def by(self, asker: Asker, why: str, key: str = "") -> Authorship:
         """Return author, reason and key for a change by the caller."""
-        return By(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
+        return Authorship(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
 
     def rights(self, asker: Asker, t: "Transaction") -> Rights:
         """Return the access rights of the caller."""
@@ -258,7 +260,7 @@ class BankRoom:
         inside = frozenset(member.account for member in t.accounts.of_user(asker.user))
         return Rights(user=asker.user, led=led, inside=inside)
 
-    def means(self, account: str, user: str = "") -> "Means | None":
+    def means(self, account: str, user: str = "") -> "AccountMeans | None":
         """Return the gate's data on an account; None if it does not answer or know it."""
         try:
             return self.gate.means(account, user)
@@ -321,7 +323,7 @@ class BankRoom:
 
     def _submit_plugins(self) -> str:
         """List the plugins in JobSubmitPlugins that ask the gate; "" if none is known."""
-        from steward.bank.gate.plugin_conf import ASKING_PLUGINS, plugins_of
+        from steward.bank.gate.plugin_conf import ASKING_PLUGINS, parse_submit_plugins
         from steward.slurm import Slurm, SlurmError
 
         named: list[str] = []
@@ -329,7 +331,7 @@ class BankRoom:
             if not of.asks_slurm:
                 continue
             try:
-                plugins = plugins_of(Slurm(name, of).config())
+                plugins = parse_submit_plugins(Slurm(name, of).config())
             except SlurmError as error:
                 log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
                 continue
@@ -350,7 +352,7 @@ class BankRoom:
             self._jobs.close()
             self._jobs = None
 
-    def _pictured(self, cluster: str) -> "Picture":
+    def _pictured(self, cluster: str) -> "ClusterModel":
         """Query a cluster's model from its Slurm."""
         from steward.slurm import Slurm
 
@@ -358,7 +360,7 @@ class BankRoom:
         return Slurm(cluster, settings).picture(settings.timezone)
 
 
-def _make_theirs(state_dir: str) -> None:
+def _create_ledger_file(state_dir: str) -> None:
     """Create the ledger's file for Steward's user if root is the first to open it."""
     if os.geteuid() != 0:
         return

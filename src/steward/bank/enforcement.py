@@ -1,10 +1,10 @@
 """Enforcement on queued jobs: place missing SU holds, and hold or cancel unpaid jobs.
 
-- :func:`claim_of` describes a job, or the remaining tasks of an array, to the gate.
-- :class:`Unpaid` applies the site's rule to jobs with insufficient funds: warn, hold, cancel or
+- :func:`build_claim` describes a job, or the remaining tasks of an array, to the gate.
+- :class:`UnpaidJobs` applies the site's rule to jobs with insufficient funds: warn, hold, cancel or
   credit. It releases held jobs once they can be paid.
-- :class:`Covering` compares the queue with the gate's holds and claims what is missing.
-- :func:`needs` tells whether a queued job lacks a sufficient hold.
+- :class:`HoldPlacement` compares the queue with the gate's holds and claims what is missing.
+- :func:`needs_hold` tells whether a queued job lacks a sufficient hold.
 
 It handles jobs that the gate did not decide on at submit. Called by the bank's consumer.
 """
@@ -17,40 +17,42 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.bank.billing import leader_of
+from steward.bank.billing import get_hold_job_id
 from steward.bank.errors import NoEstimate, NoRate
-from steward.bank.estimate import Estimator, description_of
-from steward.bank.gate.admission import FAR_US
-from steward.bank.gate.client import GateLink
-from steward.bank.gate.requests import Claim
+from steward.bank.estimate import Estimator, describe_record
+from steward.bank.gate.admission import DEFERRED_START_US
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import CoverRequest
 from steward.bank.gate.unconfirmed_changes import MOST_DESCRIPTIONS
-from steward.bank.records import Description, Hold, Quote
-from steward.bank.settings import Unpaid as Rule
+from steward.bank.records import Hold, JobRequest, Quote
+from steward.bank.settings import UnpaidRule as Rule
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import micros, micros_or_0
+from steward.core.timestamps import to_micros, to_micros_or_zero
 from steward.jobs import Job, Jobs, database_path
 from steward.slurm import tres
-from steward.slurm.arrays import count_tasks, without_task
+from steward.slurm.arrays import count_tasks, remove_tasks
 from steward.slurm.errors import ScrontabJob, SlurmError
-from steward.slurm.job_changes import Changing, name_of
-from steward.slurm.job_states import base_state
-from steward.slurm.tres import kind_of, parse_tres, requested_kinds
+from steward.slurm.job_changes import JobChanges, format_job_target
+from steward.slurm.job_states import strip_state_suffix
+from steward.slurm.tres import count_requested_kinds, parse_tres, strip_tres_type
 
 if TYPE_CHECKING:
-    from steward.bank.gate_sync import Live
+    from steward.bank.gate_sync import GateSync
     from steward.bank.ledger.ledger import Ledger
 
 
-STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
+STARTED_STATES: Final = frozenset(
+    {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"}
+)
 """States of jobs that have their resources."""
 
-HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
+HELD_REASONS: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 """Reasons of jobs that are pending until released."""
 
-CUT_OFF: Final = "..."
+TRUNCATION_MARK: Final = "..."
 """End of a task expression that Slurm shortened."""
 
 _LONG_INDEX: Final = 10
@@ -61,7 +63,7 @@ Key = tuple[str, int]
 """Cluster, and the raw job id that a hold is stored under."""
 
 
-def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim | None:
+def build_claim(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> CoverRequest | None:
     """Build the gate's claim for a job, or for all remaining tasks of an array.
 
     Args:
@@ -77,23 +79,23 @@ def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim |
     record = jobs[0].record
     if record.uid is None:
         return None
-    description = description_of(_still_to_come(record))
+    description = describe_record(_limit_to_current_size(record))
     if of_array:
-        description = msgspec.structs.replace(description, array=tasks_of(of_array))
+        description = msgspec.structs.replace(description, array=join_tasks(of_array))
     is_started = any(has_started(job.record) for job in jobs)
-    if is_ours or is_started or not all(job.record.reason in HELD for job in jobs):
+    if is_ours or is_started or not all(job.record.reason in HELD_REASONS for job in jobs):
         # A job that Steward itself holds still needs funds; of an array one task is enough.
         description = msgspec.structs.replace(description, held=False)
-    return Claim(
+    return CoverRequest(
         cluster=cluster,
         job_id=leader,
         description=description,
-        first_submit_us=min(micros(job.first_submit) for job in jobs),
+        first_submit_us=min(to_micros(job.first_submit) for job in jobs),
         started=is_started,
     )
 
 
-def _still_to_come(record: JobRecord) -> JobRecord:
+def _limit_to_current_size(record: JobRecord) -> JobRecord:
     """Return a resized job's record with the time limit of its current size only.
 
     The use of former sizes has been charged already.
@@ -107,35 +109,35 @@ def _still_to_come(record: JobRecord) -> JobRecord:
 
 def has_started(record: JobRecord) -> bool:
     """Return True if a job has its resources."""
-    return base_state(record.state) in STARTED
+    return strip_state_suffix(record.state) in STARTED_STATES
 
 
-def shape_of(job: Job) -> Description:
+def describe_task(job: Job) -> JobRequest:
     """Return a task's request, equal for all like tasks of its array."""
-    record = msgspec.structs.replace(_still_to_come(job.record), admin_comment="")
-    return msgspec.structs.replace(description_of(record), array="", job_id=0)
+    record = msgspec.structs.replace(_limit_to_current_size(job.record), admin_comment="")
+    return msgspec.structs.replace(describe_record(record), array="", job_id=0)
 
 
-def starts_of(jobs: Sequence[Job]) -> tuple[int, ...]:
+def list_start_times(jobs: Sequence[Job]) -> tuple[int, ...]:
     """Return the start times of the running jobs, in microseconds."""
-    return tuple(micros_or_0(job.record.start) for job in jobs if has_started(job.record))
+    return tuple(to_micros_or_zero(job.record.start) for job in jobs if has_started(job.record))
 
 
-def tasks_of(jobs: Sequence[Job]) -> str:
+def join_tasks(jobs: Sequence[Job]) -> str:
     """Join the remaining tasks of an array into one expression, with the ``%`` limit."""
     limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
     shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
     # The pending row may still list tasks that have rows of their own by now.
     single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
-    waiting = sorted(without_task(one, single) for one in shown if not one.isdecimal())
+    waiting = sorted(remove_tasks(one, single) for one in shown if not one.isdecimal())
     parts = [*map(str, sorted(single)), *filter(None, waiting)]
-    text = ",".join(parts).replace(CUT_OFF, "").strip(",") or "0"
+    text = ",".join(parts).replace(TRUNCATION_MARK, "").strip(",") or "0"
     return f"{text}%{min(limits)}" if limits else text
 
 
 log = logging.getLogger(__name__)
 
-PREFIX: Final = "steward: "
+MESSAGE_PREFIX: Final = "steward: "
 """Prefix of every message to a job's user, so that Steward is known as the sender."""
 
 _STRANDED: Final = "its account has no allocation that can pay it now"
@@ -146,7 +148,7 @@ _WAITING: Final = frozenset({"PENDING", "REQUEUED"})
 Verb = Literal["hold", "release", "cancel", "comment"]
 
 
-class Kept(msgspec.Struct):
+class HeldJob(msgspec.Struct):
     """Job held in Slurm for insufficient funds.
 
     Attributes:
@@ -160,7 +162,7 @@ class Kept(msgspec.Struct):
     is_stranded: bool = False
 
 
-class Unpaid:
+class UnpaidJobs:
     """Enforcement of the rule for jobs with insufficient funds.
 
     Args:
@@ -174,18 +176,18 @@ class Unpaid:
         self,
         settings: Settings,
         ledger: "Ledger",
-        link: GateLink,
-        changing: Mapping[str, Changing] | None = None,
+        link: GateClient,
+        changing: Mapping[str, JobChanges] | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._link = link
         self._changing = changing or {
-            name: Changing(name, of)
+            name: JobChanges(name, of)
             for name, of in settings.cluster.items()
             if of.asks_slurm and not of.remote
         }
-        self._kept: dict[str, dict[str, Kept]] = {}
+        self._kept: dict[str, dict[str, HeldJob]] = {}
         self._warned: set[Key] = set()
         self._is_off = False
 
@@ -197,7 +199,7 @@ class Unpaid:
                 return of.unpaid
         return self._settings.bank.unpaid
 
-    def apply(self, key: Key, jobs: Sequence[Job], claim: Claim, why: str) -> bool:
+    def apply(self, key: Key, jobs: Sequence[Job], claim: CoverRequest, why: str) -> bool:
         """Apply the rule to a job with insufficient funds; nothing while the gate is off.
 
         Returns:
@@ -210,21 +212,24 @@ class Unpaid:
             return True
         record = jobs[0].record
         rule = self.rule(record.partition)
-        waiting = [job for job in jobs if base_state(job.record.state) in _WAITING]
+        waiting = [job for job in jobs if strip_state_suffix(job.record.state) in _WAITING]
         line = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
         self._warn(key, rule, line)
         if rule in ("warn", "credit"):
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
         if rule == "cancel":
             tried = [
-                self._try(key[0], "cancel", name_of(job.record), PREFIX + line) for job in jobs
+                self._try(key[0], "cancel", format_job_target(job.record), MESSAGE_PREFIX + line)
+                for job in jobs
             ]
             return all(tried)
         if rule == "warn":
             for job in jobs:
-                self._try(key[0], "comment", name_of(job.record), PREFIX + line)
+                self._try(key[0], "comment", format_job_target(job.record), MESSAGE_PREFIX + line)
         elif rule == "hold" and waiting:
-            self._hold(key, [name_of(job.record) for job in waiting], line, is_stranded=False)
+            self._hold(
+                key, [format_job_target(job.record) for job in waiting], line, is_stranded=False
+            )
         return True
 
     def is_off(self) -> bool:
@@ -263,10 +268,12 @@ class Unpaid:
         """
         stranded = {(hold.cluster, hold.job_id) for hold in holds if hold.job_id}
         for key in stranded:
-            waiting = [job for job in jobs.get(key, ()) if base_state(job.record.state) in _WAITING]
+            waiting = [
+                job for job in jobs.get(key, ()) if strip_state_suffix(job.record.state) in _WAITING
+            ]
             if waiting and str(key[1]) not in self._of(key[0]) and not self.is_off():
                 self._warn(key, "hold", _STRANDED)
-                names = [name_of(job.record) for job in waiting]
+                names = [format_job_target(job.record) for job in waiting]
                 self._hold(key, names, _STRANDED, is_stranded=True)
         for cluster in self._changing:
             for name, kept in list(self._of(cluster).items()):
@@ -305,7 +312,7 @@ class Unpaid:
     def _hold(self, key: Key, names: list[str], why: str, *, is_stranded: bool) -> None:
         """Hold jobs in Slurm, and store which ones."""
         of_cluster = self._of(key[0])
-        kept = of_cluster.setdefault(str(key[1]), Kept({}, why, is_stranded))
+        kept = of_cluster.setdefault(str(key[1]), HeldJob({}, why, is_stranded))
         todo = [name for name in names if not kept.jobs.get(name)]
         if not todo:
             return
@@ -313,10 +320,10 @@ class Unpaid:
         kept.jobs |= dict.fromkeys(todo, False)
         self._store(key[0])
         for name in todo:
-            kept.jobs[name] = self._try(key[0], "hold", name, PREFIX + why)
+            kept.jobs[name] = self._try(key[0], "hold", name, MESSAGE_PREFIX + why)
         self._store(key[0])
 
-    def _release(self, key: Key, kept: Kept) -> None:
+    def _release(self, key: Key, kept: HeldJob) -> None:
         """Release held jobs in Slurm; those that fail stay stored for a retry."""
         left = [name for name in kept.jobs if not self._try(key[0], "release", name)]
         if left:
@@ -350,28 +357,28 @@ class Unpaid:
             self._warned.add(key)
             log.warning("cluster %s: job %s cannot be paid (%s): %s", *key, rule, why)
 
-    def _of(self, cluster: str) -> dict[str, Kept]:
+    def _of(self, cluster: str) -> dict[str, HeldJob]:
         """Return the held jobs of a cluster by id, read from the ledger once."""
         if cluster not in self._kept:
             with self._ledger.reading() as t:
-                text = t.mark(_mark(cluster))
-            self._kept[cluster] = msgspec.json.decode(text or "{}", type=dict[str, Kept])
+                text = t.mark(_unpaid_mark(cluster))
+            self._kept[cluster] = msgspec.json.decode(text or "{}", type=dict[str, HeldJob])
         return self._kept[cluster]
 
     def _store(self, cluster: str) -> None:
         with self._ledger.transaction() as t:
-            t.set_mark(_mark(cluster), msgspec.json.encode(self._kept[cluster]).decode())
+            t.set_mark(_unpaid_mark(cluster), msgspec.json.encode(self._kept[cluster]).decode())
 
 
-def _mark(cluster: str) -> str:
+def _unpaid_mark(cluster: str) -> str:
     return f"unpaid:{cluster}"
 
 
-_AT_ONCE: Final = 200
+_TURN_BATCH: Final = 200
 """Maximum number of jobs handled in one turn."""
-_TRIES: Final = 30
+_MAX_TRIES: Final = 30
 """Number of turns after which a job that jobs.db does not show is dropped."""
-_LAST: Final = 2**63
+_NO_LIMIT: Final = 2**63
 """A number larger than any cost or count."""
 _OVER_GRACE: Final = timedelta(seconds=30)
 """Age from which a hold without a running job is released."""
@@ -384,11 +391,11 @@ _LONG: Final = timedelta(minutes=10)
 """Pause of a job that is covered."""
 _SLACK_US: Final = 2_000_000
 """Tolerance between end times and hold times, in microseconds."""
-_PAGE: Final = 1000
+_HOLDS_PAGE: Final = 1000
 """Number of holds fetched from the gate at once."""
 
 
-class _Rest(msgspec.Struct, frozen=True):
+class _Pause(msgspec.Struct, frozen=True):
     """Time until which a checked job needs no new check, and the state it depends on."""
 
     rules: int
@@ -397,7 +404,7 @@ class _Rest(msgspec.Struct, frozen=True):
     asks: tuple[object, ...]
 
     def is_over(
-        self, live: "Live", has_hold: bool, asks: tuple[object, ...], now: datetime
+        self, live: "GateSync", has_hold: bool, asks: tuple[object, ...], now: datetime
     ) -> bool:
         """Return True if the time has passed or something relevant has changed."""
         return (
@@ -408,7 +415,7 @@ class _Rest(msgspec.Struct, frozen=True):
         )
 
 
-class Covering:
+class HoldPlacement:
     """Placement of SU holds for queued jobs.
 
     Args:
@@ -418,13 +425,15 @@ class Covering:
         unpaid: Applies the rule to jobs with insufficient funds.
     """
 
-    def __init__(self, settings: Settings, link: GateLink, live: "Live", unpaid: "Unpaid") -> None:
+    def __init__(
+        self, settings: Settings, link: GateClient, live: "GateSync", unpaid: "UnpaidJobs"
+    ) -> None:
         self._settings = settings
         self._link = link
         self._live = live
         self._unpaid = unpaid
         self._wanted: dict[Key, int] = {}
-        self._resting: dict[Key, _Rest] = {}
+        self._resting: dict[Key, _Pause] = {}
         self._parted: dict[str, Hold] = {}
         self._less: dict[Key, datetime] = {}
         self._jobs: Jobs | None = None
@@ -436,7 +445,9 @@ class Covering:
 
     def note_change(self, cluster: str, hold: Hold, record: JobRecord, now: datetime) -> None:
         """Note that a job which never started may now need less than its hold."""
-        has_run = hold.started or record.restarts or base_state(record.state) in STARTED
+        has_run = (
+            hold.started or record.restarts or strip_state_suffix(record.state) in STARTED_STATES
+        )
         if hold.amount and not has_run:
             self._less[cluster, hold.job_id] = now
 
@@ -446,7 +457,7 @@ class Covering:
         Raises:
             Unavailable: The gate is unavailable.
         """
-        changed = self._link.holds(cluster=cluster, limit=_LAST, changed=True)
+        changed = self._link.holds(cluster=cluster, limit=_NO_LIMIT, changed=True)
         for hold in changed:
             self.want(cluster, hold.job_id)
             if not hold.started:
@@ -471,18 +482,18 @@ class Covering:
         Raises:
             Unavailable: The gate or jobs.db is unavailable.
         """
-        batch = list(self._wanted)[:_AT_ONCE]
+        batch = list(self._wanted)[:_TURN_BATCH]
         by_cluster: dict[str, set[int]] = {}
         for cluster, leader in batch:
             by_cluster.setdefault(cluster, set()).add(leader)
         for cluster, leaders in by_cluster.items():
-            found = grouped(self.queue(cluster, leaders))
+            found = group_by_hold(self.queue(cluster, leaders))
             for leader in leaders:
                 key = (cluster, leader)
                 if leader in found:
                     self._cover(key, found[leader], now)
                     self._wanted.pop(key, None)
-                elif self._wanted[key] >= _TRIES:
+                elif self._wanted[key] >= _MAX_TRIES:
                     # It ended before this turn, or jobs.db does not know it.
                     del self._wanted[key]
                 else:
@@ -497,13 +508,13 @@ class Covering:
             Unavailable: The gate or jobs.db is unavailable.
         """
         holds = self._holds(cluster)
-        waiting = grouped(self.queue(cluster))
+        waiting = group_by_hold(self.queue(cluster))
         # Tasks of an array end one by one, and no event marks the last one.
         self._unpaid.forget_gone(cluster, waiting.keys())
         for leader, jobs in waiting.items():
-            if any(needs(job.record, holds.get(leader), now) for job in jobs):
+            if any(needs_hold(job.record, holds.get(leader), now) for job in jobs):
                 rest = self._resting.get((cluster, leader))
-                asks = put_off(jobs, now)
+                asks = deferred_request(jobs, now)
                 if rest is None or rest.is_over(self._live, leader in holds, asks, now):
                     self.want(cluster, leader)
         self._less = {key: since for key, since in self._less.items() if now < since + _LESS}
@@ -512,8 +523,8 @@ class Covering:
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
                 continue
-            is_changed = (cluster, leader) in self._less and not _is_cut_off(jobs)
-            if is_changed or is_too_large(hold, jobs, self._settings.bank.arrays):
+            is_changed = (cluster, leader) in self._less and not _is_truncated(jobs)
+            if is_changed or is_hold_too_large(hold, jobs, self._settings.bank.arrays):
                 self._cover((cluster, leader), jobs, now, is_exact=True)
         self._resting = {
             key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
@@ -532,7 +543,7 @@ class Covering:
         changed = [hold for hold in holds if self._parted.get(hold.id) != hold]
         for cluster in {hold.cluster for hold in changed}:
             leaders = [hold.job_id for hold in changed if hold.cluster == cluster]
-            for leader, jobs in grouped(self.queue(cluster, leaders)).items():
+            for leader, jobs in group_by_hold(self.queue(cluster, leaders)).items():
                 self._cover((cluster, leader), jobs, now, is_moved=True)
         self._parted = {hold.id: hold for hold in self._link.lingering()} if holds else {}
 
@@ -547,15 +558,15 @@ class Covering:
     ) -> None:
         """Claim a hold for a job; apply the rule if it has insufficient funds."""
         ordered = self._dearest_first(key[0], jobs)
-        claim = claim_of(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
+        claim = build_claim(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
             return
-        if others := tuple(dict.fromkeys(map(shape_of, ordered)))[1:]:
+        if others := tuple(dict.fromkeys(map(describe_task, ordered)))[1:]:
             claim = msgspec.structs.replace(claim, tasks=others[: MOST_DESCRIPTIONS + 1])
         if is_exact:
             claim = msgspec.structs.replace(claim, is_exact=True)
         if is_moved:
-            claim = msgspec.structs.replace(claim, starts=starts_of(jobs))
+            claim = msgspec.structs.replace(claim, starts=list_start_times(jobs))
         try:
             covered = self._link.cover(claim)
         except (NoRate, NoEstimate) as error:
@@ -576,9 +587,9 @@ class Covering:
     def _dearest_first(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
         """Order jobs or tasks so that the dearest comes first; single tasks may be changed."""
         ordered = sorted(jobs, key=lambda job: (not has_started(job.record), job.job_id))
-        shapes: dict[Description, Job] = {}
+        shapes: dict[JobRequest, Job] = {}
         for job in ordered:
-            shapes.setdefault(shape_of(job), job)
+            shapes.setdefault(describe_task(job), job)
         pricing = self._live.pricing(cluster)
         if len(shapes) == 1 or pricing.picture is None:
             return ordered
@@ -587,9 +598,9 @@ class Covering:
 
         def cost(job: Job) -> int:
             try:
-                return estimator.quote(shape_of(job), first_submit).amount
+                return estimator.quote(describe_task(job), first_submit).amount
             except (NoRate, NoEstimate):
-                return _LAST  # the gate says so, and why
+                return _NO_LIMIT  # the gate says so, and why
 
         dearest = max(shapes.values(), key=cost)
         return [dearest, *(job for job in ordered if job is not dearest)]
@@ -601,7 +612,7 @@ class Covering:
         array get no hold: they must not start.
         """
         started = [job for job in jobs if has_started(job.record)]
-        claim = claim_of(key, started) if started else None
+        claim = build_claim(key, started) if started else None
         if claim is not None:
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
 
@@ -609,22 +620,24 @@ class Covering:
         self, key: Key, jobs: Sequence[Job], now: datetime, span: timedelta, *, has_hold: bool
     ) -> None:
         """Skip a job for a while, because the gate's answer would be the same."""
-        asks = put_off(jobs, now)
+        asks = deferred_request(jobs, now)
         before = self._resting.get(key)
         if asks and (before is None or before.asks != asks):
             # For a while after a change, the gate ignores what the queue shows.
             span = min(span, _CHANGED)
-        self._resting[key] = _Rest(self._live.rules.seq, now + span, has_hold, asks)
+        self._resting[key] = _Pause(self._live.rules.seq, now + span, has_hold, asks)
 
     def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
         """Release the hold of a job that ended without a report to the gate."""
         if not hold.confirmed:
             return
-        ends = [micros_or_0(fact.record.end) for fact in self._open().run_facts(cluster, [leader])]
+        ends = [
+            to_micros_or_zero(fact.record.end) for fact in self._open().run_facts(cluster, [leader])
+        ]
         over_us = max(ends, default=0)
         is_known = bool(ends) or bool(self._open().find(str(leader), cluster))
         is_told = over_us >= hold.created_us - _SLACK_US
-        is_old = hold.created_us < micros(now - _OVER_GRACE)
+        is_old = hold.created_us < to_micros(now - _OVER_GRACE)
         if is_known and (is_told or is_old):
             self._link.release(hold.id, "its job is over")
 
@@ -633,9 +646,9 @@ class Covering:
         found: dict[int, Hold] = {}
         after = ""
         while True:
-            page = self._link.holds(cluster=cluster, after=after, limit=_PAGE)
+            page = self._link.holds(cluster=cluster, after=after, limit=_HOLDS_PAGE)
             found |= {hold.job_id: hold for hold in page if hold.job_id}
-            if len(page) < _PAGE:
+            if len(page) < _HOLDS_PAGE:
                 return found
             after = page[-1].id
 
@@ -667,11 +680,11 @@ class Covering:
             self._jobs = None
 
 
-def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
+def group_by_hold(jobs: Iterable[Job]) -> dict[int, list[Job]]:
     """Group jobs by the id their hold is stored under; of a reused id only the newest job."""
     found: dict[int, list[Job]] = {}
     for job in jobs:
-        found.setdefault(leader_of(job.record), []).append(job)
+        found.setdefault(get_hold_job_id(job.record), []).append(job)
     for leader, of_one in found.items():
         newest: dict[int, Job] = {}
         for job in of_one:
@@ -682,14 +695,14 @@ def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
     return found
 
 
-def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
+def needs_hold(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
     """Return True if a queued job needs a check: its hold is missing or too small.
 
     A job that its user holds, or that begins later, needs no SU until it is eligible; but
     the gate must know its request, to decide on its release.
     """
-    state = base_state(record.state)
-    if state not in STARTED and is_waiting_on_purpose(record, now):
+    state = strip_state_suffix(record.state)
+    if state not in STARTED_STATES and is_waiting_on_purpose(record, now):
         return hold is None or not hold.amount
     if hold is None or not hold.quote:
         return True
@@ -704,7 +717,7 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
         return True
     if record.qos and quote.qos and quote.qos not in record.qos.split(","):
         return True
-    return _is_larger(record, quote) or (state in STARTED and not hold.started)
+    return _is_larger(record, quote) or (state in STARTED_STATES and not hold.started)
 
 
 def _is_larger(record: JobRecord, quote: Quote) -> bool:
@@ -713,15 +726,17 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
     counted = {"cpu": record.cpus or 0, "node": record.nodes or 0, "mem": shown.get("mem", 0)}
     if any(asked > quote.tres[name] for name, asked in counted.items() if quote.tres.get(name)):
         return True
-    asked = requested_kinds(record)
-    extras = tres.licenses(record.licenses) | {n: count for n, count in asked.items() if ":" in n}
+    asked = count_requested_kinds(record)
+    extras = tres.parse_licenses(record.licenses) | {
+        n: count for n, count in asked.items() if ":" in n
+    }
     extras |= {name: amount for name, amount in shown.items() if name.startswith("bb/")}
     for amounts in (shown, asked):
         kinds: dict[str, int] = {}
         for name, amount in amounts.items():
-            if name.startswith("gres/") and not (":" in name and kind_of(name) in amounts):
+            if name.startswith("gres/") and not (":" in name and strip_tres_type(name) in amounts):
                 # Slurm chooses the GRES type if the job named none.
-                kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount
+                kinds[strip_tres_type(name)] = kinds.get(strip_tres_type(name), 0) + amount
         for name, amount in kinds.items():
             extras[name] = max(extras.get(name, 0), amount)
     return any(amount > quote.tres.get(name, 0) for name, amount in extras.items())
@@ -729,15 +744,18 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
     """Return True if the job is held, or must not begin before a distant time."""
-    if record.reason in HELD:
+    if record.reason in HELD_REASONS:
         return True
-    return record.eligible is not None and micros(record.eligible) > micros(now) + FAR_US
+    return (
+        record.eligible is not None
+        and to_micros(record.eligible) > to_micros(now) + DEFERRED_START_US
+    )
 
 
-def put_off(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
+def deferred_request(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
     """Return the request of a job that is held or deferred; empty for any other."""
     record = jobs[0].record
-    if base_state(record.state) in STARTED or not is_waiting_on_purpose(record, now):
+    if strip_state_suffix(record.state) in STARTED_STATES or not is_waiting_on_purpose(record, now):
         return ()
     return (
         *(record.account, record.partition, record.qos, record.time_limit_s),
@@ -745,15 +763,16 @@ def put_off(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
     )
 
 
-def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
+def is_hold_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     """Return True if an array's hold includes tasks that were cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
     return (
-        not _is_cut_off(jobs) and hold.remaining > count_tasks(tasks_of(jobs)) * hold.quote.per_task
+        not _is_truncated(jobs)
+        and hold.remaining > count_tasks(join_tasks(jobs)) * hold.quote.per_task
     )
 
 
-def _is_cut_off(jobs: Sequence[Job]) -> bool:
+def _is_truncated(jobs: Sequence[Job]) -> bool:
     """Return True if Slurm shortened the list of an array's remaining tasks."""
-    return any(CUT_OFF in job.record.array_task for job in jobs)
+    return any(TRUNCATION_MARK in job.record.array_task for job in jobs)

@@ -1,6 +1,13 @@
 """Exceptions of the bank: wrong requests, rejections, unavailable services, missing rates."""
 
-from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import (
+    Conflict,
+    NotFound,
+    PermissionRefused,
+    StewardError,
+    Unavailable,
+    UsageError,
+)
 
 
 class BankError(StewardError):
@@ -11,11 +18,11 @@ class BankUsage(UsageError):
     """Error in a request to the bank, such as an unknown account or an invalid amount."""
 
 
-class NotInBank(BankUsage, Missing):
+class NotInBank(BankUsage, NotFound):
     """Error: the account, allocation or charge does not exist."""
 
 
-class BankRefused(Refused):
+class BankRefused(PermissionRefused):
     """Rejection: the caller lacks the right, or the account has insufficient funds."""
 
 

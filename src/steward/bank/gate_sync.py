@@ -1,9 +1,9 @@
 """Gate synchronization: send balances, rules, cluster models and settlements to the gate.
 
-:class:`Live` pushes whatever the ledger has newer than the gate, so that either can be killed,
+:class:`GateSync` pushes whatever the ledger has newer than the gate, so that either can be killed,
 restored or replaced at any time; with a shared ledger it also keeps the lease of the deciding
-gate. :class:`Pictures` queries each cluster's configuration from its Slurm and keeps it in
-the ledger. :func:`pricing_of` gives other processes the inputs of charges.
+gate. :class:`ClusterModels` queries each cluster's configuration from its Slurm and keeps it in
+the ledger. :func:`load_pricing` gives other processes the inputs of charges.
 """
 
 import logging
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.billing import Pricing, uncounted
+from steward.bank.billing import Pricing, find_uncounted_tres
 from steward.bank.errors import LedgerUnavailable
-from steward.bank.gate.client import GateLink
-from steward.bank.gate.requests import GateState
-from steward.bank.records import Books, Rules
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import GateStatus
+from steward.bank.records import BankRules, GateBooks
 from steward.core.config import Settings
 from steward.core.poll_status import COST_FACTOR
 from steward.slurm.client import Slurm
-from steward.slurm.cluster_model import Picture
+from steward.slurm.cluster_model import ClusterModel
 from steward.slurm.errors import SlurmError
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PICTURE_S: Final = 60.0
+MODEL_REFRESH_S: Final = 60.0
 """Longest time a cluster model is kept before a complete new query, in seconds."""
-MARK_S: Final = 2.0
+CONFIG_CHECK_S: Final = 2.0
 """Shortest time between two checks of a cluster's configuration, in seconds."""
 SETTLING_S: Final = 60.0
 """Time after a configuration change with repeated queries of the cluster, in seconds.
@@ -53,7 +53,7 @@ _SECRET: Final = "gate.secret"  # noqa: S105 -- the mark's name
 """Name of the ledger's note with the gates' common secret."""
 
 
-class Live:
+class GateSync:
     """Synchronization of the gate with the ledger, and the inputs of charges.
 
     Args:
@@ -67,27 +67,27 @@ class Live:
         self,
         settings: Settings,
         ledger: "Ledger",
-        link: GateLink,
+        link: GateClient,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._link = link
         self._clock = clock
-        self._rules = Rules(seq=-1)
-        self._books: Books | None = None
+        self._rules = BankRules(seq=-1)
+        self._books: GateBooks | None = None
         self._lease: Lease | None = None
         # If no other gate can decide, this one may go on without the ledger as configured.
         is_one_of_many = settings.gate.listen or settings.gate.ask
         self._lease_s = LEASE_S if is_one_of_many else max(LEASE_S, settings.bank.without_ledger_s)
         self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
-        self._pictures = Pictures(settings, ledger, clock)
+        self._pictures = ClusterModels(settings, ledger, clock)
         self._said: set[str] = set()
         self.seq = -1
         """Position of the ledger that the gate received last."""
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> BankRules:
         """Return the modes and rates that the gate has."""
         return self._rules
 
@@ -114,7 +114,7 @@ class Live:
             if t.seq != self.seq or self._rules.seq < 0:
                 self._rules = t.rules()
 
-    def push(self) -> Books:
+    def push(self) -> GateBooks:
         """Send the gate everything that is new to it.
 
         Returns:
@@ -147,14 +147,14 @@ class Live:
         self.seq = seq
         return books
 
-    def _tell_uncounted(self, picture: Picture) -> None:
+    def _tell_uncounted(self, picture: ClusterModel) -> None:
         """Log, once each, the TRES that rates weigh but Slurm does not count."""
-        for one in uncounted(self._rules.rates, picture):
+        for one in find_uncounted_tres(self._rules.rates, picture):
             if one.what not in self._said:
                 self._said.add(one.what)
                 log.error("%s", one.what)
 
-    def _settle(self, state: GateState, books: Books) -> None:
+    def _settle(self, state: GateStatus, books: GateBooks) -> None:
         """Send the settlements that the gate has not applied yet."""
         after = state.settled
         while True:
@@ -206,7 +206,7 @@ class Live:
         self._lease = None
 
 
-class Pictures:
+class ClusterModels:
     """Cluster models, queried from Slurm periodically and stored in the ledger.
 
     A mark of the configuration is compared every few seconds, so that new weights apply soon
@@ -230,7 +230,7 @@ class Pictures:
             for name, of in settings.cluster.items()
             if of.asks_slurm and not of.remote
         }
-        self._known: dict[str, Picture] = {}
+        self._known: dict[str, ClusterModel] = {}
         self._said: dict[str, str] = {}
         self._marks: dict[str, str] = {}
         self._due: dict[str, float] = {}
@@ -240,12 +240,12 @@ class Pictures:
         self._cost_s: dict[str, float] = {}
         self._is_read = False
 
-    def of(self, cluster: str) -> Picture | None:
+    def of(self, cluster: str) -> ClusterModel | None:
         """Return the model of a cluster; None if it was never queried."""
         self._read()
         return self._known.get(cluster)
 
-    def all(self) -> list[tuple[str, Picture]]:
+    def all(self) -> list[tuple[str, ClusterModel]]:
         """Return all models with their cluster names."""
         return list(self._known.items())
 
@@ -272,12 +272,12 @@ class Pictures:
                 self._said.pop(cluster, None)
             finally:
                 # Without a model nothing can be priced, so retry soon.
-                longest_s = PICTURE_S if cluster in self._known else MARK_S
+                longest_s = MODEL_REFRESH_S if cluster in self._known else CONFIG_CHECK_S
                 cost_s = self._clock() - now - repeated_s
                 # slurmctld answers slowly once after reading its configuration: use the lower cost.
                 gap_s = COST_FACTOR * min(cost_s, self._cost_s.get(cluster, cost_s))
                 self._cost_s[cluster] = cost_s
-                self._due[cluster] = now + min(max(MARK_S, gap_s), longest_s)
+                self._due[cluster] = now + min(max(CONFIG_CHECK_S, gap_s), longest_s)
 
     def _refresh(self, cluster: str, slurm: Slurm, now: float) -> float:
         """Query the model if the configuration changed or the model is due.
@@ -293,24 +293,24 @@ class Pictures:
         began = self._clock()
         picture = slurm.picture(self._zones[cluster])
         cost_s = self._clock() - began
-        if not _is_same(picture, self._known.get(cluster)):
+        if not _is_same_model(picture, self._known.get(cluster)):
             with self._ledger.transaction() as t:
-                t.set_mark(_mark(cluster), msgspec.json.encode(picture).decode())
+                t.set_mark(_model_mark(cluster), msgspec.json.encode(picture).decode())
         self._known[cluster] = picture
         self._marks[cluster] = mark
         if is_changed:
             self._settled_at[cluster] = now + SETTLING_S
-            self._gap_s[cluster] = MARK_S
+            self._gap_s[cluster] = CONFIG_CHECK_S
         self._whole_due[cluster] = now + self._next_gap_s(cluster, now, cost_s)
         return 0.0 if is_changed else cost_s
 
     def _next_gap_s(self, cluster: str, now: float, cost_s: float) -> float:
         """Return seconds until the next query: short and doubling until the cluster settles."""
         if now >= self._settled_at[cluster]:
-            return PICTURE_S
+            return MODEL_REFRESH_S
         gap_s = max(self._gap_s[cluster], COST_FACTOR * cost_s)
         self._gap_s[cluster] = 2 * gap_s
-        return min(gap_s, PICTURE_S)
+        return min(gap_s, MODEL_REFRESH_S)
 
     def _read(self) -> None:
         """Read the stored models from the ledger, once."""
@@ -318,40 +318,40 @@ class Pictures:
             return
         with self._ledger.reading() as t:
             for cluster in self._zones:
-                kept = t.mark(_mark(cluster))
+                kept = t.mark(_model_mark(cluster))
                 if kept:
                     self._remember(cluster, kept)
         self._is_read = True
 
     def _remember(self, cluster: str, kept: str) -> None:
         try:
-            self._known[cluster] = msgspec.json.decode(kept, type=Picture)
+            self._known[cluster] = msgspec.json.decode(kept, type=ClusterModel)
         except msgspec.MsgspecError as error:
             # Written by another version of Steward: the next query replaces it.
             log.info("the kept picture of cluster %s cannot be read: %s", cluster, error)
 
 
-def picture_of(ledger: "Ledger", cluster: str) -> Picture | None:
+def load_cluster_model(ledger: "Ledger", cluster: str) -> ClusterModel | None:
     """Return the model of a cluster stored last; None if there is none.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
     with ledger.reading() as t:
-        kept = t.mark(_mark(cluster))
+        kept = t.mark(_model_mark(cluster))
     try:
-        return msgspec.json.decode(kept, type=Picture) if kept else None
+        return msgspec.json.decode(kept, type=ClusterModel) if kept else None
     except msgspec.MsgspecError:
         return None  # of another version of Steward: there will be a new one within a minute
 
 
-def pricing_of(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
+def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
     """Return the inputs of a cluster's charges, for processes other than the bank's.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    picture = picture_of(ledger, cluster)
+    picture = load_cluster_model(ledger, cluster)
     of = settings.cluster.get(cluster)
     with ledger.reading() as t:
         rates = t.rates.all()
@@ -363,9 +363,9 @@ def pricing_of(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
     )
 
 
-def _is_same(one: Picture, other: Picture | None) -> bool:
+def _is_same_model(one: ClusterModel, other: ClusterModel | None) -> bool:
     return other is not None and one == msgspec.structs.replace(other, taken_us=one.taken_us)
 
 
-def _mark(cluster: str) -> str:
+def _model_mark(cluster: str) -> str:
     return f"picture:{cluster}"

@@ -1,9 +1,9 @@
 """Bank imports: read accounts, users, money and rates from files into a plan, and apply it.
 
-- :class:`Plan`, :func:`carry_out`: the wanted contents, and their transfer to the ledger.
+- :class:`ImportPlan`, :func:`apply_plan`: the wanted contents, and their transfer to the ledger.
 - :func:`read_bank_config`: ``bank-config.toml`` of slurm-banking-plugins (rates).
 - :func:`read_csv`: a table of accounts, users and allocations; see ``COLUMNS``.
-- :func:`read_dump`, :func:`of_associations`: accounts and users from ``sacctmgr dump``, or from
+- :func:`read_dump`, :func:`read_associations`: accounts and users from ``sacctmgr dump``, or from
   slurmdbd.
 
 Imports are repeatable: existing entries stay, and money has an idempotency key made from the
@@ -25,10 +25,10 @@ import msgspec
 
 from steward.bank import money
 from steward.bank.errors import BankUsage
-from steward.bank.ledger import Account, By, Member
+from steward.bank.ledger import Account, Authorship, Member
 from steward.bank.ledger.records import Rollover, Transfer
-from steward.bank.money import show
-from steward.bank.rate_validation import check_rate, doubts, worded
+from steward.bank.money import format_money
+from steward.bank.rate_validation import check_rate, format_rate, list_rate_warnings
 from steward.bank.records import Rate
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
     says: str = ""
 
 
-class Plan(msgspec.Struct, kw_only=True):
+class ImportPlan(msgspec.Struct, kw_only=True):
     """Wanted contents of the ledger.
 
     Attributes:
@@ -84,7 +84,7 @@ class Plan(msgspec.Struct, kw_only=True):
     remarks: list[str] = msgspec.field(default_factory=list)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ImportChange(msgspec.Struct, frozen=True, kw_only=True):
     """Change made by an import.
 
     Attributes:
@@ -102,7 +102,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     amount: int | None = None
 
 
-def named(name: str, what: str) -> str:
+def validate_name(name: str, what: str) -> str:
     """Return the name if Slurm could have it.
 
     Raises:
@@ -113,7 +113,7 @@ def named(name: str, what: str) -> str:
     return name
 
 
-def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
+def apply_plan(t: "Transaction", plan: ImportPlan, by: Authorship) -> list[ImportChange]:
     """Apply a plan to the ledger; existing entries stay.
 
     Args:
@@ -130,17 +130,17 @@ def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
     """
     for rate in plan.rates:
         check_rate(rate)
-        plan.remarks += doubts(t, rate)
-    done = [_plan_account(t, one, by) for one in _parents_first(t, plan)]
-    done += [_member(t, one, by) for one in plan.members.values()]
-    money = _keyed(plan.money, by)
-    _no_contradiction(t, plan, money, by)
-    done += [_plan_money(t, one, key, by) for key, one in money.items()]
-    done += [_plan_rate(t, one, by) for one in plan.rates]
+        plan.remarks += list_rate_warnings(t, rate)
+    done = [_apply_account(t, one, by) for one in _sort_parents_first(t, plan)]
+    done += [_apply_member(t, one, by) for one in plan.members.values()]
+    money = _index_by_key(plan.money, by)
+    _reject_changed_lines(t, plan, money, by)
+    done += [_apply_money(t, one, key, by) for key, one in money.items()]
+    done += [_apply_rate(t, one, by) for one in plan.rates]
     return done
 
 
-def _parents_first(t: "Transaction", plan: Plan) -> list[Account]:
+def _sort_parents_first(t: "Transaction", plan: ImportPlan) -> list[Account]:
     """Sort the planned accounts so that parents come before their children."""
     left = dict(plan.accounts)
     done: dict[str, Account] = {}
@@ -161,13 +161,15 @@ def _parents_first(t: "Transaction", plan: Plan) -> list[Account]:
     return list(done.values())
 
 
-def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
+def _apply_account(t: "Transaction", wanted: Account, by: Authorship) -> ImportChange:
     """Create or change an account as planned; existing properties stay."""
     known = t.accounts.get(wanted.name)
-    own = By(who=by.who, why=by.why, at=by.at)
+    own = Authorship(who=by.who, why=by.why, at=by.at)
     if known is None or not known.known:
         t.accounts.create(wanted, own)
-        return Change(what="account", name=wanted.name, how="create", detail=_said(wanted))
+        return ImportChange(
+            what="account", name=wanted.name, how="create", detail=_describe_account(wanted)
+        )
     # Properties missing from the file keep their values in the ledger.
     merged = msgspec.structs.replace(
         known,
@@ -182,7 +184,7 @@ def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
         name for name in known.__struct_fields__ if getattr(known, name) != getattr(merged, name)
     ]
     if not new:
-        return Change(what="account", name=wanted.name, how="keep")
+        return ImportChange(what="account", name=wanted.name, how="keep")
     changed = t.accounts.change(
         wanted.name,
         own,
@@ -193,12 +195,15 @@ def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
         only_listed=merged.only_listed,
         note=merged.note,
     )
-    return Change(
-        what="account", name=wanted.name, how="change", detail=f"{', '.join(new)}: {_said(changed)}"
+    return ImportChange(
+        what="account",
+        name=wanted.name,
+        how="change",
+        detail=f"{', '.join(new)}: {_describe_account(changed)}",
     )
 
 
-def _said(one: Account) -> str:
+def _describe_account(one: Account) -> str:
     """Describe the properties of an account in a phrase."""
     parts = [f"below {one.parent}" if one.parent else "", ", ".join(one.owners)]
     parts.append("draws on its parent" if one.draws_on_parent else "")
@@ -206,20 +211,20 @@ def _said(one: Account) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _member(t: "Transaction", wanted: Member, by: By) -> Change:
+def _apply_member(t: "Transaction", wanted: Member, by: Authorship) -> ImportChange:
     """Add a planned user to an account, or change their limit."""
     name = f"{wanted.user} in {wanted.account}"
     known = {one.user: one for one in t.accounts.users(wanted.account)}.get(wanted.user)
     limit = wanted.limit if wanted.limit is not None or known is None else known.limit
     if known is not None and known.listed and known.limit == limit:
-        return Change(what="user", name=name, how="keep")
-    own = By(who=by.who, why=by.why, at=by.at)
+        return ImportChange(what="user", name=name, how="keep")
+    own = Authorship(who=by.who, why=by.why, at=by.at)
     t.accounts.set_user(wanted.account, wanted.user, own, limit=limit, listed=True)
     how = "change" if known is not None and known.listed else "create"
-    return Change(what="user", name=name, how=how, amount=limit)
+    return ImportChange(what="user", name=name, how=how, amount=limit)
 
 
-def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
+def _index_by_key(wanted: Iterable[PlannedMoney], by: Authorship) -> dict[str, PlannedMoney]:
     """Index money by idempotency key: account, amount, digest of the rest, counter."""
     seen: Counter[str] = Counter()
     found = {}
@@ -231,8 +236,8 @@ def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
     return found
 
 
-def _no_contradiction(
-    t: "Transaction", plan: Plan, money: Mapping[str, PlannedMoney], by: By
+def _reject_changed_lines(
+    t: "Transaction", plan: ImportPlan, money: Mapping[str, PlannedMoney], by: Authorship
 ) -> None:
     """Reject a line that may be a changed old line: its money would be given twice.
 
@@ -252,14 +257,15 @@ def _no_contradiction(
         if made.key in money:
             continue
         left_out += 1
-        if account in accounts and _is_open(t, made, by):
+        if account in accounts and _is_unended(t, made, by):
             gone.setdefault(account, made)
     for key, one in money.items():
         former = gone.get(one.account)
         if former is not None and key not in known:
             raise BankUsage(
-                f"line {one.line}: {one.account} gets {show(one.amount)} that is new, and "
-                f"{show(former.amount)} that this file gave it on {former.at:%Y-%m-%d} is not in "
+                f"line {one.line}: {one.account} gets {format_money(one.amount)} that is new, and "
+                f"{format_money(former.amount)} that this file gave it on {former.at:%Y-%m-%d} "
+                "is not in "
                 "it any more: change what was given by 'steward bank', and bring in what is new "
                 "by a file of another name",
                 one.account,
@@ -270,7 +276,7 @@ def _no_contradiction(
         )
 
 
-def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
+def _is_unended(t: "Transaction", made: Transfer, by: Authorship) -> bool:
     """Return True if the allocation of an earlier deposit has not ended."""
     numbers = {entry.allocation for entry in made.entries if entry.allocation}
     found = [t.allocations.get(number) for number in numbers]
@@ -279,12 +285,12 @@ def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
     )
 
 
-def _plan_money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Change:
+def _apply_money(t: "Transaction", wanted: PlannedMoney, key: str, by: Authorship) -> ImportChange:
     """Create a planned allocation or deposit, unless its key was used before."""
-    own = By(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
+    own = Authorship(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
     what = "deposit" if wanted.end is None else "allocation"
     if t.transfers.by_key(key) is not None:
-        return Change(what=what, name=wanted.account, how="keep", amount=wanted.amount)
+        return ImportChange(what=what, name=wanted.account, how="keep", amount=wanted.amount)
     if wanted.end is None:
         t.transfers.deposit(wanted.account, wanted.amount, own)
     else:
@@ -301,20 +307,22 @@ def _plan_money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Cha
             note=wanted.note,
         )
     end = f"until {wanted.end:%Y-%m-%dT%H:%M:%SZ}" if wanted.end else ""
-    return Change(what=what, name=wanted.account, how="create", detail=end, amount=wanted.amount)
+    return ImportChange(
+        what=what, name=wanted.account, how="create", detail=end, amount=wanted.amount
+    )
 
 
-def _plan_rate(t: "Transaction", wanted: Rate, by: By) -> Change:
+def _apply_rate(t: "Transaction", wanted: Rate, by: Authorship) -> ImportChange:
     """Add a planned rate, unless an equal one exists."""
     name = f"{wanted.cluster} {wanted.partition}"
     for one in t.rates.all(wanted.cluster):
-        if _same(one, wanted):
-            return Change(what="rate", name=name, how="keep", detail=worded(wanted))
-    t.rates.add(wanted, By(who=by.who, why=by.why, at=by.at))
-    return Change(what="rate", name=name, how="create", detail=worded(wanted))
+        if _is_equal_rate(one, wanted):
+            return ImportChange(what="rate", name=name, how="keep", detail=format_rate(wanted))
+    t.rates.add(wanted, Authorship(who=by.who, why=by.why, at=by.at))
+    return ImportChange(what="rate", name=name, how="create", detail=format_rate(wanted))
 
 
-def _same(one: Rate, other: Rate) -> bool:
+def _is_equal_rate(one: Rate, other: Rate) -> bool:
     """Compare two rates, ignoring number, start of validity and creation time."""
     ours = {"number": 0, "valid_from": None, "created_us": 0}
     plain = msgspec.structs.replace(one, **ours)
@@ -330,7 +338,7 @@ _KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
 """Tables of bank-config.toml that are known."""
 
 
-def read_bank_config(text: str, cluster: str) -> Plan:
+def read_bank_config(text: str, cluster: str) -> ImportPlan:
     """Read a ``bank-config.toml`` into a plan: one rate for each partition.
 
     Args:
@@ -347,18 +355,20 @@ def read_bank_config(text: str, cluster: str) -> Plan:
     except ValueError as error:
         # From tomllib, or from Python's int() for numbers with thousands of digits.
         raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
-    prices = _table(found, "PartitionPrice")
+    prices = _get_table(found, "PartitionPrice")
     if not prices:
         raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
     qos = {
-        named(name, "a QOS"): _permille(name, value)
-        for name, value in _table(found, "QosMultiplier").items()
+        validate_name(name, "a QOS"): _parse_multiplier(name, value)
+        for name, value in _get_table(found, "QosMultiplier").items()
     }
-    plan = Plan()
+    plan = ImportPlan()
     for partition, value in prices.items():
-        plan.rates.append(_read_rate(cluster, named(partition, "a partition"), value, qos))
+        plan.rates.append(_read_rate(cluster, validate_name(partition, "a partition"), value, qos))
     if "Enable" in found:
-        switches = ", ".join(f"{name} = {value}" for name, value in _table(found, "Enable").items())
+        switches = ", ".join(
+            f"{name} = {value}" for name, value in _get_table(found, "Enable").items()
+        )
         plan.remarks.append(
             f"[Enable] is not taken over ({switches[:_SHOWN]}): 'steward bank enforce' says "
             "whether jobs are refused, and charges are on where [bank] enabled is"
@@ -373,7 +383,7 @@ def read_bank_config(text: str, cluster: str) -> Plan:
 
 def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) -> Rate:
     """Build the rate of a partition of bank-config.toml."""
-    amount = _amount(partition, value)
+    amount = _parse_price(partition, value)
     return Rate(
         cluster=cluster,
         partition=partition,
@@ -387,7 +397,7 @@ def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) ->
     )
 
 
-def _table(found: dict[str, Any], name: str) -> dict[str, Any]:
+def _get_table(found: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a table of the TOML file; empty if absent."""
     table = found.get(name, {})
     if not isinstance(table, dict):
@@ -395,24 +405,24 @@ def _table(found: dict[str, Any], name: str) -> dict[str, Any]:
     return table
 
 
-def _amount(partition: str, value: Any) -> int:
+def _parse_price(partition: str, value: Any) -> int:
     """Parse a price into micro-SU."""
-    amount = money.parse(_text(partition, value))
+    amount = money.parse_money(_number_text(partition, value))
     if amount < 0:
         raise BankUsage(f"{partition} costs less than nothing", value)
     return amount
 
 
-def _permille(qos: str, value: Any) -> int:
+def _parse_multiplier(qos: str, value: Any) -> int:
     """Parse a multiplier into thousandths."""
-    amount = money.parse(_text(qos, value))
+    amount = money.parse_money(_number_text(qos, value))
     factor, rest = divmod(amount * _PERMILLE, money.MICRO)
     if amount < 0 or rest:
         raise BankUsage(f"the multiplier of {qos} has more than three decimals", value)
     return factor
 
 
-def _text(name: str, value: Any) -> str:
+def _number_text(name: str, value: Any) -> str:
     """Return a TOML number as text, exactly."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         raise BankUsage(f"{name} is no number: {value!r}", value)
@@ -434,11 +444,11 @@ COLUMNS: Final = (
 _YES: Final = frozenset({"1", "yes", "true", "y"})
 _NO: Final = frozenset({"", "0", "no", "false", "n"})
 
-Moment = Callable[[str], datetime | None]
+TimeParser = Callable[[str], datetime | None]
 """Function that parses a time; it returns None for ""."""
 
 
-def read_csv(text: str, moment: Moment) -> Plan:
+def read_csv(text: str, moment: TimeParser) -> ImportPlan:
     """Read a CSV table into a plan.
 
     Args:
@@ -449,7 +459,7 @@ def read_csv(text: str, moment: Moment) -> Plan:
         BankUsage: A line is invalid; the message names its number.
     """
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    plan = Plan()
+    plan = ImportPlan()
     heads: list[str] = []
     try:
         for row in reader:
@@ -457,9 +467,9 @@ def read_csv(text: str, moment: Moment) -> Plan:
             if not any(cells) or cells[0].startswith("#"):
                 continue
             if not heads:
-                heads = _heads(cells)
+                heads = _parse_header(cells)
                 continue
-            _line(plan, _fields(heads, cells), moment, str(reader.line_num))
+            _read_line(plan, _parse_fields(heads, cells), moment, str(reader.line_num))
     except csv.Error as error:
         raise BankUsage(f"line {reader.line_num}: {error}", text) from error
     except BankUsage as error:
@@ -469,7 +479,7 @@ def read_csv(text: str, moment: Moment) -> Plan:
     return plan
 
 
-def _heads(cells: list[str]) -> list[str]:
+def _parse_header(cells: list[str]) -> list[str]:
     """Check the header line and return the column names."""
     heads = [cell.lower().replace(" ", "_") for cell in cells]
     unknown = [name for name in heads if name not in COLUMNS]
@@ -482,23 +492,23 @@ def _heads(cells: list[str]) -> list[str]:
     return heads
 
 
-def _fields(heads: list[str], cells: list[str]) -> dict[str, str]:
+def _parse_fields(heads: list[str], cells: list[str]) -> dict[str, str]:
     if any(cells[len(heads) :]):
         raise BankUsage(f"there are {len(cells)} fields, but {len(heads)} columns")
     return dict(zip(heads, cells, strict=False))
 
 
-def _line(plan: Plan, fields: dict[str, str], moment: Moment, number: str) -> None:
+def _read_line(plan: ImportPlan, fields: dict[str, str], moment: TimeParser, number: str) -> None:
     """Read one line of the CSV table into the plan."""
-    account = named(fields.get("account", "").lower(), "an account")
+    account = validate_name(fields.get("account", "").lower(), "an account")
     _read_account(plan, account, fields)
     user = fields.get("user", "")
     limit = fields.get("limit", "")
     if user:
         member = Member(
             account=account,
-            user=named(user, "a user"),
-            limit=money.parse(limit) if limit else None,
+            user=validate_name(user, "a user"),
+            limit=money.parse_money(limit) if limit else None,
         )
         plan.members[account, user] = member
     elif limit:
@@ -506,27 +516,27 @@ def _line(plan: Plan, fields: dict[str, str], moment: Moment, number: str) -> No
     _read_money(plan, account, fields, moment, number)
 
 
-def _read_account(plan: Plan, name: str, fields: dict[str, str]) -> None:
+def _read_account(plan: ImportPlan, name: str, fields: dict[str, str]) -> None:
     """Merge a line's account properties into the plan; empty cells leave earlier values."""
     known = plan.accounts.get(name) or Account(name=name)
     parent = fields.get("parent", "").lower()
     owners = tuple(
-        named(one, "a user") for one in fields.get("owners", "").replace(",", " ").split()
+        validate_name(one, "a user") for one in fields.get("owners", "").replace(",", " ").split()
     )
     credit = fields.get("credit", "")
     plan.accounts[name] = msgspec.structs.replace(
         known,
-        parent=named(parent, "an account") if parent else known.parent,
+        parent=validate_name(parent, "an account") if parent else known.parent,
         owners=tuple(dict.fromkeys((*known.owners, *owners))),
-        credit=money.parse(credit) if credit else known.credit,
-        draws_on_parent=_yes(fields, "draws_on_parent") or known.draws_on_parent,
-        only_listed=_yes(fields, "only_listed") or known.only_listed,
+        credit=money.parse_money(credit) if credit else known.credit,
+        draws_on_parent=_parse_bool(fields, "draws_on_parent") or known.draws_on_parent,
+        only_listed=_parse_bool(fields, "only_listed") or known.only_listed,
         note=fields.get("note", "") or known.note,
     )
 
 
 def _read_money(
-    plan: Plan, account: str, fields: dict[str, str], moment: Moment, number: str
+    plan: ImportPlan, account: str, fields: dict[str, str], moment: TimeParser, number: str
 ) -> None:
     """Add a line's allocation or deposit to the plan."""
     amount = fields.get("amount", "")
@@ -543,7 +553,7 @@ def _read_money(
     plan.money.append(
         PlannedMoney(
             account=account,
-            amount=_positive(money.parse(amount)),
+            amount=_require_above_zero(money.parse_money(amount)),
             begin=moment(fields.get("begin", "")),
             end=moment(fields.get("end", "")),
             rollover="next" if rollover == "next" else "none",
@@ -555,13 +565,13 @@ def _read_money(
     )
 
 
-def _positive(amount: int) -> int:
+def _require_above_zero(amount: int) -> int:
     if amount <= 0:
         raise BankUsage("an amount is above zero", amount)
     return amount
 
 
-def _yes(fields: dict[str, str], name: str) -> bool:
+def _parse_bool(fields: dict[str, str], name: str) -> bool:
     """Parse a yes or no cell."""
     said = fields.get(name, "").lower()
     if said not in _YES | _NO:
@@ -575,13 +585,13 @@ ROOT: Final = "root"
 """Account at the top of Slurm's tree, under which no job runs."""
 
 
-def read_dump(text: str) -> Plan:
+def read_dump(text: str) -> ImportPlan:
     """Read a file of ``sacctmgr dump`` into a plan (sacctmgr(1), "Flat file dump and load").
 
     Raises:
         BankUsage: It is not such a file.
     """
-    plan = Plan()
+    plan = ImportPlan()
     owners: dict[str, list[str]] = {}
     parent: str | None = None
     seen = 0
@@ -613,9 +623,9 @@ def read_dump(text: str) -> Plan:
     return plan
 
 
-def of_associations(
+def read_associations(
     rows: Iterable[tuple[str, str, str]], coordinators: Mapping[str, Iterable[str]]
-) -> Plan:
+) -> ImportPlan:
     """Convert slurmdbd's associations into a plan.
 
     Args:
@@ -625,7 +635,7 @@ def of_associations(
     Raises:
         BankUsage: A name is invalid.
     """
-    plan = Plan()
+    plan = ImportPlan()
     for account, parent, user in rows:
         if user:
             add_user(plan, user, account)
@@ -635,30 +645,30 @@ def of_associations(
     return plan
 
 
-def add_account(plan: Plan, name: str, parent: str, note: str) -> None:
+def add_account(plan: ImportPlan, name: str, parent: str, note: str) -> None:
     """Add an account to the plan; root is left out, so its children have no parent."""
     own = name.lower()
     if own == ROOT:
         return
     above = parent.lower()
-    plan.accounts[named(own, "an account")] = Account(
+    plan.accounts[validate_name(own, "an account")] = Account(
         name=own,
-        parent="" if above in ("", ROOT) else named(above, "an account"),
+        parent="" if above in ("", ROOT) else validate_name(above, "an account"),
         note="" if note == own else note,
     )
 
 
-def add_user(plan: Plan, user: str, account: str) -> None:
+def add_user(plan: ImportPlan, user: str, account: str) -> None:
     """Add a user to the plan; users of root are only administrators and left out."""
     own = account.lower()
     if own == ROOT or not user:
         return
-    member = Member(account=named(own, "an account"), user=named(user, "a user"))
+    member = Member(account=validate_name(own, "an account"), user=validate_name(user, "a user"))
     plan.members[own, user] = member
     plan.accounts.setdefault(own, Account(name=own))
 
 
-def add_owners(plan: Plan, owners: Mapping[str, Iterable[str]]) -> None:
+def add_owners(plan: ImportPlan, owners: Mapping[str, Iterable[str]]) -> None:
     """Make coordinators the owners of their accounts."""
     for account, users in owners.items():
         known = plan.accounts.get(account)

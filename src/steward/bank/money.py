@@ -1,7 +1,8 @@
 """Amounts of money: parse, round and format; integer micro-SU inside Steward.
 
-:func:`parse` reads an amount typed by a person, :func:`show` formats one for people,
-:func:`plain` for programs. Calculations use fractions and round once, half up, at the end.
+:func:`parse_money` reads an amount typed by a person, :func:`format_money` formats one for people,
+:func:`format_money_exact` for programs. Calculations use fractions and round once, half up, at the
+end.
 """
 
 import re
@@ -15,10 +16,10 @@ from steward.bank.errors import BankUsage
 MICRO: Final = 1_000_000
 """Micro-SU in one SU."""
 
-MOST: Final = 2**62
+MAX_AMOUNT: Final = 2**62
 """Largest amount: databases store 63 bits."""
 
-_LONGEST: Final = 100
+_MAX_DIGITS: Final = 100
 """Maximum length of an amount as text."""
 _AMOUNT: Final = re.compile(r"([+-]?)([0-9][0-9_, ]*)(?:\.([0-9]{1,6})0*)?")
 """Amount as text: sign, digits with separators, up to six decimals."""
@@ -31,13 +32,13 @@ class Unit(msgspec.Struct, frozen=True):
     decimals: int = 2
 
 
-def rounded(amount: Fraction) -> int:
+def round_half_up(amount: Fraction) -> int:
     """Round to whole micro-SU, half up (half away from zero for negative amounts)."""
     sign = -1 if amount < 0 else 1
     return sign * int(abs(amount) + Fraction(1, 2))
 
 
-def parse(text: str) -> int:
+def parse_money(text: str) -> int:
     """Parse an amount in SU, such as ``1,250.5`` or ``-3``, into micro-SU.
 
     Raises:
@@ -45,25 +46,27 @@ def parse(text: str) -> int:
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found:
-        shown = text[:_LONGEST]
+        shown = text[:_MAX_DIGITS]
         raise BankUsage(f"{shown!r} is no amount: write 1250 or 1250.5", shown)
     sign, whole, part = found.groups()
-    if len(whole) > _LONGEST:
-        raise BankUsage(f"{whole[:_LONGEST]}... is larger than any amount can be", text[:_LONGEST])
+    if len(whole) > _MAX_DIGITS:
+        raise BankUsage(
+            f"{whole[:_MAX_DIGITS]}... is larger than any amount can be", text[:_MAX_DIGITS]
+        )
     amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((part or "").ljust(6, "0"))
-    if amount > MOST:
+    if amount > MAX_AMOUNT:
         raise BankUsage(f"{text!r} is larger than any amount can be", text)
     return -amount if sign == "-" else amount
 
 
-def show(amount: int, unit: Unit | None = None) -> str:
+def format_money(amount: int, unit: Unit | None = None) -> str:
     """Format an amount for people, such as ``-1,250.50``; with the unit's name if given.
 
     Amounts below the last decimal are rounded half up, but never to zero: ``0.000001``.
     """
     decimals = 2 if unit is None else unit.decimals
     step = 10 ** (6 - decimals)
-    shown = rounded(Fraction(amount, step)) * step
+    shown = round_half_up(Fraction(amount, step)) * step
     if amount and not shown:
         shown, decimals = amount, 6
     whole, part = divmod(abs(shown), MICRO)
@@ -73,7 +76,7 @@ def show(amount: int, unit: Unit | None = None) -> str:
     return f"{text} {unit.name}" if unit else text
 
 
-def plain(amount: int) -> str:
+def format_money_exact(amount: int) -> str:
     """Format an amount for programs, exactly: ``-1250.500000``."""
     whole, part = divmod(abs(amount), MICRO)
     return f"{'-' if amount < 0 else ''}{whole}.{part:06}"

@@ -1,10 +1,10 @@
 """Bank notices: mails and webhook posts about used-up allocations, and monthly statements.
 
-- :class:`Notice`, :func:`send`: deliver a notice. The sender repeats until no error is
-  raised, so a mail may arrive twice rather than never. :func:`parts` splits a notice by way
+- :class:`Notice`, :func:`send_notice`: deliver a notice. The sender repeats until no error is
+  raised, so a mail may arrive twice rather than never. :func:`split_notice` splits a notice by way
   first, so that a failing webhook does not repeat the mail.
 - :func:`queue_threshold_notices`: find thresholds crossed since the last check.
-- :func:`mail_due`: put last month's statements into the outbox.
+- :func:`queue_statements`: put last month's statements into the outbox.
 
 A webhook's URL is a secret: messages name only its host.
 """
@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from steward.bank.ledger import Account, Statement, StatementLine
-from steward.bank.money import Unit, show
+from steward.bank.money import Unit, format_money
 from steward.bank.records import AccountBooks, AllocationBooks
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.events import BankThreshold
 from steward.core.notifications import (
-    Letter,
-    WebhookAway,
-    WebhookRefused,
+    OutgoingMail,
+    WebhookRejected,
+    WebhookUnavailable,
     post_webhook,
-    send_letter,
+    send_mail,
 )
-from steward.core.timestamps import micros, moment
-from steward.slurm.times import zone_called
+from steward.core.timestamps import moment, to_micros
+from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
@@ -72,36 +72,36 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     by: Literal["", "mail", "webhook"] = ""
 
 
-def parts(settings: Settings, notice: Notice) -> list[Notice]:
+def split_notice(settings: Settings, notice: Notice) -> list[Notice]:
     """Split a notice into one for each way, so that each is retried separately."""
     if notice.by:
         return [notice]
     found = []
-    if addresses(settings, notice.to):
+    if resolve_addresses(settings, notice.to):
         found.append(msgspec.structs.replace(notice, by="mail"))
     if settings.bank.notify.webhook:
         found.append(msgspec.structs.replace(notice, by="webhook"))
     return found
 
 
-def send(settings: Settings, notice: Notice) -> None:
+def send_notice(settings: Settings, notice: Notice) -> None:
     """Send a notice to the configured recipients; do nothing if there are none.
 
     Takes at most [mail].timeout_s plus ten seconds.
 
     Raises:
-        NotTaken: The mail was rejected.
-        NotSent: The mail was not sent: retry later.
+        MailRejected: The mail was rejected.
+        MailNotSent: The mail was not sent: retry later.
         NoticeRefused: The webhook rejects it.
         NoticeNotSent: The webhook does not answer now: retry later.
     """
     if notice.by in ("", "mail"):
-        _mail(settings, notice)
+        _send_mail(settings, notice)
     if notice.by in ("", "webhook"):
-        _tell_webhook(settings.bank.notify.webhook, notice)
+        _post_to_webhook(settings.bank.notify.webhook, notice)
 
 
-def addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
+def resolve_addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
     """Return the mail addresses of users and of those who get every notice, each once.
 
     Args:
@@ -119,7 +119,7 @@ def addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*found, *rules.mail)))
 
 
-def threshold_notice(
+def write_threshold_notice(
     settings: Settings, threshold: BankThreshold, owners: Sequence[str], cluster: str = ""
 ) -> Notice:
     """Write the notice for an allocation that is used to a threshold or ends soon.
@@ -133,10 +133,10 @@ def threshold_notice(
     bank = settings.bank
     unit = Unit(bank.unit, bank.decimals)
     account = threshold.account
-    left = show(threshold.balance, unit)
+    left = format_money(threshold.balance, unit)
     name = cluster or next(iter(settings.cluster), "")
     known = settings.cluster.get(name)
-    zone = zone_called(known.timezone if known else "")
+    zone = load_zone(known.timezone if known else "")
     end = threshold.end.astimezone(zone).strftime("%Y-%m-%d %H:%M") if threshold.end else ""
     if threshold.kind == "used":
         subject = f"{account}: {threshold.value} % of allocation {threshold.allocation} is used"
@@ -145,12 +145,14 @@ def threshold_notice(
             f"was given is used."
         )
     else:
-        subject = f"{account}: allocation {threshold.allocation} ends in {_days(threshold.value)}"
+        subject = (
+            f"{account}: allocation {threshold.allocation} ends in {_format_days(threshold.value)}"
+        )
         first = (
             f"Allocation {threshold.allocation} of account {account} ends in "
-            f"{_days(threshold.value)}."
+            f"{_format_days(threshold.value)}."
         )
-    facts = [("Left", left), ("Given", show(threshold.total, unit)), ("Ends", end)]
+    facts = [("Left", left), ("Given", format_money(threshold.total, unit)), ("Ends", end)]
     lines = [first, "", *(f"  {name:<6} {value}" for name, value in facts if value)]
     lines += ["", "What was used by whom:", "", f"  steward bank statement {account}", ""]
     return Notice(
@@ -162,18 +164,18 @@ def threshold_notice(
     )
 
 
-def _days(count: int) -> str:
+def _format_days(count: int) -> str:
     """Format a number of days."""
     return "1 day" if count == 1 else f"{count} days"
 
 
-def _mail(settings: Settings, notice: Notice) -> None:
+def _send_mail(settings: Settings, notice: Notice) -> None:
     """Send a notice by mail to its addresses, if there are any."""
-    to = addresses(settings, notice.to)
+    to = resolve_addresses(settings, notice.to)
     if not to:
         return
     mail = settings.mail
-    letter = Letter(
+    letter = OutgoingMail(
         to=to,
         subject=notice.subject,
         body=notice.text.encode(),
@@ -182,10 +184,10 @@ def _mail(settings: Settings, notice: Notice) -> None:
         sender=mail.sender,
         timeout_s=mail.timeout_s,
     )
-    send_letter(letter, "")
+    send_mail(letter, "")
 
 
-def _tell_webhook(url: str, notice: Notice) -> None:
+def _post_to_webhook(url: str, notice: Notice) -> None:
     """Post a notice to the webhook, if one is configured."""
     if not url:
         return
@@ -198,9 +200,9 @@ def _tell_webhook(url: str, notice: Notice) -> None:
     }
     try:
         post_webhook(url, said)
-    except WebhookRefused as error:
+    except WebhookRejected as error:
         raise NoticeRefused(str(error), error.offender) from error
-    except WebhookAway as error:
+    except WebhookUnavailable as error:
         raise NoticeNotSent(str(error), error.offender) from error
 
 
@@ -211,19 +213,19 @@ def list_crossed_thresholds(
     account: AccountBooks, settings: BankSettings, now: datetime
 ) -> Iterator[tuple[BankThreshold, bool]]:
     """List the thresholds of an account's allocations, and whether each is crossed."""
-    now_us = micros(now)
+    now_us = to_micros(now)
     for one in account.allocations:
         if one.end_us and one.end_us <= now_us:
             continue
         if one.total > 0 and one.begin_us <= now_us:
             used = (one.total - one.balance) * 100 // one.total
             for percent in settings.warn_percent:
-                yield _threshold(account, one, "used", percent), used >= percent
+                yield _make_threshold(account, one, "used", percent), used >= percent
         if one.end_us and one.balance > 0:
             soon_us = settings.warn_days * _DAY_US
             days = max(0, (one.end_us - now_us) // _DAY_US)
             is_soon = one.end_us - now_us <= soon_us
-            yield _threshold(account, one, "ends", settings.warn_days, days=days), is_soon
+            yield _make_threshold(account, one, "ends", settings.warn_days, days=days), is_soon
 
 
 def queue_threshold_notices(
@@ -257,7 +259,7 @@ def queue_threshold_notices(
     return news
 
 
-def worst_threshold(told: Iterable[BankThreshold]) -> list[BankThreshold]:
+def keep_highest_thresholds(told: Iterable[BankThreshold]) -> list[BankThreshold]:
     """Keep the highest threshold of each allocation and kind: one notice is enough."""
     found: dict[tuple[int, str], BankThreshold] = {}
     for one in told:
@@ -268,7 +270,7 @@ def worst_threshold(told: Iterable[BankThreshold]) -> list[BankThreshold]:
     return list(found.values())
 
 
-def _threshold(
+def _make_threshold(
     account: AccountBooks, one: AllocationBooks, kind: str, value: int, *, days: int | None = None
 ) -> BankThreshold:
     """Build the event of a threshold."""
@@ -283,16 +285,16 @@ def _threshold(
     )
 
 
-OUTBOX: Final = "notice"
+NOTICE_KIND: Final = "notice"
 """Kind of notices in the ledger's outbox; their payload is JSON."""
 
-_MARK: Final = "statements"
+_STATEMENTS_MARK: Final = "statements"
 """Name of the ledger's note with the last month whose statements were queued."""
-_MOST_LINES: Final = 2000
+_MAX_LINES: Final = 2000
 """Maximum number of transfers in a statement mail."""
 
 
-def mail_due(ledger: "Ledger", settings: Settings, now: datetime) -> int:
+def queue_statements(ledger: "Ledger", settings: Settings, now: datetime) -> int:
     """Put the statements of last month into the outbox, once.
 
     Args:
@@ -308,42 +310,46 @@ def mail_due(ledger: "Ledger", settings: Settings, now: datetime) -> int:
     """
     if not settings.bank.notify.statements:
         return 0
-    begin, end = last_month(settings, now)
+    begin, end = get_last_month(settings, now)
     name = begin.strftime("%Y-%m")
     with ledger.transaction() as t:
-        if t.mark(_MARK) >= name:
+        if t.mark(_STATEMENTS_MARK) >= name:
             return 0
-        is_first = not t.mark(_MARK)
-        t.set_mark(_MARK, name)
+        is_first = not t.mark(_STATEMENTS_MARK)
+        t.set_mark(_STATEMENTS_MARK, name)
         if is_first:
             # A bank that has just started has no statement for the month before.
             return 0
         notices = [
-            notice_of(settings, account, t.reading.statement(account.name, "", begin, end), name)
-            for account in _owned(t)
+            write_statement_notice(
+                settings, account, t.reading.statement(account.name, "", begin, end), name
+            )
+            for account in _list_owned_accounts(t)
         ]
         for notice in notices:
-            t.outbox.put(OUTBOX, msgspec.json.encode(notice), key=f"{name}/{notice.subject}")
+            t.outbox.put(NOTICE_KIND, msgspec.json.encode(notice), key=f"{name}/{notice.subject}")
     return len(notices)
 
 
-def last_month(settings: Settings, now: datetime) -> tuple[datetime, datetime]:
+def get_last_month(settings: Settings, now: datetime) -> tuple[datetime, datetime]:
     """Return begin and end of the previous month, in the first cluster's time zone."""
     known = next(iter(settings.cluster.values()), None)
-    zone = zone_called(known.timezone if known else "")
+    zone = load_zone(known.timezone if known else "")
     here = now.astimezone(zone)
     end = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
     before = end.replace(year=end.year - 1, month=12) if end.month == 1 else None
     return before or end.replace(month=end.month - 1), end
 
 
-def notice_of(settings: Settings, account: Account, found: Statement, month: str) -> Notice:
+def write_statement_notice(
+    settings: Settings, account: Account, found: Statement, month: str
+) -> Notice:
     """Write the notice with an account's monthly statement."""
     unit = Unit(settings.bank.unit, settings.bank.decimals)
     return Notice(
         kind="bank.statement",
         subject=f"[bank] {account.name}: statement of {month}",
-        text=text_of(found, unit, found.begin.tzinfo if found.begin else None),
+        text=format_statement(found, unit, found.begin.tzinfo if found.begin else None),
         to=account.owners,
         body={
             "account": account.name,
@@ -355,7 +361,7 @@ def notice_of(settings: Settings, account: Account, found: Statement, month: str
     )
 
 
-def text_of(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
+def format_statement(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
     """Format a statement for a mail: sums by kind and user, then each other transfer.
 
     Args:
@@ -365,18 +371,18 @@ def text_of(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
     """
     head = [f"Account {found.account}", ""]
     rows = [("At the beginning", found.opening)]
-    rows += [(f"Charges of {user}", amount) for user, amount in _by_user(found.lines)]
+    rows += [(f"Charges of {user}", amount) for user, amount in _sum_by_user(found.lines)]
     other: dict[str, int] = {}
     for line in found.lines:
         if line.kind not in _CHARGES:
             other[line.kind] = other.get(line.kind, 0) + line.amount
     rows += [(kind.capitalize(), amount) for kind, amount in other.items()]
     rows.append(("At the end", found.closing))
-    head += _columns((name, show(amount, unit)) for name, amount in rows)
-    moves = [line for line in found.lines if line.kind not in _CHARGES][:_MOST_LINES]
+    head += _align_columns((name, format_money(amount, unit)) for name, amount in rows)
+    moves = [line for line in found.lines if line.kind not in _CHARGES][:_MAX_LINES]
     if moves:
         head += ["", "Moved by hand, or by the clock:", ""]
-        head += [_move(line, unit, zone) for line in moves]
+        head += [_format_transfer(line, unit, zone) for line in moves]
     head += ["", "Every line of it:", "", f"  steward bank statement {found.account}", ""]
     return "\n".join(head)
 
@@ -385,7 +391,7 @@ _CHARGES: Final = frozenset({"charge", "correction"})
 """Kinds of transfers summed up by user in a statement mail."""
 
 
-def _by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
+def _sum_by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
     """Sum the charges of a statement by user."""
     sums: dict[str, int] = {}
     for line in lines:
@@ -395,7 +401,7 @@ def _by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
     return sorted(sums.items(), key=lambda one: (one[1], one[0]))
 
 
-def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _align_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Align names and amounts in two columns."""
     cells = list(rows)
     left = max(len(name) for name, _ in cells)
@@ -403,13 +409,16 @@ def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<{left}}  {value:>{right}}" for name, value in cells]
 
 
-def _move(line: StatementLine, unit: Unit, zone: tzinfo | None) -> str:
+def _format_transfer(line: StatementLine, unit: Unit, zone: tzinfo | None) -> str:
     """Format a transfer as a line of the mail."""
     here = line.at.astimezone(zone) if zone is not None else line.at
     who = f", {line.who}" if line.who else ""
-    return f"  {here:%Y-%m-%d %H:%M}  {line.kind:<9} {show(line.amount, unit)}  ({line.why}{who})"
+    return (
+        f"  {here:%Y-%m-%d %H:%M}  {line.kind:<9} {format_money(line.amount, unit)}  "
+        f"({line.why}{who})"
+    )
 
 
-def _owned(t: "Transaction") -> list[Account]:
+def _list_owned_accounts(t: "Transaction") -> list[Account]:
     """List accounts that have owners and money of their own."""
     return [one for one in t.accounts.all() if one.owners and not one.draws_on_parent]

@@ -1,8 +1,10 @@
 """Prices: find the rate of a job, and compute the price of resource use exactly.
 
-- :func:`permille_at`, :func:`dearest`, :func:`split`: factors by time of day and week.
-- :func:`rate_for`: the rate that applies to a job for its whole life.
-- :func:`price`: the price of past use (a charge); :func:`dearest_price`: the highest price
+- :func:`get_permille`, :func:`get_highest_permille`, :func:`split_by_factor`: factors by time of
+  day and week.
+- :func:`find_rate`: the rate that applies to a job for its whole life.
+- :func:`compute_price`: the price of past use (a charge); :func:`compute_highest_price`: the
+  highest price
   of future use (an estimate), with the dearest value for everything still unknown.
 
 Amounts are exact fractions of micro-SU and rounded once, at the end. Each price lists its
@@ -16,41 +18,43 @@ from itertools import pairwise
 from typing import Final
 
 from steward.bank.errors import NoRate
-from steward.bank.money import rounded, show
-from steward.bank.records import Factor, Price, PriceLine, Rate, Use
-from steward.core.timestamps import micros
+from steward.bank.money import format_money, round_half_up
+from steward.bank.records import Price, PriceLine, Rate, ResourceUse, TimeFactor
+from steward.core.timestamps import to_micros
 from steward.slurm.tres import is_size
 
-WHOLE: Final = 1000
+UNCHANGED_PERMILLE: Final = 1000
 """Factor that changes nothing (1.0), in thousandths."""
 
 _DAY_MIN: Final = 1440
 _SECOND: Final = timedelta(seconds=1)
 
 
-def permille_at(factors: Sequence[Factor], weekday: int, minute: int) -> int:
+def get_permille(factors: Sequence[TimeFactor], weekday: int, minute: int) -> int:
     """Return the factor in a minute of the week: the first that covers it, or ``WHOLE``."""
     for factor in factors:
         if weekday in factor.days and factor.begin_min <= minute < factor.end_min:
             return factor.permille
-    return WHOLE
+    return UNCHANGED_PERMILLE
 
 
-def dearest(factors: Sequence[Factor]) -> int:
+def get_highest_permille(factors: Sequence[TimeFactor]) -> int:
     """Return the highest factor in any minute of the week, in thousandths."""
     if not factors:
-        return WHOLE
+        return UNCHANGED_PERMILLE
     # The factor changes only where one begins or ends.
     edges = {0} | {edge for factor in factors for edge in (factor.begin_min, factor.end_min)}
     return max(
-        permille_at(factors, weekday, minute)
+        get_permille(factors, weekday, minute)
         for weekday in range(7)
         for minute in edges
         if minute < _DAY_MIN
     )
 
 
-def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo) -> dict[int, int]:
+def split_by_factor(
+    factors: Sequence[TimeFactor], start: datetime, seconds: int, zone: tzinfo
+) -> dict[int, int]:
     """Divide a period of time by the factor that applies.
 
     Args:
@@ -63,15 +67,15 @@ def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo
         Seconds by factor in thousandths; they sum to ``seconds``.
     """
     if not factors or seconds <= 0:
-        return {WHOLE: seconds} if seconds > 0 else {}
+        return {UNCHANGED_PERMILLE: seconds} if seconds > 0 else {}
     begin = start.astimezone(UTC)
     end = begin + timedelta(seconds=seconds)
     found: dict[int, int] = {}
-    edges = sorted({begin, end, *(at for at in _edges(factors, begin, end, zone))})
+    edges = sorted({begin, end, *(at for at in _list_change_times(factors, begin, end, zone))})
     done = 0
     for at, until in pairwise(edges):
         clock = at.astimezone(zone)
-        permille = permille_at(factors, clock.weekday(), clock.hour * 60 + clock.minute)
+        permille = get_permille(factors, clock.weekday(), clock.hour * 60 + clock.minute)
         # Truncate from the start of the period, so that fractions of seconds do not add up.
         passed = int((until - begin).total_seconds())
         found[permille] = found.get(permille, 0) + passed - done
@@ -79,8 +83,8 @@ def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo
     return {permille: part for permille, part in found.items() if part}
 
 
-def _edges(
-    factors: Sequence[Factor], begin: datetime, end: datetime, zone: tzinfo
+def _list_change_times(
+    factors: Sequence[TimeFactor], begin: datetime, end: datetime, zone: tzinfo
 ) -> Iterator[datetime]:
     """List the moments between two times at which the factor may change."""
     minutes = sorted(
@@ -90,16 +94,16 @@ def _edges(
     last = end.astimezone(zone).date()
     while day <= last:
         for minute in minutes:
-            for at in _moments(day, minute, zone):
+            for at in _list_moments(day, minute, zone):
                 if begin < at < end:
                     yield at
-        change = _change(day, zone)
+        change = _find_offset_change(day, zone)
         if change is not None and begin < change < end:
             yield change
         day += timedelta(days=1)
 
 
-def _moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
+def _list_moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
     """List the moments at which the local clock shows this minute: with DST none, one or two."""
     days, of_day = divmod(minute, _DAY_MIN)
     clock = time(of_day // 60, of_day % 60)
@@ -108,7 +112,7 @@ def _moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
         yield shown.astimezone(UTC)
 
 
-def _change(day: date, zone: tzinfo) -> datetime | None:
+def _find_offset_change(day: date, zone: tzinfo) -> datetime | None:
     """Return when the UTC offset changes in a day (DST); None if it does not."""
     low = datetime.combine(day, time(0), zone).astimezone(UTC)
     high = low + timedelta(days=1)
@@ -126,7 +130,7 @@ def _change(day: date, zone: tzinfo) -> datetime | None:
 
 HOUR_S: Final = 3600
 """Seconds in an hour."""
-ANY: Final = "*"
+EVERY_PARTITION: Final = "*"
 """Partition of rates that apply to every partition without its own rate."""
 
 _GIB: Final = 1024
@@ -135,7 +139,7 @@ _SECOND_US: Final = 1_000_000
 _NONE: Final = Fraction(0)
 
 
-def rate_for(
+def find_rate(
     rates: Iterable[Rate], cluster: str, partition: str, qos: str, first_submit: datetime
 ) -> Rate:
     """Return the rate that applies to a job for its whole life.
@@ -156,9 +160,9 @@ def rate_for(
     """
     best: Rate | None = None
     rank: tuple[bool, bool, bool, bool, float, int] | None = None
-    submit_us = micros(first_submit)
+    submit_us = to_micros(first_submit)
     for rate in rates:
-        if rate.partition not in (partition, ANY) or rate.qos not in (qos, ""):
+        if rate.partition not in (partition, EVERY_PARTITION) or rate.qos not in (qos, ""):
             continue
         if rate.cluster not in (cluster, ""):
             continue
@@ -168,7 +172,7 @@ def rate_for(
             continue
         place = (
             rate.created_us // _SECOND_US * _SECOND_US <= submit_us,
-            rate.partition != ANY,
+            rate.partition != EVERY_PARTITION,
             bool(rate.qos),
             bool(rate.cluster),
             since.timestamp() if since else float("-inf"),
@@ -185,15 +189,15 @@ def rate_for(
     return best
 
 
-def per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
+def price_per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
     """Return the price of an hour of these TRES before any factor, in micro-SU."""
-    parts = [amount for _, _, amount in weighted(tres, rate)]
+    parts = [amount for _, _, amount in list_weighted_tres(tres, rate)]
     if not parts:
         return Fraction(0)
     return max(parts) if rate.combine == "max" else sum(parts, Fraction(0))
 
 
-def weighted(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fraction]]:
+def list_weighted_tres(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fraction]]:
     """List the TRES that a rate weighs: name, amount, and price per hour in micro-SU.
 
     A typed GRES (``gres/gpu:a100``) with its own weight is not counted again under its
@@ -214,7 +218,7 @@ def weighted(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fracti
     return found
 
 
-def price(use: Use, rate: Rate, zone: tzinfo) -> Price:
+def compute_price(use: ResourceUse, rate: Rate, zone: tzinfo) -> Price:
     """Compute the price of past use.
 
     Args:
@@ -223,32 +227,41 @@ def price(use: Use, rate: Rate, zone: tzinfo) -> Price:
         zone: The cluster's time zone, for factors by time of day.
     """
     if rate.free:
-        return _free(rate)
+        return _make_free_price(rate)
     if use.start is None:
-        parts = {dearest(rate.factors): use.seconds}
+        parts = {get_highest_permille(rate.factors): use.seconds}
     else:
-        parts = split(rate.factors, use.start, use.seconds, zone)
-    end = rate.ends_permille.get(use.state, WHOLE) if use.state else dearest_end(rate)
-    return _price(use, rate, parts, end)
+        parts = split_by_factor(rate.factors, use.start, use.seconds, zone)
+    end = (
+        rate.ends_permille.get(use.state, UNCHANGED_PERMILLE)
+        if use.state
+        else get_highest_end_permille(rate)
+    )
+    return _make_price(use, rate, parts, end)
 
 
-def dearest_price(use: Use, rate: Rate) -> Price:
+def compute_highest_price(use: ResourceUse, rate: Rate) -> Price:
     """Compute the highest price of use, whenever it happens and however it ends."""
     if rate.free:
-        return _free(rate)
-    return _price(use, rate, {dearest(rate.factors): use.seconds}, dearest_end(rate))
+        return _make_free_price(rate)
+    return _make_price(
+        use, rate, {get_highest_permille(rate.factors): use.seconds}, get_highest_end_permille(rate)
+    )
 
 
-def amount_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
+def price_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
     """Return the highest price of a second before the end factor, in micro-SU."""
     if rate.free:
         return Fraction(0)
-    factor = Fraction(dearest(rate.factors) * rate.qos_permille.get(qos, WHOLE), WHOLE * WHOLE)
-    return per_hour(tres, rate) * factor / HOUR_S
+    factor = Fraction(
+        get_highest_permille(rate.factors) * rate.qos_permille.get(qos, UNCHANGED_PERMILLE),
+        UNCHANGED_PERMILLE * UNCHANGED_PERMILLE,
+    )
+    return price_per_hour(tres, rate) * factor / HOUR_S
 
 
-def amount_of(
-    exact: Fraction, rate: Rate, end_permille: int = WHOLE, least: int | None = None
+def apply_minimum_and_end(
+    exact: Fraction, rate: Rate, end_permille: int = UNCHANGED_PERMILLE, least: int | None = None
 ) -> int:
     """Compute the final amount: at least the minimum, times the end factor, rounded.
 
@@ -261,15 +274,19 @@ def amount_of(
     if rate.free:
         return 0
     minimum = rate.minimum if least is None else least
-    return rounded(max(exact, Fraction(minimum)) * end_permille / WHOLE)
+    return round_half_up(max(exact, Fraction(minimum)) * end_permille / UNCHANGED_PERMILLE)
 
 
-def dearest_end(rate: Rate) -> int:
+def get_highest_end_permille(rate: Rate) -> int:
     """Return the highest end factor of a rate, in thousandths."""
-    return max(WHOLE, *rate.ends_permille.values()) if rate.ends_permille else WHOLE
+    return (
+        max(UNCHANGED_PERMILLE, *rate.ends_permille.values())
+        if rate.ends_permille
+        else UNCHANGED_PERMILLE
+    )
 
 
-def _free(rate: Rate) -> Price:
+def _make_free_price(rate: Rate) -> Price:
     """Return the price of zero of a free rate."""
     why = f" ({rate.note})" if rate.note else ""
     return Price(
@@ -277,49 +294,59 @@ def _free(rate: Rate) -> Price:
     )
 
 
-def _price(use: Use, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
+def _make_price(use: ResourceUse, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
     """Compute a price from seconds by factor and the end factor, with its steps."""
-    hourly = per_hour(use.tres, rate)
-    time = sum((Fraction(seconds * permille, WHOLE) for permille, seconds in parts.items()), _NONE)
-    of_qos = rate.qos_permille.get(use.qos, WHOLE)
-    exact = hourly * time * of_qos / WHOLE / HOUR_S
+    hourly = price_per_hour(use.tres, rate)
+    time = sum(
+        (Fraction(seconds * permille, UNCHANGED_PERMILLE) for permille, seconds in parts.items()),
+        _NONE,
+    )
+    of_qos = rate.qos_permille.get(use.qos, UNCHANGED_PERMILLE)
+    exact = hourly * time * of_qos / UNCHANGED_PERMILLE / HOUR_S
     least = rate.minimum if use.least is None else use.least
-    amount = amount_of(exact, rate, end, least)
-    lines = [*_tres_lines(use, rate, hourly), *_time_lines(parts)]
-    if of_qos != WHOLE:
-        lines.append(PriceLine(what=f"QOS {use.qos}: x {_times(of_qos)}"))
-    lines.append(PriceLine(what="for that time", amount=rounded(exact)))
+    amount = apply_minimum_and_end(exact, rate, end, least)
+    lines = [*_list_tres_lines(use, rate, hourly), *_list_time_lines(parts)]
+    if of_qos != UNCHANGED_PERMILLE:
+        lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(of_qos)}"))
+    lines.append(PriceLine(what="for that time", amount=round_half_up(exact)))
     if exact < least:
         lines.append(PriceLine(what="at the least", amount=least))
-    if end != WHOLE:
-        lines.append(PriceLine(what=f"ended {use.state or 'at its dearest'}: x {_times(end)}"))
+    if end != UNCHANGED_PERMILLE:
+        lines.append(
+            PriceLine(what=f"ended {use.state or 'at its dearest'}: x {_format_factor(end)}")
+        )
     lines.append(PriceLine(what="sum", amount=amount))
     return Price(amount=amount, rate=rate.number, lines=tuple(lines))
 
 
-def _tres_lines(use: Use, rate: Rate, hourly: Fraction) -> list[PriceLine]:
+def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[PriceLine]:
     """List the steps that compute the hourly price."""
     lines = [
         PriceLine(
-            what=f"{_amount(name, amount)} x {show(rate.weights[name])} an hour",
-            amount=rounded(cost),
+            what=(
+                f"{_format_tres_amount(name, amount)} x {format_money(rate.weights[name])} an hour"
+            ),
+            amount=round_half_up(cost),
         )
-        for name, amount, cost in weighted(use.tres, rate)
+        for name, amount, cost in list_weighted_tres(use.tres, rate)
     ]
     which = "the dearest of these" if rate.combine == "max" else "together"
-    lines.append(PriceLine(what=f"{which}, an hour", amount=rounded(hourly)))
+    lines.append(PriceLine(what=f"{which}, an hour", amount=round_half_up(hourly)))
     return lines
 
 
-def _time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
+def _list_time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
     """List the durations with their factors."""
     return [
-        PriceLine(what=_clock(seconds) + (f" at x {_times(permille)}" if permille != WHOLE else ""))
+        PriceLine(
+            what=_format_duration(seconds)
+            + (f" at x {_format_factor(permille)}" if permille != UNCHANGED_PERMILLE else "")
+        )
         for permille, seconds in parts.items()
     ]
 
 
-def _amount(name: str, amount: int) -> str:
+def _format_tres_amount(name: str, amount: int) -> str:
     """Format an amount of a TRES."""
     if not is_size(name):
         return f"{amount:,} {name}"
@@ -327,11 +354,11 @@ def _amount(name: str, amount: int) -> str:
     return f"{whole:,} GiB {name}" if not rest else f"{amount / _GIB:,.2f} GiB {name}"
 
 
-def _times(permille: int) -> str:
-    return f"{permille / WHOLE:g}"
+def _format_factor(permille: int) -> str:
+    return f"{permille / UNCHANGED_PERMILLE:g}"
 
 
-def _clock(seconds: int) -> str:
+def _format_duration(seconds: int) -> str:
     days, rest = divmod(seconds, 86400)
     text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{text}" if days else text

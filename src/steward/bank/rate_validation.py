@@ -1,7 +1,7 @@
 """Rate validation: check weights, factors and minimum of a rate before it is stored.
 
-:func:`check_rate` rejects a rate that is invalid anywhere; :func:`doubts` warns about parts that
-this cluster does not have; :func:`worded` formats a rate for people.
+:func:`check_rate` rejects a rate that is invalid anywhere; :func:`list_rate_warnings` warns about
+parts that this cluster does not have; :func:`format_rate` formats a rate for people.
 
 A TRES name that Slurm never shows of a job would silently cost nothing for ever. Hence names
 that no job can be allocated are rejected.
@@ -19,8 +19,8 @@ from steward.bank.errors import BankUsage
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
-    from steward.bank.records import Factor, Rate
-    from steward.slurm.cluster_model import Picture
+    from steward.bank.records import Rate, TimeFactor
+    from steward.slurm.cluster_model import ClusterModel
 
 
 _PLAIN: Final = ("cpu", "mem", "node", "billing")
@@ -29,7 +29,7 @@ _NAMED: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+
 """TRES with a name, and for GRES an optional type."""
 _MEASURED: Final = re.compile(r"energy|vmem|pages|(?:fs|ic)/.*")
 """TRES that Slurm measures and does not allocate to jobs."""
-_MEANT: Final = {
+_SUGGESTIONS: Final = {
     "core": "cpu",
     "cores": "cpu",
     "ram": "mem",
@@ -43,14 +43,14 @@ _MEANT: Final = {
     "licenses": "license/NAME",
 }
 """Frequent mistakes and the TRES that was meant."""
-_ANY: Final = "*"
+_ANY_PARTITION: Final = "*"
 """Partition of rates that apply to every partition without its own rate."""
 _KINDS: Final = ("gres", "license", "bb")
 """Kinds of TRES that have a name."""
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 """Names of weekdays in rates, Monday first."""
 _PERMILLE: Final = 1000
-_ALL: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
+_VALID_NAMES: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
 """Valid TRES names, for error messages."""
 
 
@@ -67,31 +67,31 @@ def check_rate(rate: "Rate") -> None:
         raise BankUsage("what is --free has neither weights nor a minimum")
     if rate.minimum < 0 or any(amount < 0 for amount in rate.weights.values()):
         raise BankUsage("nothing costs less than nothing")
-    check_names(rate.weights)
+    check_tres_names(rate.weights)
     for factor in rate.factors:
         _check_factor(factor)
 
 
-def doubts(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
+def list_rate_warnings(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
     """Return warnings about a rate, by the last model of its cluster.
 
     Args:
         t: Transaction of the ledger, which stores cluster models.
         rate: The rate.
     """
-    from steward.slurm.cluster_model import Picture
+    from steward.slurm.cluster_model import ClusterModel
 
     kept = t.mark(f"picture:{rate.cluster}")
     try:
-        picture = msgspec.json.decode(kept, type=Picture) if kept else None
+        picture = msgspec.json.decode(kept, type=ClusterModel) if kept else None
     except msgspec.MsgspecError:
         picture = None  # of another version of Steward: there will be a new one within a minute
     if picture is None:
         return ()
-    return (*unseen(rate.weights, picture), *_unknown(rate, picture))
+    return (*list_weight_warnings(rate.weights, picture), *_list_partition_warnings(rate, picture))
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_tres_names(names: Iterable[str]) -> None:
     """Reject TRES names that Slurm would show of no job.
 
     Valid names are those of AccountingStorageTRES in slurm.conf(5) that jobs are allocated.
@@ -102,18 +102,18 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if _MEASURED.fullmatch(name):
             raise BankUsage(
-                f"{name} is measured, and not handed out to jobs: weigh one of {_ALL}", name
+                f"{name} is measured, and not handed out to jobs: weigh one of {_VALID_NAMES}", name
             )
-        if name not in _PLAIN and (name in _MEANT or not _NAMED.fullmatch(name)):
-            near = _nearest(name)
+        if name not in _PLAIN and (name in _SUGGESTIONS or not _NAMED.fullmatch(name)):
+            near = _suggest_tres_name(name)
             raise BankUsage(
                 f"{name!r} is no TRES that jobs are handed"
-                + (f", {near} is" if near else f": weigh one of {_ALL}"),
+                + (f", {near} is" if near else f": weigh one of {_VALID_NAMES}"),
                 name,
             )
 
 
-def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
+def list_weight_warnings(names: Iterable[str], picture: "ClusterModel") -> tuple[str, ...]:
     """Return warnings about weights of TRES that no node of a cluster has."""
     has = {name for shape in picture.shapes for name in shape.tres}
     has |= {name.partition(":")[0] for name in has}
@@ -129,59 +129,61 @@ def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
     return tuple(said)
 
 
-def _unknown(rate: "Rate", picture: "Picture") -> tuple[str, ...]:
+def _list_partition_warnings(rate: "Rate", picture: "ClusterModel") -> tuple[str, ...]:
     """Return a warning if the cluster lacks the rate's partition."""
-    if rate.partition == _ANY or rate.partition in picture.partitions:
+    if rate.partition == _ANY_PARTITION or rate.partition in picture.partitions:
         return ()
     known = ", ".join(sorted(picture.partitions))
     where = f"there are {known}" if known else "there is none"
     return (f"cluster {picture.cluster} has no partition {rate.partition} now; {where}",)
 
 
-def _check_factor(factor: "Factor") -> None:
+def _check_factor(factor: "TimeFactor") -> None:
     """Reject a factor that covers no time or is negative."""
     days = all(0 <= day <= 6 for day in factor.days) and factor.days
     if not days or not 0 <= factor.begin_min < factor.end_min <= 1440 or factor.permille < 0:
         raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
 
 
-def _nearest(name: str) -> str:
+def _suggest_tres_name(name: str) -> str:
     """Guess the TRES name that was meant; "" if unclear."""
     low = name.lower()
-    if low in _MEANT:
-        return _MEANT[low]
+    if low in _SUGGESTIONS:
+        return _SUGGESTIONS[low]
     kind, slash, rest = low.partition("/")
     if not slash:
         return next(iter(get_close_matches(low, _PLAIN)), "")
     meant = next(iter(get_close_matches(kind, _KINDS)), "")
     found = f"{meant}/{name.partition('/')[2]}" if meant and rest else ""
-    return _MEANT.get(found, found) if _NAMED.fullmatch(found) else ""
+    return _SUGGESTIONS.get(found, found) if _NAMED.fullmatch(found) else ""
 
 
-def worded(rate: "Rate") -> str:
+def format_rate(rate: "Rate") -> str:
     """Format a rate for people, as it would be typed."""
     if rate.free:
         return "free"
-    said = [f"{name}={_number(amount)}" for name, amount in rate.weights.items()]
+    said = [f"{name}={_format_number(amount)}" for name, amount in rate.weights.items()]
     parts = [", ".join(said)]
     parts += ["the dearest counts"] if rate.combine == "max" and len(rate.weights) > 1 else []
-    parts += [f"at least {_number(rate.minimum)}"] if rate.minimum else []
+    parts += [f"at least {_format_number(rate.minimum)}"] if rate.minimum else []
     parts += ["whole nodes"] if rate.whole_nodes else []
-    parts += [f"{name}: x{_share(value)}" for name, value in rate.qos_permille.items()]
-    parts += [f"{_when(one)}: x{_share(one.permille)}" for one in rate.factors]
-    parts += [f"{name}: x{_share(value)}" for name, value in rate.ends_permille.items()]
+    parts += [f"{name}: x{_format_permille(value)}" for name, value in rate.qos_permille.items()]
+    parts += [
+        f"{_format_factor_time(one)}: x{_format_permille(one.permille)}" for one in rate.factors
+    ]
+    parts += [f"{name}: x{_format_permille(value)}" for name, value in rate.ends_permille.items()]
     return "; ".join(part for part in parts if part)
 
 
-def _number(amount: int) -> str:
-    return money.plain(amount).rstrip("0").rstrip(".")
+def _format_number(amount: int) -> str:
+    return money.format_money_exact(amount).rstrip("0").rstrip(".")
 
 
-def _share(value: int) -> str:
+def _format_permille(value: int) -> str:
     return f"{value / _PERMILLE:.3f}".rstrip("0").rstrip(".")
 
 
-def _when(factor: "Factor") -> str:
+def _format_factor_time(factor: "TimeFactor") -> str:
     days = ",".join(DAYS[day] for day in factor.days)
     begin, end = divmod(factor.begin_min, 60), divmod(factor.end_min, 60)
     return f"{days}/{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"

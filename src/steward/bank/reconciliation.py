@@ -1,9 +1,10 @@
 """Reconciliation of charges with Slurm's records (jobs.db and slurmdbd), and backfill.
 
-- :class:`Reckoning` computes what runs are due by the records.
-- :func:`reconcile` compares a cluster on request; :class:`Reconciling` does it regularly in
-  the bank's process. Both post corrections, and return or log each :class:`Difference`.
-- :func:`backfill` charges runs from before the bank started.
+- :class:`DueCharges` computes what runs are due by the records.
+- :func:`reconcile_cluster` compares a cluster on request; :class:`RegularReconciliation` does it
+  regularly in
+  the bank's process. Both post corrections, and return or log each :class:`ChargeDifference`.
+- :func:`backfill_cluster` charges runs from before the bank started.
 
 jobs.db takes precedence: when a finished job was requeued, it knows which end of a run counts,
 while slurmdbd has the second one. slurmdbd adds what nobody observed: runs that began and ended
@@ -20,44 +21,44 @@ import msgspec
 
 from steward.bank.billing import (
     Pricing,
-    charge_of,
-    charged_before,
+    compute_charge,
+    find_charge,
     is_charged,
     is_piece_of,
-    same_as,
+    match_earlier_charge,
 )
 from steward.bank.errors import NoRate
-from steward.bank.gate.client import GateLink
-from steward.bank.gate_sync import pricing_of
-from steward.bank.ledger import By
+from steward.bank.gate.client import GateClient
+from steward.bank.gate_sync import load_pricing
+from steward.bank.ledger import Authorship
 from steward.bank.records import Charge
-from steward.bank.remote import own_charges
+from steward.bank.remote import list_own_charges
 from steward.core.config import Settings
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros, micros_or_0, moment
-from steward.core.usage import RunFact
+from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.usage import RunEvent
 from steward.jobs import Jobs, database_path
-from steward.slurm.accounting import whole_runs
+from steward.slurm.accounting import merge_resized_runs
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
-from steward.slurm.job_states import RESIZING, base_state
-from steward.slurm.sacct import History, job_from_row
-from steward.slurm.users import People
+from steward.slurm.job_states import RESIZING, strip_state_suffix
+from steward.slurm.sacct import SacctHistory, parse_job_row
+from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
 
 
-SACCT: Final = "sacct"
+SACCT_SOURCE: Final = "sacct"
 """Source of a charge that follows slurmdbd's record."""
-_JOBS: Final = "jobs"
+_JOBS_SOURCE: Final = "jobs"
 _CHUNK: Final = 200
 """Number of runs handled at once."""
 _SLACK_US: Final = 2_000_000
 """Tolerance between times of jobs.db and slurmdbd, in microseconds."""
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class DueCharge(msgspec.Struct, frozen=True, kw_only=True):
     """Run, or piece of one, with the charge it is due.
 
     Attributes:
@@ -67,17 +68,17 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
         source: Source of the record: ``jobs`` or ``sacct``.
     """
 
-    fact: RunFact
+    fact: RunEvent
     charge: Charge | None = None
     unpriced: str = ""
-    source: str = _JOBS
+    source: str = _JOBS_SOURCE
 
 
-Known = Callable[[int], Sequence[Charge]]
+ChargeLookup = Callable[[int], Sequence[Charge]]
 """Function that returns the charges under a raw job id."""
 
 
-class Reckoning:
+class DueCharges:
     """Computation of the charges that runs of one cluster are due.
 
     Args:
@@ -93,7 +94,7 @@ class Reckoning:
         cluster: str,
         jobs: Jobs,
         pricing: Pricing,
-        known: Known,
+        known: ChargeLookup,
         *,
         with_imported: bool = False,
     ) -> None:
@@ -103,7 +104,7 @@ class Reckoning:
         self._known = known
         self._with_imported = with_imported
 
-    def of_jobs(self, since: datetime, until: datetime) -> Iterator[Due]:
+    def of_jobs(self, since: datetime, until: datetime) -> Iterator[DueCharge]:
         """Compute what is due for the runs in jobs.db that ended in a period."""
         after = (0, 0)
         while True:
@@ -113,7 +114,7 @@ class Reckoning:
             after = lines[-1].end_us, lines[-1].job_id
             wanted = {(line.job_id, line.end_us) for line in lines}
             facts = self._jobs.run_facts(self._cluster, {line.job_id for line in lines})
-            for job_id, of_one in _by_job(facts).items():
+            for job_id, of_one in _group_facts_by_job(facts).items():
                 pieces: list[Charge] = list(self._known(job_id))
                 for fact in of_one:
                     due = self._due(fact, pieces)
@@ -121,12 +122,12 @@ class Reckoning:
                         continue
                     if due.charge is not None and due.charge.piece_us:
                         pieces.append(due.charge)
-                    if (job_id, micros_or_0(fact.record.end)) in wanted:
+                    if (job_id, to_micros_or_zero(fact.record.end)) in wanted:
                         yield due
 
     def of_slurmdbd(
-        self, history: History, since: datetime, until: datetime, people: People
-    ) -> Iterator[Due]:
+        self, history: SacctHistory, since: datetime, until: datetime, people: NameResolver
+    ) -> Iterator[DueCharge]:
         """Compute what is due by slurmdbd for runs that jobs.db lacks, or lacks times of.
 
         For runs that jobs.db has, it adds suspended time that nobody observed.
@@ -138,7 +139,7 @@ class Reckoning:
         for row in history.rows(since, until):
             if "." in row.get("jobid", "") or "." in row.get("jobidraw", ""):
                 continue
-            record = job_from_row(row, people, UTC)
+            record = parse_job_row(row, people, UTC)
             if record is None or record.end is None or record.start is None:
                 continue
             if record.end < since or record.end >= until:
@@ -149,77 +150,83 @@ class Reckoning:
                 rows = []
         yield from self._of_rows(rows)
 
-    def _of_rows(self, rows: Sequence[JobRecord]) -> Iterator[Due]:
+    def _of_rows(self, rows: Sequence[JobRecord]) -> Iterator[DueCharge]:
         """Compute what is due for a batch of rows of slurmdbd."""
         facts = self._jobs.run_facts(self._cluster, {record.job_id for record in rows})
-        ours = _by_job(facts)
-        for job_id, of_one in _rows_by_job(rows).items():
+        ours = _group_facts_by_job(facts)
+        for job_id, of_one in _group_rows_by_job(rows).items():
             pieces = list(self._known(job_id))
             for record in of_one:
                 mine = ours.get(job_id, [])
                 same = [fact for fact in mine if _is_same_run(fact, record)]
-                same = [fact for fact in same if fact.record.end and not _has_run(record, fact)]
+                same = [
+                    fact
+                    for fact in same
+                    if fact.record.end and not _has_forgotten_start(record, fact)
+                ]
                 if same:
-                    halted = _with_suspension(same, record, mine)
+                    halted = _add_suspension(same, record, mine)
                     if halted is None:
                         continue
                     fact = halted
                 else:
-                    fact = _fact_of(record, mine, of_one)
-                due = self._due(fact, pieces, source=SACCT)
+                    fact = _fact_from_row(record, mine, of_one)
+                due = self._due(fact, pieces, source=SACCT_SOURCE)
                 if due is None:
                     continue
                 if due.charge is not None and due.charge.piece_us:
                     pieces.append(due.charge)
                 yield due
 
-    def _due(self, fact: RunFact, known: Sequence[Charge], source: str = _JOBS) -> Due | None:
+    def _due(
+        self, fact: RunEvent, known: Sequence[Charge], source: str = _JOBS_SOURCE
+    ) -> DueCharge | None:
         """Compute what a run is due; None if it is not to be charged."""
         if self._with_imported and fact.source:
             fact = msgspec.structs.replace(fact, source="")
         if not is_charged(fact) or fact.record.end is None:
             return None
-        before = charged_before(fact, known)
+        before = find_charge(fact, known)
         held = before.use.tres if before is not None and before.use is not None else None
         try:
-            charge = charge_of(
+            charge = compute_charge(
                 *(self._cluster, fact, self._pricing),
                 pieces=[one for one in known if is_piece_of(one, fact)],
                 held=held,
                 before=before,
             )
         except NoRate as error:
-            return Due(fact=fact, unpriced=str(error), source=source)
+            return DueCharge(fact=fact, unpriced=str(error), source=source)
         if charge is None:
             return None
-        return Due(
+        return DueCharge(
             fact=fact,
-            charge=msgspec.structs.replace(same_as(charge, known), source=source),
+            charge=msgspec.structs.replace(match_earlier_charge(charge, known), source=source),
             source=source,
         )
 
 
-def _by_job(facts: Iterable[RunFact]) -> dict[int, list[RunFact]]:
+def _group_facts_by_job(facts: Iterable[RunEvent]) -> dict[int, list[RunEvent]]:
     """Group runs by raw job id."""
-    found: dict[int, list[RunFact]] = {}
+    found: dict[int, list[RunEvent]] = {}
     for fact in facts:
         found.setdefault(fact.job_id, []).append(fact)
     return found
 
 
-def _rows_by_job(rows: Iterable[JobRecord]) -> dict[int, list[JobRecord]]:
+def _group_rows_by_job(rows: Iterable[JobRecord]) -> dict[int, list[JobRecord]]:
     """Group rows by raw job id, former sizes before the last one."""
     found: dict[int, list[JobRecord]] = {}
-    for record in sorted(rows, key=_in_time):
+    for record in sorted(rows, key=_time_sort_key):
         found.setdefault(record.job_id, []).append(record)
     return found
 
 
-def _in_time(record: JobRecord) -> tuple[int, int]:
-    return micros_or_0(record.submit), micros_or_0(record.end)
+def _time_sort_key(record: JobRecord) -> tuple[int, int]:
+    return to_micros_or_zero(record.submit), to_micros_or_zero(record.end)
 
 
-def _is_same_run(fact: RunFact, record: JobRecord) -> bool:
+def _is_same_run(fact: RunEvent, record: JobRecord) -> bool:
     """Return True if a row of slurmdbd is for a run that jobs.db has.
 
     Pieces of a resized run match if they end at the same time.
@@ -227,27 +234,29 @@ def _is_same_run(fact: RunFact, record: JobRecord) -> bool:
     submit = fact.record.submit
     if submit is None or record.submit is None:
         return False
-    if abs(micros(submit) - micros(record.submit)) > _SLACK_US:
+    if abs(to_micros(submit) - to_micros(record.submit)) > _SLACK_US:
         return False
-    is_piece = base_state(record.state) == RESIZING
+    is_piece = strip_state_suffix(record.state) == RESIZING
     if is_piece != (fact.piece_end is not None):
         return False
     if not is_piece or fact.piece_end is None or record.end is None:
         return True
-    return abs(micros(fact.piece_end) - micros(record.end)) <= _SLACK_US
+    return abs(to_micros(fact.piece_end) - to_micros(record.end)) <= _SLACK_US
 
 
-def _has_run(record: JobRecord, fact: RunFact) -> bool:
+def _has_forgotten_start(record: JobRecord, fact: RunEvent) -> bool:
     """Return True if slurmdbd knows that a run started, and slurmctld forgot it.
 
     A killed slurmctld had reported the start to slurmdbd but not saved its state.
     """
-    return fact.record.start is None and micros_or_0(record.start) < micros_or_0(record.end)
+    return fact.record.start is None and to_micros_or_zero(record.start) < to_micros_or_zero(
+        record.end
+    )
 
 
-def _with_suspension(
-    same: Sequence[RunFact], record: JobRecord, ours: Sequence[RunFact]
-) -> RunFact | None:
+def _add_suspension(
+    same: Sequence[RunEvent], record: JobRecord, ours: Sequence[RunEvent]
+) -> RunEvent | None:
     """Add suspended time from slurmdbd to a run of jobs.db.
 
     None if slurmdbd has no more. Only jobs.db tells the sizes of a resized run apart.
@@ -262,7 +271,9 @@ def _with_suspension(
     return msgspec.structs.replace(fact, record=whole)
 
 
-def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRecord]) -> RunFact:
+def _fact_from_row(
+    record: JobRecord, ours: Sequence[RunEvent], of_one: Sequence[JobRecord]
+) -> RunEvent:
     """Convert a row of slurmdbd into the run that jobs.db would have reported."""
     assert record.submit is not None, "rows without one are none"
     first = record.submit
@@ -271,18 +282,20 @@ def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRec
         earlier = [fact.first_submit for fact in ours if fact.first_submit <= first]
         earlier += [one.submit for one in of_one if one.submit and not one.restarts]
         first = max((time for time in earlier if time <= first), default=first)
-    is_piece = base_state(record.state) == RESIZING
+    is_piece = strip_state_suffix(record.state) == RESIZING
     own_s = record.suspended_s or 0
-    sizes = [one for one in of_one if base_state(one.state) == RESIZING]
+    sizes = [one for one in of_one if strip_state_suffix(one.state) == RESIZING]
     if is_piece:
         # slurmdbd may give each size the start of the whole run.
-        end_us = micros_or_0(record.end)
+        end_us = to_micros_or_zero(record.end)
         former = [one.end for one in sizes if one.submit == record.submit]
-        ends = [end for end in former if micros_or_0(end) < end_us]
-        record = msgspec.structs.replace(record, start=max([record.start, *ends], key=micros_or_0))
+        ends = [end for end in former if to_micros_or_zero(end) < end_us]
+        record = msgspec.structs.replace(
+            record, start=max([record.start, *ends], key=to_micros_or_zero)
+        )
     else:
-        *_, record = whole_runs([*sizes, record])
-    return RunFact(
+        *_, record = merge_resized_runs([*sizes, record])
+    return RunEvent(
         job_id=record.job_id,
         first_submit=first,
         restarts=record.restarts,
@@ -294,27 +307,27 @@ def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRec
 
 log = logging.getLogger(__name__)
 
-WHO: Final = "reconcile"
+RECONCILE_AUTHOR: Final = "reconcile"
 """Author of corrections in the ledger."""
 
-GRACE: Final = timedelta(minutes=2)
+END_GRACE: Final = timedelta(minutes=2)
 """Minimum age of an end: newer events may still be on their way."""
 
 OVERLAP: Final = timedelta(minutes=10)
 """Overlap of two comparisons, because slurmdbd may learn of ends late."""
 
-FAR: Final = timedelta(days=1)
+HOURLY_PERIOD: Final = timedelta(days=1)
 """Period compared again every hour, and after the bank was down.
 
 slurmctld may report to slurmdbd hours late, and operators may enter ends of jobs that
 slurmctld forgot: such ends have times that were compared long ago.
 """
 
-_FAR_EVERY: Final = timedelta(hours=1)
+_HOURLY_INTERVAL: Final = timedelta(hours=1)
 """Interval of comparisons over the longer period FAR."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Run, or piece of one, whose charge differs from Slurm's records.
 
     Attributes:
@@ -344,7 +357,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
 
 
-class Compared(msgspec.Struct, frozen=True):
+class ComparisonResult(msgspec.Struct, frozen=True):
     """Result of a regular comparison.
 
     Attributes:
@@ -358,16 +371,16 @@ class Compared(msgspec.Struct, frozen=True):
     corrected: int
 
 
-def reconcile(
+def reconcile_cluster(
     settings: Settings,
     ledger: "Ledger",
-    link: GateLink | None,
+    link: GateClient | None,
     cluster: str,
     since: datetime | None,
     *,
     is_dry: bool,
     now: datetime,
-) -> list[Difference]:
+) -> list[ChargeDifference]:
     """Compare a cluster's charges with Slurm's records, and correct them.
 
     Args:
@@ -387,11 +400,11 @@ def reconcile(
     """
     with ledger.reading() as t:
         began = moment(int(t.mark("began") or 0))
-    start = max(since or now - FAR, began)
-    pricing = pricing_of(settings, ledger, cluster)
-    with _jobs(settings) as jobs:
-        found = compare(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
-        found += with_slurmdbd(
+    start = max(since or now - HOURLY_PERIOD, began)
+    pricing = load_pricing(settings, ledger, cluster)
+    with _open_jobs(settings) as jobs:
+        found = compare_with_jobs(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
+        found += compare_with_slurmdbd(
             settings, ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry
         )
     if link is not None and not is_dry and found:
@@ -401,7 +414,7 @@ def reconcile(
     return found
 
 
-def compare(
+def compare_with_jobs(
     ledger: "Ledger",
     jobs: Jobs,
     cluster: str,
@@ -409,17 +422,21 @@ def compare(
     period: tuple[datetime, datetime],
     *,
     is_dry: bool = False,
-) -> list[Difference]:
+) -> list[ChargeDifference]:
     """Compare charges with the runs in jobs.db that ended in a period, and correct them.
 
     Raises:
         LedgerUnavailable, SqliteUnavailable: One of the two is unavailable.
     """
-    reckoning = Reckoning(cluster, jobs, pricing, lambda job_id: charges(ledger, cluster, job_id))
-    return settle(ledger, cluster, reckoning.of_jobs(*period), why="reconcile", is_dry=is_dry)
+    reckoning = DueCharges(
+        cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
+    )
+    return post_due_charges(
+        ledger, cluster, reckoning.of_jobs(*period), why="reconcile", is_dry=is_dry
+    )
 
 
-def with_slurmdbd(
+def compare_with_slurmdbd(
     settings: Settings,
     ledger: "Ledger",
     jobs: Jobs,
@@ -428,7 +445,7 @@ def with_slurmdbd(
     period: tuple[datetime, datetime],
     *,
     is_dry: bool = False,
-) -> list[Difference]:
+) -> list[ChargeDifference]:
     """Compare charges with slurmdbd's records, if there is a slurmdbd, and correct them.
 
     Raises:
@@ -442,30 +459,32 @@ def with_slurmdbd(
     history = slurm.history()
     if history is None:
         return []
-    reckoning = Reckoning(cluster, jobs, pricing, lambda job_id: charges(ledger, cluster, job_id))
+    reckoning = DueCharges(
+        cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
+    )
     due = reckoning.of_slurmdbd(history, *period, slurm.people)
-    return settle(ledger, cluster, due, why="reconcile", is_dry=is_dry)
+    return post_due_charges(ledger, cluster, due, why="reconcile", is_dry=is_dry)
 
 
-def charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
+def read_own_charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
     """Return the charges under a raw job id that Steward itself made.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
     with ledger.reading() as t:
-        return own_charges(t, cluster, job_id)
+        return list_own_charges(t, cluster, job_id)
 
 
-def settle(
+def post_due_charges(
     ledger: "Ledger",
     cluster: str,
-    due: Iterator[Due],
+    due: Iterator[DueCharge],
     *,
     why: str,
     is_dry: bool,
     only_new: bool = False,
-) -> list[Difference]:
+) -> list[ChargeDifference]:
     """Post charges that are due and differ; return the differences.
 
     With ``only_new``, existing charges stay unchanged.
@@ -473,42 +492,46 @@ def settle(
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    found: list[Difference] = []
+    found: list[ChargeDifference] = []
     for one in due:
         if one.charge is None:
-            found.append(_difference(cluster, one, None, one.unpriced))
+            found.append(_make_difference(cluster, one, None, one.unpriced))
             continue
         with ledger.reading() as t:
             row = t.charges.get(one.charge.key)
         before = row.charge if row else None
-        if before is not None and (only_new or not _differs(before, one.charge)):
+        if before is not None and (only_new or not _is_different(before, one.charge)):
             continue
-        reason = _reason(before, one.charge)
+        reason = _describe_difference(before, one.charge)
         if not is_dry:
-            _post(ledger, one.charge, before, why, reason)
-        found.append(_difference(cluster, one, before, reason, done=not is_dry))
+            _post_charge(ledger, one.charge, before, why, reason)
+        found.append(_make_difference(cluster, one, before, reason, done=not is_dry))
     return found
 
 
-def _differs(before: Charge, due: Charge) -> bool:
+def _is_different(before: Charge, due: Charge) -> bool:
     """Return True if amount or account of a charge differ from the one due."""
-    if before.source == SACCT and due.source != SACCT:
+    if before.source == SACCT_SOURCE and due.source != SACCT_SOURCE:
         return False  # slurmdbd was asked because jobs.db did not know
     return (before.amount, before.account) != (due.amount, due.account)
 
 
-def _post(ledger: "Ledger", due: Charge, before: Charge | None, why: str, reason: str) -> None:
+def _post_charge(
+    ledger: "Ledger", due: Charge, before: Charge | None, why: str, reason: str
+) -> None:
     """Post a corrected charge, with the hold and shares of the earlier one."""
     charge = msgspec.structs.replace(due, why=why)
     if before is not None:
         charge = msgspec.structs.replace(charge, hold=before.hold, shares=before.shares)
     with ledger.transaction() as t:
-        t.charges.charge(charge, By(who=WHO if why == "reconcile" else why, why=reason))
+        t.charges.charge(
+            charge, Authorship(who=RECONCILE_AUTHOR if why == "reconcile" else why, why=reason)
+        )
 
 
-def _reason(before: Charge | None, due: Charge) -> str:
+def _describe_difference(before: Charge | None, due: Charge) -> str:
     """Describe how a charge differs from the one due."""
-    said = "slurmdbd's record" if due.source == SACCT else "its record"
+    said = "slurmdbd's record" if due.source == SACCT_SOURCE else "its record"
     if before is None:
         return f"it was not charged; {said} says what it used"
     if before.account != due.account:
@@ -526,12 +549,12 @@ def _reason(before: Charge | None, due: Charge) -> str:
     return ", ".join(parts)
 
 
-def _difference(
-    cluster: str, due: Due, before: Charge | None, why: str, *, done: bool = False
-) -> Difference:
+def _make_difference(
+    cluster: str, due: DueCharge, before: Charge | None, why: str, *, done: bool = False
+) -> ChargeDifference:
     """Build the difference of a run."""
     fact = due.fact
-    return Difference(
+    return ChargeDifference(
         cluster=cluster,
         job_id=fact.job_id,
         first_submit=fact.first_submit,
@@ -548,12 +571,12 @@ def _difference(
 
 def mark_unpriced(t: "Transaction", cluster: str, at: datetime) -> None:
     """Record that a run that ended then had no rate, so that it is checked again."""
-    before = t.mark(_unpriced(cluster))
-    if not before or int(before) > micros(at):
-        t.set_mark(_unpriced(cluster), str(micros(at)))
+    before = t.mark(_unpriced_mark(cluster))
+    if not before or int(before) > to_micros(at):
+        t.set_mark(_unpriced_mark(cluster), str(to_micros(at)))
 
 
-class Reconciling:
+class RegularReconciliation:
     """Regular reconciliation in the bank's process.
 
     Args:
@@ -586,11 +609,11 @@ class Reconciling:
             LedgerUnavailable, SqliteUnavailable: The ledger or jobs.db is unavailable.
         """
         with self._ledger.reading() as t:
-            marks = [t.mark(_reconciled(cluster)), t.mark(_reconciled_by_sacct(cluster))]
-            unpriced = t.mark(_unpriced(cluster))
-        until = now - GRACE
-        is_far = now - self._far.get(cluster, moment(0)) >= _FAR_EVERY
-        least = now - FAR if is_far else until
+            marks = [t.mark(_reconciled_mark(cluster)), t.mark(_reconciled_by_sacct_mark(cluster))]
+            unpriced = t.mark(_unpriced_mark(cluster))
+        until = now - END_GRACE
+        is_far = now - self._far.get(cluster, moment(0)) >= _HOURLY_INTERVAL
+        least = now - HOURLY_PERIOD if is_far else until
         since, since_by_sacct = (
             max(began, min(moment(int(mark)) - OVERLAP, least) if mark else began) for mark in marks
         )
@@ -601,7 +624,7 @@ class Reconciling:
         if self._jobs is None:
             self._jobs = Jobs(database_path(self._settings.state_dir))
         pricing = self._pricing(cluster)
-        found = compare(self._ledger, self._jobs, cluster, pricing, (start, until))
+        found = compare_with_jobs(self._ledger, self._jobs, cluster, pricing, (start, until))
         by_sacct = self._with_slurmdbd(cluster, pricing, (since_by_sacct, until))
         found += by_sacct or []
         for one in found:
@@ -611,25 +634,25 @@ class Reconciling:
                     *(cluster, one.job_id, one.due, one.charged or 0, one.why),
                 )
         is_left = any(one.due is None for one in found)
-        said = Compared(micros(now), len(found), sum(one.done for one in found))
+        said = ComparisonResult(to_micros(now), len(found), sum(one.done for one in found))
         with self._ledger.transaction() as t:
-            t.set_mark(_reconciled(cluster), str(micros(until)))
-            t.set_mark(_compared(cluster), msgspec.json.encode(said).decode())
+            t.set_mark(_reconciled_mark(cluster), str(to_micros(until)))
+            t.set_mark(_compared_mark(cluster), msgspec.json.encode(said).decode())
             if by_sacct is not None:
-                t.set_mark(_reconciled_by_sacct(cluster), str(micros(until)))
+                t.set_mark(_reconciled_by_sacct_mark(cluster), str(to_micros(until)))
             if is_again and not is_left:
-                t.set_mark(_unpriced(cluster), "")
+                t.set_mark(_unpriced_mark(cluster), "")
         self._rules[cluster] = rules
         if is_far:
             self._far[cluster] = now
 
     def _with_slurmdbd(
         self, cluster: str, pricing: Pricing, period: tuple[datetime, datetime]
-    ) -> list[Difference] | None:
+    ) -> list[ChargeDifference] | None:
         """Compare with slurmdbd; None if it does not answer, to be asked again later."""
         assert self._jobs is not None, "it was opened by the turn"
         try:
-            found = with_slurmdbd(
+            found = compare_with_slurmdbd(
                 *(self._settings, self._ledger, self._jobs, cluster, pricing, period)
             )
         except SlurmError as error:
@@ -649,7 +672,7 @@ class Reconciling:
 
 
 @contextmanager
-def _jobs(settings: Settings) -> Iterator[Jobs]:
+def _open_jobs(settings: Settings) -> Iterator[Jobs]:
     """Open jobs.db for the duration of a with block."""
     jobs = Jobs(database_path(settings.state_dir))
     try:
@@ -658,7 +681,9 @@ def _jobs(settings: Settings) -> Iterator[Jobs]:
         jobs.close()
 
 
-def last_comparison(t: "Transaction", cluster: str) -> "tuple[Compared | None, int, int]":
+def read_last_comparison(
+    t: "Transaction", cluster: str
+) -> "tuple[ComparisonResult | None, int, int]":
     """Return the last comparison, and the ends of the periods compared.
 
     The ends are for jobs.db and for slurmdbd, in microseconds; 0 for never.
@@ -667,35 +692,35 @@ def last_comparison(t: "Transaction", cluster: str) -> "tuple[Compared | None, i
         t: Transaction of the ledger.
         cluster: The cluster's name.
     """
-    said = t.mark(_compared(cluster))
+    said = t.mark(_compared_mark(cluster))
     return (
-        msgspec.json.decode(said, type=Compared) if said else None,
-        int(t.mark(_reconciled(cluster)) or 0),
-        int(t.mark(_reconciled_by_sacct(cluster)) or 0),
+        msgspec.json.decode(said, type=ComparisonResult) if said else None,
+        int(t.mark(_reconciled_mark(cluster)) or 0),
+        int(t.mark(_reconciled_by_sacct_mark(cluster)) or 0),
     )
 
 
-def _compared(cluster: str) -> str:
+def _compared_mark(cluster: str) -> str:
     return f"compared:{cluster}"
 
 
-def _reconciled(cluster: str) -> str:
+def _reconciled_mark(cluster: str) -> str:
     return f"reconciled:{cluster}"
 
 
-def _reconciled_by_sacct(cluster: str) -> str:
+def _reconciled_by_sacct_mark(cluster: str) -> str:
     return f"reconciled.sacct:{cluster}"
 
 
-def _unpriced(cluster: str) -> str:
+def _unpriced_mark(cluster: str) -> str:
     return f"unpriced:{cluster}"
 
 
-WHY: Final = "backfill"
+BACKFILL_REASON: Final = "backfill"
 """Reason of charges made by a backfill."""
 
 
-class Backfilled(msgspec.Struct, frozen=True, kw_only=True):
+class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a backfill.
 
     Attributes:
@@ -707,11 +732,11 @@ class Backfilled(msgspec.Struct, frozen=True, kw_only=True):
 
     charges: int = 0
     amount: int = 0
-    unpriced: tuple[Difference, ...] = ()
+    unpriced: tuple[ChargeDifference, ...] = ()
     passed_over: int = 0
 
 
-def backfill(
+def backfill_cluster(
     settings: Settings,
     ledger: "Ledger",
     cluster: str,
@@ -720,11 +745,11 @@ def backfill(
     *,
     is_dry: bool,
     now: datetime,
-) -> Backfilled:
+) -> BackfillResult:
     """Charge all runs that ended in a period and have no charge yet.
 
     A repeat charges nothing twice: each run has its own key. Existing charges stay unchanged;
-    :func:`steward.bank.reconciliation.reconcile` corrects them.
+    :func:`steward.bank.reconciliation.reconcile_cluster` corrects them.
 
     Args:
         settings: The whole configuration.
@@ -744,25 +769,32 @@ def backfill(
     jobs = Jobs(database_path(settings.state_dir))
     passed_over = 0
     try:
-        reckoning = Reckoning(
-            *(cluster, jobs, pricing_of(settings, ledger, cluster)),
-            lambda job_id: charges(ledger, cluster, job_id),
+        reckoning = DueCharges(
+            *(cluster, jobs, load_pricing(settings, ledger, cluster)),
+            lambda job_id: read_own_charges(ledger, cluster, job_id),
             with_imported=True,
         )
-        found = settle(
-            ledger, cluster, reckoning.of_jobs(since, until), why=WHY, is_dry=is_dry, only_new=True
+        found = post_due_charges(
+            ledger,
+            cluster,
+            reckoning.of_jobs(since, until),
+            why=BACKFILL_REASON,
+            is_dry=is_dry,
+            only_new=True,
         )
         of = settings.cluster.get(cluster)
         slurm = Slurm(cluster, of) if of and of.asks_slurm and not of.remote else None
         history = slurm.history() if slurm else None
         if slurm is not None and history is not None:
             due = reckoning.of_slurmdbd(history, since, until, slurm.people)
-            found += settle(ledger, cluster, due, why=WHY, is_dry=is_dry, only_new=True)
+            found += post_due_charges(
+                ledger, cluster, due, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
+            )
             passed_over = history.passed_over
     finally:
         jobs.close()
     priced = [one for one in found if one.due is not None]
-    return Backfilled(
+    return BackfillResult(
         charges=len(priced),
         amount=sum((one.due or 0) - (one.charged or 0) for one in priced),
         unpriced=tuple(one for one in found if one.due is None),

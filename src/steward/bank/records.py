@@ -1,8 +1,8 @@
 """Record types of the bank, shared by ledger, gate and prices: rates, quotes, holds, charges.
 
-Immutable Structs, in reading order: a job's request (:class:`Description`), prices
-(:class:`Rate`, :class:`Use`, :class:`Price`, :class:`Quote`), what the ledger sends to the gate
-(:class:`Books`, :class:`Rules`), and :class:`Hold`, :class:`Settlement`, :class:`Charge`.
+Immutable Structs, in reading order: a job's request (:class:`JobRequest`), prices (:class:`Rate`,
+:class:`ResourceUse`, :class:`Price`, :class:`Quote`), what the ledger sends to the gate
+(:class:`GateBooks`, :class:`BankRules`), and :class:`Hold`, :class:`Settlement`, :class:`Charge`.
 
 Amounts are micro-SU. Times are UTC and aware; names that end in ``_us`` are microseconds since
 the epoch. TRES have Slurm's names (``cpu``, ``mem``, ``node``, ``gres/gpu``, ``gres/gpu:a100``,
@@ -21,11 +21,11 @@ Origin = Literal["submit", "queue", "transfer"]
 """Origin of a hold: the submit plugin, the check of queued jobs, or a withdrawal."""
 
 
-class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BankRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the bank's records: keyword-only, immutable, defaults omitted when encoded."""
 
 
-class Description(Noun, frozen=True):
+class JobRequest(BankRecord, frozen=True):
     """Job request as slurmctld hands it to a submit plugin (job_desc_msg_t).
 
     It is sent to the gate in this form; fields that the submitter left unset are omitted.
@@ -100,10 +100,10 @@ class Description(Noun, frozen=True):
 
 
 GRES_FIELDS: Final = ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task")
-"""Fields of a :class:`Description` that request GRES by name."""
+"""Fields of a :class:`JobRequest` that request GRES by name."""
 
 
-class Factor(Noun, frozen=True):
+class TimeFactor(BankRecord, frozen=True):
     """Factor on prices during a time of the week.
 
     Attributes:
@@ -119,7 +119,7 @@ class Factor(Noun, frozen=True):
     permille: int
 
 
-class Rate(Noun, frozen=True):
+class Rate(BankRecord, frozen=True):
     """Price of a partition's jobs that are first submitted from a time on.
 
     Attributes:
@@ -150,14 +150,14 @@ class Rate(Noun, frozen=True):
     combine: Literal["sum", "max"] = "sum"
     minimum: int = 0
     whole_nodes: bool = False
-    factors: tuple[Factor, ...] = ()
+    factors: tuple[TimeFactor, ...] = ()
     qos_permille: dict[str, int] = {}
     ends_permille: dict[str, int] = {}
     free: bool = False
     note: str = ""
 
 
-class Use(Noun, frozen=True):
+class ResourceUse(BankRecord, frozen=True):
     """Resource use to price: TRES for a period of time.
 
     Attributes:
@@ -178,14 +178,14 @@ class Use(Noun, frozen=True):
     least: int | None = None
 
 
-class PriceLine(Noun, frozen=True):
+class PriceLine(BankRecord, frozen=True):
     """Step of a price computation, for people."""
 
     what: str
     amount: int | None = None
 
 
-class Price(Noun, frozen=True):
+class Price(BankRecord, frozen=True):
     """Price of resource use, with its computation.
 
     Attributes:
@@ -199,7 +199,7 @@ class Price(Noun, frozen=True):
     lines: tuple[PriceLine, ...] = ()
 
 
-class Quote(Noun, frozen=True):
+class Quote(BankRecord, frozen=True):
     """Quote: the highest price a job may have.
 
     Attributes:
@@ -229,7 +229,7 @@ class Quote(Noun, frozen=True):
     lines: tuple[PriceLine, ...] = ()
 
 
-class AllocationBooks(Noun, frozen=True):
+class AllocationBooks(BankRecord, frozen=True):
     """Allocation as the gate knows it.
 
     Attributes:
@@ -248,7 +248,7 @@ class AllocationBooks(Noun, frozen=True):
     total: int = 0
 
 
-class UserBooks(Noun, frozen=True):
+class UserBooks(BankRecord, frozen=True):
     """User of an account as the gate knows them.
 
     Attributes:
@@ -262,7 +262,7 @@ class UserBooks(Noun, frozen=True):
     spent: int = 0
 
 
-class AccountBooks(Noun, frozen=True):
+class AccountBooks(BankRecord, frozen=True):
     """Account as the gate knows it.
 
     Attributes:
@@ -286,7 +286,7 @@ class AccountBooks(Noun, frozen=True):
     owners: tuple[str, ...] = ()
 
 
-class Books(Noun, frozen=True):
+class GateBooks(BankRecord, frozen=True):
     """Accounts that changed, or all accounts, as sent from the ledger to the gate.
 
     Attributes:
@@ -302,7 +302,7 @@ class Books(Noun, frozen=True):
     after: int = 0
 
 
-class ModeRule(Noun, frozen=True):
+class ModeRule(BankRecord, frozen=True):
     """Mode of a cluster, partition or account; the most specific rule applies."""
 
     mode: Mode
@@ -311,7 +311,7 @@ class ModeRule(Noun, frozen=True):
     account: str = ""
 
 
-class Rules(Noun, frozen=True):
+class BankRules(BankRecord, frozen=True):
     """Modes and rates by which the gate decides, in addition to its settings.
 
     Attributes:
@@ -325,14 +325,14 @@ class Rules(Noun, frozen=True):
     rates: tuple[Rate, ...] = ()
 
 
-class Share(Noun, frozen=True):
+class AllocationShare(BankRecord, frozen=True):
     """Part of a hold or charge that one allocation pays."""
 
     allocation: int
     amount: int
 
 
-class Hold(Noun, frozen=True):
+class Hold(BankRecord, frozen=True):
     """SU hold: service units reserved for a job, or for a withdrawal.
 
     Attributes:
@@ -362,7 +362,7 @@ class Hold(Noun, frozen=True):
     user: str = ""
     amount: int = 0
     remaining: int = 0
-    shares: tuple[Share, ...] = ()
+    shares: tuple[AllocationShare, ...] = ()
     confirmed: bool = False
     started: bool = False
     created_us: int = 0
@@ -370,7 +370,7 @@ class Hold(Noun, frozen=True):
     quote: Quote | None = None
 
 
-class Settlement(Noun, frozen=True):
+class Settlement(BankRecord, frozen=True):
     """Effect of a charge on its hold; the gate applies settlements in order.
 
     Attributes:
@@ -391,7 +391,7 @@ class Settlement(Noun, frozen=True):
     final: bool = False
 
 
-class Charge(Noun, frozen=True):
+class Charge(BankRecord, frozen=True):
     """Charge: the price of a run, or of a piece of one.
 
     Attributes:
@@ -428,10 +428,10 @@ class Charge(Noun, frozen=True):
     user: str = ""
     partition: str = ""
     amount: int = 0
-    use: Use | None = None
+    use: ResourceUse | None = None
     rate: int = 0
     hold: str = ""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[AllocationShare, ...] = ()
     overdraw: bool = True
     why: str = "end"
     source: str = "jobs"

@@ -1,8 +1,9 @@
 """Remote banks: interface of the extensions that report SU holds and charges to one.
 
-:class:`RemoteBank` is what an extension offers, :func:`remote_banks` loads them. A job may be
-charged twice: by this bank, and by a client's report through the myBRC API. :func:`own_charges`
-and :func:`take_back` keep the bank's own charge and set the reported one to zero.
+:class:`RemoteBank` is what an extension offers, :func:`load_remote_banks` loads them. A job may be
+charged twice: by this bank, and by a client's report through the myBRC API.
+:func:`list_own_charges` and :func:`cancel_reported_charges` keep the bank's own charge and set the
+reported one to zero.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.ledger import By
+from steward.bank.ledger import Authorship
 from steward.bank.records import Charge, Hold
 from steward.core.errors import StewardError
 from steward.core.events import Event
-from steward.core.extensions import load_offer, offers_of
+from steward.core.extensions import list_offers, load_offer
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
@@ -39,19 +40,19 @@ class RemoteBank(msgspec.Struct, frozen=True, kw_only=True):
     describe: Callable[[bytes], str]
 
 
-def remote_banks() -> tuple[RemoteBank, ...]:
+def load_remote_banks() -> tuple[RemoteBank, ...]:
     """Load every kind of remote bank that installed packages offer.
 
     Raises:
         StewardError: No installed package offers one, so reports would be lost.
     """
-    banks = tuple(load_offer(GROUP, name) for name in offers_of(GROUP))
+    banks = tuple(load_offer(GROUP, name) for name in list_offers(GROUP))
     if not banks:
         raise StewardError(f"[bank.remote] url: no installed package offers a {GROUP}", GROUP)
     return banks
 
 
-TOLD: Final = "mybrc"
+REPORTED_SOURCE: Final = "mybrc"
 """Source of the charges that clients report."""
 
 _BEFORE: Final = timedelta(seconds=2)
@@ -59,7 +60,7 @@ _AFTER: Final = timedelta(hours=1)
 """Longest time after a run in which slurmctld may still know the job and run it again."""
 
 
-def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
+def list_own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
     """Return the bank's own charges under a raw job id.
 
     Args:
@@ -68,7 +69,7 @@ def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
         job_id: The raw job id.
     """
     rows = t.charges.of_job(cluster, job_id)
-    return [row.charge for row in rows if row.charge.source != TOLD]
+    return [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
 
 
 def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool:
@@ -79,10 +80,12 @@ def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool
         own: The bank's own charges under the job id.
     """
     dates = [at for at in times if at is not None]
-    return any(begin - _BEFORE <= at <= end + _AFTER for begin, end in _spans(own) for at in dates)
+    return any(
+        begin - _BEFORE <= at <= end + _AFTER for begin, end in _list_job_spans(own) for at in dates
+    )
 
 
-def take_back(t: "Transaction", charge: Charge, by: By) -> None:
+def cancel_reported_charges(t: "Transaction", charge: Charge, by: Authorship) -> None:
     """Set the charges that clients reported for a job to zero, once the bank charges the job.
 
     Args:
@@ -90,16 +93,20 @@ def take_back(t: "Transaction", charge: Charge, by: By) -> None:
         charge: One of the bank's own charges of the job.
         by: Who changes the charges, and why.
     """
-    own = own_charges(t, charge.cluster, charge.job_id)
+    own = list_own_charges(t, charge.cluster, charge.job_id)
     for client_charge in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
-        if client_charge.source != TOLD or not client_charge.amount or client_charge.told:
+        if (
+            client_charge.source != REPORTED_SOURCE
+            or not client_charge.amount
+            or client_charge.told
+        ):
             continue
         start = client_charge.use.start if client_charge.use is not None else None
         if is_same_job((client_charge.first_submit, start), own):
             t.charges.charge(msgspec.structs.replace(client_charge, amount=0), by)
 
 
-def _spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
+def _list_job_spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
     """Return first submit and last end of each job under one id, because Slurm reuses ids."""
     ends: dict[datetime, datetime] = {}
     for charge in own:

@@ -1,8 +1,8 @@
 """Scheduled work of the bank: expire allocations, report thresholds, send notices.
 
-:class:`Upkeep` also sends monthly statements, copies the gate's holds and rejections into journal
-and ledger, and deletes old rejections and settlements. The bank's consumer calls ``turn`` every
-second.
+:class:`ScheduledWork` also sends monthly statements, copies the gate's holds and rejections into
+journal and ledger, and deletes old rejections and settlements. The bank's consumer calls ``turn``
+every second.
 
 Events and notices are put into the ledger's outbox in the transaction that causes them, and
 sent from there: an unavailable journal or mail server only delays them.
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.gate.client import GateLink
+from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import GateFact
-from steward.bank.ledger import By, OutboxItem
+from steward.bank.ledger import Authorship, OutboxItem
 from steward.bank.notices import (
     Notice,
     NoticeRefused,
-    parts,
+    keep_highest_thresholds,
     queue_threshold_notices,
-    send,
-    threshold_notice,
-    worst_threshold,
+    send_notice,
+    split_notice,
+    write_threshold_notice,
 )
 from steward.bank.records import AccountBooks
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import Unavailable
 from steward.core.events import BANK_THRESHOLD, BankThreshold, Event
-from steward.core.notifications import NotTaken
-from steward.core.timestamps import micros, moment
+from steward.core.notifications import MailRejected
+from steward.core.timestamps import moment, to_micros
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
@@ -41,37 +41,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BANK: Final = "bank"
+BANK_AUTHOR: Final = "bank"
 """Author of automatic changes in the ledger."""
 
 _EVENT: Final = "event"
 """Kind of events in the outbox."""
 _NOTICE: Final = "notice"
 """Kind of notices in the outbox."""
-_FACTS: Final = "facts"
+_FACTS_MARK: Final = "facts"
 """Name of the ledger's note with the last gate record copied."""
 _FACTS_AT_ONCE: Final = 500
 """Maximum number of the gate's records copied at once."""
 _HOUR_S: Final = 3600.0
 _EXPIRE_S: Final = 60.0
 """Shortest interval between attempts to empty ended allocations, in seconds."""
-_TAKEN: Final = "settled"
+_SETTLED_MARK: Final = "settled"
 """Name of the ledger's note with the last deletion of applied settlements."""
 _DAY: Final = timedelta(days=1)
-_REFUSALS_KEPT: Final = timedelta(days=90)
+_REJECTION_RETENTION: Final = timedelta(days=90)
 """Retention of rejections."""
 _FIRST_RETRY_S: Final = 30.0
 """First interval between attempts to send a notice, in seconds; it doubles each time."""
 _LONGEST_RETRY_S: Final = 3600.0
 """Longest interval between attempts to send a notice, in seconds."""
-_MOST_REFUSED: Final = 5
+_MAX_REJECTED_TRIES: Final = 5
 """Attempts to send a rejected notice: a mailbox may be full, a program misconfigured."""
-_MOST_TRIES: Final = 175
+_MAX_TRIES: Final = 175
 """Attempts to send an undeliverable notice: about a week."""
 _SOURCE: Final = "bank"
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _PendingEvent(msgspec.Struct, frozen=True):
     """Event of the bank in the outbox."""
 
     key: str
@@ -79,7 +79,7 @@ class _Said(msgspec.Struct, frozen=True):
     body: BankThreshold
 
 
-class Upkeep:
+class ScheduledWork:
     """Scheduled work of the bank's process.
 
     Args:
@@ -88,7 +88,7 @@ class Upkeep:
         link: Client of the gate.
     """
 
-    def __init__(self, settings: Settings, ledger: "Ledger", link: GateLink) -> None:
+    def __init__(self, settings: Settings, ledger: "Ledger", link: GateClient) -> None:
         self._settings = settings
         self._ledger = ledger
         self._link = link
@@ -121,16 +121,18 @@ class Upkeep:
         """
         while True:
             with self._ledger.reading() as t:
-                after = int(t.mark(_FACTS) or 0)
+                after = int(t.mark(_FACTS_MARK) or 0)
             facts = self._link.facts(after, limit=_FACTS_AT_ONCE)
             if not facts:
                 return
-            append([_event_of(fact, self._cluster) for fact in facts if fact.hold is not None])
+            append(
+                [_make_gate_event(fact, self._cluster) for fact in facts if fact.hold is not None]
+            )
             with self._ledger.transaction() as t:
                 for fact in facts:
                     if fact.refusal is not None:
                         t.refusals.add(fact.refusal)
-                t.set_mark(_FACTS, str(facts[-1].seq))
+                t.set_mark(_FACTS_MARK, str(facts[-1].seq))
             if len(facts) < _FACTS_AT_ONCE:
                 return
 
@@ -155,9 +157,9 @@ class Upkeep:
             told = queue_threshold_notices(t, changed, self._settings.bank, now)
             for one in told:
                 key = f"{one.allocation}:{one.kind}:{one.value}:{one.total}"
-                said = _Said(key, now, one)
-                t.outbox.put(_EVENT, msgspec.json.encode(said), key=f"{key}:{micros(now)}")
-            for one in worst_threshold(told):
+                said = _PendingEvent(key, now, one)
+                t.outbox.put(_EVENT, msgspec.json.encode(said), key=f"{key}:{to_micros(now)}")
+            for one in keep_highest_thresholds(told):
                 self._put_notice(t, one)
         self._seq = books.seq
 
@@ -165,12 +167,12 @@ class Upkeep:
         """Put the notice of a threshold into the outbox."""
         account = t.accounts.get(one.account)
         owners = account.owners if account else ()
-        notice = threshold_notice(self._settings, one, owners, self._cluster)
+        notice = write_threshold_notice(self._settings, one, owners, self._cluster)
         t.outbox.put(_NOTICE, msgspec.json.encode(notice))
 
     def _expire(self, now: datetime) -> None:
         """Empty allocations that ended, except for what running jobs still need."""
-        now_us = micros(now)
+        now_us = to_micros(now)
         ended = [
             one.number
             for account in self._accounts.values()
@@ -182,7 +184,7 @@ class Upkeep:
         self._expire_at = now + timedelta(seconds=_EXPIRE_S)
         kept = {number: self._link.on_allocation(number) for number in ended}
         with self._ledger.transaction() as t:
-            by = By(who=BANK, why="the allocation ended", at=now)
+            by = Authorship(who=BANK_AUTHOR, why="the allocation ended", at=now)
             for one in t.transfers.expire(by, kept=kept):
                 log.info("%s: %s of account %s", one.kind, one.amount, one.account)
 
@@ -190,10 +192,10 @@ class Upkeep:
         """Queue the monthly statements, checked once an hour."""
         if not self._settings.bank.notify.statements or not self._is_due(self._statements_at, now):
             return
-        from steward.bank.notices import mail_due
+        from steward.bank.notices import queue_statements
 
         self._statements_at = now + timedelta(seconds=_HOUR_S)
-        mail_due(self._ledger, self._settings, now)
+        queue_statements(self._ledger, self._settings, now)
 
     def _forget(self, now: datetime) -> None:
         """Once a day, delete rejections older than 90 days, and settlements a day after use."""
@@ -201,15 +203,15 @@ class Upkeep:
             return
         self._forget_at = now + timedelta(seconds=_HOUR_S)
         with self._ledger.reading() as t:
-            at_us, _, taken = t.mark(_TAKEN).partition(" ")
+            at_us, _, taken = t.mark(_SETTLED_MARK).partition(" ")
         if at_us and moment(int(at_us)) + _DAY > now:
             return
         settled = self._link.state().settled
         with self._ledger.transaction() as t:
-            t.refusals.prune(now - _REFUSALS_KEPT)
+            t.refusals.prune(now - _REJECTION_RETENTION)
             # A ledger restored from a backup may count from a lower number.
             t.settlements.prune(min(int(taken or 0), settled))
-            t.set_mark(_TAKEN, f"{micros(now)} {settled}")
+            t.set_mark(_SETTLED_MARK, f"{to_micros(now)} {settled}")
 
     def send_events(self, append: Append) -> None:
         """Append pending events to the journal, then mark them sent; a repeat keeps its key."""
@@ -224,11 +226,11 @@ class Upkeep:
                 t.outbox.done(item.id)
 
     def _threshold_event(self, payload: bytes) -> Event:
-        said = msgspec.json.decode(payload, type=_Said)
+        said = msgspec.json.decode(payload, type=_PendingEvent)
         return Event(
             kind=BANK_THRESHOLD,
             cluster=self._cluster,
-            key=f"{BANK_THRESHOLD}:{said.key}:{micros(said.at)}",
+            key=f"{BANK_THRESHOLD}:{said.key}:{to_micros(said.at)}",
             at=said.at,
             seen_at=said.at,
             source=_SOURCE,
@@ -247,7 +249,7 @@ class Upkeep:
                 continue
             # Send one notice a turn, because charging waits while a mail server is slow.
             try:
-                send(self._settings, notice)
+                send_notice(self._settings, notice)
             except Unavailable as error:
                 self._try_later(item, notice, error, now)
             else:
@@ -258,8 +260,8 @@ class Upkeep:
         self, item: OutboxItem, notice: Notice, error: Unavailable, now: datetime
     ) -> None:
         """Retry at growing intervals; make a rejected or long undelivered notice a dead letter."""
-        is_refused = isinstance(error, NotTaken | NoticeRefused)
-        if item.tries + 1 >= (_MOST_REFUSED if is_refused else _MOST_TRIES):
+        is_refused = isinstance(error, MailRejected | NoticeRefused)
+        if item.tries + 1 >= (_MAX_REJECTED_TRIES if is_refused else _MAX_TRIES):
             log.error(
                 "notice %d (%s) is set aside after %d tries, see 'steward bank notices': %s",
                 *(item.id, notice.subject, item.tries + 1, error),
@@ -275,7 +277,7 @@ class Upkeep:
     def _take_apart(self, number: int, notice: Notice) -> None:
         """Split a notice so that each way of sending it is retried separately."""
         with self._ledger.transaction() as t:
-            for part in parts(self._settings, notice):
+            for part in split_notice(self._settings, notice):
                 t.outbox.put(_NOTICE, msgspec.json.encode(part))
             t.outbox.done(number)
 
@@ -284,7 +286,7 @@ class Upkeep:
         return at is None or now >= at
 
 
-def _event_of(fact: GateFact, cluster: str) -> Event:
+def _make_gate_event(fact: GateFact, cluster: str) -> Event:
     """Convert a record of the gate into an event."""
     at = moment(fact.at_us)
     return Event(

@@ -10,10 +10,10 @@ import msgspec
 
 from steward.core.section import Section
 
-Unpaid = Literal["warn", "hold", "cancel", "credit"]
+UnpaidRule = Literal["warn", "hold", "cancel", "credit"]
 """What happens to a queued job with insufficient funds."""
 
-Policy = Literal["allow", "deny"]
+OutagePolicy = Literal["allow", "deny"]
 """Outage policy: what the submit plugin does when the gate does not answer."""
 
 
@@ -26,12 +26,12 @@ class BankPartitionSettings(Section, frozen=True, kw_only=True):
         over_limit: Whether time past the time limit is charged; None as in [bank].
     """
 
-    unpaid: Unpaid | None = None
-    policy: Policy | None = None
+    unpaid: UnpaidRule | None = None
+    policy: OutagePolicy | None = None
     over_limit: Literal["free", "charge"] | None = None
 
 
-class RefusalSettings(Section, frozen=True, kw_only=True):
+class RejectionSettings(Section, frozen=True, kw_only=True):
     """[bank.refusal.ACCOUNT]: what happens to jobs of an account instead of a rejection.
 
     Attributes:
@@ -125,7 +125,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
     hold_share: float = 1.0
     unseen_share: float = 0.1
     arrays: Literal["full", "running", "start"] = "full"
-    unpaid: Unpaid = "hold"
+    unpaid: UnpaidRule = "hold"
     over_limit: Literal["free", "charge"] = "free"
     suspended: bool = False
     default_time_s: int = 86_400
@@ -134,7 +134,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
     reconcile_s: float = 60.0
     without_ledger_s: float = 3600.0
     partition: dict[str, BankPartitionSettings] = msgspec.field(default_factory=dict)
-    refusal: dict[str, RefusalSettings] = msgspec.field(default_factory=dict)
+    refusal: dict[str, RejectionSettings] = msgspec.field(default_factory=dict)
     notify: NotifySettings = NotifySettings()
     remote: RemoteBankSettings = RemoteBankSettings()
 
@@ -161,7 +161,7 @@ class GateSettings(Section, frozen=True, kw_only=True):
     socket: str = "/run/steward/gate.sock"
     off_switch: str = "/run/steward/gate.off"
     plugin_conf: str = "/run/steward/gate.conf"
-    policy: Policy = "allow"
+    policy: OutagePolicy = "allow"
     timeout_ms: int = 100
     quiet_s: float = 10.0
     plugin_users: tuple[str, ...] = ("slurm",)

@@ -1,14 +1,14 @@
 """Associations source: polls a cluster's Slurm for users, roles and accounts, for access checks.
 
-:class:`StandingSource` queries once a minute and stores the answer in the process's ``Standings``,
-which decides who may see and do what. It is registered as a consumer only to be called by the
-consumers' clock.
+:class:`AssociationsPoller` queries once a minute and stores the answer in the process's
+``Standings``, which decides who may see and do what. It is registered as a consumer only to be
+called by the consumers' clock.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 
-from steward.core.access import Standing, Standings
+from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.consumers import Append
 from steward.core.errors import StewardError
 from steward.core.events import Event
@@ -16,13 +16,13 @@ from steward.core.waits import Backoff
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 60.0
+_POLL_INTERVAL_S = 60.0
 """Interval of queries, in seconds."""
-_LONGEST_S = 600.0
+_MAX_BACKOFF_S = 600.0
 """Maximum pause after failures, in seconds."""
 
 
-class StandingSource:
+class AssociationsPoller:
     """Poller of one cluster's users and associations; a consumer that takes no events.
 
     Args:
@@ -34,12 +34,14 @@ class StandingSource:
     kinds: frozenset[str] = frozenset()
     batch_events = 1
 
-    def __init__(self, cluster: str, ask: Callable[[], Standing], standings: Standings) -> None:
+    def __init__(
+        self, cluster: str, ask: Callable[[], ClusterRoles], standings: ClusterRolesFiles
+    ) -> None:
         self.name = f"standing.{cluster}"
         self._cluster = cluster
         self._ask = ask
         self._standings = standings
-        self._backoff = Backoff(_EVERY_S, _LONGEST_S)
+        self._backoff = Backoff(_POLL_INTERVAL_S, _MAX_BACKOFF_S)
         self._said = ""
 
     def cursor(self) -> int:
@@ -62,7 +64,7 @@ class StandingSource:
             return self._backoff.next_s()
         self._said = ""
         self._backoff.reset()
-        return _EVERY_S
+        return _POLL_INTERVAL_S
 
     def close(self) -> None:
         """Do nothing: the source holds no resources."""

@@ -15,7 +15,7 @@ from steward.jobs import Jobs, database_path
 log = logging.getLogger(__name__)
 
 
-class Known:
+class CapturedScripts:
     """Lookup of captured scripts. Not thread-safe: use one per thread.
 
     Args:

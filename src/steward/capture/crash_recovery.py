@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable
 
-from steward.core.events import Event, JobScript, Kept, script_event
-from steward.core.incoming import KeptName, Store, StoreUnavailable
+from steward.core.events import Event, IncomingFile, JobScript, make_script_event
+from steward.core.incoming import IncomingName, IncomingStore, StoreUnavailable
 from steward.core.redaction import REDACTED
-from steward.slurm.environment import COUNT_BYTES, claims_of, entries_of, names_told
+from steward.slurm.environment import COUNT_BYTES, limit_names, read_claims, split_entries
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ _STALE_S = 86400.0
 """Age after which an incomplete file is deleted, in seconds."""
 
 
-def recover(
-    store: Store,
+def recover_lost_scripts(
+    store: IncomingStore,
     cluster: str,
     known: Callable[[int, int], bool],
     wanted: Callable[[int, int], bool],
@@ -43,7 +43,7 @@ def recover(
     Raises:
         StoreUnavailable: The store cannot be read now.
     """
-    found: dict[tuple[int, int], dict[str, KeptName]] = {}
+    found: dict[tuple[int, int], dict[str, IncomingName]] = {}
     for name in store.names():
         if name.cluster == cluster and mine(name.job_id):
             found.setdefault((name.job_id, name.spool_mtime_ns), {})[name.what] = name
@@ -54,7 +54,7 @@ def recover(
                 # Its event was trimmed, and the crash came before its bytes were deleted.
                 store.unlink(name.filename for name in names.values())
             continue
-        event = _event(store, cluster, job_id, mtime_ns, names)
+        event = _recover_event(store, cluster, job_id, mtime_ns, names)
         if event is not None:
             events.append(event)
     if events:
@@ -62,27 +62,27 @@ def recover(
     return events
 
 
-def _event(
-    store: Store, cluster: str, job_id: int, mtime_ns: int, names: dict[str, KeptName]
+def _recover_event(
+    store: IncomingStore, cluster: str, job_id: int, mtime_ns: int, names: dict[str, IncomingName]
 ) -> Event | None:
     """Build the job.script event of stored files; None if the script is missing or incomplete."""
-    script = _kept(store, names.get("script"))
+    script = _verify_stored(store, names.get("script"))
     if script is None:
         # Incomplete: either the spool still has the script, or it is lost.
         _drop_stale(store, names)
         return None
-    environment = _kept(store, names.get("env"))
+    environment = _verify_stored(store, names.get("env"))
     redacted: tuple[str, ...] = ()
     claims: dict[str, str] = {}
     if environment is not None:
         data = store.read(environment)
-        claims = claims_of(data[COUNT_BYTES:])
-        redacted = names_told(
+        claims = read_claims(data[COUNT_BYTES:])
+        redacted = limit_names(
             name.decode("utf-8", "backslashreplace")
-            for name, value in entries_of(data)
+            for name, value in split_entries(data)
             if value == REDACTED
         )
-    return script_event(
+    return make_script_event(
         cluster,
         "recovered",
         JobScript(
@@ -99,18 +99,20 @@ def _event(
     )
 
 
-def _kept(store: Store, name: KeptName | None) -> Kept | None:
+def _verify_stored(store: IncomingStore, name: IncomingName | None) -> IncomingFile | None:
     """Read a stored file and return its digest; None if it is incomplete."""
     if name is None:
         return None
-    kept = Kept(path=name.filename, length=name.length, sha256="")
+    kept = IncomingFile(path=name.filename, length=name.length, sha256="")
     data = store.read(kept)
     if len(data) != name.length:
         return None
-    return Kept(path=name.filename, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return IncomingFile(
+        path=name.filename, length=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
 
 
-def _drop_stale(store: Store, names: dict[str, KeptName]) -> None:
+def _drop_stale(store: IncomingStore, names: dict[str, IncomingName]) -> None:
     """Delete files that are incomplete and old."""
     for name in names.values():
         path = os.path.join(store.directory, name.filename)

@@ -4,8 +4,9 @@ Each line is one run of a job that ended, or one part of a resized job. Fields h
 and numbers, as Slurm passes them to Lua. slurmctld writes the lines, but users choose job names and
 comments, so every field is validated by type.
 
-First comes the parser (``told``, ``told_behind``, ``end_event``), then :class:`Places`, the read
-positions in ``lines-CLUSTER.db``, then :class:`JobcompLines`, which follows the file.
+First comes the parser (``told``, ``parse_line_tail``, ``make_end_event``), then
+:class:`ReadPositions`, the read positions in ``lines-CLUSTER.db``, then :class:`JobcompSource`,
+which follows the file.
 """
 
 import hashlib
@@ -18,25 +19,25 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.log_follower import Batch, Following, Place
-from steward.capture.observations import end_key
+from steward.capture.log_follower import LineBatch, LogFollower, ReadPosition
+from steward.capture.observations import make_end_key
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event, JobFacts, utc_now
 from steward.core.records import JobRecord
-from steward.core.sqlite import open_database, transaction, translated
+from steward.core.sqlite import open_database, transaction, translate_errors
 from steward.core.usage import NodeGap
 from steward.core.waits import Stop
-from steward.slurm import ended_state
-from steward.slurm.users import People
+from steward.slurm import decode_ended_state
+from steward.slurm.users import NameResolver
 
 JOBCOMP_SOURCE: Final = "jobcomp"
 """Source name of the events."""
 
 _NO_VALUE: Final = 0xFFFF_FFF0
 """Values from here on mean "none" in Slurm's 32-bit numbers (NO_VAL, INFINITE)."""
-_LATEST: Final = 2**33  # year 2242; a later time is invalid
-_MOST_ID: Final = 2**32 - 1
+_MAX_EPOCH: Final = 2**33  # year 2242; a later time is invalid
+_MAX_UID: Final = 2**32 - 1
 
 
 class LineError(StewardError):
@@ -46,7 +47,7 @@ class LineError(StewardError):
 # Parser of lines
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _RawLine(msgspec.Struct, frozen=True):
     """Fields of a line that are used."""
 
     v: int
@@ -65,14 +66,14 @@ class _Line(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     derived_ec: int | None = None
     array_job_id: int = 0
-    array_task_id: int = _MOST_ID
+    array_task_id: int = _MAX_UID
     het_job_id: int = 0
     het_job_offset: int = 0
     total_nodes: int = 0
     total_cpus: int = 0
     min_nodes: int = 0
     min_cpus: int = 0
-    time_limit: int = _MOST_ID
+    time_limit: int = _MAX_UID
     priority: int | None = None
     nodes: str = ""
     tres_fmt_alloc_str: str = ""
@@ -102,10 +103,10 @@ class _Line(msgspec.Struct, frozen=True):
 _BEGIN: Final = b'{"v":'
 """Start of a line. It cannot occur inside a line, because quotes in texts are escaped."""
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_RawLine)
 
 
-class Told(msgspec.Struct, frozen=True):
+class JobcompRecord(msgspec.Struct, frozen=True):
     """Parsed line.
 
     Attributes:
@@ -119,7 +120,7 @@ class Told(msgspec.Struct, frozen=True):
     lost: int = 0
 
 
-def told(line: bytes, people: People) -> Told:
+def parse_line(line: bytes, people: NameResolver) -> JobcompRecord:
     """Parse a line.
 
     Args:
@@ -133,32 +134,32 @@ def told(line: bytes, people: People) -> Told:
         said = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LineError(f"a line that is none of jobcomp.lua's: {error}", line[:200]) from error
-    state = ended_state(said.job_state)
-    at, submit = _moment(said.t), _moment(said.submit_time)
+    state = decode_ended_state(said.job_state)
+    at, submit = _parse_epoch(said.t), _parse_epoch(said.submit_time)
     if said.v != 1 or said.k != "job" or not state or at is None:
         raise LineError("a line of another version of jobcomp.lua", line[:200])
     if not 0 < said.job_id < _NO_VALUE or submit is None or said.restart_cnt < 0:
         raise LineError("a line of a job that there cannot be", line[:200])
-    return Told(_record(said, state, submit, people), at, max(0, said.lost))
+    return JobcompRecord(_build_job_record(said, state, submit, people), at, max(0, said.lost))
 
 
-def told_behind(line: bytes, people: People) -> Told | None:
+def parse_line_tail(line: bytes, people: NameResolver) -> JobcompRecord | None:
     """Parse the whole line that follows a torn one in the same line; None if there is none.
 
     Args:
-        line: Line that :func:`told` rejected.
+        line: Line that :func:`parse_line` rejected.
         people: Resolves user and group ids to names.
     """
     begin = line.rfind(_BEGIN)
     if begin <= 0:
         return None
     try:
-        return told(line[begin:], people)
+        return parse_line(line[begin:], people)
     except LineError:
         return None
 
 
-def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
+def make_end_event(cluster: str, said: JobcompRecord, record: JobRecord) -> Event:
     """Build the job.end event of a line.
 
     Args:
@@ -168,7 +169,7 @@ def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
     """
     # The key differs from that of a queue poll's event of the same end: each has facts that the
     # other lacks.
-    key = f"{end_key(record)}:{JOBCOMP_SOURCE}"
+    key = f"{make_end_key(record)}:{JOBCOMP_SOURCE}"
     if record.state == "RESIZING":
         # A job may be resized twice within a second.
         held = f"{record.nodelist}\0{record.tres_allocated}\0{record.sluid}"
@@ -184,13 +185,15 @@ def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
     )
 
 
-def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRecord:
+def _build_job_record(
+    said: _RawLine, state: str, submit: datetime, people: NameResolver
+) -> JobRecord:
     """Build the job record of a line."""
     is_array = said.array_job_id > 0
-    uid, gid = _some_id(said.user_id), _some_id(said.group_id)
+    uid, gid = _parse_id(said.user_id), _parse_id(said.group_id)
     cut = frozenset(said.cut)
-    code, signal = _status(said.exit_code)
-    derived_code, derived_signal = _status(said.derived_ec)
+    code, signal = _split_wait_status(said.exit_code)
+    derived_code, derived_signal = _split_wait_status(said.derived_ec)
     is_piece = state == "RESIZING"
     requested = "" if "tres_fmt_req_str" in cut else said.tres_fmt_req_str
     return JobRecord(
@@ -212,9 +215,9 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         original_sluid=said.original_sluid,
         restarts=said.restart_cnt,
         submit=submit,
-        start=_moment(said.start_time),
+        start=_parse_epoch(said.start_time),
         # For a part of a resized job Slurm gives the expected end of the whole job.
-        end=_moment(said.t if is_piece else said.end_time),
+        end=_parse_epoch(said.t if is_piece else said.end_time),
         time_limit_s=said.time_limit * 60 if 0 <= said.time_limit < _NO_VALUE else None,
         nodes=said.total_nodes or None,
         cpus=said.total_cpus or None,
@@ -226,9 +229,9 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         reservation=said.resv_name,
         submit_host=said.alloc_node,
         work_dir=said.work_dir,
-        stdin=_file(said.std_in),
-        stdout=_file(said.std_out),
-        stderr=_file(said.std_err),
+        stdin=_parse_output_path(said.std_in),
+        stdout=_parse_output_path(said.std_out),
+        stderr=_parse_output_path(said.std_err),
         admin_comment=said.admin_comment,
         # A part of a resized job has no exit code yet.
         exit_code=None if is_piece else code,
@@ -236,7 +239,7 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         derived_exit_code=None if is_piece else derived_code,
         derived_exit_signal=None if is_piece else derived_signal,
         requested_cpus=said.min_cpus or None,
-        requested_nodes=_counted(requested, "node") or said.min_nodes or None,
+        requested_nodes=_parse_tres_count(requested, "node") or said.min_nodes or None,
         priority=None if is_piece else said.priority,
         wckey=said.wckey,
         constraints=said.features,
@@ -247,24 +250,24 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
     )
 
 
-def _moment(seconds: int) -> datetime | None:
+def _parse_epoch(seconds: int) -> datetime | None:
     """Convert seconds since the epoch; None if invalid."""
-    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _MAX_EPOCH else None
 
 
-def _some_id(number: int | None) -> int | None:
+def _parse_id(number: int | None) -> int | None:
     """Return a uid or gid; None if invalid."""
-    return number if number is not None and 0 <= number <= _MOST_ID else None
+    return number if number is not None and 0 <= number <= _MAX_UID else None
 
 
-def _status(raw: int | None) -> tuple[int | None, int | None]:
+def _split_wait_status(raw: int | None) -> tuple[int | None, int | None]:
     """Split a wait(2) status into exit code and signal."""
     if raw is None or not 0 <= raw < _NO_VALUE:
         return None, None
     return raw >> 8 & 0xFF, raw & 0x7F
 
 
-def _counted(tres: str, name: str) -> int | None:
+def _parse_tres_count(tres: str, name: str) -> int | None:
     """Return the count of one TRES in a text such as ``cpu=4,node=2``."""
     for part in tres.split(","):
         key, _, value = part.partition("=")
@@ -273,7 +276,7 @@ def _counted(tres: str, name: str) -> int | None:
     return None
 
 
-def _file(path: str) -> str:
+def _parse_output_path(path: str) -> str:
     """Return an output path, unless it contains an unexpanded pattern."""
     # Slurm passes the pattern to Lua; scontrol shows the expanded path.
     return "" if "%" in path else path
@@ -283,7 +286,7 @@ def _file(path: str) -> str:
 
 log = logging.getLogger(__name__)
 
-CONTROLLER: Final = "slurmctld"
+CONTROLLER_NODE: Final = "slurmctld"
 """Name used instead of a node's for lines that slurmctld itself lost."""
 
 _MIGRATIONS: Final = (
@@ -298,11 +301,11 @@ CREATE TABLE place (
 );
 """,
 )
-_MOST_AT_ONCE: Final = 500
+_MAX_EVENTS_PER_APPEND: Final = 500
 """Maximum number of events per append."""
 
 
-class Places:
+class ReadPositions:
     """Read positions of followed files, stored in ``lines-CLUSTER.db``.
 
     Args:
@@ -319,9 +322,9 @@ class Places:
         # Positions lost in a power failure only cause lines to be read again.
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
 
-    def of(self, path: str) -> Place | None:
+    def of(self, path: str) -> ReadPosition | None:
         """Return the position in a file; None if it was never read."""
-        with translated(self._path):
+        with translate_errors(self._path):
             row = self._database.execute(
                 "SELECT inode, at, head, head_length, written_ns FROM place WHERE path = ?",
                 (path,),
@@ -329,11 +332,11 @@ class Places:
         if row is None:
             return None
         inode, at, head, head_length, written_ns = row
-        return Place(
+        return ReadPosition(
             inode=inode, offset=at, head=head, head_length=head_length, written_ns=written_ns
         )
 
-    def keep(self, path: str, place: Place) -> None:
+    def keep(self, path: str, place: ReadPosition) -> None:
         """Store the position in a file.
 
         Raises:
@@ -355,7 +358,7 @@ class Places:
         self._database.close()
 
 
-class JobcompLines:
+class JobcompSource:
     """Source that follows the jobcomp file of one cluster's slurmctld.
 
     Args:
@@ -370,7 +373,7 @@ class JobcompLines:
         self,
         cluster: str,
         path: str,
-        places: Places,
+        places: ReadPositions,
         append: Append,
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
     ) -> None:
@@ -381,8 +384,8 @@ class JobcompLines:
         self._places = places
         self._append = append
         self._redact = redact
-        self._people = People()
-        self._following = Following(path, places.of(path))
+        self._people = NameResolver()
+        self._following = LogFollower(path, places.of(path))
         self._has_garbled = self._is_checked = False
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -418,8 +421,8 @@ class JobcompLines:
         for batch in self._following.batches():
             beat()
             events = self._events(batch)
-            for begin in range(0, len(events), _MOST_AT_ONCE):
-                self._append(events[begin : begin + _MOST_AT_ONCE])
+            for begin in range(0, len(events), _MAX_EVENTS_PER_APPEND):
+                self._append(events[begin : begin + _MAX_EVENTS_PER_APPEND])
             self._places.keep(self._path, batch.place)
             if stop.is_set():
                 return
@@ -428,7 +431,7 @@ class JobcompLines:
         """Close the file."""
         self._following.close()
 
-    def _events(self, batch: Batch) -> list[Event]:
+    def _events(self, batch: LineBatch) -> list[Event]:
         """Convert a batch of lines to events, with gaps for lost and garbled lines."""
         events = []
         garbled = batch.garbled
@@ -437,7 +440,7 @@ class JobcompLines:
             garbled += not is_whole
             if said is None:
                 continue
-            events.append(end_event(self._cluster, said, self._redact(said.record)))
+            events.append(make_end_event(self._cluster, said, self._redact(said.record)))
             if said.lost:
                 log.warning("slurmctld could not write %d lines to %s", said.lost, self._path)
                 name = f"lost:{int(said.at.timestamp())}:{said.record.job_id}"
@@ -449,24 +452,24 @@ class JobcompLines:
             events.append(self._gap(f"garbled:{inode}:{offset}", "garbled", garbled, at))
         return events
 
-    def _told(self, line: bytes) -> tuple[Told | None, bool]:
+    def _told(self, line: bytes) -> tuple[JobcompRecord | None, bool]:
         """Parse a line; also return whether it was valid as a whole."""
         try:
-            return told(line, self._people), True
+            return parse_line(line, self._people), True
         except LineError as error:
             self._say_garbled(error)
-            return told_behind(line, self._people), False
+            return parse_line_tail(line, self._people), False
 
     def _gap(self, name: str, why: str, lines: int, at: datetime) -> Event:
         """Build a node.gap event about slurmctld's lines."""
         return Event(
             kind=NODE_GAP,
             cluster=self._cluster,
-            key=f"{NODE_GAP}:{CONTROLLER}:{name}",
+            key=f"{NODE_GAP}:{CONTROLLER_NODE}:{name}",
             at=at,
             seen_at=utc_now(),
             source=JOBCOMP_SOURCE,
-            body=NodeGap(node=CONTROLLER, why=why, lines=lines),
+            body=NodeGap(node=CONTROLLER_NODE, why=why, lines=lines),
         )
 
     def _say_garbled(self, error: LineError) -> None:

@@ -4,8 +4,8 @@ The writer opens the file for each line, so a renamed file grows a moment longer
 it until it has been quiet for some seconds before it moves on to the successor. It detects a file
 that was copied and truncated in place by its first bytes.
 
-:class:`Following` is the entry point: ``look`` processes inotify events, ``batches`` yields new
-lines. :class:`Place` is a stored position. Used by :mod:`steward.capture.jobcomp`.
+:class:`LogFollower` is the entry point: ``look`` processes inotify events, ``batches`` yields new
+lines. :class:`ReadPosition` is a stored position. Used by :mod:`steward.capture.jobcomp`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from inotify_simple import INotify, flags
 
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +37,23 @@ _MASK: Final = (
     | flags.ONLYDIR
 )
 """Inotify events of the directory that matter."""
-_GONE: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_UNWATCHED_MASK: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 """Inotify events after which the directory is no longer watched."""
-_HEAD: Final = 256
+_HEAD_BYTES: Final = 256
 """Number of first bytes that identify a file."""
 _CHUNK: Final = 256 * 1024
 """Bytes per read, several times the longest possible line."""
 _QUIET_S: Final = 5.0
 """Time after its last line for which a renamed file is read, in seconds."""
-_AGAIN_S: Final = 60.0
+_RECHECK_S: Final = 60.0
 """Interval of checks on a local file system, in seconds."""
-_NETWORK_S: Final = 2.0
+_NETWORK_RECHECK_S: Final = 2.0
 """Interval of checks on a network file system, where inotify misses other hosts' writes."""
-_PACKED: Final = (".gz", ".xz", ".bz2", ".zst")
+_COMPRESSED_SUFFIXES: Final = (".gz", ".xz", ".bz2", ".zst")
 """Suffixes of compressed files, which are not read."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ReadPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Read position in a file.
 
     Attributes:
@@ -71,7 +71,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     written_ns: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True):
+class LineBatch(msgspec.Struct, frozen=True):
     """Lines read in one step.
 
     Attributes:
@@ -84,7 +84,7 @@ class Batch(msgspec.Struct, frozen=True):
     lines: list[bytes]
     garbled: int
     begin: tuple[int, int]
-    place: Place
+    place: ReadPosition
 
 
 class _File:
@@ -120,20 +120,20 @@ class _File:
             elif not end and not self.skipping:
                 garbled += 1
             self.skipping = not end
-            if len(self.head) < _HEAD:
-                self.head = os.pread(self.fd, _HEAD, 0)
+            if len(self.head) < _HEAD_BYTES:
+                self.head = os.pread(self.fd, _HEAD_BYTES, 0)
             self.offset += end or len(data)
             lines = [line for line in data[begin:end].split(b"\n") if line]
             if lines:
                 return lines, garbled
 
-    def place(self) -> Place:
+    def place(self) -> ReadPosition:
         """Return the present read position."""
         head = self.head[: self.offset]
-        return Place(
+        return ReadPosition(
             inode=self.inode,
             offset=self.offset,
-            head=_digest(head),
+            head=_digest_head(head),
             head_length=len(head),
             written_ns=self.written_ns,
         )
@@ -150,7 +150,7 @@ class _File:
         os.close(self.fd)
 
 
-class Following:
+class LogFollower:
     """Follower of one file and its rotated predecessors.
 
     Args:
@@ -163,7 +163,7 @@ class Following:
     def __init__(
         self,
         path: str,
-        place: Place | None,
+        place: ReadPosition | None,
         *,
         quiet_s: float = _QUIET_S,
         reattach_s: float = 1.0,
@@ -196,12 +196,12 @@ class Following:
             return max(0.0, self._attach_at - time.monotonic())
         if len(self._files) > 1:
             return self._quiet_s
-        return _NETWORK_S if self._network else _AGAIN_S
+        return _NETWORK_RECHECK_S if self._network else _RECHECK_S
 
     def look(self) -> None:
         """Process inotify events and open new files; then :meth:`batches` has the new lines."""
         for event in self._inotify.read(timeout=0):
-            if event.wd == self._wd and event.mask & _GONE:
+            if event.wd == self._wd and event.mask & _UNWATCHED_MASK:
                 self._detach()
         if self._wd < 0 and time.monotonic() >= self._attach_at:
             self._attach()
@@ -218,7 +218,7 @@ class Following:
         else:
             self._complain("")
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LineBatch]:
         """Yield appended lines in batches, the oldest file's first."""
         for file in list(self._files):
             if file.has_begun_anew():
@@ -231,7 +231,7 @@ class Following:
                     break
                 # The position stays in the oldest file while it may grow: after a crash, lines of
                 # later files are read again.
-                yield Batch(lines, garbled, begin, self._files[0].place())
+                yield LineBatch(lines, garbled, begin, self._files[0].place())
         self._close_read()
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class Following:
         """Watch the directory; retry later if it is missing."""
         try:
             self._wd = self._inotify.add_watch(self._directory or ".", _MASK)
-            self._network = bool(network_kind(self._directory or "."))
+            self._network = bool(find_network_type(self._directory or "."))
         except OSError as error:
             self._wd = -1
             self._attach_at = time.monotonic() + self._reattach_s
@@ -274,7 +274,7 @@ class Following:
         found = os.stat(self.path, follow_symlinks=False)
         if self._files and self._files[-1].inode == found.st_ino:
             return
-        successor = _File(_opened(self.path))
+        successor = _File(_open_regular(self.path))
         if self._files:
             self._files[-1].changed_at = time.monotonic()
         self._open_between(successor.inode)
@@ -343,15 +343,19 @@ class Following:
                 is_ours = entry.name == self._name or (
                     entry.name.startswith(self._name) and rest[:1] in (".", "-")
                 )
-                if is_ours and not rest.endswith(_PACKED) and entry.is_file(follow_symlinks=False):
+                if (
+                    is_ours
+                    and not rest.endswith(_COMPRESSED_SUFFIXES)
+                    and entry.is_file(follow_symlinks=False)
+                ):
                     status = entry.stat(follow_symlinks=False)
                     found.append((entry.name, status.st_ino, status.st_mtime_ns))
         return sorted(found, key=lambda one: (one[0] == self._name, one[2]))
 
-    def _has_head(self, name: str, place: Place) -> bool:
+    def _has_head(self, name: str, place: ReadPosition) -> bool:
         """Return whether a file begins with the bytes of a stored position."""
         try:
-            fd = _opened(os.path.join(self._directory, name))
+            fd = _open_regular(os.path.join(self._directory, name))
         except OSError:
             return False
         try:
@@ -359,26 +363,26 @@ class Following:
             if not place.head_length:
                 return status.st_ino == place.inode
             head = os.pread(fd, place.head_length, 0)
-            return status.st_size >= place.offset and _digest(head) == place.head
+            return status.st_size >= place.offset and _digest_head(head) == place.head
         finally:
             os.close(fd)
 
     def _add(self, name: str, offset: int, *, first: bool = False) -> None:
         """Open a file and add it to those being read."""
         try:
-            file = _File(_opened(os.path.join(self._directory, name)), offset)
+            file = _File(_open_regular(os.path.join(self._directory, name)), offset)
         except OSError as error:
             log.warning("%s cannot be read: %s", name, error.strerror)
             return
         if offset:
-            file.head = os.pread(file.fd, _HEAD, 0)
+            file.head = os.pread(file.fd, _HEAD_BYTES, 0)
         if first:
             self._files.appendleft(file)
         else:
             self._files.append(file)
 
 
-def _opened(path: str) -> int:
+def _open_regular(path: str) -> int:
     """Open a regular file; reject links and pipes.
 
     Raises:
@@ -391,6 +395,6 @@ def _opened(path: str) -> int:
     return fd
 
 
-def _digest(head: bytes) -> str:
+def _digest_head(head: bytes) -> str:
     """Return a digest of a file's first bytes; "" if there are none."""
     return hashlib.blake2b(head, digest_size=16).hexdigest() if head else ""

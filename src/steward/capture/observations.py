@@ -1,9 +1,9 @@
 """Observations of Slurm's queue: compares polls and emits job.seen, job.state and job.end events.
 
-:class:`Observed` remembers, per raw job id, the latest run that Slurm has shown; ``take`` returns
-the events for what is new. Event keys derive from what Slurm shows, so a source that has forgotten
-everything only repeats events, which the journal ignores. Memory per job is small, because a queue
-may hold a hundred thousand. Used by :mod:`steward.capture.queue_polls`.
+:class:`QueueObserver` remembers, per raw job id, the latest run that Slurm has shown; ``take``
+returns the events for what is new. Event keys derive from what Slurm shows, so a source that has
+forgotten everything only repeats events, which the journal ignores. Memory per job is small,
+because a queue may hold a hundred thousand. Used by :mod:`steward.capture.queue_polls`.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ import msgspec
 
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.slurm import FINISHED, covers
+from steward.slurm import FINISHED, includes_task
 from steward.slurm.job_states import FORGOTTEN, LOST, RESIZING, WAITING
 
-SOURCE: Final = "snapshot"
+SNAPSHOT_SOURCE: Final = "snapshot"
 """Source name of the events."""
 
 # Set by a submission or an administrator. Changes that the scheduler makes (times, nodes, satisfied
 # dependencies, remaining array tasks) are not reported.
-_STATIC: Final = (
+_REPORTED_FIELDS: Final = (
     "name",
     "uid",
     "user",
@@ -48,20 +48,20 @@ _STATIC: Final = (
 )
 """Fields of a record whose change makes a job.seen event."""
 # Requests of a pending job; once it runs, these fields hold what the scheduler allocated.
-_requested: Final = attrgetter(
+_get_requested: Final = attrgetter(
     *("cpus", "nodes", "tasks", "min_memory_mib", "licenses"),
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
 )
 """Returns the requested resources of a record."""
-_HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
+_HELD_REASONS: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 """Reasons of held jobs."""
-_MOST_WANTED: Final = 20_000
+_MAX_PENDING_QUERIES: Final = 20_000
 """Maximum number of jobs whose complete records are to be queried."""
-_MOST_TOLD: Final = 32
+_MAX_KEYS_PER_RUN: Final = 32
 """Maximum number of event keys remembered per run."""
 
 
-class _Run:
+class _ObservedRun:
     """What is remembered of the latest run of a job id."""
 
     __slots__ = (
@@ -90,19 +90,19 @@ class _Run:
 
         Args:
             key: Key for the first observation of these facts.
-            asked: Current request, see :func:`_request`.
+            asked: Current request, see :func:`_extract_request`.
             taken_at: Time of the observation, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"
         if self.request and asked and self.request != hash(asked):
-            key += f":{_hashed(asked)}"
-        if self.is_remembered or key in self.told or len(self.told) > _MOST_TOLD:
+            key += f":{_digest_facts(asked)}"
+        if self.is_remembered or key in self.told or len(self.told) > _MAX_KEYS_PER_RUN:
             return f"{key}:{int(taken_at.timestamp())}"
         self.told += (former, key)
         return key
 
 
-class Observed:
+class QueueObserver:
     """Memory of one cluster's queue polls.
 
     Args:
@@ -111,9 +111,9 @@ class Observed:
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        self._runs: dict[int, _Run] = {}
-        self._wanted: deque[int] = deque(maxlen=_MOST_WANTED)
-        self._again: deque[int] = deque(maxlen=_MOST_WANTED)
+        self._runs: dict[int, _ObservedRun] = {}
+        self._wanted: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
+        self._again: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
 
     def __contains__(self, job_id: object) -> bool:
         """Return whether Slurm has shown an unfinished run of this id."""
@@ -129,12 +129,12 @@ class Observed:
         for record in records:
             if record.state in FINISHED or record.submit is None:
                 continue
-            run = self._runs[record.job_id] = _Run(run_name(record))
-            run.digest, run.state = _digest(record), record.state
-            run.request = hash(_request(record) or 0)
+            run = self._runs[record.job_id] = _ObservedRun(format_run_name(record))
+            run.digest, run.state = _digest_record(record), record.state
+            run.request = hash(_extract_request(record) or 0)
             begun = ("RUNNING",) if record.start else ()
             run.states = tuple({record.state, *begun})
-            run.allocation = _allocation(record)
+            run.allocation = _digest_allocation(record)
             run.is_whole = run.is_remembered = True
             run.suspended_at = record.suspended_at
             run.last = msgspec.msgpack.encode(record)
@@ -182,9 +182,9 @@ class Observed:
         run = self._runs.get(record.job_id)
         if run is None:
             # The run started and ended between two polls.
-            run = self._runs[record.job_id] = _Run(run_name(record))
+            run = self._runs[record.job_id] = _ObservedRun(format_run_name(record))
             run.last = msgspec.msgpack.encode(record)
-        if run.name == run_name(record):
+        if run.name == format_run_name(record):
             run.is_told = True
             if not run.over:
                 self._want_again(record.job_id, run)
@@ -207,7 +207,7 @@ class Observed:
         if run is not None:
             run.wants = False
 
-    def _want_again(self, job_id: int, run: _Run) -> None:
+    def _want_again(self, job_id: int, run: _ObservedRun) -> None:
         """Mark a run whose complete record is to be queried again."""
         if not run.wants:
             run.wants = True
@@ -246,7 +246,7 @@ class Observed:
             row.state == "PENDING"
             and task.array_task.isdigit()
             and not row.array_task.isdigit()
-            and covers(row.array_task, int(task.array_task))
+            and includes_task(row.array_task, int(task.array_task))
         )
 
     def last(self, job_id: int) -> JobRecord:
@@ -266,17 +266,17 @@ class Observed:
             ``UNKNOWN`` and no time.
         """
         last, run = self.last(job_id), self._runs.pop(job_id)
-        rows = [row for row in told if row.job_id == job_id and run_name(row) == run.name]
+        rows = [row for row in told if row.job_id == job_id and format_run_name(row) == run.name]
         if any(row.state in FINISHED for row in rows):
             return [
-                self._event(JOB_END, end_key(row), row, taken_at, source="sacct")
+                self._event(JOB_END, make_end_key(row), row, taken_at, source="sacct")
                 for row in rows
                 if row.state == RESIZING or row.state in FINISHED
             ]
         record = msgspec.structs.replace(
             last, state=LOST, reason="", end=None, exit_code=None, exit_signal=None
         )
-        return [self._event(JOB_END, end_key(record), record, taken_at)]
+        return [self._event(JOB_END, make_end_key(record), record, taken_at)]
 
     def clear(self) -> None:
         """Forget everything; it will be reported again under the same keys."""
@@ -288,16 +288,16 @@ class Observed:
         self, record: JobRecord, taken_at: datetime, whole: bool, events: list[Event]
     ) -> None:
         """Process one record: append its events, then remember it."""
-        name, digest = run_name(record), _digest(record)
+        name, digest = format_run_name(record), _digest_record(record)
         run = self._runs.get(record.job_id)
         is_new = run is None or run.name != name
         if run is not None:
             events += self._replaced(run, record, taken_at)
         if run is None or run.name != name:
-            run = self._runs[record.job_id] = _Run(name)
+            run = self._runs[record.job_id] = _ObservedRun(name)
             if not whole and record.array_job_id in (0, record.job_id):
                 self._wanted.append(record.job_id)
-        asked = _request(record)
+        asked = _extract_request(record)
         request = hash(asked) if asked else run.request
         is_other = run.digest != "" and (digest != run.digest or run.request not in (0, request))
         is_seen = is_other or not run.digest or (whole and not run.is_whole)
@@ -310,15 +310,17 @@ class Observed:
         is_news = record.state != run.state
         if record.state in FINISHED:
             if not run.over or is_news:
-                events.append(self._event(JOB_END, end_key(record), record, taken_at, whole=whole))
+                events.append(
+                    self._event(JOB_END, make_end_key(record), record, taken_at, whole=whole)
+                )
             elif whole and run.wants and not is_seen:
                 # The queue's few columns reported its end before.
-                key = f"{end_key(record)}:whole"
+                key = f"{make_end_key(record)}:whole"
                 events.append(self._event(JOB_END, key, record, taken_at, whole=True))
         else:
-            key = _state_key(record, run, is_new, taken_at)
+            key = _make_state_key(record, run, is_new, taken_at)
             if whole and record.suspended_at not in (None, run.suspended_at):
-                key = _since_key(record)
+                key = _make_since_key(record)
             if key:
                 events.append(self._event(JOB_STATE, key, record, taken_at, whole=whole))
         self._note(run, record, is_news=is_news, whole=whole)
@@ -328,11 +330,11 @@ class Observed:
         run.state = record.state
         if record.state not in run.states:
             run.states += (record.state,)
-        run.allocation = _allocation(record)
+        run.allocation = _digest_allocation(record)
         run.over = record.state in FINISHED
         run.last = b"" if run.over else msgspec.msgpack.encode(record)
 
-    def _replaced(self, run: _Run, record: JobRecord, taken_at: datetime) -> list[Event]:
+    def _replaced(self, run: _ObservedRun, record: JobRecord, taken_at: datetime) -> list[Event]:
         """End a run whose id Slurm now shows for another job or an earlier run."""
         if self._is_of_another(run, record):
             return self.lose(record.job_id, taken_at)
@@ -349,9 +351,9 @@ class Observed:
         if record.state != "COMPLETING" or not record.restarts or record.job_id not in self._runs:
             return False
         before = msgspec.structs.replace(record, restarts=record.restarts - 1)
-        return self._runs[record.job_id].name == run_name(before)
+        return self._runs[record.job_id].name == format_run_name(before)
 
-    def _is_of_another(self, run: _Run, record: JobRecord) -> bool:
+    def _is_of_another(self, run: _ObservedRun, record: JobRecord) -> bool:
         """Return whether an unfinished run's id was given to another job since.
 
         A slurmctld that crashes forgets what it had not saved, the last job id included.
@@ -361,7 +363,7 @@ class Observed:
         former = self.last(record.job_id).submit
         return former is not None and former < record.submit
 
-    def _is_forgotten(self, run: _Run, record: JobRecord) -> bool:
+    def _is_forgotten(self, run: _ObservedRun, record: JobRecord) -> bool:
         """Return whether Slurm shows an earlier run than before and does not know the later one.
 
         A slurmctld that crashes restarts with what it saved seconds before.
@@ -375,9 +377,9 @@ class Observed:
         """Build the end event of a run that slurmctld forgot in a crash."""
         last = self.last(job_id)
         record = msgspec.structs.replace(last, state=LOST, reason=FORGOTTEN, end=None)
-        return self._event(JOB_END, f"{end_key(record)}:forgotten", record, taken_at)
+        return self._event(JOB_END, f"{make_end_key(record)}:forgotten", record, taken_at)
 
-    def _note(self, run: _Run, record: JobRecord, *, is_news: bool, whole: bool) -> None:
+    def _note(self, run: _ObservedRun, record: JobRecord, *, is_news: bool, whole: bool) -> None:
         """Remember facts of a complete record, or that one must be queried again."""
         if whole:
             run.wants = False
@@ -397,7 +399,7 @@ class Observed:
         taken_at: datetime,
         *,
         whole: bool = False,
-        source: str = SOURCE,
+        source: str = SNAPSHOT_SOURCE,
     ) -> Event:
         """Build an event about a record, dated by its kind."""
         happened = {
@@ -416,19 +418,19 @@ class Observed:
         )
 
 
-def run_name(record: JobRecord) -> str:
+def format_run_name(record: JobRecord) -> str:
     """Return the unique name of a run within its cluster, used in event keys."""
     submit = int(record.submit.timestamp()) if record.submit else 0
     return f"{record.job_id}:{submit}:{record.restarts}"
 
 
-def end_key(record: JobRecord) -> str:
+def make_end_key(record: JobRecord) -> str:
     """Return the key of a run's end event."""
     end = int(record.end.timestamp()) if record.end else 0
-    return f"{JOB_END}:{run_name(record)}:{record.state}:{end}"
+    return f"{JOB_END}:{format_run_name(record)}:{record.state}:{end}"
 
 
-def _state_key(record: JobRecord, run: _Run, is_new: bool, taken_at: datetime) -> str:
+def _make_state_key(record: JobRecord, run: _ObservedRun, is_new: bool, taken_at: datetime) -> str:
     """Return the key of the job.state event that follows; "" if none does."""
     key = f"{JOB_STATE}:{run.name}:{record.state}"
     if is_new:
@@ -438,17 +440,17 @@ def _state_key(record: JobRecord, run: _Run, is_new: bool, taken_at: datetime) -
         # Running again after a suspension is a different fact from running first.
         again = record.state in run.states
         return f"{key}:{int(taken_at.timestamp())}" if again else key
-    allocation = _allocation(record)
+    allocation = _digest_allocation(record)
     return f"{key}:{allocation}" if allocation != run.allocation else ""
 
 
-def _since_key(record: JobRecord) -> str:
+def _make_since_key(record: JobRecord) -> str:
     """Return the key of a job.state event that says since when a job is suspended or resumed."""
     at = int(record.suspended_at.timestamp()) if record.suspended_at else 0
-    return f"{JOB_STATE}:{run_name(record)}:{record.state}:since:{at}"
+    return f"{JOB_STATE}:{format_run_name(record)}:{record.state}:since:{at}"
 
 
-def _allocation(record: JobRecord) -> str:
+def _digest_allocation(record: JobRecord) -> str:
     """Return a digest of a running job's allocation, which can be resized."""
     if record.state != "RUNNING":
         return ""
@@ -456,27 +458,27 @@ def _allocation(record: JobRecord) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def _digest(record: JobRecord) -> str:
+def _digest_record(record: JobRecord) -> str:
     """Return a digest of a record's static facts."""
-    facts = [getattr(record, field) for field in _STATIC]
+    facts = [getattr(record, field) for field in _REPORTED_FIELDS]
     # The remaining tasks of an array ("3-9%2") change without a user; a task's index does not.
     facts.append(record.array_task if record.array_task.isdigit() else "")
-    if record.reason in _HELD:
+    if record.reason in _HELD_REASONS:
         # A hold was set; its release makes the job chargeable.
         facts.append("held")
-    return _hashed(facts)
+    return _digest_facts(facts)
 
 
-def _hashed(facts: Sequence[object]) -> str:
+def _digest_facts(facts: Sequence[object]) -> str:
     """Return a digest of facts."""
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
 
 
-def _request(record: JobRecord) -> tuple[object, ...]:
+def _extract_request(record: JobRecord) -> tuple[object, ...]:
     """Return the request of a pending job; empty for other states."""
     if record.state not in WAITING:
         return ()
     # An administrator can change the TRES weights of all jobs at once.
     tres, _, weighted = record.tres_requested.partition("billing=")
     at_once = record.array_task.partition("%")[2]
-    return (tres, weighted.lstrip("0123456789."), at_once, *_requested(record))
+    return (tres, weighted.lstrip("0123456789."), at_once, *_get_requested(record))

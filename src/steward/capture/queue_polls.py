@@ -1,13 +1,15 @@
 """Queue polls: the source that polls squeue and asks Slurm about single jobs, one per cluster.
 
-:class:`Snapshots` is a consumer that the daemon runs. ``tick`` polls the queue when due and appends
-events (:mod:`steward.capture.observations`); ``apply`` asks for the owners of new scripts. Helpers:
+:class:`QueuePoller` is a consumer that the daemon runs. ``tick`` polls the queue when due and
+appends events (:mod:`steward.capture.observations`); ``apply`` asks for the owners of new scripts.
+Helpers:
 
-- :class:`Unshown` schedules an early poll for SU holds whose job no poll has shown yet. The bank
+- :class:`UnconfirmedHolds` schedules an early poll for SU holds whose job no poll has shown yet.
+  The bank
   places a hold whenever slurmctld asks, also for jobs that never exist (``sbatch --test-only``);
   only a poll of the whole queue can tell.
-- :class:`Cancelled` asks slurmdbd who cancelled a job.
-- :class:`Allowance` limits the rate of single-job queries.
+- :class:`CancelledRuns` asks slurmdbd who cancelled a job.
+- :class:`QueryRateLimit` limits the rate of single-job queries.
 """
 
 import logging
@@ -19,7 +21,7 @@ from typing import Final
 import msgspec
 
 from steward.capture.jobcomp import JOBCOMP_SOURCE as JOBCOMP
-from steward.capture.observations import Observed, end_key, run_name
+from steward.capture.observations import QueueObserver, format_run_name, make_end_key
 from steward.core.consumers import Append
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -33,32 +35,32 @@ from steward.core.events import (
     ControllerState,
     Event,
     JobFacts,
-    QueueLooked,
+    QueuePolled,
     utc_now,
 )
 from steward.core.files import StatusWriteError
-from steward.core.poll_status import COST_FACTOR, LONG_INTERVAL_S, Look
+from steward.core.poll_status import COST_FACTOR, LONG_INTERVAL_S, PollStatus
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.core.waits import Backoff
-from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
+from steward.slurm import MAX_COMPLETED, QueueSnapshot, Slurm, SlurmDown, SlurmError
 from steward.slurm.settings import ClusterSettings
 
-KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
+HOLD_KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
 """Kinds of events about SU holds."""
 
-_SHOWN_S: Final = 6.0
+_HOLD_SHOWN_S: Final = 6.0
 """A poll that starts this many seconds after a hold was placed shows its job; before, the gate
 waits.
 """
-_OLD_S: Final = 60.0
+_HOLD_IGNORED_S: Final = 60.0
 """Age in seconds from which a placed hold is ignored."""
 
 
 # SU holds without a job
 
 
-class Unshown:
+class UnconfirmedHolds:
     """Schedule of early polls for SU holds whose jobs no poll has shown.
 
     Args:
@@ -75,15 +77,15 @@ class Unshown:
         """Record placed holds, and drop those confirmed, settled or released."""
         now = utc_now()
         for event in events:
-            if event.cluster != self._cluster or event.kind not in KINDS:
+            if event.cluster != self._cluster or event.kind not in HOLD_KINDS:
                 continue
             if event.kind != HOLD_PLACED:
                 self._due.pop(event.body.hold, None)
                 continue
             age_s = (now - event.at).total_seconds()
             # Older holds were polled for long ago: events are replayed after a start.
-            if not event.body.job_id and 0 <= age_s < _OLD_S:
-                self._due[event.body.hold] = self._clock() + max(0.0, _SHOWN_S - age_s)
+            if not event.body.job_id and 0 <= age_s < _HOLD_IGNORED_S:
+                self._due[event.body.hold] = self._clock() + max(0.0, _HOLD_SHOWN_S - age_s)
 
     def looked(self, began: float) -> None:
         """Drop holds that a complete poll has covered.
@@ -105,13 +107,13 @@ CANCELLED: Final = "CANCELLED"
 
 _FIRST_S: Final = 3.0
 """Pause before the first query, in seconds; tripled after each."""
-_TRIES: Final = 5
+_MAX_CANCELLER_QUERIES: Final = 5
 """Maximum number of queries per run."""
-_MOST: Final = 5_000
+_MAX_CANCELLED: Final = 5_000
 """Maximum number of runs waiting."""
 
 
-class _Wanted(msgspec.Struct):
+class _CancelledRun(msgspec.Struct):
     """Cancelled run with the time of its next query."""
 
     record: JobRecord
@@ -120,7 +122,7 @@ class _Wanted(msgspec.Struct):
     tries: int = 0
 
 
-class Cancelled:
+class CancelledRuns:
     """Cancelled runs of a cluster of which slurmdbd is to say who cancelled them.
 
     Args:
@@ -131,7 +133,7 @@ class Cancelled:
     def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._wanted: deque[_Wanted] = deque(maxlen=_MOST)
+        self._wanted: deque[_CancelledRun] = deque(maxlen=_MAX_CANCELLED)
         self._names: dict[str, None] = {}
 
     def add(self, events: Sequence[Event]) -> None:
@@ -140,12 +142,12 @@ class Cancelled:
             if event.kind != JOB_END or event.source == "sacct":
                 continue
             record: JobRecord = event.body.record
-            name = run_name(record)
+            name = format_run_name(record)
             if record.state == CANCELLED and record.cancelled_by is None:
                 if name not in self._names:
-                    self._wanted.append(_Wanted(record, self._clock() + _FIRST_S))
+                    self._wanted.append(_CancelledRun(record, self._clock() + _FIRST_S))
                 self._names[name] = None
-                if len(self._names) > _MOST:
+                if len(self._names) > _MAX_CANCELLED:
                     del self._names[next(iter(self._names))]
 
     def due(self) -> int | None:
@@ -167,7 +169,7 @@ class Cancelled:
             if same and record.cancelled_by is not None:
                 return [self._event(wanted.record, record)]
         wanted.tries += 1
-        if wanted.tries < _TRIES:
+        if wanted.tries < _MAX_CANCELLER_QUERIES:
             wanted.wait_s *= 3
             wanted.due = self._clock() + wanted.wait_s
             self._wanted.append(wanted)
@@ -189,7 +191,7 @@ class Cancelled:
         return Event(
             kind=JOB_END,
             cluster=self._cluster,
-            key=f"{end_key(record)}:by",
+            key=f"{make_end_key(record)}:by",
             at=record.end or now,
             seen_at=now,
             source="sacct",
@@ -201,24 +203,24 @@ class Cancelled:
 
 log = logging.getLogger(__name__)
 
-_FEW: Final = 8
+_MAX_QUERIES_AT_ONCE: Final = 8
 """Single-job queries allowed at once."""
 _ASKS_PER_S: Final = 4.0
 """Single-job queries allowed per second."""
 _CHUNK: Final = 500
 """Maximum number of events per append."""
-_LONGEST_BACKOFF_S: Final = 60.0
+_MAX_POLL_BACKOFF_S: Final = 60.0
 """Maximum pause after failed polls, in seconds."""
 _DOWN_S: Final = 5.0
 """Minimum pause while slurmctld is down, in seconds."""
-_TOLD_S: Final = 5.0
+_QUEUE_LOOKED_INTERVAL_S: Final = 5.0
 """Minimum interval of queue.looked events, in seconds."""
 # Half of the allowance is reserved for new scripts, whose owners somebody waits for.
-_RESERVE: Final = _FEW / 2
+_RESERVE: Final = _MAX_QUERIES_AT_ONCE / 2
 """Single-job queries kept for new scripts."""
 
 
-class Allowance:
+class QueryRateLimit:
     """Rate limit of single-job queries (token bucket).
 
     Args:
@@ -229,7 +231,7 @@ class Allowance:
 
     def __init__(
         self,
-        most: float = _FEW,
+        most: float = _MAX_QUERIES_AT_ONCE,
         per_s: float = _ASKS_PER_S,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -251,7 +253,7 @@ class Allowance:
         return True
 
 
-class Snapshots:
+class QueuePoller:
     """Poller of one cluster's queue.
 
     It consumes job.script events to query owners of new scripts, and job.end events to query
@@ -270,7 +272,7 @@ class Snapshots:
         clock: Monotonic clock, in seconds.
     """
 
-    kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS
+    kinds = frozenset({JOB_SCRIPT, JOB_END}) | HOLD_KINDS
     batch_events = 200
 
     def __init__(
@@ -282,7 +284,7 @@ class Snapshots:
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
         *,
         tells_looks: bool = False,
-        looked: Callable[[Look], None] = lambda _: None,
+        looked: Callable[[PollStatus], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = f"snapshots.{cluster}"
@@ -292,8 +294,8 @@ class Snapshots:
         self._clock = clock
         self._interval_s = settings.snapshot_interval_s
         self._slurm = slurm or Slurm(cluster, settings)
-        self._observed = Observed(cluster)
-        self._cancelled = Cancelled(cluster, clock)
+        self._observed = QueueObserver(cluster)
+        self._cancelled = CancelledRuns(cluster, clock)
         self._unfinished = unfinished
         self._redact = redact
         self._looked = looked
@@ -303,13 +305,13 @@ class Snapshots:
         self._folded: list[int] = []
         self._waiting: set[int] = set()
         self._position = 0
-        self._unshown = Unshown(cluster, clock)
+        self._unshown = UnconfirmedHolds(cluster, clock)
         self._began = self._due = 0.0
         self._up: bool | None = None
         self._said = ""
         self._is_slow = False
-        self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
-        self._allowance = Allowance(clock=clock)
+        self._backoff = Backoff(max(1.0, self._interval_s), _MAX_POLL_BACKOFF_S)
+        self._allowance = QueryRateLimit(clock=clock)
 
     def cursor(self) -> int:
         """Return the position of the last event processed; kept in memory only."""
@@ -332,7 +334,7 @@ class Snapshots:
         for event in ends:
             self._observed.ended(event.body.record)
         self._cancelled.add(ends)
-        if self._up and len(self._waiting) <= _FEW:
+        if self._up and len(self._waiting) <= _MAX_QUERIES_AT_ONCE:
             self._ask_for_waiting(append)
         self._position = upto
 
@@ -359,7 +361,7 @@ class Snapshots:
         """Return when to poll next: at the interval, or sooner if the bank waits for it."""
         if not self._up or self._told_at == float("inf"):
             return self._due
-        soonest = self._began + max(_TOLD_S, COST_FACTOR * self.cost_s)
+        soonest = self._began + max(_QUEUE_LOOKED_INTERVAL_S, COST_FACTOR * self.cost_s)
         return min(self._due, max(soonest, self._unshown.due()))
 
     def _is_busy(self) -> bool:
@@ -425,7 +427,7 @@ class Snapshots:
 
     def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
         """Report the outcome of a poll to ``looked``."""
-        look = Look(
+        look = PollStatus(
             at=utc_now(),
             up=up,
             message=message,
@@ -439,20 +441,20 @@ class Snapshots:
         except StatusWriteError as error:
             log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 
-    def _tell_look(self, queue: Queue, append: Append) -> None:
+    def _tell_look(self, queue: QueueSnapshot, append: Append) -> None:
         """Report that jobs not reported until now were not in the queue at the poll's start."""
         now = self._clock()
-        if now < self._told_at + _TOLD_S:
+        if now < self._told_at + _QUEUE_LOOKED_INTERVAL_S:
             return
         began = queue.taken_at
         looked = Event(
             kind=QUEUE_LOOKED,
             cluster=self._cluster,
-            key=f"{QUEUE_LOOKED}:{micros(began)}",
+            key=f"{QUEUE_LOOKED}:{to_micros(began)}",
             at=began,
             seen_at=utc_now(),
             source="snapshot",
-            body=QueueLooked(began=began, cost_s=queue.cost_s),
+            body=QueuePolled(began=began, cost_s=queue.cost_s),
         )
         self._append([looked], append)
         self._unshown.looked(self._began)
@@ -513,7 +515,7 @@ class Snapshots:
         # An id that is in use again belongs to another run.
         shown = {record.job_id for record in records}
         self._lost = [lost for lost in self._lost if lost not in shown]
-        is_whole = len(records) <= MOST_WHOLE
+        is_whole = len(records) <= MAX_COMPLETED
         self._append(
             self._observed.take(self._redacted(records), utc_now(), whole=is_whole), append
         )

@@ -1,7 +1,7 @@
 """Schedulers whose spools can be captured: protocols that each implements, and file helpers.
 
-Entry points provide a :class:`Scheduler`, loaded by ``scheduler_called``; it opens a
-:class:`Spool`, which yields :class:`Taken` scripts. Slurm's is in
+Entry points provide a :class:`Scheduler`, loaded by ``load_scheduler``; it opens a
+:class:`WatchedSpool`, which yields :class:`CapturedEntry` scripts. Slurm's is in
 :mod:`steward.capture.slurm_spool`.
 
 The helpers secure a file that a scheduler may still be writing or about to remove: an open
@@ -20,7 +20,7 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.events import Event
-from steward.core.extensions import offers_of
+from steward.core.extensions import list_offers
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
 from steward.slurm.environment import Environment
@@ -28,12 +28,12 @@ from steward.slurm.settings import SCHEDULERS
 
 # File helpers
 
-OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Flags to open a spool's file: follow no link out of it, do not block on a pipe."""
 
-NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors that mean that the process or the machine has no descriptor left."""
-FOREIGN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
+FOREIGN_ERRNOS: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
 """Errors of opening an object that no scheduler made: a link, a socket, a file in place of a
 directory. After any other error the file may be readable later (path failover, server down).
 """
@@ -106,10 +106,10 @@ def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:
     data = os.pread(fd, size + 1, 0)
     if len(data) == size:
         return data
-    return _grown(fd, data, most)
+    return _read_growing(fd, data, most)
 
 
-def _grown(fd: int, data: bytes, most: int) -> bytes | None:
+def _read_growing(fd: int, data: bytes, most: int) -> bytes | None:
     """Read the rest of a file that grew while it was read."""
     whole = bytearray(data)
     while piece := os.pread(fd, 1 << 20, len(whole)):
@@ -126,7 +126,7 @@ class SchedulerError(StewardError):
     """A scheduler cannot be used; ``offender`` is its name."""
 
 
-class Contents(msgspec.Struct, frozen=True):
+class EntryContents(msgspec.Struct, frozen=True):
     """Content of one spool entry.
 
     Attributes:
@@ -154,12 +154,12 @@ class EnvironmentUnreadable(OSError):
         contents: Content without the environment.
     """
 
-    def __init__(self, error: OSError, contents: Contents) -> None:
+    def __init__(self, error: OSError, contents: EntryContents) -> None:
         super().__init__(error.errno, error.strerror)
         self.contents = contents
 
 
-class Taken(Protocol):
+class CapturedEntry(Protocol):
     """Script taken from a spool: open descriptors or bytes, safe from any unlink."""
 
     @property
@@ -174,7 +174,7 @@ class Taken(Protocol):
     def is_removed(self) -> bool:
         """Whether the spool no longer has the script, so that only this object holds the bytes."""
 
-    def read(self, redactor: Redactor) -> Contents:
+    def read(self, redactor: Redactor) -> EntryContents:
         """Read and redact the content, once or again; the script itself stays as it is.
 
         Raises:
@@ -186,11 +186,11 @@ class Taken(Protocol):
         """Close its descriptors."""
 
 
-class Spool(Protocol):
+class WatchedSpool(Protocol):
     """Watched part of a spool, owned by one process."""
 
     @property
-    def ready(self) -> deque[Taken]:
+    def ready(self) -> deque[CapturedEntry]:
         """Scripts ready to be read, oldest first; whoever removes one from the queue closes it."""
 
     @property
@@ -255,17 +255,17 @@ class Scheduler(Protocol):
     def share_of(self, job_id: int, of: int) -> int:
         """Return which of ``of`` processes handles a job's spool entry."""
 
-    def open(self, plan: SpoolPlan) -> Spool:
+    def open(self, plan: SpoolPlan) -> WatchedSpool:
         """Open a watch on the spool, which need not exist yet."""
 
 
-def scheduler_called(name: str) -> Scheduler:
+def load_scheduler(name: str) -> Scheduler:
     """Load the scheduler with this name.
 
     Raises:
         SchedulerError: No installed package provides it, or its module cannot be loaded.
     """
-    found = offers_of(SCHEDULERS)
+    found = list_offers(SCHEDULERS)
     if name not in found:
         raise SchedulerError(f"there is no scheduler {name!r}: known are {', '.join(found)}", name)
     try:

@@ -4,10 +4,10 @@ slurmctld writes ``hash.N/job.ID/environment`` and then ``script``, which ends i
 rename or fsync, and removes the directory MinJobAge after the job's end.
 
 :class:`SlurmSpool` watches some hash directories. It takes a script when its writer has closed it
-and holds its descriptor as :class:`Grabbed`, so that an unlink cannot take the bytes. It scans
+and holds its descriptor as :class:`HeldScript`, so that an unlink cannot take the bytes. It scans
 everything at start, after an inotify overflow, when a hash directory appears, and at an interval on
-network file systems. ``spooled_script`` reads a single script. :data:`SLURM` is the entry point
-(:class:`steward.capture.schedulers.Scheduler`).
+network file systems. ``read_spooled_script`` reads a single script. :data:`SLURM` is the entry
+point (:class:`steward.capture.schedulers.Scheduler`).
 """
 
 import errno
@@ -26,21 +26,21 @@ from steward.capture.schedulers import (
     ENVIRONMENT_MISSING,
     ENVIRONMENT_TOO_LARGE,
     ENVIRONMENT_UNREADABLE,
-    FOREIGN,
+    FOREIGN_ERRNOS,
     MOST_ENVIRONMENT_BYTES,
-    NO_DESCRIPTOR,
-    OPEN,
+    NO_DESCRIPTOR_ERRNOS,
+    OPEN_FLAGS,
     SCRIPT_TOO_LARGE,
-    Contents,
+    CapturedEntry,
+    EntryContents,
     EnvironmentUnreadable,
-    Spool,
     SpoolPlan,
-    Taken,
+    WatchedSpool,
     is_unlinked,
     is_written,
     read_whole,
 )
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 from steward.core.redaction import Redactor
 from steward.slurm.environment import read_environment
 
@@ -57,7 +57,7 @@ class _ForeignError(Exception):
     """The file was not made by slurmctld."""
 
 
-class Grabbed(msgspec.Struct, frozen=True):
+class HeldScript(msgspec.Struct, frozen=True):
     """Open descriptors of a job's complete script and its environment (-1 if there is none).
 
     ``unopened`` is the path of an environment that could not be opened.
@@ -74,20 +74,20 @@ class Grabbed(msgspec.Struct, frozen=True):
         """Return whether slurmctld has removed the script."""
         return is_unlinked(self.script_fd)
 
-    def read(self, redactor: Redactor) -> Contents:
+    def read(self, redactor: Redactor) -> EntryContents:
         """Read the script without its trailing NUL, and the redacted environment."""
         script = read_whole(self.script_fd)
         if script is None:
             log.warning("job %d has a script too large to be kept", self.job_id)
-            return Contents(None, flags=(SCRIPT_TOO_LARGE,))
+            return EntryContents(None, flags=(SCRIPT_TOO_LARGE,))
         flags: tuple[str, ...] = ()
         if script.endswith(b"\0"):
             script = script[:-1]
         else:
             flags = (SCRIPT_WITHOUT_NUL,)
         if self.environment_fd < 0 and not self.unopened:
-            return Contents(script, None, (*flags, ENVIRONMENT_MISSING))
-        alone = Contents(script, None, (*flags, ENVIRONMENT_UNREADABLE))
+            return EntryContents(script, None, (*flags, ENVIRONMENT_MISSING))
+        alone = EntryContents(script, None, (*flags, ENVIRONMENT_UNREADABLE))
         try:
             environment_file = self._read_environment()
         except (FileNotFoundError, _ForeignError):
@@ -96,9 +96,9 @@ class Grabbed(msgspec.Struct, frozen=True):
             raise EnvironmentUnreadable(error, alone) from error
         if environment_file is None:
             log.warning("job %d has an environment too large to be kept", self.job_id)
-            return Contents(script, None, (*flags, ENVIRONMENT_TOO_LARGE))
+            return EntryContents(script, None, (*flags, ENVIRONMENT_TOO_LARGE))
         environment = read_environment(environment_file, redactor)
-        return Contents(script, environment, flags + environment.flags)
+        return EntryContents(script, environment, flags + environment.flags)
 
     def _read_environment(self) -> bytes | None:
         """Read the environment's file; None if it is too large.
@@ -107,7 +107,7 @@ class Grabbed(msgspec.Struct, frozen=True):
             OSError: It cannot be read now, or is gone.
             _ForeignError: It is not a regular file.
         """
-        fd = self.environment_fd if self.environment_fd >= 0 else os.open(self.unopened, OPEN)
+        fd = self.environment_fd if self.environment_fd >= 0 else os.open(self.unopened, OPEN_FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise _ForeignError
@@ -123,7 +123,7 @@ class Grabbed(msgspec.Struct, frozen=True):
             os.close(self.environment_fd)
 
 
-def spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
+def read_spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
     """Read a job's script that slurmctld still holds; return its modification time (ns) and bytes.
 
     Args:
@@ -134,7 +134,7 @@ def spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
         None where there is none, it is being written, or this process may not read it.
     """
     try:
-        fd = os.open(f"{root}/hash.{job_id % 10}/job.{job_id}/script", OPEN)
+        fd = os.open(f"{root}/hash.{job_id % 10}/job.{job_id}/script", OPEN_FLAGS)
     except OSError:
         return None
     try:
@@ -155,30 +155,35 @@ _HASH = re.compile(r"hash\.([0-9])")
 """Name of a hash directory."""
 _JOB = re.compile(r"job\.([1-9][0-9]{0,9})")
 """Name of a job directory."""
-_GONE = flags.DELETE | flags.MOVED_FROM
+_REMOVED_MASK = flags.DELETE | flags.MOVED_FROM
 """Inotify events of a removed entry."""
-_ROOT_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_ROOT_REMOVED_MASK = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 """Inotify events after which the root is no longer watched."""
 _ROOT_MASK = (
-    flags.CREATE | flags.MOVED_TO | _GONE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+    flags.CREATE
+    | flags.MOVED_TO
+    | _REMOVED_MASK
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+    | flags.ONLYDIR
 )
 """Inotify events watched in the root."""
 _HASH_MASK = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
 """Inotify events watched in a hash directory."""
 _JOB_MASK = flags.CREATE | flags.CLOSE_WRITE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
 """Inotify events watched in a job directory."""
-_REMEMBERED = 8192
+_MAX_REMEMBERED_SCRIPTS = 8192
 """Number of captured scripts remembered, to ignore them in scans."""
 _SETTLE_S = 0.1
 """Time without change after which a script that ends in NUL is complete, in seconds."""
 
 
-def share_of(job_id: int, of: int) -> int:
+def assign_share(job_id: int, of: int) -> int:
     """Return which of ``of`` processes handles a job's spool entry: its hash directory decides."""
     return job_id % 10 % of
 
 
-class _Pending(msgspec.Struct):
+class _PendingScript(msgspec.Struct):
     """Job directory whose script is not complete yet."""
 
     hash_number: int
@@ -226,7 +231,7 @@ class SlurmSpool:
         rescan_s: float = 2.0,
     ) -> None:
         self.root = root
-        self.ready: deque[Taken] = deque()
+        self.ready: deque[CapturedEntry] = deque()
         self.vanished: list[int] = []
         self._share = share
         self._of = of
@@ -240,8 +245,8 @@ class SlurmSpool:
         self._hash_wds: dict[int, int] = {}
         self._hash_fds: dict[int, int] = {}
         self._job_wds: dict[int, tuple[int, str]] = {}
-        self._pending: dict[str, _Pending] = {}
-        self._unsure: dict[str, _Pending] = {}
+        self._pending: dict[str, _PendingScript] = {}
+        self._unsure: dict[str, _PendingScript] = {}
         self._recent: dict[int, int] = {}
         self._unread: dict[str, int] = {}
         """Directories whose script could not be taken yet, with their hash numbers."""
@@ -307,7 +312,7 @@ class SlurmSpool:
         """Watch the root and its directories; if it is missing, log that once and retry."""
         try:
             self._root_wd = self._inotify.add_watch(self.root, _ROOT_MASK)
-            kind = network_kind(self.root)
+            kind = find_network_type(self.root)
         except OSError as error:
             self._root_wd = -1
             self._attach_at = time.monotonic() + self._reattach_s
@@ -426,17 +431,17 @@ class SlurmSpool:
 
     def _on_root(self, mask: int, name: str) -> None:
         """Handle an event of the root: it is gone, or a hash directory came or went."""
-        if mask & _ROOT_GONE:
+        if mask & _ROOT_REMOVED_MASK:
             self._unwatch(self._root_wd)
             self._detach()
             self._attach_at = time.monotonic() + self._reattach_s
             self._complain(f"{self.root} is gone; waiting for it")
         elif _HASH.fullmatch(name):
             # An open descriptor would keep a removed directory, and its parents, alive.
-            fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _GONE else -1
+            fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _REMOVED_MASK else -1
             if fd >= 0:
                 os.close(fd)
-            elif not mask & _GONE:
+            elif not mask & _REMOVED_MASK:
                 self._enter_hash(name)
 
     def _forget_job(self, wd: int) -> None:
@@ -456,7 +461,7 @@ class SlurmSpool:
         job_id = int(match[1])
         if scanned and self._is_known(number, name, job_id):
             return
-        waiting = _Pending(number, name)
+        waiting = _PendingScript(number, name)
         if self._try(waiting, job_id, closed=False):
             return
         try:
@@ -516,7 +521,7 @@ class SlurmSpool:
             if error.errno != errno.EINVAL:
                 raise
 
-    def _try(self, waiting: _Pending, job_id: int, *, closed: bool) -> bool:
+    def _try(self, waiting: _PendingScript, job_id: int, *, closed: bool) -> bool:
         """Take the script if it is complete; return whether nothing is left to wait for."""
         directory = self._hash_fds.get(waiting.hash_number, -1)
         if directory < 0:
@@ -527,7 +532,7 @@ class SlurmSpool:
             return False
         except OSError as error:
             waiting.close()
-            if error.errno in FOREIGN:
+            if error.errno in FOREIGN_ERRNOS:
                 log.debug("passing over %s: %s", waiting.name, error)
                 return True
             self._cannot_watch(waiting.name, error)
@@ -537,7 +542,7 @@ class SlurmSpool:
             self._unread.pop(waiting.name, None)
         return is_over
 
-    def _take(self, waiting: _Pending, directory: int, job_id: int, *, closed: bool) -> bool:
+    def _take(self, waiting: _PendingScript, directory: int, job_id: int, *, closed: bool) -> bool:
         """Take the script if it is complete; return whether nothing is left to wait for.
 
         Raises:
@@ -545,7 +550,7 @@ class SlurmSpool:
             OSError: It is foreign, or cannot be taken now.
         """
         if waiting.script_fd < 0:
-            waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
+            waiting.script_fd = os.open(f"{waiting.name}/script", OPEN_FLAGS, dir_fd=directory)
             # It was written before the script: hold it too from now on, whatever is removed.
             self._hold_environment(waiting, directory)
         fd = waiting.script_fd
@@ -563,14 +568,14 @@ class SlurmSpool:
         if waiting.environment_fd < 0:
             self._hold_environment(waiting, directory)
         self._recent[job_id] = status.st_mtime_ns
-        if len(self._recent) > _REMEMBERED:
+        if len(self._recent) > _MAX_REMEMBERED_SCRIPTS:
             del self._recent[next(iter(self._recent))]
         self.ready.append(
-            Grabbed(job_id, status.st_mtime_ns, fd, waiting.environment_fd, waiting.unopened)
+            HeldScript(job_id, status.st_mtime_ns, fd, waiting.environment_fd, waiting.unopened)
         )
         return True
 
-    def _hold_environment(self, waiting: _Pending, directory: int) -> None:
+    def _hold_environment(self, waiting: _PendingScript, directory: int) -> None:
         """Open the environment, if there is one.
 
         Raises:
@@ -579,22 +584,22 @@ class SlurmSpool:
         waiting.unopened = ""
         name = f"{waiting.name}/environment"
         try:
-            waiting.environment_fd = os.open(name, OPEN, dir_fd=directory)
+            waiting.environment_fd = os.open(name, OPEN_FLAGS, dir_fd=directory)
         except FileNotFoundError:
             return  # a burst-buffer plugin links only the script; a flag in the event says so
         except OSError as error:
-            if error.errno in NO_DESCRIPTOR:
+            if error.errno in NO_DESCRIPTOR_ERRNOS:
                 raise
-            if error.errno not in FOREIGN:
+            if error.errno not in FOREIGN_ERRNOS:
                 # The script is held meanwhile, and the reader opens the environment again.
                 waiting.unopened = f"{self.root}/hash.{waiting.hash_number}/{name}"
 
-    def _is_closed(self, waiting: _Pending, status: os.stat_result) -> bool:
+    def _is_closed(self, waiting: _PendingScript, status: os.stat_result) -> bool:
         """Return whether no writer has the script open, as far as can be determined."""
         written = is_written(waiting.script_fd, remote=self._is_remote)
         return self._is_settled(waiting, status) if written is None else written
 
-    def _is_settled(self, waiting: _Pending, status: os.stat_result) -> bool:
+    def _is_settled(self, waiting: _PendingScript, status: os.stat_result) -> bool:
         """Return whether a script has not changed for long enough to be complete."""
         now = time.monotonic()
         if waiting.size != status.st_size:
@@ -624,16 +629,16 @@ class SlurmSpool:
 # Entry point
 
 
-class _Slurm:
+class _SlurmScheduler:
     """Slurm as a scheduler for capture."""
 
     default_root = ""
 
     def share_of(self, job_id: int, of: int) -> int:
-        """See :func:`share_of`."""
-        return share_of(job_id, of)
+        """See :func:`assign_share`."""
+        return assign_share(job_id, of)
 
-    def open(self, plan: SpoolPlan) -> Spool:
+    def open(self, plan: SpoolPlan) -> WatchedSpool:
         """Open a watch on a StateSaveLocation."""
         return SlurmSpool(
             plan.root,
@@ -644,5 +649,5 @@ class _Slurm:
         )
 
 
-SLURM = _Slurm()
+SLURM = _SlurmScheduler()
 """Entry point ``slurm`` for schedulers."""

@@ -1,10 +1,11 @@
 """Spool capture: reads scripts from a watched spool, redacts, stores, and appends events.
 
-:class:`Capture` is the main loop of a capture worker: it takes entries from a
-:class:`steward.capture.schedulers.Spool` and writes their bytes to a store. A :class:`Committer`
-has two threads that only wait, one for fsync of a batch, one for the journal. A script's
-descriptors stay open until its bytes are durable, so that they can be written again. Scripts that
-cannot be read are held and retried, later found by rescans; lost ones are reported as a gap.
+:class:`SpoolCapture` is the main loop of a capture worker: it takes entries from a
+:class:`steward.capture.schedulers.WatchedSpool` and writes their bytes to a store. A
+:class:`BatchCommitter` has two threads that only wait, one for fsync of a batch, one for the
+journal. A script's descriptors stay open until its bytes are durable, so that they can be written
+again. Scripts that cannot be read are held and retried, later found by rescans; lost ones are
+reported as a gap.
 """
 
 import logging
@@ -18,38 +19,48 @@ from contextlib import suppress
 
 import msgspec
 
-from steward.capture.schedulers import Contents, EnvironmentUnreadable, Spool, Taken
+from steward.capture.schedulers import (
+    CapturedEntry,
+    EntryContents,
+    EnvironmentUnreadable,
+    WatchedSpool,
+)
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import (
-    MOST_MISSED,
+    MAX_MISSED_JOB_IDS,
     Event,
+    IncomingFile,
     JobScript,
-    Kept,
-    missed_event,
-    script_event,
+    make_missed_event,
+    make_script_event,
 )
-from steward.core.incoming import Store, StoreUnavailable, Unsynced, kept_filename
-from steward.core.journal.store import Row, rows_of
+from steward.core.incoming import (
+    IncomingStore,
+    StoreUnavailable,
+    UnsyncedFiles,
+    make_incoming_filename,
+)
+from steward.core.journal.store import EncodedEvent, encode_rows
 from steward.core.redaction import Redactor
 from steward.core.waits import Backoff, Stop
 from steward.slurm.environment import Environment
 
 log = logging.getLogger(__name__)
 
-_SLICE = 16
+_SCRIPTS_PER_TURN = 16
 """Scripts read between two checks of the spool: short-lived jobs must not wait for long scripts."""
-_BATCH = 256
+_BATCH_SCRIPTS = 256
 """Number of scripts at which a batch is committed; see also ``CaptureLimits.batch_bytes``."""
-_LONGEST_NAP_S = 5.0
+_MAX_WAIT_S = 5.0
 """Maximum wait between turns, in seconds."""
-_LAST_WORDS_S = 4.0
+_FINISH_TIMEOUT_S = 4.0
 """Time for remaining scripts at a stop, in seconds."""
-_MOST_NAMED = 50
+_MAX_JOBS_LOGGED = 50
 """Maximum number of lost jobs named in a log message."""
 
 _NO_ENVIRONMENT = Environment(data=b"")
 
-AppendRows = Callable[[Sequence[Row]], None]
+AppendRows = Callable[[Sequence[EncodedEvent]], None]
 """Appends encoded events durably; may block."""
 
 
@@ -98,16 +109,16 @@ class CaptureBatch(msgspec.Struct):
         size: Total size of the bytes.
     """
 
-    rows: list[Row]
-    held: list[Taken]
-    unsynced: list[Unsynced]
+    rows: list[EncodedEvent]
+    held: list[CapturedEntry]
+    unsynced: list[UnsyncedFiles]
     size: int = 0
 
 
-class _Unread(msgspec.Struct):
+class _UnreadableScript(msgspec.Struct):
     """Script that could not be read, with open descriptors."""
 
-    taken: Taken
+    taken: CapturedEntry
     since: float
     backoff: Backoff
     at: float = 0.0
@@ -117,14 +128,14 @@ class _Unread(msgspec.Struct):
 # Commit threads
 
 
-class Committer:
+class BatchCommitter:
     """Two threads that make batches durable (fsync) and append their events, in order."""
 
     def __init__(self, append: AppendRows) -> None:
         self._append = append
         self._batches: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
-        self.failed: queue.SimpleQueue[list[Taken]] = queue.SimpleQueue()
-        self.kept: queue.SimpleQueue[list[Taken]] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
+        self.kept: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.under_way = 0
         self.is_syncing = False
@@ -222,7 +233,7 @@ class Committer:
 # Main loop
 
 
-class Capture:
+class SpoolCapture:
     """Capture of one share of a cluster's spool.
 
     Args:
@@ -238,8 +249,8 @@ class Capture:
     def __init__(
         self,
         cluster: str,
-        spool: Spool,
-        stores: Sequence[Store],
+        spool: WatchedSpool,
+        stores: Sequence[IncomingStore],
         redactor: Redactor,
         append: AppendRows,
         *,
@@ -252,7 +263,7 @@ class Capture:
         self._stores = stores
         self._shut: dict[str, float] = {}
         self._redactor = redactor
-        self._committer = Committer(append)
+        self._committer = BatchCommitter(append)
         self._environments = environments
         self._limits = limits or CaptureLimits()
         self._batch = CaptureBatch([], [], [])
@@ -262,7 +273,7 @@ class Capture:
         self._again_at = 0.0
         self._complaints: dict[str, str] = {}
         self._beat: Callable[[], None] = lambda: None
-        self._unread: dict[tuple[int, int], _Unread] = {}
+        self._unread: dict[tuple[int, int], _UnreadableScript] = {}
         self._released: set[tuple[int, int]] = set()
         """Unreadable scripts whose descriptors were closed, so that only a rescan finds them."""
         self._rescans = Backoff(self._limits.first_rescan_s, self._limits.longest_rescan_s)
@@ -309,7 +320,7 @@ class Capture:
         """Return whether any unreadable script is still within its holding time."""
         return any(map(self._is_young, self._unread.values()))
 
-    def _is_young(self, unread: _Unread) -> bool:
+    def _is_young(self, unread: _UnreadableScript) -> bool:
         """Return True if a script's descriptors must stay open, removed or not."""
         return time.monotonic() - unread.since < self._limits.hold_unread_s
 
@@ -322,7 +333,7 @@ class Capture:
         if time.monotonic() < self._again_at:
             return
         ready = self._spool.ready
-        for _ in range(min(_SLICE, len(ready))):
+        for _ in range(min(_SCRIPTS_PER_TURN, len(ready))):
             taken = ready.popleft()
             self._beat()
             try:
@@ -351,7 +362,7 @@ class Capture:
         Scripts gather meanwhile, so batches grow with the load. Bytes are made durable soon even if
         the journal is unavailable.
         """
-        if len(self._batch.held) >= _BATCH:
+        if len(self._batch.held) >= _BATCH_SCRIPTS:
             return True
         if self._spool.ready and not self._again_at:
             return False
@@ -363,7 +374,7 @@ class Capture:
 
     def finish(self) -> bool:
         """Write and commit what has been read; return whether all of it is durable."""
-        until = time.monotonic() + _LAST_WORDS_S
+        until = time.monotonic() + _FINISH_TIMEOUT_S
         while self._spool.ready and not self._again_at and time.monotonic() < until:
             self.turn()
         if self._batch.held:
@@ -391,7 +402,7 @@ class Capture:
 
     def _nap_s(self) -> float:
         """Return how long to wait until the next turn, in seconds."""
-        nap_s = min(self._spool.due_s(), self._unread_due_s(), _LONGEST_NAP_S)
+        nap_s = min(self._spool.due_s(), self._unread_due_s(), _MAX_WAIT_S)
         if self._spool.ready:
             return min(nap_s, max(0.01, self._again_at - time.monotonic()))
         if self._batch.held:
@@ -412,7 +423,7 @@ class Capture:
             self._again_at = time.monotonic() + self._backoff.next_s()
         self._close_kept()
 
-    def _take_failed(self) -> Iterator[Taken]:
+    def _take_failed(self) -> Iterator[CapturedEntry]:
         """Yield the scripts of failed batches."""
         while not self._committer.failed.empty():
             yield from self._committer.failed.get()
@@ -423,13 +434,13 @@ class Capture:
             for held in self._committer.kept.get():
                 held.close()
 
-    def _try_later(self, taken: Taken, error: OSError) -> None:
+    def _try_later(self, taken: CapturedEntry, error: OSError) -> None:
         """Keep an unreadable script for a retry; after a long time, leave it to a rescan."""
         now, key = time.monotonic(), (taken.job_id, taken.mtime_ns)
         unread = self._unread.get(key)
         if unread is None:
             log.error("job %d cannot be read from the spool yet: %s", taken.job_id, error)
-            unread = self._unread[key] = _Unread(taken, now, Backoff(0.1, 10.0))
+            unread = self._unread[key] = _UnreadableScript(taken, now, Backoff(0.1, 10.0))
             self._released.discard(key)
         unread.is_removed = taken.is_removed
         is_alone = isinstance(error, EnvironmentUnreadable)
@@ -494,19 +505,25 @@ class Capture:
             return
         self._missed_at = now + self._limits.missed_every_s
         job_ids, missed[:] = list(dict.fromkeys(missed)), []
-        more = f" and {len(job_ids) - _MOST_NAMED} more" if len(job_ids) > _MOST_NAMED else ""
+        more = (
+            f" and {len(job_ids) - _MAX_JOBS_LOGGED} more"
+            if len(job_ids) > _MAX_JOBS_LOGGED
+            else ""
+        )
         log.error(
             "%d scripts of %s are lost: slurmctld removed them before they were read: jobs %s%s",
             len(job_ids),
             self._cluster,
-            ", ".join(map(str, job_ids[:_MOST_NAMED])),
+            ", ".join(map(str, job_ids[:_MAX_JOBS_LOGGED])),
             more,
         )
-        for start in range(0, len(job_ids), MOST_MISSED):
-            event = missed_event(self._cluster, "spool", job_ids[start : start + MOST_MISSED])
-            self._committer.put(CaptureBatch(rows_of([event]), [], []))
+        for start in range(0, len(job_ids), MAX_MISSED_JOB_IDS):
+            event = make_missed_event(
+                self._cluster, "spool", job_ids[start : start + MAX_MISSED_JOB_IDS]
+            )
+            self._committer.put(CaptureBatch(encode_rows([event]), [], []))
 
-    def _keep(self, taken: Taken, contents: Contents | None = None) -> None:
+    def _keep(self, taken: CapturedEntry, contents: EntryContents | None = None) -> None:
         """Read a script and add it to the batch."""
         contents = contents or taken.read(self._redactor)
         events = contents.events
@@ -520,31 +537,35 @@ class Capture:
             log.debug("job %d: script kept, %d bytes", taken.job_id, size)
         if not self._batch.held:
             self._gathering_since = time.monotonic()
-        self._batch.rows.extend(rows_of(events))
+        self._batch.rows.extend(encode_rows(events))
         self._batch.held.append(taken)
         self._batch.size += size
 
-    def _write(self, taken: Taken, contents: Contents) -> Event:
+    def _write(self, taken: CapturedEntry, contents: EntryContents) -> Event:
         """Write a script to a store and build its event; try the next store on failure."""
         job_id, mtime_ns = taken.job_id, taken.mtime_ns
         script, environment = contents.script, contents.environment
-        kept_script: Kept | None = None
-        kept_environment: Kept | None = None
+        kept_script: IncomingFile | None = None
+        kept_environment: IncomingFile | None = None
         store = self._store()
         try:
             # The environment first, so that a complete script implies that both are stored.
             if environment is not None and self._environments:
-                name = kept_filename(self._cluster, job_id, mtime_ns, len(environment.data), "env")
+                name = make_incoming_filename(
+                    self._cluster, job_id, mtime_ns, len(environment.data), "env"
+                )
                 kept_environment = store.write(name, environment.data)
             if script is not None:
-                name = kept_filename(self._cluster, job_id, mtime_ns, len(script), "script")
+                name = make_incoming_filename(
+                    self._cluster, job_id, mtime_ns, len(script), "script"
+                )
                 kept_script = store.write(name, script)
         except StoreUnavailable as error:
             self._shut_out(store, error)
             return self._write(taken, contents)
         self._touched.add(store.name)
         environment = environment or _NO_ENVIRONMENT
-        return script_event(
+        return make_script_event(
             self._cluster,
             "spool",
             JobScript(
@@ -561,7 +582,7 @@ class Capture:
             ),
         )
 
-    def _store(self) -> Store:
+    def _store(self) -> IncomingStore:
         """Return the first usable store.
 
         Raises:
@@ -583,7 +604,7 @@ class Capture:
             return store
         raise StoreUnavailable("; ".join(self._complaints.values()) or "no store is there")
 
-    def _shut_out(self, store: Store, error: StewardError) -> None:
+    def _shut_out(self, store: IncomingStore, error: StewardError) -> None:
         """Exclude a store for some seconds, and log why."""
         self._shut[store.name] = time.monotonic() + self._limits.retry_store_s
         if self._complaints.get(store.name) != str(error):

@@ -1,8 +1,9 @@
 """Unfinished runs of a cluster, stored by a controller that has no jobs.db (SQLite).
 
-After a restart a controller must notice which jobs ended meanwhile, so the consumer :class:`Runs`
-keeps the latest record of each unfinished run in ``runs-CLUSTER.db``, and nothing else: its size is
-that of the queue. ``unfinished`` reads it, ``caught_up`` adds journal events not applied yet.
+After a restart a controller must notice which jobs ended meanwhile, so the consumer
+:class:`UnfinishedRuns` keeps the latest record of each unfinished run in ``runs-CLUSTER.db``, and
+nothing else: its size is that of the queue. ``unfinished`` reads it, ``catch_up_runs`` adds journal
+events not applied yet.
 """
 
 import os
@@ -15,7 +16,7 @@ from steward.core.consumers import Append
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
-from steward.core.sqlite import open_database, open_reader, transaction, translated
+from steward.core.sqlite import open_database, open_reader, transaction, translate_errors
 from steward.slurm import FINISHED
 
 _MIGRATIONS: Final = (
@@ -29,22 +30,22 @@ CREATE TABLE run (
 """,
 )
 
-_MOST_BEHIND: Final = 200_000
+_MAX_EVENTS_BEHIND: Final = 200_000
 """Maximum number of events read at a start. A new database is further behind, for minutes."""
 # RESIZING ends a former size of a job that goes on, REQUEUED a former run of a pending job.
-_GOES_ON: Final = frozenset({"RESIZING", "REQUEUED"})
+_CONTINUING_STATES: Final = frozenset({"RESIZING", "REQUEUED"})
 """End states after which a job goes on."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
-def path_of(state_dir: str, cluster: str) -> str:
+def runs_database_path(state_dir: str, cluster: str) -> str:
     """Return the path of a cluster's database of unfinished runs."""
     return os.path.join(state_dir, f"runs-{cluster}.db")
 
 
-class Runs:
+class UnfinishedRuns:
     """Consumer that keeps ``runs-CLUSTER.db``; see ``steward.core.consumers.Consumer``.
 
     Its events come from this host's queue polls, which are in order, and from jobcomp lines, which
@@ -65,13 +66,13 @@ class Runs:
     def __init__(self, state_dir: str, cluster: str) -> None:
         self.name = f"runs.{cluster}"
         self._cluster = cluster
-        self._path = path_of(state_dir, cluster)
+        self._path = runs_database_path(state_dir, cluster)
         # A power loss may undo the last batches along with the cursor: they are applied again.
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
 
     def cursor(self) -> int:
         """Return the position of the last event applied; 0 at first."""
-        with translated(self._path):
+        with translate_errors(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
@@ -82,7 +83,7 @@ class Runs:
             SqliteUnavailable: The database cannot be written now.
         """
         with transaction(self._database, self._path) as database:
-            for job_id, record in latest(events, self._cluster).items():
+            for job_id, record in collect_latest_records(events, self._cluster).items():
                 if record is None:
                     database.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
                 else:
@@ -101,7 +102,7 @@ class Runs:
         self._database.close()
 
 
-def latest(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
+def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
     """Return the latest record by raw job id that events tell, None if the run is over."""
     found: dict[int, JobRecord | None] = {}
     for event in events:
@@ -109,14 +110,14 @@ def latest(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]
             continue
         body: JobFacts = event.body
         record = body.record
-        if event.kind == JOB_END and record.state in _GOES_ON:
+        if event.kind == JOB_END and record.state in _CONTINUING_STATES:
             continue
         is_over = event.kind == JOB_END or record.state in FINISHED
         found[record.job_id] = None if is_over else record
     return found
 
 
-def caught_up(
+def catch_up_runs(
     known: Iterable[JobRecord], reader: JournalReader, cluster: str, position: int
 ) -> list[JobRecord]:
     """Add journal events after a position to known records of unfinished runs.
@@ -134,11 +135,11 @@ def caught_up(
         SqliteUnavailable: The journal cannot be read now.
     """
     runs: dict[int, JobRecord] = {record.job_id: record for record in known}
-    if reader.head() - position > _MOST_BEHIND:
+    if reader.head() - position > _MAX_EVENTS_BEHIND:
         return list(runs.values())
     while True:
-        events, upto = reader.read(position, Runs.kinds, Runs.batch_events)
-        for job_id, record in latest(events, cluster).items():
+        events, upto = reader.read(position, UnfinishedRuns.kinds, UnfinishedRuns.batch_events)
+        for job_id, record in collect_latest_records(events, cluster).items():
             if record is None:
                 runs.pop(job_id, None)
             else:
@@ -148,19 +149,19 @@ def caught_up(
         position = upto
 
 
-def unfinished(state_dir: str, cluster: str) -> tuple[list[JobRecord], int]:
+def read_unfinished_runs(state_dir: str, cluster: str) -> tuple[list[JobRecord], int]:
     """Read the latest record of each unfinished run, and the position of the last event applied.
 
     Raises:
         SqliteUnavailable: The database cannot be read now.
     """
-    path = path_of(state_dir, cluster)
+    path = runs_database_path(state_dir, cluster)
     if not os.path.exists(path):
         # First start: nothing is known yet, so nothing can have ended meanwhile.
         return [], 0
     database = open_reader(path)
     try:
-        with translated(path):
+        with translate_errors(path):
             (position,) = database.execute("SELECT position FROM cursor").fetchone()
             rows = database.execute("SELECT record FROM run").fetchall()
         return [_decode(record) for (record,) in rows], int(position)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from steward.accounting.gaps import LIMIT, SILENT_S, Finding, GapsAnswer, GapsRequest
-from steward.accounting.job_page.notes import duration
+from steward.accounting.job_page.notes import format_duration
 from steward.cli import options, output
 from steward.cli.options import (
     Archive,
@@ -23,31 +23,31 @@ from steward.cli.options import (
     NoHeader,
     Parsable,
     Socket,
-    not_empty,
+    reject_empty,
 )
 from steward.cli.output import (
-    Bar,
     Column,
+    ProgressLine,
+    find_requested_zone,
+    format_count,
+    format_size,
+    format_time,
     is_terminal,
-    local,
-    number,
     print_json,
     print_table,
-    show_time,
-    size,
-    zone_to_ask_in,
+    to_local_time,
 )
-from steward.client.calls import call, stream
-from steward.client.places import Place, settings_here
+from steward.client.calls import call_action, stream_action
+from steward.client.places import ClientPlace, require_settings
 from steward.core.errors import UsageError
-from steward.core.printable import safe_lines
-from steward.daemon.registry import action
+from steward.core.printable import escape_lines
+from steward.daemon.registry import get_action
 from steward.extensions.jobacct_plugins import (
     DumpAnswer,
     DumpRequest,
     ExpireAnswer,
     ExpireRequest,
-    PluginLine,
+    PluginInfo,
     PluginsAnswer,
     PluginsRequest,
 )
@@ -63,7 +63,7 @@ def gaps(
             "-S",
             metavar="TIME",
             help="Since: now-1day, 2026-11-21T08:00; the last seven days if not given.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     until: Annotated[
@@ -74,7 +74,7 @@ def gaps(
             "-E",
             metavar="TIME",
             help="Until.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     silent: Annotated[
@@ -96,59 +96,64 @@ def gaps(
     archive: Archive = "",
 ) -> None:
     """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time."""
-    place = Place(config=config, socket=socket, archive=archive)
-    style = options.style(as_json, parsable, noheader, columns)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    style = options.make_style(as_json, parsable, noheader, columns)
     request = GapsRequest(
-        clusters=options.split(clusters),
+        clusters=options.split_lists(clusters),
         since=since,
         until=until,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
         silent_s=silent,
         limit=limit,
     )
-    answer: GapsAnswer = call(place, action("accounting.gaps"), request)
+    answer: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:
         print_json(answer)
     else:
         if answer.findings or style.parsable or not style.header:
-            print_table(_columns(answer), answer.findings, style)
+            print_table(_make_gap_columns(answer), answer.findings, style)
         else:
             print("Nothing is missing.")
     if answer.more:
-        output.warn(f"there is more than {number(limit, 'finding')}: see --limit, -S and -E")
+        output.print_warning(
+            f"there is more than {format_count(limit, 'finding')}: see --limit, -S and -E"
+        )
     if fail and answer.findings:
         raise typer.Exit(1)
 
 
-def _columns(answer: GapsAnswer) -> list[Column]:
+def _make_gap_columns(answer: GapsAnswer) -> list[Column]:
     """Define the table of gaps."""
     has_clusters = len(answer.zones) > 1
 
     def time(one: Finding) -> str:
-        return show_time(one.at, answer.zones.get(one.cluster, ""))
+        return format_time(one.at, answer.zones.get(one.cluster, ""))
 
     return [
         Column("Time", time),
         Column("Cluster", lambda one: one.cluster, usual=has_clusters),
         Column("Kind", lambda one: one.kind),
         Column("Node", lambda one: one.node, widest=30),
-        Column("JobID", _named, right=True),
+        Column("JobID", _format_step, right=True),
         Column("User", lambda one: one.user),
         Column(
-            "CPU", _cpu, lambda one: "" if one.cpu_s is None else f"{one.cpu_s:.6f}", right=True
+            "CPU",
+            _format_cpu_time,
+            lambda one: "" if one.cpu_s is None else f"{one.cpu_s:.6f}",
+            right=True,
         ),
         Column("Lines", lambda one: str(one.lines) if one.lines else "", right=True),
         Column("Missing", lambda one: one.words),
     ]
 
 
-def _named(one: Finding) -> str:
+def _format_step(one: Finding) -> str:
     """Format a job id with its step."""
     return f"{one.job}.{one.step}" if one.step else one.job
 
 
-def _cpu(one: Finding) -> str:
-    return "" if one.cpu_s is None else duration(one.cpu_s)
+def _format_cpu_time(one: Finding) -> str:
+    return "" if one.cpu_s is None else format_duration(one.cpu_s)
 
 
 def import_(
@@ -180,46 +185,50 @@ def import_(
     was, and doing it twice does no harm: a job that Steward saw itself is that
     job, and Steward's own figures go before.
     """
-    settings = settings_here(Place(config=config))
-    cluster = cluster or _only(tuple(settings.cluster))
-    begin, end = _time(since), _time(until)
-    from steward.daemon.imports import take_over_file, take_over_history
+    settings = require_settings(ClientPlace(config=config))
+    cluster = cluster or _require_one_cluster(tuple(settings.cluster))
+    begin, end = _parse_local_time(since), _parse_local_time(until)
+    from steward.daemon.imports import import_history, import_records_file
 
-    with Bar() as bar:
+    with ProgressLine() as bar:
         if source == "sacct":
             if begin is None:
                 raise UsageError("say since when: steward accounting import --from sacct -S TIME")
             now = datetime.now(UTC)
-            taken = take_over_history(settings, cluster, begin, end or now, bar.show)
+            taken = import_history(settings, cluster, begin, end or now, bar.show)
         else:
             path = os.path.abspath(source)
-            taken = take_over_file(settings, cluster, path, (begin, end), bar.show)
+            taken = import_records_file(settings, cluster, path, (begin, end), bar.show)
     if as_json:
         print_json(taken)
         return
     if taken.went_on:
-        output.note(f"went on where it was cut short: {taken.went_on}")
-    what = f"{number(taken.jobs, 'run')} of jobs and {number(taken.steps, 'step')}"
+        output.print_note(f"went on where it was cut short: {taken.went_on}")
+    what = f"{format_count(taken.jobs, 'run')} of jobs and {format_count(taken.steps, 'step')}"
     print(f"Took over {what}; those that were known are in the books once.")
     if taken.unfinished:
-        output.note(f"{number(taken.unfinished, 'job')} not over yet: left to the snapshots")
+        output.print_note(
+            f"{format_count(taken.unfinished, 'job')} not over yet: left to the snapshots"
+        )
     if taken.passed_over:
-        output.warn(f"{number(taken.passed_over, 'row')} passed over: no rows of jobs or steps")
+        output.print_warning(
+            f"{format_count(taken.passed_over, 'row')} passed over: no rows of jobs or steps"
+        )
 
 
-def _only(clusters: tuple[str, ...]) -> str:
+def _require_one_cluster(clusters: tuple[str, ...]) -> str:
     """Return the only configured cluster, or fail if there are several."""
     if len(clusters) == 1:
         return clusters[0]
     raise UsageError(f"say which with --cluster: {', '.join(clusters)}")
 
 
-def _time(given: str) -> datetime | None:
+def _parse_local_time(given: str) -> datetime | None:
     """Parse a time in this host's zone; "" gives None."""
     from steward.slurm.times import parse_time
 
     now = datetime.now(UTC)
-    return parse_time(given, now, local(now).tzinfo or UTC) if given else None
+    return parse_time(given, now, to_local_time(now).tzinfo or UTC) if given else None
 
 
 def dump(
@@ -230,7 +239,7 @@ def dump(
             "-S",
             metavar="TIME",
             help="What happened since: now-1day, 2026-11-21.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     until: Annotated[
@@ -240,7 +249,7 @@ def dump(
             "-E",
             metavar="TIME",
             help="What happened before.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     config: Config = "",
@@ -251,21 +260,23 @@ def dump(
     One JSON object a line, as docs/accounting.md describes them. Lines of the
     log that are no records are left out, and the exit code is 1 then.
     """
-    request = DumpRequest(since=since, until=until, zone=zone_to_ask_in())
-    place = Place(config=config, socket=socket)
+    request = DumpRequest(since=since, until=until, zone=find_requested_zone())
+    place = ClientPlace(config=config, socket=socket)
     answer: DumpAnswer | None = None
-    for item in stream(place, action("accounting.dump"), request):
+    for item in stream_action(place, get_action("accounting.dump"), request):
         if isinstance(item, DumpAnswer):
             answer = item
         elif is_terminal():
-            print(safe_lines(item.text), end="")
+            print(escape_lines(item.text), end="")
         else:
-            output.write(item.text.encode())
+            output.write_bytes(item.text.encode())
     assert answer is not None, "a stream ends with its answer"
     for example in answer.examples:
-        output.warn(f"no record: {example}")
+        output.print_warning(f"no record: {example}")
     if answer.passed_over:
-        output.warn(f"{number(answer.passed_over, 'line')} of the log are no records")
+        output.print_warning(
+            f"{format_count(answer.passed_over, 'line')} of the log are no records"
+        )
         raise typer.Exit(1)
 
 
@@ -276,7 +287,7 @@ def expire(
             "--before",
             metavar="TIME",
             help="Jobs that ended before this: now-365days, 2025-01-01.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ],
     keep_log: Annotated[
@@ -296,19 +307,22 @@ def expire(
     ended before. Scripts that are archived stay: 'steward archive purge' removes
     those.
     """
-    request = ExpireRequest(before=before, keep_log=keep_log, yes=yes, zone=zone_to_ask_in())
-    place = Place(config=config, socket=socket)
-    answer: ExpireAnswer = call(place, action("accounting.expire"), request)
+    request = ExpireRequest(before=before, keep_log=keep_log, yes=yes, zone=find_requested_zone())
+    place = ClientPlace(config=config, socket=socket)
+    answer: ExpireAnswer = call_action(place, get_action("accounting.expire"), request)
     if as_json:
         print_json(answer)
     length = sum(day.length for day in answer.days)
-    what = f"{number(answer.jobs, 'job')} of jobs.db"
+    what = f"{format_count(answer.jobs, 'job')} of jobs.db"
     if not keep_log:
-        what += f" and {number(len(answer.days), 'day')} of the job log, {size(length)} bytes"
+        what += (
+            f" and {format_count(len(answer.days), 'day')} of the job log, "
+            f"{format_size(length)} bytes"
+        )
     if not answer.done:
-        output.warn(f"nothing was removed: --yes removes {what}")
+        output.print_warning(f"nothing was removed: --yes removes {what}")
     elif not as_json:
-        print(f"Forgotten: {what}, from before {show_time(answer.before)}.")
+        print(f"Forgotten: {what}, from before {format_time(answer.before)}.")
 
 
 def plugins(
@@ -319,38 +333,38 @@ def plugins(
     socket: Socket = "",
 ) -> None:
     """Show the accounting plugins and what went wrong in them."""
-    style = options.style(as_json, parsable, noheader)
-    place = Place(config=config, socket=socket)
-    answer: PluginsAnswer = call(place, action("accounting.plugins"), PluginsRequest())
+    style = options.make_style(as_json, parsable, noheader)
+    place = ClientPlace(config=config, socket=socket)
+    answer: PluginsAnswer = call_action(place, get_action("accounting.plugins"), PluginsRequest())
     if style.json:
         print_json(answer)
     else:
-        print_table(_COLUMNS, answer.plugins, style)
+        print_table(_PLUGIN_COLUMNS, answer.plugins, style)
 
 
-def _use(line: PluginLine) -> str:
+def _format_use(line: PluginInfo) -> str:
     """Return whether a plugin is used, or was rejected."""
     if line.refusal:
         return "refused"
     return "yes" if line.used else "no"
 
 
-def _last_error(line: PluginLine) -> str:
+def _format_last_error(line: PluginInfo) -> str:
     """Format the last failure of a plugin, or the reason of its rejection."""
     if line.refusal:
         return line.refusal
     if not line.failures:
         return ""
     last = line.failures[0]
-    when = show_time(datetime.fromtimestamp(last.last_s, UTC))
+    when = format_time(datetime.fromtimestamp(last.last_s, UTC))
     return f"{when} {last.hook}: {last.kind}: {last.text}"
 
 
-_COLUMNS = [
+_PLUGIN_COLUMNS = [
     Column("Type", lambda line: line.type),
-    Column("Used", _use),
+    Column("Used", _format_use),
     Column("Package", lambda line: line.package),
     Column("Class", lambda line: line.where, usual=False),
     Column("Errors", lambda line: str(sum(f.count for f in line.failures)), right=True),
-    Column("LastError", _last_error),
+    Column("LastError", _format_last_error),
 ]

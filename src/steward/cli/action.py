@@ -1,7 +1,7 @@
 """``steward action``: run an operation on a cluster, list operations, show the audit log.
 
-:func:`parse` reads ``NAME=VALUE`` parameters; the daemon validates them and checks permission.
-Results are printed as YAML or JSON.
+:func:`parse_typed_parameters` reads ``NAME=VALUE`` parameters; the daemon validates them and checks
+permission. Results are printed as YAML or JSON.
 """
 
 import re
@@ -11,28 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steward.automation.actions import (
-    AuditAnswer,
+    AuditReply,
     AuditRequest,
-    HelpRequest,
-    ListAnswer,
-    ListRequest,
-    OperationLine,
-    RunAnswer,
-    RunRequest,
+    HelpOnOperationRequest,
+    ListOperationsReply,
+    ListOperationsRequest,
+    OperationDescription,
+    RunOperationReply,
+    RunOperationRequest,
 )
 from steward.cli.groups import CONTEXT
-from steward.cli.options import LAST, Asked, asking_columns, asking_json, not_empty
-from steward.cli.output import Column, print_json, print_table, show_time, zone_to_ask_in
+from steward.cli.options import (
+    LARGEST_NUMBER,
+    CommandCall,
+    reject_empty,
+    with_call_and_columns,
+    with_json_call,
+)
+from steward.cli.output import Column, find_requested_zone, format_time, print_json, print_table
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.automation.audit import AuditRow
     from steward.automation.operation import ParameterDescription
 
+
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FOR = {
+_RIGHT_NAMES = {
     "everyone": "everyone",
     "owner": "the job's owner",
     "operator": "operators",
@@ -50,7 +57,7 @@ ActionCluster = Annotated[
         "-M",
         metavar="NAME",
         help="On which cluster, where there are several.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 
@@ -61,9 +68,9 @@ def action_() -> None:
 
 
 @app.command()
-@asking_json
+@with_json_call
 def run(
-    asked: Asked,
+    asked: CommandCall,
     ref: Ref,
     words: Annotated[
         list[str] | None,
@@ -86,19 +93,23 @@ def run(
     Lists have commas between, objects are JSON: criterias='{"user": "ada"}'. The exit
     code is 1 where it failed.
     """
-    request = RunRequest(
-        action=ref, parameters=parse(words or ()), cluster=cluster, dry_run=dry_run, force=force
+    request = RunOperationRequest(
+        action=ref,
+        parameters=parse_typed_parameters(words or ()),
+        cluster=cluster,
+        dry_run=dry_run,
+        force=force,
     )
-    answer: RunAnswer = asked.call("automation.run", request)
+    answer: RunOperationReply = asked.call("automation.run", request)
     if asked.style.json:
         print_json(answer)
     else:
-        print(_as_yaml(_shown(answer)), end="")
+        print(_format_yaml(_select_reply_fields(answer)), end="")
     if answer.status != "succeeded":
         raise typer.Exit(1)
 
 
-def parse(words: Iterable[str]) -> dict[str, str]:
+def parse_typed_parameters(words: Iterable[str]) -> dict[str, str]:
     """Parse parameters typed as ``NAME=VALUE``.
 
     Raises:
@@ -116,10 +127,10 @@ def parse(words: Iterable[str]) -> dict[str, str]:
 
 
 @app.command("list")
-@asking_columns
-def list_(asked: Asked) -> None:
+@with_call_and_columns
+def list_(asked: CommandCall) -> None:
     """List what can be done."""
-    answer: ListAnswer = asked.call("automation.list", ListRequest())
+    answer: ListOperationsReply = asked.call("automation.list", ListOperationsRequest())
     if asked.style.json:
         print_json(answer)
     else:
@@ -127,42 +138,42 @@ def list_(asked: Asked) -> None:
 
 
 @app.command("help")
-@asking_json
-def help_(asked: Asked, ref: Ref) -> None:
+@with_json_call
+def help_(asked: CommandCall, ref: Ref) -> None:
     """Say what an action takes."""
-    answer: ListAnswer = asked.call("automation.help", HelpRequest(action=ref))
+    answer: ListOperationsReply = asked.call("automation.help", HelpOnOperationRequest(action=ref))
     if asked.style.json:
         print_json(answer)
         return
     one = answer.actions[0]
     print(f"{one.action}: {one.help}")
-    print(f"For {_FOR[one.right]}; {_effect(one)}.")
+    print(f"For {_RIGHT_NAMES[one.right]}; {_describe_effect(one)}.")
     for parameter in one.parameters:
-        print(f"\n  {parameter.name} ({_kind(parameter)})")
+        print(f"\n  {parameter.name} ({_describe_kind(parameter)})")
         print(f"      {parameter.description}")
         for inner in parameter.within:
-            print(f"      {inner.name} ({_kind(inner)}): {inner.description}")
+            print(f"      {inner.name} ({_describe_kind(inner)}): {inner.description}")
     print(f"\nGives: {one.gives[:1].lower()}{one.gives[1:]}")
 
 
-def _effect(one: OperationLine) -> str:
+def _describe_effect(one: OperationDescription) -> str:
     """Describe whether an operation changes the cluster."""
     if not one.changes:
         return "changes nothing"
     return "is in the audit log" + ("" if one.remote else ", and not to be had from other hosts")
 
 
-def _kind(one: "ParameterDescription") -> str:
+def _describe_kind(one: "ParameterDescription") -> str:
     """Describe a parameter: type or choices, and whether it is required."""
     words = [one.type if not one.enum else " | ".join(one.enum)]
     if one.required:
         words.append("required")
     elif one.default not in (None, "", [], {}):
-        words.append(f"default {_as_word(one.default)}")
+        words.append(f"default {_format_value(one.default)}")
     return ", ".join(words)
 
 
-def _as_word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a parameter's value as it would be typed."""
     if isinstance(value, list):
         return ",".join(map(str, value))
@@ -170,15 +181,15 @@ def _as_word(value: Any) -> str:
 
 
 @app.command()
-@asking_columns
+@with_call_and_columns
 def audit(
-    asked: Asked,
+    asked: CommandCall,
     number: Annotated[
         int,
         typer.Argument(
             metavar="[ID]",
             min=0,
-            max=LAST,
+            max=LARGEST_NUMBER,
             help="Only the action of this id.",
             show_default=False,
         ),
@@ -205,16 +216,16 @@ def audit(
         cluster=cluster,
         since=since,
         limit=limit,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
     )
-    answer: AuditAnswer = asked.call("automation.audit", request)
+    answer: AuditReply = asked.call("automation.audit", request)
     if asked.style.json:
         print_json(answer)
     else:
         print_table(_AUDIT_COLUMNS, answer.actions, asked.style)
 
 
-def _asked_by(row: "AuditRow") -> str:
+def _format_requester(row: "AuditRow") -> str:
     """Format the user of an audit row, and who asked on their behalf."""
     user = row.user or str(row.uid)
     return user if row.speaker == user else f"{user} for {row.speaker}"
@@ -229,26 +240,26 @@ _ACTION_COLUMNS = [
 ]
 _AUDIT_COLUMNS = [
     Column("ID", lambda row: str(row.id), right=True),
-    Column("Began", lambda row: show_time(row.at)),
-    Column("Ended", lambda row: show_time(row.ended), usual=False),
-    Column("By", _asked_by),
+    Column("Began", lambda row: format_time(row.at)),
+    Column("Ended", lambda row: format_time(row.ended), usual=False),
+    Column("By", _format_requester),
     Column("How", lambda row: row.how, usual=False),
     Column("Cluster", lambda row: row.cluster),
     Column("Action", lambda row: row.ref),
     Column("Forced", lambda row: "yes" if row.force else "", usual=False),
-    Column("Parameters", lambda row: _one_line(row.parameters), widest=60),
+    Column("Parameters", lambda row: _format_parameters(row.parameters), widest=60),
     Column("Status", lambda row: row.status),
     Column("Message", lambda row: row.message, widest=60),
 ]
 
 
-def _one_line(parameters: dict[str, Any]) -> str:
+def _format_parameters(parameters: dict[str, Any]) -> str:
     """Format parameters as NAME=VALUE on one line, without empty ones."""
     given = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
-    return " ".join(f"{name}={_as_word(value)}" for name, value in given.items())
+    return " ".join(f"{name}={_format_value(value)}" for name, value in given.items())
 
 
-def _shown(answer: RunAnswer) -> dict[str, Any]:
+def _select_reply_fields(answer: RunOperationReply) -> dict[str, Any]:
     """Return the parts of a reply to print, without empty ones."""
     shown: dict[str, Any] = {"id": answer.id, "status": answer.status}
     if answer.dry_run:
@@ -261,7 +272,7 @@ def _shown(answer: RunAnswer) -> dict[str, Any]:
     return {**shown, "parameters": parameters, "result": answer.result}
 
 
-def _as_yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     """Format a value as YAML, with characters that could control a terminal escaped."""
     import yaml
 

@@ -3,8 +3,6 @@
 The sender itself is ``steward/agent``: standard library only, Python 3.9 or later.
 """
 
-# ruff: noqa: ARG001 -- the options are handed on as they stand in the context
-
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +10,8 @@ import typer
 
 from steward.agent import agent
 from steward.core.errors import StewardError, UsageError
+
+# ruff: noqa: ARG001 -- the options are handed on as they stand in the context
 
 
 def app(
@@ -91,7 +91,7 @@ def app(
     Python (3.9 or later) and takes the same options. It runs once a minute by a timer.
     """
     if write:
-        _write(Path(write))
+        _write_agent(Path(write))
         return
     if not spool or not to:
         raise UsageError("say where the lines are, --spool, and where Steward listens, --to")
@@ -110,7 +110,7 @@ def app(
         raise typer.Exit(code)
 
 
-def _write(target: Path) -> None:
+def _write_agent(target: Path) -> None:
     """Write the program atomically: nodes may be reading the previous version."""
     new = target.with_name(target.name + ".new")
     try:

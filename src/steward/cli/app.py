@@ -13,7 +13,13 @@ from typing import Annotated, ClassVar
 import typer
 
 from steward import __version__
-from steward.cli.errors import INTERRUPTED, WRONG_USE, ended, tell, wrong_value
+from steward.cli.errors import (
+    INTERRUPTED,
+    WRONG_USE,
+    describe_wrong_value,
+    print_error,
+    run_command,
+)
 from steward.cli.groups import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
 
 
@@ -248,16 +254,16 @@ def run(args: list[str]) -> int:
 
     def command() -> int:
         try:
-            return _run(args or ["--help"])
+            return _run_typer(args or ["--help"])
         except typer.TyperException as error:
-            return _end_usage(error, debug)
+            return _print_usage_error(error, debug)
         except typer.Abort:
             return INTERRUPTED
 
-    return ended(command, debug=debug)
+    return run_command(command, debug=debug)
 
 
-def _run(args: list[str]) -> int:
+def _run_typer(args: list[str]) -> int:
     """Parse and run a command line with Typer; errors propagate to the caller."""
     command = typer.main.get_command(app)
     code = command.main(args=args, prog_name="steward", standalone_mode=False)
@@ -265,36 +271,36 @@ def _run(args: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _end_usage(error: typer.TyperException, debug: bool) -> int:
+def _print_usage_error(error: typer.TyperException, debug: bool) -> int:
     """Print a usage error, or the help of a group called without a command; return the code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return WRONG_USE
     if isinstance(error, typer.BadParameter):
-        error.message = wrong_value(error) or error.message
+        error.message = describe_wrong_value(error) or error.message
     # Choices come one a line; an empty choice need not be listed.
     message = " ".join(error.format_message().rstrip(".").split())
     message = message.replace(": Value error, ", ": ").replace("one of '', ", "one of ")
     if context is not None:
         message += f" (see '{context.command_path} --help')"
-    return tell(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
+    return print_error(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
 
 
-_LOG = "steward.cli.accounting"
+_ACCOUNTING = "steward.cli.accounting"
 
 
 class AccountingGroup(LazyGroup):
     """Commands of ``steward accounting``: job log, plugins, gaps and imports."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("dump", OPERATORS, "Write the job log out, record by record.", _LOG, "dump"),
-        Entry("expire", OPERATORS, "Forget the books of old jobs.", _LOG, "expire"),
+        Entry("dump", OPERATORS, "Write the job log out, record by record.", _ACCOUNTING, "dump"),
+        Entry("expire", OPERATORS, "Forget the books of old jobs.", _ACCOUNTING, "expire"),
         Entry(
             "plugins",
             OPERATORS,
             "Show the accounting plugins and what went wrong in them.",
-            _LOG,
+            _ACCOUNTING,
             "plugins",
         ),
         Entry(
@@ -324,10 +330,10 @@ def accounting() -> None:
     """Look after the books: the job log, plugins, what is missing."""
 
 
-_FIND = "steward.cli.archive_lookup"
-_SHOW = "steward.cli.archive_lookup"
-_KEEP = "steward.cli.archive_upkeep"
-_FEED = "steward.cli.archive_sources"
+_LOOKUP = "steward.cli.archive_lookup"
+_LOOKUP_SHOW = "steward.cli.archive_lookup"
+_ARCHIVE_UPKEEP = "steward.cli.archive_upkeep"
+_ARCHIVE_SOURCES = "steward.cli.archive_sources"
 _SINKS = "steward.cli.archive_upkeep"
 _CONSUME = "steward.cli.archive_sources"
 
@@ -336,21 +342,49 @@ class ArchiveGroup(LazyGroup):
     """Commands of ``steward archive``: search, show, export, verify and purge scripts."""
 
     entries = (
-        Entry("list", EVERYONE, "List jobs, newest first.", _FIND, "list_jobs"),
-        Entry("search", EVERYONE, "Find scripts by what is in them.", _FIND, "search"),
-        Entry("show", EVERYONE, "Show a job and the script it ran.", _SHOW, "show"),
-        Entry("env", EVERYONE, "Show the environment a job was submitted with.", _SHOW, "env"),
-        Entry("diff", EVERYONE, "Compare the scripts of two jobs.", _SHOW, "diff"),
-        Entry("export", EVERYONE, "Write scripts of jobs to a directory or tar.", _KEEP, "export"),
-        Entry("verify", OPERATORS, "Recompute every checksum.", _KEEP, "verify"),
-        Entry("secrets", OPERATORS, "List scripts that look to hold a secret.", _KEEP, "secrets"),
-        Entry("purge", OPERATORS, "Remove scripts for good, everywhere.", _KEEP, "purge"),
+        Entry("list", EVERYONE, "List jobs, newest first.", _LOOKUP, "list_jobs"),
+        Entry("search", EVERYONE, "Find scripts by what is in them.", _LOOKUP, "search"),
+        Entry("show", EVERYONE, "Show a job and the script it ran.", _LOOKUP_SHOW, "show"),
+        Entry(
+            "env", EVERYONE, "Show the environment a job was submitted with.", _LOOKUP_SHOW, "env"
+        ),
+        Entry("diff", EVERYONE, "Compare the scripts of two jobs.", _LOOKUP_SHOW, "diff"),
+        Entry(
+            "export",
+            EVERYONE,
+            "Write scripts of jobs to a directory or tar.",
+            _ARCHIVE_UPKEEP,
+            "export",
+        ),
+        Entry("verify", OPERATORS, "Recompute every checksum.", _ARCHIVE_UPKEEP, "verify"),
+        Entry(
+            "secrets",
+            OPERATORS,
+            "List scripts that look to hold a secret.",
+            _ARCHIVE_UPKEEP,
+            "secrets",
+        ),
+        Entry("purge", OPERATORS, "Remove scripts for good, everywhere.", _ARCHIVE_UPKEEP, "purge"),
         Entry("sinks", OPERATORS, "Show how each sink stands.", _SINKS, "sinks"),
         Entry("resend", OPERATORS, "Have a sink archive scripts again.", _SINKS, "resend"),
-        Entry("watch", ADMINISTRATORS, "Keep one cluster's scripts, alone.", _FEED, "watch"),
+        Entry(
+            "watch", ADMINISTRATORS, "Keep one cluster's scripts, alone.", _ARCHIVE_SOURCES, "watch"
+        ),
         Entry("consume", ADMINISTRATORS, "Keep what others send to Kafka.", _CONSUME, "consume"),
-        Entry("import", ADMINISTRATORS, "Take over another tool's archive.", _FEED, "import_"),
-        Entry("reindex", ADMINISTRATORS, "Rebuild the catalogue from files.", _KEEP, "reindex"),
+        Entry(
+            "import",
+            ADMINISTRATORS,
+            "Take over another tool's archive.",
+            _ARCHIVE_SOURCES,
+            "import_",
+        ),
+        Entry(
+            "reindex",
+            ADMINISTRATORS,
+            "Rebuild the catalogue from files.",
+            _ARCHIVE_UPKEEP,
+            "reindex",
+        ),
     )
 
 
@@ -370,7 +404,7 @@ _MONEY = "steward.cli.bank_money"
 _RATES = "steward.cli.bank_rates"
 _UPKEEP = "steward.cli.bank_upkeep"
 _ACCOUNTS = "steward.cli.bank_accounts"
-_HERE = "steward.cli.app"
+_APP = "steward.cli.app"
 
 
 class BankGroup(LazyGroup):
@@ -389,10 +423,10 @@ class BankGroup(LazyGroup):
         Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
         Entry("explain", EVERYONE, "Say what a job was charged, and why.", _JOBS, "explain"),
         Entry("holds", EVERYONE, "Show what money is spoken for.", _VIEWS, "holds"),
-        Entry("account", OPERATORS, "Create, show and change accounts.", _HERE, "accounts"),
-        Entry("user", OPERATORS, "Say who may spend how much of an account.", _HERE, "users"),
-        Entry("allocation", OPERATORS, "Give accounts money for a time.", _HERE, "allocations"),
-        Entry("rate", OPERATORS, "Say what jobs cost.", _HERE, "rates"),
+        Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
+        Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
+        Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
+        Entry("rate", OPERATORS, "Say what jobs cost.", _APP, "rates"),
         Entry("deposit", OPERATORS, "Give an account new money.", _MONEY, "deposit"),
         Entry("withdraw", OPERATORS, "Take money away from an account.", _MONEY, "withdraw"),
         Entry("transfer", OPERATORS, "Give money of one account to another.", _MONEY, "transfer"),
@@ -500,18 +534,18 @@ class RateGroup(LazyGroup):
     )
 
 
-def _group(kind: type[LazyGroup]) -> typer.Typer:
+def _make_group(kind: type[LazyGroup]) -> typer.Typer:
     """Create a Typer application from a command group."""
     return typer.Typer(
         cls=kind, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
     )
 
 
-bank_app = _group(BankGroup)
-accounts = _group(AccountGroup)
-users = _group(UserGroup)
-allocations = _group(AllocationGroup)
-rates = _group(RateGroup)
+bank_app = _make_group(BankGroup)
+accounts = _make_group(AccountGroup)
+users = _make_group(UserGroup)
+allocations = _make_group(AllocationGroup)
+rates = _make_group(RateGroup)
 
 
 @bank_app.callback()

@@ -10,20 +10,20 @@ import msgspec
 import typer
 
 from steward.archive.requests import (
-    DiffAnswer,
+    DiffReply,
     DiffRequest,
-    EnvAnswer,
-    EnvRequest,
-    Hit,
-    ListAnswer,
-    ListRequest,
-    SearchAnswer,
+    EnvironmentReply,
+    EnvironmentRequest,
+    JobListReply,
+    JobListRequest,
+    SearchHit,
+    SearchReply,
     SearchRequest,
-    ShowAnswer,
+    ShowReply,
     ShowRequest,
 )
 from steward.cli import options, output
-from steward.cli.job_table import columns, facts, user
+from steward.cli.job_table import format_user, list_job_columns, list_job_facts
 from steward.cli.options import (
     Accounts,
     Archive,
@@ -46,27 +46,27 @@ from steward.cli.options import (
 )
 from steward.cli.output import (
     Column,
-    decode,
-    drawn_facts,
-    drawn_script,
+    decode_bytes,
+    draw_facts,
+    draw_script,
+    format_count,
+    format_size,
+    format_time,
     is_terminal,
-    number,
     print_all,
     print_facts,
     print_json,
     print_table,
-    show_time,
-    size,
 )
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.errors import StewardError
-from steward.core.printable import safe, safe_lines
-from steward.daemon.registry import action
+from steward.core.printable import escape_line, escape_lines
+from steward.daemon.registry import get_action
 
-_PAGE = 1000
+_PAGE_SIZE = 1000
 """Jobs fetched in one request."""
-_SCREEN = 200
+_TERMINAL_LIMIT = 200
 """Jobs listed on a terminal without --limit."""
 
 Limit = Annotated[
@@ -99,39 +99,41 @@ def list_jobs(
     Without -S or -j these are the jobs of the last seven days. Jobs without a
     script (salloc, srun) are listed as such.
     """
-    style = options.style(as_json, parsable, noheader, columns_)
-    place = Place(config=config, socket=socket, archive=archive)
-    wanted = options.selection(
+    style = options.make_style(as_json, parsable, noheader, columns_)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    wanted = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
-    answer = _all_pages(place, wanted, limit)
+    answer = _fetch_all_pages(place, wanted, limit)
     if style.json:
         print_json(answer)
         return
     several = len({job.cluster for job in answer.jobs}) > 1
-    print_table(columns(answer.zones, clusters=several), answer.jobs, style)
+    print_table(list_job_columns(answer.zones, clusters=several), answer.jobs, style)
     if answer.default_days:
-        output.note("The last seven days; -S for more." if answer.jobs else _nothing(answer))
+        output.print_note(
+            "The last seven days; -S for more." if answer.jobs else _describe_empty(answer)
+        )
     if answer.next:
-        output.note(f"There are more than these {len(answer.jobs)}; --limit 0 for all.")
+        output.print_note(f"There are more than these {len(answer.jobs)}; --limit 0 for all.")
 
 
-def _nothing(answer: ListAnswer) -> str:
+def _describe_empty(answer: JobListReply) -> str:
     """Explain an empty list of jobs."""
     days = answer.default_days
     return f"No jobs in the last {'seven' if days == 7 else days} days; -S for more."
 
 
-def _all_pages(place: Place, wanted: dict[str, Any], limit: int) -> ListAnswer:
+def _fetch_all_pages(place: ClientPlace, wanted: dict[str, Any], limit: int) -> JobListReply:
     """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs."""
     # A terminal gets the newest few; programs and pipes get everything.
-    most = limit or (_SCREEN if is_terminal() and not limit else 0)
-    pages: list[ListAnswer] = []
+    most = limit or (_TERMINAL_LIMIT if is_terminal() and not limit else 0)
+    pages: list[JobListReply] = []
     count, page = 0, ""
     while True:
-        size = min(_PAGE, most - count) if most else _PAGE
-        request = ListRequest(**wanted, limit=size, page=page)
-        answer: ListAnswer = call(place, action("archive.list"), request)
+        size = min(_PAGE_SIZE, most - count) if most else _PAGE_SIZE
+        request = JobListRequest(**wanted, limit=size, page=page)
+        answer: JobListReply = call_action(place, get_action("archive.list"), request)
         pages.append(answer)
         count += len(answer.jobs)
         page = answer.next
@@ -179,9 +181,9 @@ def search(
     Each TEXT is looked for just as it is written, blanks and all, so paths and
     module names are found as well as words. The newest jobs come first.
     """
-    style = options.style(as_json, parsable, noheader)
-    place = Place(config=config, socket=socket, archive=archive)
-    wanted = options.selection(
+    style = options.make_style(as_json, parsable, noheader)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    wanted = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
     request = SearchRequest(
@@ -190,29 +192,31 @@ def search(
         case=case,
         words=words,
         count=count,
-        limit=limit or _PAGE,
+        limit=limit or _PAGE_SIZE,
         sink=sink,
     )
-    answer = _all_hits(place, request, all_of_them=limit == 0)
+    answer = _fetch_all_hits(place, request, all_of_them=limit == 0)
     if style.json:
         print_json(answer)
     elif style.parsable:
         print_table(_HIT_COLUMNS, answer.hits, style)
     elif is_terminal():
-        print_all(*_hits_for_people(answer))
+        print_all(*_draw_hits(answer))
     else:
         _print_hits(answer)
-    _tell_about(answer)
+    _note_search_state(answer)
 
 
-def _all_hits(place: Place, request: SearchRequest, *, all_of_them: bool) -> SearchAnswer:
+def _fetch_all_hits(
+    place: ClientPlace, request: SearchRequest, *, all_of_them: bool
+) -> SearchReply:
     """Fetch pages of search hits until the limit is reached."""
-    first: SearchAnswer = call(place, action("archive.search"), request)
+    first: SearchReply = call_action(place, get_action("archive.search"), request)
     hits, answer = list(first.hits), first
     while answer.next and (all_of_them or len(hits) < request.limit):
         room = request.limit if all_of_them else request.limit - len(hits)
         more = msgspec.structs.replace(request, page=answer.next, limit=room, count=False)
-        answer = call(place, action("archive.search"), more)
+        answer = call_action(place, get_action("archive.search"), more)
         hits += answer.hits
     return msgspec.structs.replace(
         first, hits=tuple(hits), next=answer.next, complete=answer.complete
@@ -223,68 +227,74 @@ _HIT_COLUMNS = [
     Column("Cluster", lambda hit: hit.job.cluster),
     Column("JobID", lambda hit: hit.job.job),
     Column("JobName", lambda hit: hit.job.name),
-    Column("User", lambda hit: user(hit.job)),
-    Column("Submit", lambda hit: show_time(hit.job.submit)),
+    Column("User", lambda hit: format_user(hit.job)),
+    Column("Submit", lambda hit: format_time(hit.job.submit)),
     Column("Line", lambda hit: str(hit.lines[0].number) if hit.lines else ""),
     Column("Text", lambda hit: hit.lines[0].text if hit.lines else ""),
 ]
 
 
-def _headline(hit: Hit, zones: dict[str, str]) -> str:
+def _format_headline(hit: SearchHit, zones: dict[str, str]) -> str:
     """Format the headline of a search hit: job, name, user, submit time."""
     job = hit.job
-    when = show_time(job.submit, zones.get(job.cluster, ""))
-    return f"{safe(job.job)}  {safe(job.name)}  {safe(user(job))}  {when}"
+    when = format_time(job.submit, zones.get(job.cluster, ""))
+    return (
+        f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(format_user(job))}  {when}"
+    )
 
 
-def _hits_for_people(answer: SearchAnswer) -> list[Any]:
+def _draw_hits(answer: SearchReply) -> list[Any]:
     """Draw search hits with the matches in colour."""
     from rich.text import Text
 
     shown: list[Any] = []
     for hit in answer.hits:
-        shown.append(Text(_headline(hit, answer.zones), style="bold"))
+        shown.append(Text(_format_headline(hit, answer.zones), style="bold"))
         for line in hit.lines:
             text = Text(f"{line.number:>6}  ", style="dim")
             at = 0
             for begin, end in line.spans:
-                text.append(safe(line.text[at:begin]), style="default not dim")
-                text.append(safe(line.text[begin:end]), style="bold red not dim")
+                text.append(escape_line(line.text[at:begin]), style="default not dim")
+                text.append(escape_line(line.text[begin:end]), style="bold red not dim")
                 at = end
-            shown.append(text.append(safe(line.text[at:]), style="default not dim"))
+            shown.append(text.append(escape_line(line.text[at:]), style="default not dim"))
         if hit.more_lines:
             lines = "line" if hit.more_lines == 1 else "lines"
             shown.append(Text(f"{'':>6}  and {hit.more_lines} more {lines}", style="dim"))
     return shown
 
 
-def _print_hits(answer: SearchAnswer) -> None:
+def _print_hits(answer: SearchReply) -> None:
     """Print search hits as plain text."""
     for hit in answer.hits:
-        print(_headline(hit, answer.zones))
+        print(_format_headline(hit, answer.zones))
         for line in hit.lines:
-            print(f"{line.number:>6}  {safe(line.text)}")
+            print(f"{line.number:>6}  {escape_line(line.text)}")
 
 
-def _tell_about(answer: SearchAnswer) -> None:
+def _note_search_state(answer: SearchReply) -> None:
     """Note the number of hits, and whether index or search is incomplete."""
     if answer.count is not None:
-        output.note(f"{answer.count} in all.")
+        output.print_note(f"{answer.count} in all.")
     elif not answer.hits:
-        output.note("Nothing found.")
+        output.print_note("Nothing found.")
     if answer.behind:
-        output.note(f"{number(answer.behind, 'event')} not indexed yet; try again in a moment.")
+        output.print_note(
+            f"{format_count(answer.behind, 'event')} not indexed yet; try again in a moment."
+        )
     if not answer.complete:
-        output.note("Looking took too long and stopped; narrow it down with -u, -S or --limit.")
+        output.print_note(
+            "Looking took too long and stopped; narrow it down with -u, -S or --limit."
+        )
     elif answer.next:
-        output.note(f"There are more than these {len(answer.hits)}; --limit 0 for all.")
+        output.print_note(f"There are more than these {len(answer.hits)}; --limit 0 for all.")
 
 
-_TROUBLE = 2
+_DIFF_FAILED = 2
 """Exit code of diff(1) when a comparison fails."""
 
 
-class NoScript(StewardError):
+class ScriptMissing(StewardError):
     """The job has no archived script."""
 
 
@@ -308,16 +318,16 @@ def show(
     job its leader's. Where Slurm has used an id again the newest job is shown
     and the others are mentioned.
     """
-    place = Place(config=config, socket=socket, archive=archive)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
     request = ShowRequest(job=job, cluster=cluster, sbatch=sbatch)
-    answer: ShowAnswer = call(place, action("archive.show"), request)
+    answer: ShowReply = call_action(place, get_action("archive.show"), request)
     if as_json:
         print_json(answer)
     elif sbatch:
         _print_script(answer.sbatch.encode())
     elif script:
         if answer.content is None:
-            raise NoScript(f"no script of job {job} is kept", job)
+            raise ScriptMissing(f"no script of job {job} is kept", job)
         _print_script(answer.content.data)
     else:
         _print_job(answer)
@@ -326,32 +336,34 @@ def show(
 def _print_script(data: bytes) -> None:
     """Print a script alone: highlighted on a terminal, unchanged bytes elsewhere."""
     if is_terminal():
-        print_all(drawn_script(decode(data)))
+        print_all(draw_script(decode_bytes(data)))
     else:
-        output.write(data)
+        output.write_bytes(data)
 
 
-def _print_job(answer: ShowAnswer) -> None:
+def _print_job(answer: ShowReply) -> None:
     """Print the facts of a job and its script."""
-    rows = _facts_of(answer)
+    rows = _list_show_facts(answer)
     if answer.content is None:
         kind = "an interactive job has none" if answer.job.kind == "interactive" else "none is kept"
         print_facts([*rows, ("Script", kind)])
     elif is_terminal():
-        script = drawn_script(decode(answer.content.data))
-        print_all(*drawn_facts(rows), "", script)
+        script = draw_script(decode_bytes(answer.content.data))
+        print_all(*draw_facts(rows), "", script)
     else:
         print_facts(rows)
         print()
-        output.write(answer.content.data)
+        output.write_bytes(answer.content.data)
     if answer.others:
-        times = [show_time(other.submit, answer.zone) for other in answer.others]
-        output.note(f"Slurm has used the id {safe(answer.job.job)} before: {', '.join(times)}.")
+        times = [format_time(other.submit, answer.zone) for other in answer.others]
+        output.print_note(
+            f"Slurm has used the id {escape_line(answer.job.job)} before: {', '.join(times)}."
+        )
 
 
-def _facts_of(answer: ShowAnswer) -> list[tuple[str, str]]:
+def _list_show_facts(answer: ShowReply) -> list[tuple[str, str]]:
     """Return the facts shown above a script, as names and values."""
-    rows = facts(answer.job, answer.zone)
+    rows = list_job_facts(answer.job, answer.zone)
     record, script = answer.record, answer.script
     if record is not None:
         rows += [
@@ -368,7 +380,7 @@ def _facts_of(answer: ShowAnswer) -> list[tuple[str, str]]:
         rows += [
             ("Script of", answer.script_of),
             ("Kept in", script.path),
-            ("Script", f"{size(script.length)} bytes" if script.length is not None else ""),
+            ("Script", f"{format_size(script.length)} bytes" if script.length is not None else ""),
             ("SHA-256", script.sha256),
             ("Redacted", ", ".join(script.redacted)),
             ("Odd", ", ".join(script.flags)),
@@ -395,34 +407,34 @@ def env(
 
     Values that looked like secrets were taken out before they were kept.
     """
-    place = Place(config=config, socket=socket, archive=archive)
-    request = EnvRequest(job=job, cluster=cluster, names=tuple(names or ()))
-    answer: EnvAnswer = call(place, action("archive.env"), request)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    request = EnvironmentRequest(job=job, cluster=cluster, names=tuple(names or ()))
+    answer: EnvironmentReply = call_action(place, get_action("archive.env"), request)
     if as_json:
         print_json(answer)
     elif null:
         for variable in answer.variables:
             name = variable.name.encode("utf-8", "backslashreplace")
-            output.write(name + b"=" + variable.value.data + b"\0")
+            output.write_bytes(name + b"=" + variable.value.data + b"\0")
     elif is_terminal():
         _show_environment(answer)
     else:
         for variable in answer.variables:
-            print(f"{safe(variable.name)}={safe(decode(variable.value.data))}")
+            print(f"{escape_line(variable.name)}={escape_line(decode_bytes(variable.value.data))}")
 
 
-def _show_environment(answer: EnvAnswer) -> None:
+def _show_environment(answer: EnvironmentReply) -> None:
     """Draw an environment, with redacted values in colour."""
     from rich.text import Text
 
     lines = []
     for variable in answer.variables:
-        line = Text(safe(variable.name), style="cyan").append("=", style="dim")
-        value = safe(decode(variable.value.data))
+        line = Text(escape_line(variable.name), style="cyan").append("=", style="dim")
+        value = escape_line(decode_bytes(variable.value.data))
         lines.append(line.append(value, style="yellow" if variable.redacted else "default"))
     print_all(*lines)
     if answer.flags:
-        output.note(f"Odd: {', '.join(answer.flags)}.")
+        output.print_note(f"Odd: {', '.join(answer.flags)}.")
 
 
 def diff(
@@ -445,23 +457,25 @@ def diff(
     The exit code is that of diff(1): 0 where nothing differs, 1 where something
     does, 2 where that cannot be told.
     """
-    place = Place(config=config, socket=socket, archive=archive)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
     request = DiffRequest(
         left=left, right=right, cluster=cluster, context=context, environments=environments
     )
     try:
-        answer: DiffAnswer = call(place, action("archive.diff"), request)
+        answer: DiffReply = call_action(place, get_action("archive.diff"), request)
     except StewardError as error:
-        error.exit_code = _TROUBLE
+        error.exit_code = _DIFF_FAILED
         raise
     if as_json:
         print_json(answer)
     elif is_terminal():
-        _show_diff(decode(answer.diff.data))
+        _show_diff(decode_bytes(answer.diff.data))
     else:
-        output.write(answer.diff.data)
+        output.write_bytes(answer.diff.data)
     if answer.identical:
-        output.note(f"The scripts of {safe(left)} and {safe(right)} are the same.")
+        output.print_note(
+            f"The scripts of {escape_line(left)} and {escape_line(right)} are the same."
+        )
     else:
         raise typer.Exit(1)
 
@@ -472,7 +486,7 @@ def _show_diff(text: str) -> None:
 
     colours = {"+": "green", "-": "red", "@": "cyan"}
     lines = []
-    for line in safe_lines(text).splitlines():
+    for line in escape_lines(text).splitlines():
         is_heading = line.startswith(("+++ ", "--- "))
         lines.append(Text(line, style="bold" if is_heading else colours.get(line[:1], "default")))
     print_all(*lines)

@@ -2,8 +2,8 @@
 
 ``watch`` and ``consume`` need no configuration file: they write the settings that their options
 make into the archive's directory and become a daemon with them; other commands find the settings
-there (:func:`settings_path`). ``import`` takes over archives of job_archive, SArchive or slurmdbd
-into a configured archive.
+there (:func:`locate_archive_settings`). ``import`` takes over archives of job_archive, SArchive or
+slurmdbd into a configured archive.
 """
 
 import os
@@ -17,25 +17,25 @@ import typer
 
 from steward.accounting.settings import AccountingSettings
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.tree import Keeper
+from steward.archive.files.tree import TreeClaim
 from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
-from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, not_empty
-from steward.cli.output import Bar, local, number, print_json
+from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, reject_empty
+from steward.cli.output import ProgressLine, format_count, print_json, to_local_time
 from steward.client.places import (
     ARCHIVE_SETTINGS,
     ARCHIVE_SOCKET,
     ARCHIVE_STATE,
-    Place,
-    settings_here,
+    ClientPlace,
+    require_settings,
 )
 from steward.core.config import ArchiveSettings, LogLevel, Settings
-from steward.core.config.reader import ConfigError, Loaded, render
-from steward.core.config.reader import checked as checked_settings
+from steward.core.config.reader import ConfigError, LoadedConfig, render_config
+from steward.core.config.reader import require_valid as checked_settings
 from steward.core.errors import StewardError, UsageError
-from steward.core.files import network_kind
-from steward.core.printable import safe
-from steward.daemon.__main__ import become
+from steward.core.files import find_network_type
+from steward.core.printable import escape_line
+from steward.daemon.__main__ import exec_daemon
 from steward.extensions.kafka import ConsumeSettings, KafkaSettings
 from steward.slurm.settings import ClusterSettings
 
@@ -49,12 +49,12 @@ class SetUpError(StewardError):
     """The archive cannot be set up."""
 
 
-def settings_path(root: str) -> str:
+def locate_archive_settings(root: str) -> str:
     """Return the settings file of the archive in ``root``."""
     return os.path.join(root, ARCHIVE_STATE, ARCHIVE_SETTINGS)
 
 
-def state_dir(root: str, name: str) -> str:
+def choose_state_dir(root: str, name: str) -> str:
     """Return the directory for databases: in the archive, or at home if that is on NFS or the like.
 
     Args:
@@ -64,7 +64,7 @@ def state_dir(root: str, name: str) -> str:
     nearest = root
     while not os.path.isdir(nearest):
         nearest = os.path.dirname(nearest)
-    if not network_kind(nearest):
+    if not find_network_type(nearest):
         return os.path.join(root, ARCHIVE_STATE)
     if os.geteuid() == 0:
         return f"/var/lib/steward/{name}"
@@ -72,7 +72,7 @@ def state_dir(root: str, name: str) -> str:
     return os.path.join(os.path.abspath(home), "steward", name)
 
 
-def checked(settings: Settings, command: str, options: dict[str, str]) -> Settings:
+def check_option_settings(settings: Settings, command: str, options: dict[str, str]) -> Settings:
     """Validate settings made from options.
 
     Args:
@@ -95,7 +95,7 @@ def checked(settings: Settings, command: str, options: dict[str, str]) -> Settin
         raise UsageError(what, error.key) from error
 
 
-def set_up(root: str, settings: Settings, command: str) -> Settings:
+def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
     """Create the directories, and write the settings for other commands to find.
 
     Args:
@@ -116,10 +116,10 @@ def set_up(root: str, settings: Settings, command: str) -> Settings:
         accounting=AccountingSettings(type="jobacct/none"),
     )
     own = os.path.join(root, ARCHIVE_STATE)
-    path = settings_path(root)
-    _refuse_others(path, root, command)
+    path = locate_archive_settings(root)
+    _reject_foreign_settings(path, root, command)
     try:
-        Keeper(settings.state_dir, root).look()
+        TreeClaim(settings.state_dir, root).look()
     except ArchiveUnavailable as error:
         raise SetUpError(str(error), root) from error
     try:
@@ -132,7 +132,7 @@ def set_up(root: str, settings: Settings, command: str) -> Settings:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(_HEADING.format(command))
-            file.write(render(Loaded(settings)))
+            file.write(render_config(LoadedConfig(settings)))
         os.replace(f"{path}.new", path)
     except OSError as error:
         where = error.filename or root
@@ -140,7 +140,7 @@ def set_up(root: str, settings: Settings, command: str) -> Settings:
     return settings
 
 
-def _refuse_others(path: str, root: str, command: str) -> None:
+def _reject_foreign_settings(path: str, root: str, command: str) -> None:
     """Reject settings that another command wrote, so as not to overwrite them."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -265,11 +265,13 @@ def watch(
     if once and move_to:
         raise UsageError("--once ends before files are old enough to be moved: leave --move-to out")
     if once and spool:
-        _look_into(spool, scheduler)
+        _check_spool_readable(spool, scheduler)
     root = os.path.abspath(archive)
-    settings = checked(
+    settings = check_option_settings(
         Settings(
-            state_dir=os.path.abspath(state) if state else state_dir(root, f"watch-{cluster}"),
+            state_dir=os.path.abspath(state)
+            if state
+            else choose_state_dir(root, f"watch-{cluster}"),
             cluster={
                 cluster: ClusterSettings(
                     scheduler=scheduler,
@@ -305,13 +307,13 @@ def watch(
             "move_after_s": "--move-after",
         },
     )
-    settings = set_up(root, settings, "watch")
+    settings = prepare_archive(root, settings, "watch")
     if once:
         raise typer.Exit(_watch_once(settings, root, cluster))
-    become(settings_path(root))
+    exec_daemon(locate_archive_settings(root))
 
 
-def _look_into(spool: str, scheduler: str) -> None:
+def _check_spool_readable(spool: str, scheduler: str) -> None:
     """Check that the spool is readable, so that one pass does not silently find nothing.
 
     Raises:
@@ -331,21 +333,22 @@ def _look_into(spool: str, scheduler: str) -> None:
 
 def _watch_once(settings: Settings, root: str, cluster: str) -> int:
     """Archive the present content of the spool, print the result, return the exit code."""
-    from steward.core.logs import set_up
+    from steward.core.logs import configure_logging
     from steward.daemon.once import run_once
 
-    set_up(settings.log_level)
+    configure_logging(settings.log_level)
     os.umask(0o077)
     began = time.monotonic()
     report = run_once(settings)
     took_s = time.monotonic() - began
     print(
-        f"Kept {number(report.captured, 'new script')} of {safe(cluster)} in {safe(root)}; "
+        f"Kept {format_count(report.captured, 'new script')} of {escape_line(cluster)} in "
+        f"{escape_line(root)}; "
         f"it took {took_s:.1f} s."
     )
     for name, reason in report.waiting.items():
-        output.warn(f"{name} could not go on: {reason}")
-    output.note(f"  steward archive list --archive {safe(root)}")
+        output.print_warning(f"{name} could not go on: {reason}")
+    output.print_note(f"  steward archive list --archive {escape_line(root)}")
     return 1 if report.waiting else 0
 
 
@@ -373,11 +376,11 @@ def import_(
     slurmdbd stored (-S and -E say of when). Nothing is changed there, secrets
     are taken out of environments, and doing it twice does no harm.
     """
-    settings = settings_here(Place(config=config, archive=archive))
-    cluster = cluster or _only(settings)
-    from steward.daemon.imports import take_over_stored, take_over_tree
+    settings = require_settings(ClientPlace(config=config, archive=archive))
+    cluster = cluster or _require_single_cluster(settings)
+    from steward.daemon.imports import import_archive_tree, import_stored_scripts
 
-    with Bar() as bar:
+    with ProgressLine() as bar:
 
         def report(done: int) -> None:
             bar.show(done, None, "scripts")
@@ -385,42 +388,45 @@ def import_(
         if kind == "slurmdbd":
             if root:
                 raise UsageError("slurmdbd has no directory to import from: leave it out", root)
-            begin, end = _times(since, until)
-            imported = take_over_stored(settings, cluster, begin, end, report)
+            begin, end = _parse_period(since, until)
+            imported = import_stored_scripts(settings, cluster, begin, end, report)
         else:
             if not root:
                 raise UsageError(f"say where the tree is: steward archive import {kind} DIR")
-            imported = take_over_tree(settings, cluster, kind, os.path.abspath(root), report)
+            imported = import_archive_tree(settings, cluster, kind, os.path.abspath(root), report)
     if as_json:
         print_json(imported)
         return
     print(
-        f"Took over {number(imported.scripts, 'script')}, {imported.owned} of them with an owner."
+        f"Took over {format_count(imported.scripts, 'script')}, {imported.owned} of them with "
+        "an owner."
     )
     if imported.known:
-        print(f"The archive had {number(imported.known, 'script')} already.")
+        print(f"The archive had {format_count(imported.known, 'script')} already.")
     if imported.scriptless:
-        print(f"slurmdbd stored no script of {number(imported.scriptless, 'submission')}.")
+        print(f"slurmdbd stored no script of {format_count(imported.scriptless, 'submission')}.")
     if imported.skipped:
-        output.warn(f"passed over {number(imported.skipped, 'file')}: the log says which and why")
+        output.print_warning(
+            f"passed over {format_count(imported.skipped, 'file')}: the log says which and why"
+        )
     if imported.unknown_users:
-        names = ", ".join(safe(name) for name in imported.unknown_users)
-        output.warn(f"no such users here, their scripts stay unverified: {names}")
+        names = ", ".join(escape_line(name) for name in imported.unknown_users)
+        output.print_warning(f"no such users here, their scripts stay unverified: {names}")
 
 
-def _only(settings: Settings) -> str:
+def _require_single_cluster(settings: Settings) -> str:
     """Return the only configured cluster, or fail if there are several."""
     if len(settings.cluster) == 1:
         return next(iter(settings.cluster))
     raise UsageError(f"say which with --cluster: {', '.join(settings.cluster)}")
 
 
-def _times(since: str, until: str) -> tuple[datetime, datetime]:
+def _parse_period(since: str, until: str) -> tuple[datetime, datetime]:
     """Parse the period to import in this host's zone."""
     from steward.slurm.times import parse_time
 
     now = datetime.now(UTC)
-    zone = local(now).tzinfo or UTC
+    zone = to_local_time(now).tzinfo or UTC
     if not since:
         raise UsageError("say since when: steward archive import slurmdbd -S 2026-01-01")
     return parse_time(since, now, zone), parse_time(until, now, zone) if until else now
@@ -447,7 +453,7 @@ def consume(
             "--server",
             metavar="HOST:PORT,…",
             help="Some of the Kafka brokers.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ],
     archive: Annotated[
@@ -505,21 +511,25 @@ def consume(
     del source
     root = os.path.abspath(archive)
     broker = KafkaSettings(
-        servers=options.split(server),
+        servers=options.split_lists(server),
         topic=topic,
         tls=tls,
-        ca_file=_absolute(ca_file),
-        certificate_file=_absolute(certificate_file),
-        key_file=_absolute(key_file),
+        ca_file=_make_absolute(ca_file),
+        certificate_file=_make_absolute(certificate_file),
+        key_file=_make_absolute(key_file),
         sasl=sasl,
         user=sasl_user,
-        password_file=_absolute(password_file),
+        password_file=_make_absolute(password_file),
     )
-    settings = checked(
+    settings = check_option_settings(
         Settings(
-            state_dir=os.path.abspath(state) if state else state_dir(root, f"consume-{topic}"),
+            state_dir=os.path.abspath(state)
+            if state
+            else choose_state_dir(root, f"consume-{topic}"),
             consume={
-                _NAME: ConsumeSettings(broker=broker, group=group, clusters=options.split(clusters))
+                _NAME: ConsumeSettings(
+                    broker=broker, group=group, clusters=options.split_lists(clusters)
+                )
             },
             archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=root, layout=layout)}),
             log_level="warning" if once else "info",
@@ -527,20 +537,20 @@ def consume(
         "consume",
         _OPTIONS,
     )
-    settings = set_up(root, settings, "consume")
+    settings = prepare_archive(root, settings, "consume")
     if once:
         raise typer.Exit(_consume_once(settings, root))
-    become(settings_path(root))
+    exec_daemon(locate_archive_settings(root))
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     """Make a path absolute; "" stays."""
     return os.path.abspath(path) if path else ""
 
 
 def _consume_once(settings: Settings, root: str) -> int:
     """Archive the present content of the topic, print the result, return the exit code."""
-    from steward.core.logs import set_up as set_up_log
+    from steward.core.logs import configure_logging as set_up_log
     from steward.daemon.once import run_once
 
     set_up_log(settings.log_level)
@@ -550,10 +560,11 @@ def _consume_once(settings: Settings, root: str) -> int:
     took_s = time.monotonic() - began
     topic = settings.consume[_NAME].broker.topic
     print(
-        f"Took {number(report.captured, 'message')} of topic {safe(topic)} into {safe(root)}; "
+        f"Took {format_count(report.captured, 'message')} of topic {escape_line(topic)} into "
+        f"{escape_line(root)}; "
         f"it took {took_s:.1f} s."
     )
     for name, reason in report.waiting.items():
-        output.warn(f"{name} could not go on: {reason}")
-    output.note(f"  steward archive list --archive {safe(root)}")
+        output.print_warning(f"{name} could not go on: {reason}")
+    output.print_note(f"  steward archive list --archive {escape_line(root)}")
     return 1 if report.waiting else 0

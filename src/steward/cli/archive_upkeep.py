@@ -1,7 +1,7 @@
 """``steward archive`` maintenance: export, verify, secrets, purge, reindex, sinks and resend.
 
-:func:`collected` reads the stream of a long action, shows its progress and returns items and reply;
-the commands print them as tables or JSON. ``export_target.py`` writes exported files.
+:func:`collect_items` reads the stream of a long action, shows its progress and returns items and
+reply; the commands print them as tables or JSON. ``export_target.py`` writes exported files.
 """
 
 import itertools
@@ -11,30 +11,30 @@ from typing import Annotated, Any
 import typer
 
 from steward.archive.requests import (
-    ExportAnswer,
+    ExportReply,
     ExportRequest,
     JobLine,
     ProblemLine,
     Progress,
-    PurgeAnswer,
     PurgeLine,
+    PurgeReply,
     PurgeRequest,
-    ReindexAnswer,
+    ReindexReply,
     ReindexRequest,
-    ResendAnswer,
+    ResendReply,
     ResendRequest,
     SecretLine,
-    SecretsAnswer,
+    SecretsReply,
     SecretsRequest,
     SinkLine,
-    SinksAnswer,
+    SinksReply,
     SinksRequest,
-    VerifyAnswer,
+    VerifyReply,
     VerifyRequest,
 )
 from steward.cli import options, output
-from steward.cli.export_target import target_of
-from steward.cli.job_table import WIDEST, user
+from steward.cli.export_target import open_target
+from steward.cli.job_table import WIDEST_TEXT, format_user
 from steward.cli.options import (
     Accounts,
     Archive,
@@ -52,26 +52,26 @@ from steward.cli.options import (
     States,
     Until,
     Users,
-    not_empty,
+    reject_empty,
 )
 from steward.cli.output import (
-    Bar,
     Column,
+    ProgressLine,
+    format_count,
+    format_size,
+    format_time,
     is_terminal,
-    number,
     print_json,
     print_table,
-    show_time,
-    size,
 )
-from steward.client.calls import call, stream
-from steward.client.places import Place
+from steward.client.calls import call_action, stream_action
+from steward.client.places import ClientPlace
 from steward.core.errors import StewardError, UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 
-def collected(
-    place: Place, name: str, request: Any, kind: type[Any] | tuple[()]
+def collect_items(
+    place: ClientPlace, name: str, request: Any, kind: type[Any] | tuple[()]
 ) -> tuple[list[Any], Any]:
     """Return the items of one type and the reply of a stream, showing progress meanwhile.
 
@@ -81,11 +81,11 @@ def collected(
         request: A value of the action's request type.
         kind: Type of the items to return; () for none.
     """
-    what = action(name)
+    what = get_action(name)
     found: list[Any] = []
     answer = None
-    with Bar() as bar:
-        for item in _following(stream(place, what, request), bar):
+    with ProgressLine() as bar:
+        for item in _show_progress(stream_action(place, what, request), bar):
             if isinstance(item, what.answer):
                 answer = item
             elif isinstance(item, kind):
@@ -93,7 +93,7 @@ def collected(
     return found, answer
 
 
-def _following(items: Iterator[Any], bar: Bar) -> Iterator[Any]:
+def _show_progress(items: Iterator[Any], bar: ProgressLine) -> Iterator[Any]:
     """Yield the items of a stream except progress, which goes to the progress line."""
     for item in items:
         if isinstance(item, Progress):
@@ -102,13 +102,13 @@ def _following(items: Iterator[Any], bar: Bar) -> Iterator[Any]:
             yield item
 
 
-Sink = Annotated[
+SinkOption = Annotated[
     str,
-    typer.Option("--sink", metavar="NAME", help="Only this sink's files.", callback=not_empty),
+    typer.Option("--sink", metavar="NAME", help="Only this sink's files.", callback=reject_empty),
 ]
 
 
-class NothingMeant(StewardError):
+class NoMatch(StewardError):
     """A job or user named on the command line does not exist."""
 
 
@@ -148,46 +148,48 @@ def export(
     beside the files says whose they are, with their checksums. The exit code is
     1, and nothing is written, where -j or -u name what is not there.
     """
-    place = target_of(target, wanted)
+    place = open_target(target, wanted)
     if target == "-" and is_terminal():
         raise UsageError("a tar would mess up the terminal: send it to a file or a pipe")
     if target == "-" and as_json:
         raise UsageError("--json and a tar on stdout exclude each other: name a directory or file")
-    selected = options.selection(
+    selected = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
     request = ExportRequest(**selected, environments=environments, limit=limit)
-    items = stream(
-        Place(config=config, socket=socket, archive=archive), action("archive.export"), request
+    items = stream_action(
+        ClientPlace(config=config, socket=socket, archive=archive),
+        get_action("archive.export"),
+        request,
     )
     first = next(items)
-    if isinstance(first, ExportAnswer) and not first.jobs and (jobs or users):
+    if isinstance(first, ExportReply) and not first.jobs and (jobs or users):
         # Fail if a named job or user does not exist: the caller might not notice otherwise.
-        raise NothingMeant("no script of such a job is here to be exported: nothing was written")
-    answer: ExportAnswer | None = None
-    with Bar() as bar, place:
+        raise NoMatch("no script of such a job is here to be exported: nothing was written")
+    answer: ExportReply | None = None
+    with ProgressLine() as bar, place:
         for item in itertools.chain((first,), items):
-            if isinstance(item, ExportAnswer):
+            if isinstance(item, ExportReply):
                 answer = item
             else:
                 place.add(item)
                 bar.step("files")
     assert answer is not None, "a stream ends with its answer"
     for line in answer.unreadable:
-        output.warn(f"not exported: {line}")
+        output.print_warning(f"not exported: {line}")
     if as_json:
         print_json(answer)
     else:
-        output.note(
-            f"{number(answer.files, 'file')} of {number(answer.jobs, 'job')}, "
-            f"{size(answer.total_bytes)} bytes."
+        output.print_note(
+            f"{format_count(answer.files, 'file')} of {format_count(answer.jobs, 'job')}, "
+            f"{format_size(answer.total_bytes)} bytes."
         )
     if answer.unreadable:
         raise typer.Exit(1)
 
 
 def verify(
-    sink: Sink = "",
+    sink: SinkOption = "",
     as_json: Json = False,
     parsable: Parsable = False,
     noheader: NoHeader = False,
@@ -199,18 +201,22 @@ def verify(
 
     Says which files are missing, changed or nobody's; the exit code is 1 where any is.
     """
-    style = options.style(as_json, parsable, noheader)
-    place = Place(config=config, socket=socket, archive=archive)
-    problems, answer = collected(place, "archive.verify", VerifyRequest(sink=sink), ProblemLine)
-    assert isinstance(answer, VerifyAnswer)
+    style = options.make_style(as_json, parsable, noheader)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    problems, answer = collect_items(place, "archive.verify", VerifyRequest(sink=sink), ProblemLine)
+    assert isinstance(answer, VerifyReply)
     if style.json:
         print_json({"version": answer.version, "problems": problems, "summary": answer})
     else:
         if problems or style.parsable:
             print_table(_PROBLEM_COLUMNS, problems, style)
-        output.note(
-            f"{number(answer.files, 'file')}, {size(answer.total_bytes)} bytes: "
-            + (f"{number(answer.problems, 'problem')}." if answer.problems else "all as kept.")
+        output.print_note(
+            f"{format_count(answer.files, 'file')}, {format_size(answer.total_bytes)} bytes: "
+            + (
+                f"{format_count(answer.problems, 'problem')}."
+                if answer.problems
+                else "all as kept."
+            )
         )
     if answer.problems:
         raise typer.Exit(1)
@@ -248,38 +254,39 @@ def secrets(
 
     Says where, never what: the owner can take it out and change it.
     """
-    style = options.style(as_json, parsable, noheader)
-    selected = options.selection(
+    style = options.make_style(as_json, parsable, noheader)
+    selected = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
-    place = Place(config=config, socket=socket, archive=archive)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
     request = SecretsRequest(**selected, limit=limit)
-    found, answer = collected(place, "archive.secrets", request, SecretLine)
-    assert isinstance(answer, SecretsAnswer)
+    found, answer = collect_items(place, "archive.secrets", request, SecretLine)
+    assert isinstance(answer, SecretsReply)
     if style.json:
         print_json({"version": answer.version, "secrets": found, "summary": answer})
     else:
         if found or style.parsable:
             print_table(_SECRET_COLUMNS, found, style)
         if answer.default_days:
-            output.note("The last seven days; -S for more.")
-        output.note(
-            f"{answer.suspicious} of {number(answer.scripts, 'script')} look to hold a secret."
+            output.print_note("The last seven days; -S for more.")
+        output.print_note(
+            f"{answer.suspicious} of {format_count(answer.scripts, 'script')} look to hold a "
+            "secret."
         )
     if answer.unreadable:
-        output.warn(f"{number(answer.unreadable, 'script')} could not be read")
+        output.print_warning(f"{format_count(answer.unreadable, 'script')} could not be read")
         raise typer.Exit(1)
 
 
-def _of_job(line: SecretLine | PurgeLine) -> JobLine:
+def _get_line_job(line: SecretLine | PurgeLine) -> JobLine:
     return line.job
 
 
 _JOB_COLUMNS = [
-    Column("Cluster", lambda line: _of_job(line).cluster, usual=False),
-    Column("JobID", lambda line: _of_job(line).job, right=True),
-    Column("JobName", lambda line: _of_job(line).name, widest=WIDEST),
-    Column("User", lambda line: user(_of_job(line))),
+    Column("Cluster", lambda line: _get_line_job(line).cluster, usual=False),
+    Column("JobID", lambda line: _get_line_job(line).job, right=True),
+    Column("JobName", lambda line: _get_line_job(line).name, widest=WIDEST_TEXT),
+    Column("User", lambda line: format_user(_get_line_job(line))),
 ]
 _SECRET_COLUMNS = [
     *_JOB_COLUMNS,
@@ -295,7 +302,7 @@ def purge(
     until: Until = "",
     clusters: Clusters = None,
     names: Names = None,
-    sink: Sink = "",
+    sink: SinkOption = "",
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Kept with the order to purge.")
     ] = "",
@@ -315,25 +322,27 @@ def purge(
     and from the catalogue; that the jobs ran is not forgotten. The exit code is
     1 where no script is meant.
     """
-    style = options.style(as_json, parsable, noheader)
-    selected = options.selection(clusters, users, jobs=jobs, names=names, since=since, until=until)
+    style = options.make_style(as_json, parsable, noheader)
+    selected = options.select_jobs(
+        clusters, users, jobs=jobs, names=names, since=since, until=until
+    )
     request = PurgeRequest(**selected, sink=sink, reason=reason, yes=yes)
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: PurgeAnswer = call(place, action("archive.purge"), request)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: PurgeReply = call_action(place, get_action("archive.purge"), request)
     if style.json:
         print_json(answer)
     elif answer.scripts or style.parsable:
         print_table(_PURGE_COLUMNS, answer.scripts, style)
-    what = f"{number(len(answer.scripts), 'script')}, {size(answer.total_bytes)} bytes"
+    what = f"{format_count(len(answer.scripts), 'script')}, {format_size(answer.total_bytes)} bytes"
     what += f", from {', '.join(answer.sinks)}" if answer.sinks else ""
     if not answer.scripts:
-        output.warn("no script is meant by that, nothing is to be removed")
+        output.print_warning("no script is meant by that, nothing is to be removed")
         raise typer.Exit(1)
     # On stderr even in a pipe, so that nobody mistakes a dry run for the purge.
     if not answer.done:
-        output.warn(f"nothing was removed: --yes removes {what}")
+        output.print_warning(f"nothing was removed: --yes removes {what}")
     elif style.json or style.parsable:
-        output.note(f"Purged: {what}.")
+        output.print_note(f"Purged: {what}.")
     else:
         print(f"Purged: {what}.")
 
@@ -358,15 +367,15 @@ def reindex(
 
     Search goes on with the old one until the new one is complete.
     """
-    place = Place(config=config, socket=socket, archive=archive)
-    _, answer = collected(place, "archive.reindex", ReindexRequest(sink=sink), ())
-    assert isinstance(answer, ReindexAnswer)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    _, answer = collect_items(place, "archive.reindex", ReindexRequest(sink=sink), ())
+    assert isinstance(answer, ReindexReply)
     if as_json:
         print_json(answer)
         return
-    print(f"Indexed {number(answer.scripts, 'script')}, {answer.distinct} of them distinct.")
+    print(f"Indexed {format_count(answer.scripts, 'script')}, {answer.distinct} of them distinct.")
     if answer.unreadable:
-        output.warn(f"{answer.unreadable} could not be read and are not in it")
+        output.print_warning(f"{answer.unreadable} could not be read and are not in it")
         raise typer.Exit(1)
 
 
@@ -384,22 +393,24 @@ def sinks(
     Backlog is how many scripts it has still to archive, Oldest the age of the
     oldest of them, Rate how many events a second it put to use in the last minute.
     """
-    style = options.style(as_json, parsable, noheader, columns)
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: SinksAnswer = call(place, action("archive.sinks"), SinksRequest())
+    style = options.make_style(as_json, parsable, noheader, columns)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: SinksReply = call_action(place, get_action("archive.sinks"), SinksRequest())
     if style.json:
         print_json(answer)
         return
-    print_table(_COLUMNS, answer.sinks, style)
+    print_table(_SINK_COLUMNS, answer.sinks, style)
     for line in answer.sinks:
         if line.refill:
-            missed = number(line.missed, "event")
-            output.note(f"{line.name} missed {missed} while it was detached: {line.refill}")
+            missed = format_count(line.missed, "event")
+            output.print_note(f"{line.name} missed {missed} while it was detached: {line.refill}")
         if line.set_aside:
-            output.note(f"'steward journal dead archive.{line.name}' lists what was set aside.")
+            output.print_note(
+                f"'steward journal dead archive.{line.name}' lists what was set aside."
+            )
 
 
-def _age(seconds: float | None) -> str:
+def _format_age(seconds: float | None) -> str:
     """A duration as Slurm writes elapsed times: ``03:07``, ``1-02:03:04``; "" for None."""
     if seconds is None:
         return ""
@@ -411,23 +422,23 @@ def _age(seconds: float | None) -> str:
     return f"{hours:02}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
-def _plain_age(line: SinkLine) -> str:
+def _format_plain_age(line: SinkLine) -> str:
     """Format the age of a sink's oldest pending script in seconds, for programs."""
     return "" if line.oldest_s is None else f"{line.oldest_s:.0f}"
 
 
-_COLUMNS = [
+_SINK_COLUMNS = [
     Column("Sink", lambda line: line.name),
     Column("Kind", lambda line: line.kind),
     Column("State", lambda line: line.state),
     Column("Position", lambda line: str(line.position), right=True, usual=False),
     Column("Backlog", lambda line: str(line.backlog), right=True),
     Column("Behind", lambda line: str(line.behind), right=True, usual=False),
-    Column("Oldest", lambda line: _age(line.oldest_s), _plain_age, right=True),
+    Column("Oldest", lambda line: _format_age(line.oldest_s), _format_plain_age, right=True),
     Column("Rate", lambda line: f"{line.rate:.1f}", right=True),
     Column("SetAside", lambda line: str(line.set_aside), right=True),
     Column("Missed", lambda line: str(line.missed), right=True, usual=False),
-    Column("ErrorAt", lambda line: show_time(line.error_at)),
+    Column("ErrorAt", lambda line: format_time(line.error_at)),
     Column("LastError", lambda line: line.error),
 ]
 
@@ -435,7 +446,7 @@ _COLUMNS = [
 def resend(
     sink: Annotated[
         str,
-        typer.Option("--sink", metavar="NAME", help="The sink to fill up.", callback=not_empty),
+        typer.Option("--sink", metavar="NAME", help="The sink to fill up.", callback=reject_empty),
     ],
     since: Since = "",
     until: Until = "",
@@ -456,15 +467,15 @@ def resend(
     Of all jobs, or of those that the options name. What the sink has already
     is not doubled. 'steward archive sinks' shows how far it has come.
     """
-    selected = options.selection(clusters, users, accounts, jobs=jobs, since=since, until=until)
+    selected = options.select_jobs(clusters, users, accounts, jobs=jobs, since=since, until=until)
     request = ResendRequest(**selected, sink=sink, missing=missing)
-    place = Place(config=config, socket=socket, archive=archive)
-    _, answer = collected(place, "archive.resend", request, ())
-    assert isinstance(answer, ResendAnswer)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    _, answer = collect_items(place, "archive.resend", request, ())
+    assert isinstance(answer, ResendReply)
     if as_json:
         print_json(answer)
         return
     left_out = f"; {answer.present} are there already" if answer.present else ""
-    what = f"{number(answer.scripts, 'script')}, {size(answer.total_bytes)} bytes"
+    what = f"{format_count(answer.scripts, 'script')}, {format_size(answer.total_bytes)} bytes"
     print(f"To be archived again in {answer.sink}: {what}{left_out}.")
-    output.note("'steward archive sinks' shows how far it has come.")
+    output.print_note("'steward archive sinks' shows how far it has come.")

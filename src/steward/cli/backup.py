@@ -9,15 +9,21 @@ from typing import Annotated
 
 import typer
 
-from steward.admin.backup.archive import CONFIG, BackupError, Manifest, check, content
-from steward.admin.backup.creation import make, named
-from steward.admin.backup.restoration import restore as put_back
+from steward.admin.backup.archive import (
+    CONFIG_PREFIX,
+    BackupError,
+    BackupManifest,
+    read_member,
+    verify_backup,
+)
+from steward.admin.backup.creation import choose_backup_path, make_backup
+from steward.admin.backup.restoration import restore_backup as put_back
 from steward.cli import output
 from steward.cli.options import Config, Json
-from steward.cli.output import Bar, number, print_json, show_time, size
-from steward.client.places import Place, settings_here
+from steward.cli.output import ProgressLine, format_count, format_size, format_time, print_json
+from steward.client.places import ClientPlace, require_settings
 from steward.core.config import Settings
-from steward.core.config.reader import DEFAULT_PATH, load
+from steward.core.config.reader import DEFAULT_PATH, load_settings
 from steward.core.events import utc_now
 
 
@@ -45,10 +51,10 @@ def backup(
     Databases, scripts that wait, secrets and the configuration are in it, so that it is as
     private as they are. A ledger in PostgreSQL and the archive's own files are not.
     """
-    settings = settings_here(Place(config=config))
-    path = named(to, utc_now())
-    with Bar() as bar:
-        made = make(
+    settings = require_settings(ClientPlace(config=config))
+    path = choose_backup_path(to, utc_now())
+    with ProgressLine() as bar:
+        made = make_backup(
             settings,
             config or DEFAULT_PATH,
             path,
@@ -59,9 +65,9 @@ def backup(
     if as_json:
         print_json(made)
         return
-    print(f"{path}: {_told(made)}")
-    for what in _outside(made, settings):
-        output.warn(what)
+    print(f"{path}: {_describe_backup(made)}")
+    for what in _list_omitted(made, settings):
+        output.print_warning(what)
 
 
 def restore(
@@ -80,54 +86,54 @@ def restore(
     Without a configuration on this host that of the backup is taken, and written to its place.
     The daemon must not run. Files of the configuration that are there stay as they are.
     """
-    manifest = check(path)
+    manifest = verify_backup(path)
     if only_check:
         if as_json:
             print_json(manifest)
         else:
-            print(f"{path} is whole: {_told(manifest)}")
+            print(f"{path} is whole: {_describe_backup(manifest)}")
         return
-    settings = _settings(path, manifest, config)
-    with Bar() as bar:
+    settings = _choose_settings(path, manifest, config)
+    with ProgressLine() as bar:
         done = put_back(path, manifest, settings, force=force, now=utc_now(), show=bar.show)
     if as_json:
         print_json(done)
         return
-    print(f"{number(done.files, 'file')} are back in {done.state_dir}.")
+    print(f"{format_count(done.files, 'file')} are back in {done.state_dir}.")
     if done.aside:
         print(f"What was there is in {done.aside} now: remove it when all is well.")
     for file in done.written:
         print(f"  wrote  {file}")
     for file in done.left:
         print(f"  left   {file}")
-    for what in _outside(manifest, settings):
-        output.warn(what)
+    for what in _list_omitted(manifest, settings):
+        output.print_warning(what)
 
 
-def _settings(path: str, manifest: Manifest, config: str) -> Settings:
+def _choose_settings(path: str, manifest: BackupManifest, config: str) -> Settings:
     """Return the named configuration, else this host's, else the one in the backup."""
     if config or os.path.exists(DEFAULT_PATH):
-        return load(config or DEFAULT_PATH)
+        return load_settings(config or DEFAULT_PATH)
     if not manifest.config:
         raise BackupError("there is no configuration in this backup: name one with --config", path)
     with tempfile.TemporaryDirectory() as directory:
         there = os.path.join(directory, "steward.toml")
         with open(there, "wb") as file:
-            file.write(content(path, f"{CONFIG}{manifest.config.lstrip('/')}"))
-        return load(there)
+            file.write(read_member(path, f"{CONFIG_PREFIX}{manifest.config.lstrip('/')}"))
+        return load_settings(there)
 
 
-def _told(manifest: Manifest) -> str:
+def _describe_backup(manifest: BackupManifest) -> str:
     """Describe a backup: files, size, host, time and version."""
-    at = show_time(manifest.made_at)
-    files = number(len(manifest.members), "file")
+    at = format_time(manifest.made_at)
+    files = format_count(len(manifest.members), "file")
     return (
-        f"{files}, {size(manifest.total_bytes)}, of {manifest.host} at {at}, "
+        f"{files}, {format_size(manifest.total_bytes)}, of {manifest.host} at {at}, "
         f"by Steward {manifest.steward}"
     )
 
 
-def _outside(manifest: Manifest, settings: Settings) -> list[str]:
+def _list_omitted(manifest: BackupManifest, settings: Settings) -> list[str]:
     """Return warnings about data that a backup omits and the site must save itself."""
     found = []
     if manifest.ledger:

@@ -13,11 +13,11 @@ from steward.bank import money
 from steward.bank.actions.accounts import (
     AccountChangeRequest,
     AccountCreateRequest,
-    AccountPage,
+    AccountReply,
     AccountShowRequest,
+    AccountUserRequest,
     AllocationChangeRequest,
     AllocationCreateRequest,
-    UserRequest,
     UserShowRequest,
 )
 from steward.cli import options
@@ -26,14 +26,21 @@ from steward.cli.bank_options import (
     Amount,
     Key,
     Reason,
-    Shown,
-    key_or_random,
-    plain,
-    say,
-    tell_gate,
+    ReplyFormatter,
+    ensure_key,
+    format_exact_amount,
+    note_gate_unaware,
+    print_line,
 )
-from steward.cli.options import LAST, Asked, asking, asking_columns, not_empty, with_options
-from steward.cli.output import Column, Style, print_json, print_table, zone_to_ask_in
+from steward.cli.options import (
+    LARGEST_NUMBER,
+    CommandCall,
+    reject_empty,
+    with_call,
+    with_call_and_columns,
+    with_options,
+)
+from steward.cli.output import Column, Style, find_requested_zone, print_json, print_table
 from steward.core.errors import UsageError
 
 Names = Annotated[
@@ -64,24 +71,24 @@ Limit = Annotated[
         "--limit",
         metavar="AMOUNT",
         help="What the user may spend of it; 'none' for no limit.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
 
 
-@asking_columns
+@with_call_and_columns
 def account_show(
-    asked: Asked,
+    asked: CommandCall,
     names: Names = None,
 ) -> None:
     """Show accounts."""
     style = asked.style
-    request = AccountShowRequest(names=options.split(names))
+    request = AccountShowRequest(names=options.split_lists(names))
     _print_accounts(asked.call("bank.account_show", request), style)
 
 
-class AccountSaid(msgspec.Struct, frozen=True):
+class AccountOptions(msgspec.Struct, frozen=True):
     """Options of ``account create`` and ``account change``.
 
     Attributes:
@@ -95,7 +102,7 @@ class AccountSaid(msgspec.Struct, frozen=True):
     reason: str
 
 
-def _account_said(
+def _read_account_options(
     context: typer.Context,
     name: Account,
     parent: Parent = "",
@@ -105,12 +112,12 @@ def _account_said(
     only_listed: Listed = None,
     note: Note = "",
     reason: Reason = "",
-) -> AccountSaid:
+) -> AccountOptions:
     """Read the options that describe an account; only typed ones are passed on."""
     fields = {
         "parent": parent,
-        "owners": options.split([owners]),
-        "credit": money.parse(credit) if credit else None,
+        "owners": options.split_lists([owners]),
+        "credit": money.parse_money(credit) if credit else None,
         "draws_on_parent": draws_on_parent,
         "only_listed": only_listed,
         "note": note,
@@ -123,12 +130,12 @@ def _account_said(
     given = {
         field: value for field, value in fields.items() if is_given(field) and value is not None
     }
-    return AccountSaid(name, given, reason)
+    return AccountOptions(name, given, reason)
 
 
-@asking
-@with_options(_account_said)
-def account_create(said: AccountSaid, asked: Asked) -> None:
+@with_call
+@with_options(_read_account_options)
+def account_create(said: AccountOptions, asked: CommandCall) -> None:
     """Create an account.
 
     It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
@@ -137,11 +144,11 @@ def account_create(said: AccountSaid, asked: Asked) -> None:
     _print_accounts(asked.call("bank.account_create", request), asked.style, changed=True)
 
 
-@asking
-@with_options(_account_said)
+@with_call
+@with_options(_read_account_options)
 def account_change(
-    said: AccountSaid,
-    asked: Asked,
+    said: AccountOptions,
+    asked: CommandCall,
     closed: Annotated[
         bool | None, typer.Option("--close/--reopen", help="Let nothing be charged to it any more.")
     ] = None,
@@ -154,26 +161,28 @@ def account_change(
     _print_accounts(asked.call("bank.account_change", request), asked.style, changed=True)
 
 
-@asking_columns
+@with_call_and_columns
 def user_show(
-    asked: Asked,
+    asked: CommandCall,
     users: Annotated[
         list[str] | None, typer.Argument(metavar="USER", help="These; else all you may see.")
     ] = None,
     accounts: Annotated[
         list[str] | None,
-        typer.Option("--account", "-A", metavar="NAME,…", help="In these.", callback=not_empty),
+        typer.Option("--account", "-A", metavar="NAME,…", help="In these.", callback=reject_empty),
     ] = None,
 ) -> None:
     """Show who is in which account."""
     style = asked.style
-    request = UserShowRequest(users=options.split(users), accounts=options.split(accounts))
+    request = UserShowRequest(
+        users=options.split_lists(users), accounts=options.split_lists(accounts)
+    )
     _print_users(asked.call("bank.user_show", request), style)
 
 
-@asking
+@with_call
 def user_create(
-    asked: Asked,
+    asked: CommandCall,
     account: Account,
     user: User,
     limit: Limit = "",
@@ -184,13 +193,13 @@ def user_create(
     Owners of the account and its coordinators in Slurm may, too.
     """
     style = asked.style
-    request = _user(account, user, limit, reason)
+    request = _make_user_request(account, user, limit, reason)
     _print_users(asked.call("bank.user_create", request), style, user)
 
 
-@asking
+@with_call
 def user_change(
-    asked: Asked,
+    asked: CommandCall,
     account: Account,
     user: User,
     limit: Limit = "",
@@ -207,16 +216,16 @@ def user_change(
     style = asked.style
     if not limit and listed is None:
         raise UsageError("nothing is to be changed: give --limit, --listed or --unlisted")
-    request = _user(account, user, limit, reason, listed=listed)
+    request = _make_user_request(account, user, limit, reason, listed=listed)
     _print_users(asked.call("bank.user_change", request), style, user)
 
 
-def _user(
+def _make_user_request(
     account: str, user: str, limit: str, reason: str, *, listed: bool | None = None
-) -> UserRequest:
+) -> AccountUserRequest:
     """Build the request that sets a user's limit and listing in an account."""
-    amount = None if limit in ("", "none") else money.parse(limit)
-    return UserRequest(
+    amount = None if limit in ("", "none") else money.parse_money(limit)
+    return AccountUserRequest(
         account=account,
         user=user,
         limit=amount,
@@ -226,9 +235,9 @@ def _user(
     )
 
 
-@asking_columns
+@with_call_and_columns
 def allocation_show(
-    asked: Asked,
+    asked: CommandCall,
     names: Names = None,
     ended: Ended = False,
 ) -> None:
@@ -237,37 +246,47 @@ def allocation_show(
     Every account has one without an end, which is drawn on last.
     """
     style = asked.style
-    request = AccountShowRequest(names=options.split(names), ended=ended)
+    request = AccountShowRequest(names=options.split_lists(names), ended=ended)
     print_allocations(asked.call("bank.allocation_show", request), style)
 
 
-def print_allocations(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
+def print_allocations(answer: AccountReply, style: Style, *, changed: bool = False) -> None:
     """Print the allocations of a reply."""
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     columns = [
         Column("Number", lambda one: str(one.number), None, True),
         Column("Account", lambda one: one.account),
         Column("Begin", lambda one: shown.time(one.begin) if one.end else ""),
         Column("End", lambda one: shown.time(one.end)),
-        Column("Given", lambda one: shown.amount(one.given), lambda one: plain(one.given), True),
-        Column("Left", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True),
+        Column(
+            "Given",
+            lambda one: shown.amount(one.given),
+            lambda one: format_exact_amount(one.given),
+            True,
+        ),
+        Column(
+            "Left",
+            lambda one: shown.amount(one.balance),
+            lambda one: format_exact_amount(one.balance),
+            True,
+        ),
         Column("Rollover", lambda one: one.rollover if one.end else ""),
         Column("Note", lambda one: one.note, widest=40),
     ]
     print_table(columns, answer.allocations, style)
     if changed:
-        tell_gate(answer.gate_knows)
+        note_gate_unaware(answer.gate_knows)
 
 
-def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
+def _print_accounts(answer: AccountReply, style: Style, *, changed: bool = False) -> None:
     """Print the accounts of a reply."""
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     left: dict[str, int] = {}
     for pot in answer.allocations:
         left[pot.account] = left.get(pot.account, 0) + pot.balance
@@ -283,10 +302,15 @@ def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False)
         Column(
             "Left",
             lambda one: shown.amount(left.get(one.name, 0)),
-            lambda one: plain(left.get(one.name, 0)),
+            lambda one: format_exact_amount(left.get(one.name, 0)),
             True,
         ),
-        Column("Credit", lambda one: shown.amount(one.credit), lambda one: plain(one.credit), True),
+        Column(
+            "Credit",
+            lambda one: shown.amount(one.credit),
+            lambda one: format_exact_amount(one.credit),
+            True,
+        ),
         Column(
             "Rules",
             lambda one: ", ".join(word for name, word in flags.items() if getattr(one, name)),
@@ -295,15 +319,15 @@ def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False)
     ]
     print_table(columns, answer.accounts, style)
     if changed:
-        tell_gate(answer.gate_knows)
+        note_gate_unaware(answer.gate_knows)
 
 
-def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
+def _print_users(answer: AccountReply, style: Style, user: str = "") -> None:
     """Print the users of a reply, all or one."""
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     rows = [one for one in answer.users if not user or one.user == user]
     columns = [
         Column("Account", lambda one: one.account),
@@ -311,15 +335,20 @@ def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
         Column(
             "Limit",
             lambda one: "none" if one.limit is None else shown.amount(one.limit),
-            lambda one: plain(one.limit),
+            lambda one: format_exact_amount(one.limit),
             True,
         ),
-        Column("Spent", lambda one: shown.amount(one.spent), lambda one: plain(one.spent), True),
+        Column(
+            "Spent",
+            lambda one: shown.amount(one.spent),
+            lambda one: format_exact_amount(one.spent),
+            True,
+        ),
         Column("Listed", lambda one: "yes" if one.listed else "no"),
     ]
     print_table(columns, rows, style)
     if user:
-        tell_gate(answer.gate_knows)
+        note_gate_unaware(answer.gate_knows)
 
 
 Rollover = Annotated[
@@ -328,18 +357,18 @@ Rollover = Annotated[
 ]
 Begin = Annotated[
     str,
-    typer.Option("--begin", metavar="TIME", help="From when on.", callback=not_empty),
+    typer.Option("--begin", metavar="TIME", help="From when on.", callback=reject_empty),
 ]
 
 
-@asking
+@with_call
 def allocation_create(
-    asked: Asked,
+    asked: CommandCall,
     account: Account,
     amount: Amount,
     end: Annotated[
         str,
-        typer.Option("--end", metavar="TIME", help="Until when.", callback=not_empty),
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=reject_empty),
     ],
     begin: Begin = "",
     rollover: Rollover = None,
@@ -354,31 +383,31 @@ def allocation_create(
     style = asked.style
     request = AllocationCreateRequest(
         account=account,
-        amount=money.parse(amount),
+        amount=money.parse_money(amount),
         begin=begin,
         end=end,
         rollover=rollover or "none",
         note=note,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
         reason=reason,
-        key=key_or_random(key),
+        key=ensure_key(key),
     )
-    answer: AccountPage = asked.call("bank.allocation_create", request)
+    answer: AccountReply = asked.call("bank.allocation_create", request)
     print_allocations(answer, style, changed=True)
     if not style.json and not style.parsable:
-        say(f"Key: {request.key}")
+        print_line(f"Key: {request.key}")
 
 
-@asking
+@with_call
 def allocation_change(
-    asked: Asked,
+    asked: CommandCall,
     number: Annotated[
-        int, typer.Argument(metavar="NUMBER", min=1, max=LAST, help="The allocation's.")
+        int, typer.Argument(metavar="NUMBER", min=1, max=LARGEST_NUMBER, help="The allocation's.")
     ],
     begin: Begin = "",
     end: Annotated[
         str,
-        typer.Option("--end", metavar="TIME", help="Until when.", callback=not_empty),
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=reject_empty),
     ] = "",
     rollover: Rollover = None,
     note: Note = "",
@@ -397,8 +426,8 @@ def allocation_change(
         end=end or None,
         rollover=rollover,
         note=note or None,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
         reason=reason,
     )
-    answer: AccountPage = asked.call("bank.allocation_change", request)
+    answer: AccountReply = asked.call("bank.allocation_change", request)
     print_allocations(answer, style, changed=True)

@@ -10,22 +10,28 @@ from typing import Annotated
 import typer
 
 from steward.bank.actions.jobs import (
-    AllowAnswer,
+    AllowReply,
     AllowRequest,
-    ExplainAnswer,
-    ExplainedLine,
+    ExplainedCharge,
+    ExplainReply,
     ExplainRequest,
-    QuoteAnswer,
+    QuoteReply,
     QuoteRequest,
 )
 from steward.bank.records import PriceLine, Quote
-from steward.cli.bank_options import ClusterOption, NeededReason, Shown, plain, say
-from steward.cli.options import Asked, Config, JobId, Json, Socket, asking, not_empty
-from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.cli.bank_options import (
+    ClusterOption,
+    NeededReason,
+    ReplyFormatter,
+    format_exact_amount,
+    print_line,
+)
+from steward.cli.options import CommandCall, Config, JobId, Json, Socket, reject_empty, with_call
+from steward.cli.output import Column, find_requested_zone, print_json, print_table
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 _LONGEST = 4 * 1024 * 1024
 """Largest script, in bytes."""
@@ -44,11 +50,11 @@ def quote(
         typer.Argument(metavar="OPTION|SCRIPT", help="As they would be typed."),
     ] = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=not_empty)
+        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=reject_empty)
     ] = "",
     by: Annotated[
         str,
-        typer.Option("--as", metavar="USER", help="For this user's job.", callback=not_empty),
+        typer.Option("--as", metavar="USER", help="For this user's job.", callback=reject_empty),
     ] = "",
     as_json: Json = False,
     config: Config = "",
@@ -66,47 +72,49 @@ def quote(
         # -phigh.
         print(context.get_help())
         return
-    request = QuoteRequest(options=given, script=_script(given), cluster=on, user=by)
-    answer: QuoteAnswer = call(Place(config=config, socket=socket), action("bank.quote"), request)
+    request = QuoteRequest(options=given, script=_read_script(given), cluster=on, user=by)
+    answer: QuoteReply = call_action(
+        ClientPlace(config=config, socket=socket), get_action("bank.quote"), request
+    )
     if as_json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     for number, one in enumerate(answer.quotes):
         if len(answer.quotes) > 1:
-            say(f"Component {number}:")
+            print_line(f"Component {number}:")
         _print_quote(one, shown)
     if len(answer.quotes) > 1:
-        say(f"In all at most {shown.whole(answer.amount)}.")
+        print_line(f"In all at most {shown.whole(answer.amount)}.")
     if answer.free is not None:
-        say(f"{answer.quotes[0].account} has {shown.whole(answer.free)} free now.")
+        print_line(f"{answer.quotes[0].account} has {shown.whole(answer.free)} free now.")
     if answer.is_let_in is False:
-        say("It would be refused now." if not answer.say else answer.say.split("\n", 1)[0])
+        print_line("It would be refused now." if not answer.say else answer.say.split("\n", 1)[0])
 
 
-def _print_quote(one: Quote, shown: Shown) -> None:
+def _print_quote(one: Quote, shown: ReplyFormatter) -> None:
     """Print a quote: total, where it holds, and its parts."""
     where = ", ".join(part for part in (one.partition, one.qos, one.account) if part)
-    say(f"At most {shown.whole(one.amount)} ({where}).")
+    print_line(f"At most {shown.whole(one.amount)} ({where}).")
     _print_lines(one.lines, shown)
 
 
-def _print_lines(lines: tuple[PriceLine, ...], shown: Shown) -> None:
+def _print_lines(lines: tuple[PriceLine, ...], shown: ReplyFormatter) -> None:
     """Print the parts of a price."""
     widest = max((len(line.what) for line in lines), default=0)
     for line in lines:
         amount = "" if line.amount is None else shown.amount(line.amount)
-        say(f"  {line.what:<{widest}}  {amount:>12}".rstrip())
+        print_line(f"  {line.what:<{widest}}  {amount:>12}".rstrip())
 
 
-def _script(words: tuple[str, ...]) -> str:
+def _read_script(words: tuple[str, ...]) -> str:
     """Return the text of the script among sbatch's arguments, or "".
 
     An option's value may look like a script; sbatch's option table, part of the estimate, decides.
     """
-    from steward.bank.estimate import script_among
+    from steward.bank.estimate import find_script
 
-    path = script_among(words)
+    path = find_script(words)
     if not path:
         return ""
     try:
@@ -118,15 +126,15 @@ def _script(words: tuple[str, ...]) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
 
 
-@asking
+@with_call
 def allow(
-    asked: Asked,
+    asked: CommandCall,
     job: JobId,
     reason: NeededReason,
     until: Annotated[
         str,
         typer.Option(
-            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=not_empty
+            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=reject_empty
         ),
     ],
     cluster: ClusterOption = "",
@@ -138,18 +146,18 @@ def allow(
     task is its array's.
     """
     request = AllowRequest(
-        job=job, until=until, reason=reason, cluster=cluster, zone=zone_to_ask_in()
+        job=job, until=until, reason=reason, cluster=cluster, zone=find_requested_zone()
     )
-    answer: AllowAnswer = asked.call("bank.allow", request)
+    answer: AllowReply = asked.call("bank.allow", request)
     if asked.style.json:
         print_json(answer)
     else:
-        say(f"Job {job} passes until {Shown(answer).time(answer.until)}.")
+        print_line(f"Job {job} passes until {ReplyFormatter(answer).time(answer.until)}.")
 
 
-@asking
+@with_call
 def explain(
-    asked: Asked,
+    asked: CommandCall,
     job: JobId,
     cluster: ClusterOption = "",
 ) -> None:
@@ -160,14 +168,14 @@ def explain(
     """
     style = asked.style
     request = ExplainRequest(job=job, cluster=cluster)
-    answer: ExplainAnswer = asked.call("bank.explain", request)
-    shown = Shown(answer)
+    answer: ExplainReply = asked.call("bank.explain", request)
+    shown = ReplyFormatter(answer)
     if style.json:
         print_json(answer)
     elif style.parsable:
-        print_table(_columns(), answer.charges, style)
+        print_table(_make_charge_columns(), answer.charges, style)
     else:
-        say(f"Job {job} of {answer.user} was charged {shown.whole(answer.amount)} to "
+        print_line(f"Job {job} of {answer.user} was charged {shown.whole(answer.amount)} to "
             f"{answer.account}.")  # fmt: skip
         for line in answer.charges:
             _print_charge(line, shown)
@@ -175,26 +183,28 @@ def explain(
         raise typer.Exit(1)
 
 
-def _print_charge(line: ExplainedLine, shown: Shown) -> None:
+def _print_charge(line: ExplainedCharge, shown: ReplyFormatter) -> None:
     """Print a charge with its parts, refunds and the recomputed amount."""
     charge = line.charge
     run = f"run {charge.restarts}" if charge.restarts else "its run"
     piece = ", a former size" if charge.piece_us else ""
     number = f", rate {charge.rate}" if charge.rate else ""
-    say(f"{line.name}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
+    print_line(f"{line.name}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
         f"{number}, by {charge.source}")  # fmt: skip
     _print_lines(line.lines, shown)
     if line.refunded:
-        say(f"  given back by hand: {shown.amount(line.refunded)}")
+        print_line(f"  given back by hand: {shown.amount(line.refunded)}")
     if line.overdraw:
-        say(f"  beyond the account's means: {shown.amount(line.overdraw)}")
+        print_line(f"  beyond the account's means: {shown.amount(line.overdraw)}")
     if line.recomputed is None:
-        say("  told by another program: there is nothing to compute it from")
+        print_line("  told by another program: there is nothing to compute it from")
     elif line.recomputed != charge.amount:
-        say(f"  but computed now it is {shown.amount(line.recomputed)}: 'steward bank reconcile'")
+        print_line(
+            f"  but computed now it is {shown.amount(line.recomputed)}: 'steward bank reconcile'"
+        )
 
 
-def _columns() -> list[Column]:
+def _make_charge_columns() -> list[Column]:
     """Define the table of charges."""
     return [
         Column("JobIDRaw", lambda one: str(one.charge.job_id)),
@@ -202,10 +212,10 @@ def _columns() -> list[Column]:
         Column("Account", lambda one: one.charge.account),
         Column("User", lambda one: one.charge.user),
         Column("Partition", lambda one: one.charge.partition),
-        Column("Amount", lambda one: plain(one.charge.amount)),
-        Column("Recomputed", lambda one: plain(one.recomputed)),
-        Column("Refunded", lambda one: plain(one.refunded)),
-        Column("Overdraw", lambda one: plain(one.overdraw)),
+        Column("Amount", lambda one: format_exact_amount(one.charge.amount)),
+        Column("Recomputed", lambda one: format_exact_amount(one.recomputed)),
+        Column("Refunded", lambda one: format_exact_amount(one.refunded)),
+        Column("Overdraw", lambda one: format_exact_amount(one.overdraw)),
         Column("Rate", lambda one: str(one.charge.rate)),
         Column("Why", lambda one: one.charge.why),
         Column("Source", lambda one: one.charge.source),

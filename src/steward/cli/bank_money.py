@@ -12,7 +12,7 @@ from steward.bank import money
 from steward.bank.actions.money import (
     AdjustRequest,
     DepositRequest,
-    MovedAnswer,
+    MoneyMoveReply,
     RefundRequest,
     TransferRequest,
     WithdrawRequest,
@@ -23,14 +23,14 @@ from steward.cli.bank_options import (
     ClusterOption,
     Key,
     NeededReason,
-    Shown,
-    key_or_random,
-    plain,
-    say,
-    tell_gate,
+    ReplyFormatter,
+    ensure_key,
+    format_exact_amount,
+    note_gate_unaware,
+    print_line,
 )
 from steward.cli.groups import CONTEXT
-from steward.cli.options import LAST, Asked, asking, not_empty, with_options
+from steward.cli.options import LARGEST_NUMBER, CommandCall, reject_empty, with_call, with_options
 from steward.cli.output import Column, Style, print_json, print_table
 
 Allocation = Annotated[
@@ -38,14 +38,14 @@ Allocation = Annotated[
     typer.Option(
         "--allocation",
         min=0,
-        max=LAST,
+        max=LARGEST_NUMBER,
         metavar="NUMBER",
         help="This one; else the ledger's own choice.",
     ),
 ]
 
 
-class Moving(msgspec.Struct, frozen=True):
+class MoveOptions(msgspec.Struct, frozen=True):
     """Options of a deposit or withdrawal: account, amount in micro-SU, reason, key, allocation."""
 
     account: str
@@ -55,42 +55,42 @@ class Moving(msgspec.Struct, frozen=True):
     allocation: int
 
 
-def _moving(
+def _read_move_options(
     account: Account,
     amount: Amount,
     reason: NeededReason,
     key: Key = "",
     allocation: Allocation = 0,
-) -> Moving:
+) -> MoveOptions:
     """Read the options of a deposit or withdrawal."""
-    return Moving(account, money.parse(amount), reason, key_or_random(key), allocation)
+    return MoveOptions(account, money.parse_money(amount), reason, ensure_key(key), allocation)
 
 
-@asking
-@with_options(_moving)
-def deposit(moving: Moving, asked: Asked) -> None:
+@with_call
+@with_options(_read_move_options)
+def deposit(moving: MoveOptions, asked: CommandCall) -> None:
     """Give an account new money.
 
     It never ends: 'steward bank allocation create' gives money for a time.
     """
     request = DepositRequest(**msgspec.structs.asdict(moving))
-    _moved(asked.call("bank.deposit", request), asked.style)
+    _print_moved(asked.call("bank.deposit", request), asked.style)
 
 
-@asking
-@with_options(_moving)
-def withdraw(moving: Moving, asked: Asked) -> None:
+@with_call
+@with_options(_read_move_options)
+def withdraw(moving: MoveOptions, asked: CommandCall) -> None:
     """Take money away from an account.
 
     Only what is not held for jobs can go.
     """
     request = WithdrawRequest(**msgspec.structs.asdict(moving))
-    _moved(asked.call("bank.withdraw", request), asked.style)
+    _print_moved(asked.call("bank.withdraw", request), asked.style)
 
 
-@asking
+@with_call
 def transfer(
-    asked: Asked,
+    asked: CommandCall,
     source: Annotated[str, typer.Argument(metavar="FROM", help="The account that gives.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The account that gets.")],
     amount: Amount,
@@ -99,12 +99,18 @@ def transfer(
     source_allocation: Annotated[
         int,
         typer.Option(
-            "--from-allocation", min=0, max=LAST, metavar="NUMBER", help="Out of this one."
+            "--from-allocation",
+            min=0,
+            max=LARGEST_NUMBER,
+            metavar="NUMBER",
+            help="Out of this one.",
         ),
     ] = 0,
     target_allocation: Annotated[
         int,
-        typer.Option("--to-allocation", min=0, max=LAST, metavar="NUMBER", help="Into this one."),
+        typer.Option(
+            "--to-allocation", min=0, max=LARGEST_NUMBER, metavar="NUMBER", help="Into this one."
+        ),
     ] = 0,
 ) -> None:
     """Give money of one account to another.
@@ -115,18 +121,18 @@ def transfer(
     request = TransferRequest(
         source=source,
         target=target,
-        amount=money.parse(amount),
+        amount=money.parse_money(amount),
         reason=reason,
-        key=key_or_random(key),
+        key=ensure_key(key),
         source_allocation=source_allocation,
         target_allocation=target_allocation,
     )
-    _moved(asked.call("bank.transfer", request), style)
+    _print_moved(asked.call("bank.transfer", request), style)
 
 
-@asking
+@with_call
 def refund(
-    asked: Asked,
+    asked: CommandCall,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account, where no job is named.")
     ] = "",
@@ -142,19 +148,19 @@ def refund(
             "-j",
             metavar="JOB",
             help="What this job was charged: 123, 123_7, 123+1.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     part: Annotated[
         str,
         typer.Option(
-            "--amount", metavar="AMOUNT", help="Of a job only so much.", callback=not_empty
+            "--amount", metavar="AMOUNT", help="Of a job only so much.", callback=reject_empty
         ),
     ] = "",
     user: Annotated[
         str,
         typer.Option(
-            "--user", "-u", metavar="NAME", help="Off this user's use.", callback=not_empty
+            "--user", "-u", metavar="NAME", help="Off this user's use.", callback=reject_empty
         ),
     ] = "",
     cluster: ClusterOption = "",
@@ -170,12 +176,12 @@ def refund(
         account=account,
         job=job,
         cluster=cluster,
-        amount=money.parse(given) if given else None,
+        amount=money.parse_money(given) if given else None,
         user=user,
         reason=reason,
-        key=key_or_random(key),
+        key=ensure_key(key),
     )
-    _moved(asked.call("bank.refund", request), style)
+    _print_moved(asked.call("bank.refund", request), style)
 
 
 # A negative amount looks like an option.
@@ -183,9 +189,9 @@ adjust_app = typer.Typer(add_completion=False)
 
 
 @adjust_app.command(context_settings={**CONTEXT, "ignore_unknown_options": True})
-@asking
+@with_call
 def adjust(
-    asked: Asked,
+    asked: CommandCall,
     account: Account,
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="Such as 12.5, or -12.5 to take away.")
@@ -198,16 +204,16 @@ def adjust(
     style = asked.style
     request = AdjustRequest(
         account=account,
-        amount=money.parse(amount),
+        amount=money.parse_money(amount),
         reason=reason,
-        key=key_or_random(key),
+        key=ensure_key(key),
         allocation=allocation,
     )
-    answer: MovedAnswer = asked.call("bank.adjust", request)
-    _moved(answer, style, is_taken=request.amount < 0)
+    answer: MoneyMoveReply = asked.call("bank.adjust", request)
+    _print_moved(answer, style, is_taken=request.amount < 0)
 
 
-def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None:
+def _print_moved(answer: MoneyMoveReply, style: Style, *, is_taken: bool = False) -> None:
     """Print ledger transactions: a line each for people, their postings for programs.
 
     Args:
@@ -218,22 +224,24 @@ def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     sign = -1 if is_taken else 1
     if style.parsable:
         columns = [
             Column("Number", lambda one: str(one.number)),
             Column("Kind", lambda one: one.kind),
             Column("Account", lambda one: one.account),
-            Column("Amount", lambda one: plain(sign * one.amount)),
+            Column("Amount", lambda one: format_exact_amount(sign * one.amount)),
             Column("Key", lambda one: one.key),
         ]
         print_table(columns, answer.transfers, style)
         return
     for one in answer.transfers:
         before = "Done before" if answer.repeated else "Done"
-        say(f"{before}: {one.kind} of {shown.whole(sign * one.amount)}, number {one.number}.")
+        print_line(
+            f"{before}: {one.kind} of {shown.whole(sign * one.amount)}, number {one.number}."
+        )
     for name, left in answer.balances.items():
-        say(f"{name} has {shown.whole(left)} now.")
-    say(f"Key: {answer.key}")
-    tell_gate(answer.gate_knows)
+        print_line(f"{name} has {shown.whole(left)} now.")
+    print_line(f"Key: {answer.key}")
+    note_gate_unaware(answer.gate_knows)

@@ -1,8 +1,8 @@
 """Options and helpers that the ``steward bank`` commands share.
 
-Options for accounts, amounts, reasons, idempotency keys and periods; :class:`Shown`, which formats
-the amounts and times of a reply; and small helpers to print and to note that the gate is not
-updated.
+Options for accounts, amounts, reasons, idempotency keys and periods; :class:`ReplyFormatter`, which
+formats the amounts and times of a reply; and small helpers to print and to note that the gate is
+not updated.
 """
 
 import secrets
@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from steward.bank import money
-from steward.bank.context import BankAnswer
+from steward.bank.context import BankReply
 from steward.bank.money import Unit
 from steward.cli import output
-from steward.cli.options import not_empty
-from steward.cli.output import show_time
+from steward.cli.options import reject_empty
+from steward.cli.output import format_time
 
 Reason = Annotated[
     str,
@@ -28,7 +28,7 @@ NeededReason = Annotated[
         "--reason",
         metavar="TEXT",
         help="Why; it stands in the books for good.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Key = Annotated[
@@ -37,27 +37,29 @@ Key = Annotated[
         "--key",
         metavar="TEXT",
         help="A name for this: done again under the same, nothing is done. Random if not given.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account.")]
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Such as 1250 or 0.5.")]
 AccountOption = Annotated[
     str,
-    typer.Option("--account", "-A", metavar="NAME", help="Only this account.", callback=not_empty),
+    typer.Option(
+        "--account", "-A", metavar="NAME", help="Only this account.", callback=reject_empty
+    ),
 ]
 UserOption = Annotated[
     str,
-    typer.Option("--user", "-u", metavar="NAME", help="Only this user.", callback=not_empty),
+    typer.Option("--user", "-u", metavar="NAME", help="Only this user.", callback=reject_empty),
 ]
 ClusterOption = Annotated[
     str,
-    typer.Option("--cluster", "-M", metavar="NAME", help="The cluster.", callback=not_empty),
+    typer.Option("--cluster", "-M", metavar="NAME", help="The cluster.", callback=reject_empty),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
-def since(text: str) -> typer.models.OptionInfo:
+def make_since_option(text: str) -> typer.models.OptionInfo:
     """Return the option for the start of a period, with this help text."""
     found: typer.models.OptionInfo = typer.Option(
         "--starttime",
@@ -65,65 +67,65 @@ def since(text: str) -> typer.models.OptionInfo:
         "-S",
         metavar="TIME",
         help=text,
-        callback=not_empty,
+        callback=reject_empty,
     )
     return found
 
 
-def until(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
+def make_until_option(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
     """Return the option for the end of a period, with this help text."""
     found: typer.models.OptionInfo = typer.Option(
-        "--endtime", "--until", "-E", metavar="TIME", help=text, callback=not_empty
+        "--endtime", "--until", "-E", metavar="TIME", help=text, callback=reject_empty
     )
     return found
 
 
-def unit_of(answer: BankAnswer) -> Unit:
+def unit_of(answer: BankReply) -> Unit:
     """Return the unit and the decimals that a reply's amounts are shown in."""
     return Unit(answer.unit, answer.decimals)
 
 
-class Shown:
+class ReplyFormatter:
     """Formatter of the amounts and times of one reply.
 
     Args:
         answer: The reply; it names the unit, the decimals and the time zone.
     """
 
-    def __init__(self, answer: BankAnswer) -> None:
+    def __init__(self, answer: BankReply) -> None:
         self.unit = unit_of(answer)
         self._bare = Unit("", answer.decimals)
         self._zone = answer.zone
 
     def amount(self, value: int | None) -> str:
         """Format an amount for a column, without the unit; ``-`` if unknown."""
-        return "-" if value is None else money.show(value, self._bare).strip()
+        return "-" if value is None else money.format_money(value, self._bare).strip()
 
     def whole(self, value: int) -> str:
         """Format an amount with its unit, for a sentence."""
-        return money.show(value, self.unit)
+        return money.format_money(value, self.unit)
 
     def time(self, value: datetime | None) -> str:
         """Format a time in the cluster's zone; "" for None."""
-        return show_time(value, self._zone)
+        return format_time(value, self._zone)
 
 
-def plain(value: int | None) -> str:
+def format_exact_amount(value: int | None) -> str:
     """Format an amount for programs, exact; "" if unknown."""
-    return "" if value is None else money.plain(value)
+    return "" if value is None else money.format_money_exact(value)
 
 
-def key_or_random(key: str) -> str:
+def ensure_key(key: str) -> str:
     """Return the given idempotency key, or a random one."""
     return key or secrets.token_hex(8)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line, with unsafe characters escaped."""
-    print(output.printable(text))
+    print(output.escape_unprintable(text))
 
 
-def tell_gate(knows: bool) -> None:
+def note_gate_unaware(knows: bool) -> None:
     """Note that a change reaches the gate only once the daemon runs, unless the gate knows it."""
     if not knows:
-        output.note("The gate does not know yet: the daemon tells it when both run.")
+        output.print_note("The gate does not know yet: the daemon tells it when both run.")

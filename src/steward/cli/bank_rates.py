@@ -14,34 +14,48 @@ import typer
 
 from steward.bank import money
 from steward.bank.actions.rates import (
-    EnforceAnswer,
+    EnforceReply,
     EnforceRequest,
     RateCreateRequest,
-    RatesAnswer,
     RateShowRequest,
-    WouldRefuseAnswer,
+    RatesReply,
+    WouldRefuseReply,
     WouldRefuseRequest,
 )
-from steward.bank.rate_validation import DAYS, check_names, worded
-from steward.bank.records import Factor, ModeRule, Rate
+from steward.bank.rate_validation import DAYS, check_tres_names, format_rate
+from steward.bank.records import ModeRule, Rate, TimeFactor
 from steward.cli import output
 from steward.cli.bank_options import (
     AccountOption,
     ClusterOption,
     Reason,
-    Shown,
+    ReplyFormatter,
     UserOption,
-    plain,
-    say,
-    since,
-    tell_gate,
-    until,
+    format_exact_amount,
+    make_since_option,
+    make_until_option,
+    note_gate_unaware,
+    print_line,
 )
-from steward.cli.options import Asked, asking, asking_columns, not_empty, split, with_options
-from steward.cli.output import Column, Style, is_terminal, print_json, print_table, zone_to_ask_in
+from steward.cli.options import (
+    CommandCall,
+    reject_empty,
+    split_lists,
+    with_call,
+    with_call_and_columns,
+    with_options,
+)
+from steward.cli.output import (
+    Column,
+    Style,
+    find_requested_zone,
+    is_terminal,
+    print_json,
+    print_table,
+)
 from steward.core.errors import UsageError
 
-_FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
+_TIME_FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
 """A factor by time: days/begin-end=factor."""
 _PERMILLE: Final = 1000
 """Factors are integers in thousandths."""
@@ -52,7 +66,7 @@ Partition = Annotated[
 ]
 Qos = Annotated[
     str,
-    typer.Option("--qos", "-q", metavar="NAME", help="Only for it.", callback=not_empty),
+    typer.Option("--qos", "-q", metavar="NAME", help="Only for it.", callback=reject_empty),
 ]
 Weights = Annotated[
     list[str] | None,
@@ -61,7 +75,7 @@ Weights = Annotated[
         "-w",
         metavar="TRES=AMOUNT,…",
         help="For an hour of a TRES: cpu=1,gres/gpu=20; of mem and bb/NAME for a GiB.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Dearest = Annotated[
@@ -80,12 +94,14 @@ Times = Annotated[
         "--factor",
         metavar="DAYS/TIME-TIME=NUMBER",
         help="At some times: sat-sun/0-24=0.5, mon-fri/08:00-18:00=1.5.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 QosFactors = Annotated[
     list[str] | None,
-    typer.Option("--qos-factor", metavar="QOS=NUMBER,…", help="Under a QOS.", callback=not_empty),
+    typer.Option(
+        "--qos-factor", metavar="QOS=NUMBER,…", help="Under a QOS.", callback=reject_empty
+    ),
 ]
 EndFactors = Annotated[
     list[str] | None,
@@ -93,7 +109,7 @@ EndFactors = Annotated[
         "--end-factor",
         metavar="STATE=NUMBER,…",
         help="By final state: NODE_FAIL=0,PREEMPTED=0.5.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Free = Annotated[bool, typer.Option("--free", help="It costs nothing.")]
@@ -104,12 +120,12 @@ From = Annotated[
         "--from",
         metavar="TIME",
         help="For jobs submitted since; from now on if not given.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 
 
-class RateSaid(msgspec.Struct, frozen=True):
+class RateOptions(msgspec.Struct, frozen=True):
     """Options of ``rate create`` and ``rate change``.
 
     Attributes:
@@ -129,7 +145,7 @@ class RateSaid(msgspec.Struct, frozen=True):
     reason: str
 
 
-def rate_said(
+def read_rate_options(
     partition: Partition,
     qos: Qos = "",
     weight: Weights = None,
@@ -144,62 +160,62 @@ def rate_said(
     valid_from: From = "",
     cluster: ClusterOption = "",
     reason: Reason = "",
-) -> RateSaid:
+) -> RateOptions:
     """Parse the options that describe a rate.
 
     Raises:
         UsageError: An option is malformed.
     """
     fields: dict[str, Any] = {
-        "weights": weights(weight) if weight else None,
+        "weights": parse_weights(weight) if weight else None,
         "combine": None if dearest is None else "max" if dearest else "sum",
-        "minimum": money.parse(minimum) if minimum else None,
+        "minimum": money.parse_money(minimum) if minimum else None,
         "whole_nodes": whole_nodes,
-        "factors": times(factor) if factor else None,
-        "qos_permille": factors_of(qos_factor, "--qos-factor lowprio=0.5") or None,
-        "ends_permille": factors_of(end_factor, "--end-factor NODE_FAIL=0") or None,
+        "factors": parse_time_factors(factor) if factor else None,
+        "qos_permille": parse_factors(qos_factor, "--qos-factor lowprio=0.5") or None,
+        "ends_permille": parse_factors(end_factor, "--end-factor NODE_FAIL=0") or None,
         "free": free or None,
         "note": note or None,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    return RateSaid(partition, qos, cluster, given, valid_from, reason)
+    return RateOptions(partition, qos, cluster, given, valid_from, reason)
 
 
-def weights(values: Iterable[str] | None) -> dict[str, int]:
+def parse_weights(values: Iterable[str] | None) -> dict[str, int]:
     """Parse TRES weights such as ``cpu=1,mem=0.1`` into micro-SU by TRES.
 
     Raises:
         UsageError: A part is malformed or names no TRES.
     """
     found: dict[str, int] = {}
-    for name, value in _pairs(values, "--weight cpu=1"):
-        found[name] = money.parse(value)
-    check_names(found)
+    for name, value in _split_pairs(values, "--weight cpu=1"):
+        found[name] = money.parse_money(value)
+    check_tres_names(found)
     return found
 
 
-def factors_of(values: Iterable[str] | None, what: str) -> dict[str, int]:
+def parse_factors(values: Iterable[str] | None, what: str) -> dict[str, int]:
     """Parse factors such as ``lowprio=0.5`` into thousandths by name.
 
     Raises:
         UsageError: A part is malformed.
     """
-    return {name: permille(value) for name, value in _pairs(values, what)}
+    return {name: parse_permille(value) for name, value in _split_pairs(values, what)}
 
 
-def permille(text: str) -> int:
+def parse_permille(text: str) -> int:
     """Parse a factor such as ``0.5`` into thousandths.
 
     Raises:
         UsageError: It is negative, or has more than three decimals.
     """
-    whole, rest = divmod(money.parse(text) * _PERMILLE, money.MICRO)
+    whole, rest = divmod(money.parse_money(text) * _PERMILLE, money.MICRO)
     if whole < 0 or rest:
         raise UsageError(f"{text} is no factor: it is not below 0, with three decimals", text)
     return whole
 
 
-def times(values: Iterable[str] | None) -> tuple[Factor, ...]:
+def parse_time_factors(values: Iterable[str] | None) -> tuple[TimeFactor, ...]:
     """Parse factors by time, such as ``sat-sun/0-24=0.5`` or ``mon-fri/08:00-18:30=1.5``.
 
     Raises:
@@ -207,20 +223,20 @@ def times(values: Iterable[str] | None) -> tuple[Factor, ...]:
     """
     found = []
     for value in values or ():
-        match = _FACTOR.fullmatch(value.lower())
+        match = _TIME_FACTOR.fullmatch(value.lower())
         if not match:
             raise UsageError(f"{value!r} is no factor by time: write sat-sun/0-24=0.5", value)
         days, begin, end, factor = match.groups()
         found.append(
-            Factor(
-                days=_days(days), begin_min=_minute(begin), end_min=_minute(end),
-                permille=permille(factor),
+            TimeFactor(
+                days=_parse_days(days), begin_min=_parse_minute(begin), end_min=_parse_minute(end),
+                permille=parse_permille(factor),
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def _days(text: str) -> tuple[int, ...]:
+def _parse_days(text: str) -> tuple[int, ...]:
     """Parse days such as ``mon-fri,sun`` into numbers, Monday 0."""
     found: set[int] = set()
     for part in text.split(","):
@@ -233,7 +249,7 @@ def _days(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _minute(text: str) -> int:
+def _parse_minute(text: str) -> int:
     """Parse a time of day such as ``8`` or ``18:30`` into minutes after midnight."""
     hour, _, minute = text.partition(":")
     if hour.isdecimal() and (minute or "0").isdecimal() and len(hour) <= 2 and len(minute) <= 2:
@@ -243,18 +259,18 @@ def _minute(text: str) -> int:
     raise UsageError(f"{text!r} is no time of day: 8, 08:00 or 24", text)
 
 
-def _pairs(values: Iterable[str] | None, what: str) -> Iterable[tuple[str, str]]:
+def _split_pairs(values: Iterable[str] | None, what: str) -> Iterable[tuple[str, str]]:
     """Split comma-separated NAME=VALUE options."""
-    for one in split(values):
+    for one in split_lists(values):
         name, equals, value = one.rpartition("=")
         if not equals or not name:
             raise UsageError(f"{one!r} is not understood: write {what}", one)
         yield name, value
 
 
-@asking_columns
+@with_call_and_columns
 def rate_show(
-    asked: Asked,
+    asked: CommandCall,
     cluster: ClusterOption = "",
     past: Annotated[bool, typer.Option("--past", help="Those that were replaced as well.")] = False,
 ) -> None:
@@ -264,29 +280,29 @@ def rate_show(
     """
     style = asked.style
     request = RateShowRequest(cluster=cluster, past=past)
-    answer: RatesAnswer = asked.call("bank.rate_show", request)
+    answer: RatesReply = asked.call("bank.rate_show", request)
     _print_rates(answer, style)
 
 
-@asking
-@with_options(rate_said)
-def rate_create(said: RateSaid, asked: Asked) -> None:
+@with_call
+@with_options(read_rate_options)
+def rate_create(said: RateOptions, asked: CommandCall) -> None:
     """Say what jobs cost from a time on.
 
     Rates are never changed: a new one holds for jobs that are submitted from then on.
     """
     rate = Rate(cluster=said.cluster, partition=said.partition, qos=said.qos, **said.given)
-    _create(asked, said, rate)
+    _send_rate(asked, said, rate)
 
 
-@asking
-@with_options(rate_said)
-def rate_change(said: RateSaid, asked: Asked) -> None:
+@with_call
+@with_options(read_rate_options)
+def rate_change(said: RateOptions, asked: CommandCall) -> None:
     """Change a part of what jobs cost, from a time on.
 
     What is not given stays as it is now; jobs that were submitted before keep their rate.
     """
-    now: RatesAnswer = asked.call("bank.rate_show", RateShowRequest(cluster=said.cluster))
+    now: RatesReply = asked.call("bank.rate_show", RateShowRequest(cluster=said.cluster))
     partition = said.partition
     last = [one for one in now.rates if one.partition == partition and one.qos == said.qos]
     clusters = {one.cluster for one in last}
@@ -303,28 +319,28 @@ def rate_change(said: RateSaid, asked: Asked) -> None:
         raise UsageError("nothing is to be changed: give --weight or another option")
     elif "weights" in given or "minimum" in given:
         given = {**given, "free": False}
-    _create(asked, said, msgspec.structs.replace(last[0], **given))
+    _send_rate(asked, said, msgspec.structs.replace(last[0], **given))
 
 
-def _create(asked: Asked, said: RateSaid, rate: Rate) -> None:
+def _send_rate(asked: CommandCall, said: RateOptions, rate: Rate) -> None:
     """Send a new rate, print the result and warnings."""
     request = RateCreateRequest(
-        rate=rate, valid_from=said.valid_from, zone=zone_to_ask_in(), reason=said.reason
+        rate=rate, valid_from=said.valid_from, zone=find_requested_zone(), reason=said.reason
     )
-    answer: RatesAnswer = asked.call("bank.rate_create", request)
+    answer: RatesReply = asked.call("bank.rate_create", request)
     _print_rates(answer, asked.style)
     for warning in answer.warnings:
-        output.warn(warning)
+        output.print_warning(warning)
     if not asked.style.json:
-        tell_gate(answer.gate_knows)
+        note_gate_unaware(answer.gate_knows)
 
 
-def _print_rates(answer: RatesAnswer, style: Style) -> None:
+def _print_rates(answer: RatesReply, style: Style) -> None:
     """Print the rates of a reply."""
     if style.json:
         print_json(answer)
         return
-    view = Shown(answer)
+    view = ReplyFormatter(answer)
     several = len({one.cluster for one in answer.rates}) > 1
     columns = [
         Column("Number", lambda one: str(one.number), None, True),
@@ -332,17 +348,17 @@ def _print_rates(answer: RatesAnswer, style: Style) -> None:
         Column("Partition", lambda one: one.partition),
         Column("QOS", lambda one: one.qos, usual=any(one.qos for one in answer.rates)),
         Column("From", lambda one: view.time(one.valid_from)),
-        Column("Rate", worded),
+        Column("Rate", format_rate),
         Column("Note", lambda one: one.note, usual=False),
     ]
     if not answer.rates:
-        output.note("Nothing says what jobs cost yet: 'steward bank rate create'.")
+        output.print_note("Nothing says what jobs cost yet: 'steward bank rate create'.")
     print_table(columns, answer.rates, style)
 
 
-@asking
+@with_call
 def enforce(
-    asked: Asked,
+    asked: CommandCall,
     mode: Annotated[
         str,
         typer.Argument(
@@ -352,7 +368,9 @@ def enforce(
     cluster: ClusterOption = "",
     partition: Annotated[
         str,
-        typer.Option("--partition", "-r", metavar="NAME", help="Only there.", callback=not_empty),
+        typer.Option(
+            "--partition", "-r", metavar="NAME", help="Only there.", callback=reject_empty
+        ),
     ] = "",
     account: AccountOption = "",
     reason: Reason = "",
@@ -367,12 +385,12 @@ def enforce(
     request = EnforceRequest(
         mode=mode, cluster=cluster, partition=partition, account=account, reason=reason
     )
-    answer: EnforceAnswer = asked.call("bank.enforce", request)
+    answer: EnforceReply = asked.call("bank.enforce", request)
     if style.json:
         print_json(answer)
         return
-    if not any(_is_general(one) for one in answer.rules) and not style.parsable:
-        say("Where nothing else is said: observe.")
+    if not any(_is_default_rule(one) for one in answer.rules) and not style.parsable:
+        print_line("Where nothing else is said: observe.")
     columns = [
         Column("Cluster", lambda one: one.cluster or "all"),
         Column("Partition", lambda one: one.partition or "all"),
@@ -382,21 +400,21 @@ def enforce(
     if answer.rules or style.parsable:
         print_table(columns, answer.rules, style)
     if mode:
-        tell_gate(answer.gate_knows)
+        note_gate_unaware(answer.gate_knows)
     if answer.warning:
-        output.warn(answer.warning)
+        output.print_warning(answer.warning)
 
 
-def _is_general(rule: ModeRule) -> bool:
+def _is_default_rule(rule: ModeRule) -> bool:
     """Return True if a mode applies to all clusters, partitions and accounts."""
     return not (rule.cluster or rule.partition or rule.account)
 
 
-@asking_columns
+@with_call_and_columns
 def would_refuse(
-    asked: Asked,
-    start: Annotated[str, since("Since; the last seven days if not given.")] = "",
-    end: Annotated[str, until()] = "",
+    asked: CommandCall,
+    start: Annotated[str, make_since_option("Since; the last seven days if not given.")] = "",
+    end: Annotated[str, make_until_option()] = "",
     account: AccountOption = "",
     user: UserOption = "",
     everything: Annotated[
@@ -409,19 +427,24 @@ def would_refuse(
     """
     style = asked.style
     request = WouldRefuseRequest(
-        since=start, until=end, zone=zone_to_ask_in(), account=account, user=user, all=everything
+        since=start,
+        until=end,
+        zone=find_requested_zone(),
+        account=account,
+        user=user,
+        all=everything,
     )
-    answer: WouldRefuseAnswer = asked.call("bank.would_refuse", request)
+    answer: WouldRefuseReply = asked.call("bank.would_refuse", request)
     if style.json:
         print_json(answer)
         return
     if answer.warning:
-        output.warn(answer.warning)
+        output.print_warning(answer.warning)
     if not answer.refusals and not style.parsable:
         if not answer.warning:
-            say("Nothing would have been refused.")
+            print_line("Nothing would have been refused.")
         return
-    view = Shown(answer)
+    view = ReplyFormatter(answer)
     several = len({one.cluster for one in answer.refusals}) > 1
     table = [
         Column("Time", lambda one: view.time(one.at)),
@@ -431,11 +454,12 @@ def would_refuse(
         Column("User", lambda one: one.user or str(one.uid)),
         Column("Account", lambda one: one.account),
         Column("Partition", lambda one: one.partition),
-        Column("Amount", lambda one: view.amount(one.amount), lambda one: plain(one.amount), True),
+        Column("Amount", lambda one: view.amount(one.amount),
+               lambda one: format_exact_amount(one.amount), True),
         Column("Mode", lambda one: one.mode, usual=everything),
         Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why,
                widest=60 if is_terminal() else 0),
     ]  # fmt: skip
     print_table(table, answer.refusals, style)
     if answer.more:
-        output.warn("there is more: see -S and -E")
+        output.print_warning("there is more: see -S and -E")

@@ -12,14 +12,14 @@ import typer
 
 from steward.bank.actions.reports import (
     AccountBalance,
-    BalanceAnswer,
+    BalanceReply,
     BalanceRequest,
     Grouping,
-    HoldsAnswer,
+    HoldsReply,
     HoldsRequest,
-    StatementAnswer,
+    StatementReply,
     StatementRequest,
-    UsageAnswer,
+    UsageReply,
     UsageRequest,
 )
 from steward.bank.ledger import StatementLine, UsageRow
@@ -28,24 +28,31 @@ from steward.cli import options, output
 from steward.cli.bank_options import (
     AccountOption,
     ClusterOption,
-    Shown,
+    ReplyFormatter,
     UserOption,
-    plain,
-    say,
-    since,
-    until,
+    format_exact_amount,
+    make_since_option,
+    make_until_option,
+    print_line,
 )
-from steward.cli.charts import bar, pens
-from steward.cli.charts import plain as without_styles
-from steward.cli.options import LAST, Asked, asking_columns, not_empty
-from steward.cli.output import Column, print_csv, print_json, print_table, show_time, zone_to_ask_in
+from steward.cli.charts import choose_signs, draw_bar
+from steward.cli.charts import render_plain as without_styles
+from steward.cli.options import LARGEST_NUMBER, CommandCall, reject_empty, with_call_and_columns
+from steward.cli.output import (
+    Column,
+    find_requested_zone,
+    format_time,
+    print_csv,
+    print_json,
+    print_table,
+)
 from steward.core.errors import UsageError
 from steward.core.timestamps import moment
 
 
-@asking_columns
+@with_call_and_columns
 def balance(
-    asked: Asked,
+    asked: CommandCall,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
@@ -56,26 +63,26 @@ def balance(
     not ended may still cost, Free what a new job may cost.
     """
     style = asked.style
-    request = BalanceRequest(accounts=options.split(accounts))
-    answer: BalanceAnswer = asked.call("bank.balance", request)
+    request = BalanceRequest(accounts=options.split_lists(accounts))
+    answer: BalanceReply = asked.call("bank.balance", request)
     if style.json:
         print_json(answer)
         return
     if not answer.accounts:
-        output.note("There is no account that you are in.")
-    print_table(_balances(answer), answer.accounts, style)
+        output.print_note("There is no account that you are in.")
+    print_table(_make_balance_columns(answer), answer.accounts, style)
     if not all(one.known for one in answer.accounts):
-        output.note(
+        output.print_note(
             "Jobs were charged to an account that nobody created: "
             "'steward bank account create' takes it over with what it owes."
         )
     if any(one.free is None for one in answer.accounts):
-        output.note("The gate does not answer, so what is held is not known.")
+        output.print_note("The gate does not answer, so what is held is not known.")
 
 
-def _balances(answer: BalanceAnswer) -> list[Column]:
+def _make_balance_columns(answer: BalanceReply) -> list[Column]:
     """Define the table of balances; limits and payers appear only if any exist."""
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
 
     def ends(one: AccountBalance) -> str:
         active = [pot for pot in one.allocations if pot.end and pot.active(answer.at)]
@@ -90,17 +97,30 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
         Column("Account", lambda one: one.account),
         Column("Payer", lambda one: one.payer, usual=has_payers),
         Column(
-            "Balance", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True
+            "Balance",
+            lambda one: shown.amount(one.balance),
+            lambda one: format_exact_amount(one.balance),
+            True,
         ),
-        Column("Held", lambda one: shown.amount(one.held), lambda one: plain(one.held), True),
+        Column(
+            "Held",
+            lambda one: shown.amount(one.held),
+            lambda one: format_exact_amount(one.held),
+            True,
+        ),
         Column(
             "Credit",
             lambda one: shown.amount(one.credit),
-            lambda one: plain(one.credit),
+            lambda one: format_exact_amount(one.credit),
             True,
             any(one.credit for one in answer.accounts),
         ),
-        Column("Free", lambda one: shown.amount(one.free), lambda one: plain(one.free), True),
+        Column(
+            "Free",
+            lambda one: shown.amount(one.free),
+            lambda one: format_exact_amount(one.free),
+            True,
+        ),
         Column("Yours", limit, None, True, has_limits),
         Column("FirstEnd", ends),
         Column(
@@ -116,15 +136,17 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
     ]
 
 
-@asking_columns
+@with_call_and_columns
 def statement(
-    asked: Asked,
+    asked: CommandCall,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account; else all, for operators.")
     ] = "",
     user: UserOption = "",
-    start: Annotated[str, since("Since; the beginning of this month if not given.")] = "",
-    end: Annotated[str, until()] = "",
+    start: Annotated[
+        str, make_since_option("Since; the beginning of this month if not given.")
+    ] = "",
+    end: Annotated[str, make_until_option()] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
 ) -> None:
     """Show what happened to an account's money.
@@ -136,11 +158,11 @@ def statement(
     if as_csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     request = StatementRequest(
-        account=account, user=user, since=start, until=end, zone=zone_to_ask_in()
+        account=account, user=user, since=start, until=end, zone=find_requested_zone()
     )
-    answer: StatementAnswer = asked.call("bank.statement", request)
-    found, shown = answer.statement, Shown(answer)
-    table = _lines(shown, answer.names)
+    answer: StatementReply = asked.call("bank.statement", request)
+    found, shown = answer.statement, ReplyFormatter(answer)
+    table = _make_statement_columns(shown, answer.names)
     if style.json:
         print_json(answer)
     elif as_csv:
@@ -149,16 +171,18 @@ def statement(
         print_table(table, found.lines, style)
     else:
         if found.account:
-            say(f"{found.account}: {shown.whole(found.opening)} at {shown.time(found.begin)}.")
+            print_line(
+                f"{found.account}: {shown.whole(found.opening)} at {shown.time(found.begin)}."
+            )
         if found.lines:
             print_table(table, found.lines, style)
         else:
-            say("Nothing happened.")
+            print_line("Nothing happened.")
         if found.account and not found.user:
-            say(f"{shown.whole(found.closing)} at the end.")
+            print_line(f"{shown.whole(found.closing)} at the end.")
 
 
-def _lines(shown: Shown, names: Mapping[str, str]) -> list[Column]:
+def _make_statement_columns(shown: ReplyFormatter, names: Mapping[str, str]) -> list[Column]:
     """Define the table of a statement."""
     return [
         Column("Time", lambda one: shown.time(one.at)),
@@ -166,17 +190,30 @@ def _lines(shown: Shown, names: Mapping[str, str]) -> list[Column]:
         Column("Account", lambda one: one.account, usual=False),
         Column("Kind", lambda one: one.kind),
         Column("User", lambda one: one.user),
-        Column("What", lambda one: _what(one, names), lambda one: one.charge or one.why, widest=44),
-        Column("Amount", lambda one: shown.amount(one.amount), lambda one: plain(one.amount), True),
         Column(
-            "Balance", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True
+            "What",
+            lambda one: _describe_line(one, names),
+            lambda one: one.charge or one.why,
+            widest=44,
+        ),
+        Column(
+            "Amount",
+            lambda one: shown.amount(one.amount),
+            lambda one: format_exact_amount(one.amount),
+            True,
+        ),
+        Column(
+            "Balance",
+            lambda one: shown.amount(one.balance),
+            lambda one: format_exact_amount(one.balance),
+            True,
         ),
         Column("By", lambda one: one.who, usual=False),
         Column("Why", lambda one: one.why, usual=False),
     ]
 
 
-def _what(one: StatementLine, names: Mapping[str, str]) -> str:
+def _describe_line(one: StatementLine, names: Mapping[str, str]) -> str:
     """Return the job and why it was charged, or the reason of a manual transaction."""
     if not one.charge:
         return one.why
@@ -185,15 +222,17 @@ def _what(one: StatementLine, names: Mapping[str, str]) -> str:
     return named if one.kind == "charge" else f"{named}: {one.why}"
 
 
-@asking_columns
+@with_call_and_columns
 def holds(
-    asked: Asked,
+    asked: CommandCall,
     account: AccountOption = "",
     user: UserOption = "",
     cluster: ClusterOption = "",
     job: Annotated[
         int,
-        typer.Option("--jobs", "-j", min=0, max=LAST, metavar="ID", help="Only of this job."),
+        typer.Option(
+            "--jobs", "-j", min=0, max=LARGEST_NUMBER, metavar="ID", help="Only of this job."
+        ),
     ] = 0,
 ) -> None:
     """Show what money is spoken for.
@@ -202,20 +241,20 @@ def holds(
     """
     style = asked.style
     request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
-    answer: HoldsAnswer = asked.call("bank.holds", request)
+    answer: HoldsReply = asked.call("bank.holds", request)
     if style.json:
         print_json(answer)
         return
     if not answer.holds:
-        output.note("Nothing is held.")
-    print_table(_holds(answer), answer.holds, style)
+        output.print_note("Nothing is held.")
+    print_table(_make_hold_columns(answer), answer.holds, style)
     if answer.holds and not style.parsable:
-        output.note(f"{Shown(answer).whole(answer.total)} in all.")
+        output.print_note(f"{ReplyFormatter(answer).whole(answer.total)} in all.")
 
 
-def _holds(answer: HoldsAnswer) -> list[Column]:
+def _make_hold_columns(answer: HoldsReply) -> list[Column]:
     """Define the table of SU holds."""
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     clusters = {one.cluster for one in answer.holds}
 
     def state(one: Hold) -> str:
@@ -229,10 +268,10 @@ def _holds(answer: HoldsAnswer) -> list[Column]:
         Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True),
         Column("User", lambda one: one.user or str(one.uid)),
         Column("Account", lambda one: one.account),
-        Column("Held", lambda one: shown.amount(one.remaining), lambda one: plain(one.remaining),
-               True),
-        Column("AtFirst", lambda one: shown.amount(one.amount), lambda one: plain(one.amount),
-               True, False),
+        Column("Held", lambda one: shown.amount(one.remaining),
+               lambda one: format_exact_amount(one.remaining), True),
+        Column("AtFirst", lambda one: shown.amount(one.amount),
+               lambda one: format_exact_amount(one.amount), True, False),
         Column("State", state),
         Column("Origin", lambda one: one.origin, usual=False),
         Column("Hold", lambda one: one.id, usual=False),
@@ -241,13 +280,13 @@ def _holds(answer: HoldsAnswer) -> list[Column]:
 
 _GROUPS = ("account", "user", "partition", "month", "day", "cluster")
 """Names that ``usage --by`` accepts."""
-_BAR = 24
+_BAR_WIDTH = 24
 """Width of the bars of ``usage``, in characters."""
 
 
-@asking_columns
+@with_call_and_columns
 def usage(
-    asked: Asked,
+    asked: CommandCall,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
@@ -257,15 +296,19 @@ def usage(
             "--by",
             metavar="WHAT,…",
             help="user (if not given), account, partition, month, day or cluster.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = None,
     users: Annotated[
         list[str] | None,
-        typer.Option("--user", "-u", metavar="NAME,…", help="Only of these.", callback=not_empty),
+        typer.Option(
+            "--user", "-u", metavar="NAME,…", help="Only of these.", callback=reject_empty
+        ),
     ] = None,
-    start: Annotated[str, since("Runs that began since; this year's if not given.")] = "",
-    end: Annotated[str, until()] = "",
+    start: Annotated[
+        str, make_since_option("Runs that began since; this year's if not given.")
+    ] = "",
+    end: Annotated[str, make_until_option()] = "",
 ) -> None:
     """Sum up what was used.
 
@@ -273,28 +316,28 @@ def usage(
     """
     style = asked.style
     request = UsageRequest(
-        by=_groups(options.split(by) or ("user",)),
-        accounts=options.split(accounts),
-        users=options.split(users),
+        by=_check_groups(options.split_lists(by) or ("user",)),
+        accounts=options.split_lists(accounts),
+        users=options.split_lists(users),
         since=start,
         until=end,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
     )
-    answer: UsageAnswer = asked.call("bank.usage", request)
+    answer: UsageReply = asked.call("bank.usage", request)
     if style.json:
         print_json(answer)
         return
     if not answer.rows and not style.parsable:
-        begin, end = (show_time(at, answer.zone) for at in (answer.since, answer.until))
+        begin, end = (format_time(at, answer.zone) for at in (answer.since, answer.until))
         whose = "" if answer.is_all else " to you or to accounts that you own or coordinate"
-        say(f"No run that began from {begin} to {end} was charged{whose}.")
+        print_line(f"No run that began from {begin} to {end} was charged{whose}.")
         return
-    print_table(_columns(answer), answer.rows, style)
+    print_table(_make_usage_columns(answer), answer.rows, style)
     if not style.parsable:
-        output.note(f"{Shown(answer).whole(answer.total)} in all.")
+        output.print_note(f"{ReplyFormatter(answer).whole(answer.total)} in all.")
 
 
-def _groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
+def _check_groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
     """Validate the names to group by."""
     for name in names:
         if name not in _GROUPS:
@@ -303,30 +346,35 @@ def _groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
     return found
 
 
-def _columns(answer: UsageAnswer) -> list[Column]:
+def _make_usage_columns(answer: UsageReply) -> list[Column]:
     """Define the table of usage, with shares and bars."""
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     largest = max((row.amount for row in answer.rows), default=0)
-    drawing = pens()
+    drawing = choose_signs()
 
     def share(row: UsageRow) -> str:
         return f"{100 * row.amount / answer.total:.1f}%" if answer.total > 0 else ""
 
     def drawn(row: UsageRow) -> str:
         part = row.amount / largest if largest > 0 else None
-        return without_styles([bar(part, _BAR, drawing, "")]).strip()
+        return without_styles([draw_bar(part, _BAR_WIDTH, drawing, "")]).strip()
 
-    groups = [Column(name.capitalize(), _of(name)) for name in answer.by]
+    groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in answer.by]
     return [
         *groups,
         Column("Charges", lambda row: str(row.charges), None, True),
-        Column("Used", lambda row: shown.amount(row.amount), lambda row: plain(row.amount), True),
+        Column(
+            "Used",
+            lambda row: shown.amount(row.amount),
+            lambda row: format_exact_amount(row.amount),
+            True,
+        ),
         Column("Share", share, None, True),
         # Programs get the numbers.
         Column("Bar", drawn, lambda _: ""),
     ]
 
 
-def _of(name: str) -> Any:
+def _make_attribute_getter(name: str) -> Any:
     """Return a function that reads an attribute of a row; "-" if empty."""
     return lambda row: str(getattr(row, name)) or "-"

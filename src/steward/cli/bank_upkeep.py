@@ -11,39 +11,54 @@ from typing import Annotated
 import typer
 
 from steward.bank.actions.upkeep import (
-    BackfillAnswer,
+    BackfillReply,
     BackfillRequest,
-    CheckAnswer,
+    CheckReply,
     CheckRequest,
     DifferenceLine,
-    ImportAnswer,
     ImportKind,
+    ImportReply,
     ImportRequest,
     NoticeLine,
-    NoticesAnswer,
+    NoticesReply,
     NoticesRequest,
-    NoticesRetryAnswer,
+    NoticesRetryReply,
     NoticesRetryRequest,
-    ReconcileAnswer,
+    ReconcileReply,
     ReconcileRequest,
 )
 from steward.cli import options, output
-from steward.cli.bank_options import ClusterOption, DryRun, Shown, plain, say, since, until
-from steward.cli.options import Asked, asking, asking_columns, not_empty
-from steward.cli.output import Column, Style, number, print_json, print_table, zone_to_ask_in
+from steward.cli.bank_options import (
+    ClusterOption,
+    DryRun,
+    ReplyFormatter,
+    format_exact_amount,
+    make_since_option,
+    make_until_option,
+    print_line,
+)
+from steward.cli.options import CommandCall, reject_empty, with_call, with_call_and_columns
+from steward.cli.output import (
+    Column,
+    Style,
+    find_requested_zone,
+    format_count,
+    print_json,
+    print_table,
+)
 from steward.core.errors import UsageError
-from steward.extensions.mybrc import drop_user, set_user
+from steward.extensions.mybrc import remove_user, set_user
 
 _LONGEST = 64 * 1024 * 1024
 """Largest file to import, in bytes."""
 
 
-@asking_columns
+@with_call_and_columns
 def reconcile(
-    asked: Asked,
+    asked: CommandCall,
     cluster: ClusterOption = "",
     start: Annotated[
-        str, since("Runs that ended since; where it was last left if not given.")
+        str, make_since_option("Runs that ended since; where it was last left if not given.")
     ] = "",
     dry_run: DryRun = False,
 ) -> None:
@@ -52,22 +67,24 @@ def reconcile(
     A difference becomes a correcting entry that says why. The daemon does it each minute.
     """
     style = asked.style
-    request = ReconcileRequest(cluster=cluster, since=start, dry_run=dry_run, zone=zone_to_ask_in())
-    answer: ReconcileAnswer = asked.call("bank.reconcile", request)
+    request = ReconcileRequest(
+        cluster=cluster, since=start, dry_run=dry_run, zone=find_requested_zone()
+    )
+    answer: ReconcileReply = asked.call("bank.reconcile", request)
     if style.json:
         print_json(answer)
         return
     if not answer.differences and not style.parsable:
-        say("Every run was charged what it is due.")
+        print_line("Every run was charged what it is due.")
         return
-    print_table(_differences(Shown(answer)), answer.differences, style)
+    print_table(_make_difference_columns(ReplyFormatter(answer)), answer.differences, style)
 
 
-@asking
+@with_call
 def backfill(
-    asked: Asked,
-    start: Annotated[str, since("Runs that ended since.")],
-    end: Annotated[str, until()] = "",
+    asked: CommandCall,
+    start: Annotated[str, make_since_option("Runs that ended since.")],
+    end: Annotated[str, make_until_option()] = "",
     cluster: ClusterOption = "",
     dry_run: DryRun = False,
 ) -> None:
@@ -78,32 +95,32 @@ def backfill(
     """
     style = asked.style
     request = BackfillRequest(
-        since=start, until=end, cluster=cluster, dry_run=dry_run, zone=zone_to_ask_in()
+        since=start, until=end, cluster=cluster, dry_run=dry_run, zone=find_requested_zone()
     )
-    answer: BackfillAnswer = asked.call("bank.backfill", request)
+    answer: BackfillReply = asked.call("bank.backfill", request)
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     if style.parsable:
         columns = [
             Column("Charges", lambda one: str(one.charges)),
-            Column("Amount", lambda one: plain(one.amount)),
+            Column("Amount", lambda one: format_exact_amount(one.amount)),
             Column("PassedOver", lambda one: str(one.passed_over)),
             Column("Unpriced", lambda one: str(len(one.unpriced))),
         ]
         print_table(columns, [answer], style)
         return
     done = "Would charge" if answer.dry_run else "Charged"
-    say(f"{done} {number(answer.charges, 'run')}, {shown.whole(answer.amount)}; "
+    print_line(f"{done} {format_count(answer.charges, 'run')}, {shown.whole(answer.amount)}; "
         f"{answer.passed_over} had been charged before.")  # fmt: skip
     if answer.unpriced:
-        output.warn(f"nothing says what {number(len(answer.unpriced), 'run')} cost:")
-        print_table(_differences(shown), answer.unpriced, Style())
+        output.print_warning(f"nothing says what {format_count(len(answer.unpriced), 'run')} cost:")
+        print_table(_make_difference_columns(shown), answer.unpriced, Style())
         raise typer.Exit(1)
 
 
-def _differences(shown: Shown) -> list[Column]:
+def _make_difference_columns(shown: ReplyFormatter) -> list[Column]:
     """Define the table of differences found by reconciliation."""
 
     def run(one: DifferenceLine) -> str:
@@ -116,18 +133,23 @@ def _differences(shown: Shown) -> list[Column]:
         Column("Account", lambda one: one.account),
         Column("User", lambda one: one.user),
         Column(
-            "Charged", lambda one: shown.amount(one.charged), lambda one: plain(one.charged), True
+            "Charged",
+            lambda one: shown.amount(one.charged),
+            lambda one: format_exact_amount(one.charged),
+            True,
         ),
-        Column("Due", lambda one: shown.amount(one.due), lambda one: plain(one.due), True),
+        Column(
+            "Due", lambda one: shown.amount(one.due), lambda one: format_exact_amount(one.due), True
+        ),
         Column("By", lambda one: one.source),
         Column("Done", lambda one: "yes" if one.done else "no"),
         Column("Why", lambda one: one.why, widest=60),
     ]
 
 
-@asking
+@with_call
 def check(
-    asked: Asked,
+    asked: CommandCall,
 ) -> None:
     """Prove the ledger.
 
@@ -135,7 +157,7 @@ def check(
     holds match jobs. The exit code is 1 where anything is wrong.
     """
     style = asked.style
-    answer: CheckAnswer = asked.call("bank.check", CheckRequest())
+    answer: CheckReply = asked.call("bank.check", CheckRequest())
     if style.json:
         print_json(answer)
     elif answer.findings or style.parsable:
@@ -146,17 +168,19 @@ def check(
         ]
         print_table(columns, answer.findings, style)
     else:
-        held = "" if answer.holds is None else f", {number(answer.holds, 'hold')} and their jobs"
-        say(f"The ledger is right: {number(answer.accounts, 'account')}{held}.")
+        held = (
+            "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} and their jobs"
+        )
+        print_line(f"The ledger is right: {format_count(answer.accounts, 'account')}{held}.")
     if answer.holds is None and not style.json:
-        output.note("The gate does not answer, so holds were not compared with jobs.")
+        output.print_note("The gate does not answer, so holds were not compared with jobs.")
     if answer.findings:
         raise typer.Exit(1)
 
 
-@asking_columns
+@with_call_and_columns
 def import_(
-    asked: Asked,
+    asked: CommandCall,
     kind: Annotated[
         ImportKind,
         typer.Argument(
@@ -178,41 +202,41 @@ def import_(
         raise UsageError("name the file, or - for the standard input")
     request = ImportRequest(
         kind=kind,
-        text=_read(file) if file else "",
+        text=_read_import_file(file) if file else "",
         name=os.path.basename(file),
         cluster=cluster,
         dry_run=dry_run,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
     )
-    answer: ImportAnswer = asked.call("bank.import", request)
+    answer: ImportReply = asked.call("bank.import", request)
     if style.json:
         print_json(answer)
         return
-    shown = Shown(answer)
+    shown = ReplyFormatter(answer)
     news = [one for one in answer.changes if one.how != "keep"]
     table = [
         Column("How", lambda one: one.how),
         Column("What", lambda one: one.what),
         Column("Name", lambda one: one.name),
         Column("Amount", lambda one: "" if one.amount is None else shown.amount(one.amount),
-               lambda one: plain(one.amount), True),
+               lambda one: format_exact_amount(one.amount), True),
         Column("Detail", lambda one: one.detail),
     ]  # fmt: skip
     rows = answer.changes if style.parsable else news
     if rows or style.parsable:
         print_table(table, rows, style)
     for remark in answer.remarks:
-        output.warn(remark)
+        output.print_warning(remark)
     kept = len(answer.changes) - len(news)
     done = "would be done" if answer.dry_run else "done"
-    counted = f"{number(len(news), 'change')} {done}, {kept} left as they were."
+    counted = f"{format_count(len(news), 'change')} {done}, {kept} left as they were."
     if news or style.parsable:
-        output.note(counted)
+        output.print_note(counted)
     else:
-        say(counted)
+        print_line(counted)
 
 
-def _read(path: str) -> str:
+def _read_import_file(path: str) -> str:
     """Read a file to import, or standard input."""
     try:
         if path == "-":
@@ -233,16 +257,16 @@ def _read(path: str) -> str:
 _ALL = "all"
 
 
-@asking_columns
+@with_call_and_columns
 def notices(
-    asked: Asked,
+    asked: CommandCall,
     retry: Annotated[
         str,
         typer.Option(
             "--retry",
             metavar="NUMBER,…|all",
             help="Have these told at once; all: whatever was set aside.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
 ) -> None:
@@ -253,36 +277,36 @@ def notices(
     """
     style = asked.style
     if retry:
-        request = NoticesRetryRequest(numbers=_numbers(retry))
-        done: NoticesRetryAnswer = asked.call("bank.notices_retry", request)
+        request = NoticesRetryRequest(numbers=_parse_numbers(retry))
+        done: NoticesRetryReply = asked.call("bank.notices_retry", request)
         if style.json:
             print_json(done)
         else:
-            say(f"{number(done.retried, 'notice')} will be tried again.")
+            print_line(f"{format_count(done.retried, 'notice')} will be tried again.")
         return
-    answer: NoticesAnswer = asked.call("bank.notices", NoticesRequest())
+    answer: NoticesReply = asked.call("bank.notices", NoticesRequest())
     if style.json:
         print_json(answer)
         return
     if not answer.notices and not style.parsable:
-        say("Nothing waits to be told.")
+        print_line("Nothing waits to be told.")
         return
-    print_table(_columns(Shown(answer)), answer.notices, style)
+    print_table(_make_notice_columns(ReplyFormatter(answer)), answer.notices, style)
     if answer.more:
-        output.note("There are more.")
+        output.print_note("There are more.")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     """Parse numbers of notices; "all" gives an empty tuple."""
     if text == _ALL:
         return ()
-    parts = options.split([text])
+    parts = options.split_lists([text])
     if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
         raise UsageError(f"{text!r} is no list of numbers: --retry 12,13, or --retry all", text)
     return tuple(int(part) for part in parts)
 
 
-def _columns(shown: Shown) -> list[Column]:
+def _make_notice_columns(shown: ReplyFormatter) -> list[Column]:
     """Define the table of notices."""
 
     def next_try(one: NoticeLine) -> str:
@@ -315,7 +339,7 @@ def mybrc_user(
     is kept. A running server reads the file again by itself.
     """
     if remove:
-        if not drop_user(file, user):
+        if not remove_user(file, user):
             raise UsageError(f"{file} has no user {user}", user)
         typer.echo(f"{user} is out of {file}")
         return

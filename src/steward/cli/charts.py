@@ -4,8 +4,8 @@ A row is a list of pieces, each a text and the name of a Rich style. The same pa
 in colour on a terminal and plain in a pipe or a mail. Text that users chose is escaped when it
 becomes a piece.
 
-The job page, reports and node pages of the CLI use it. :class:`Pens` selects Unicode or ASCII
-signs; :func:`drawn` converts rows for Rich, :func:`plain` to text.
+The job page, reports and node pages of the CLI use it. :class:`ChartSigns` selects Unicode or ASCII
+signs; :func:`render_rich` converts rows for Rich, :func:`render_plain` to text.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.core.printable import safe
+from steward.core.printable import escape_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-Piece = tuple[str, str]
+StyledText = tuple[str, str]
 """A text and the name of its Rich style."""
-Row = list[Piece]
+StyledRow = list[StyledText]
 """A line of the page."""
 
 _NARROWEST, _WIDEST = 60, 110
-_USUAL: Final = 80
+_DEFAULT_WIDTH: Final = 80
 """Width of a page without a terminal, in columns."""
 
 
-class Pens(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSigns(msgspec.Struct, frozen=True, kw_only=True):
     """Characters and width of the charts, by what the output can show.
 
     Attributes:
@@ -47,7 +47,7 @@ class Pens(msgspec.Struct, frozen=True, kw_only=True):
         note: Sign before a remark.
     """
 
-    width: int = _USUAL
+    width: int = _DEFAULT_WIDTH
     full: str = "#"
     empty: str = "-"
     edge: str = "|"
@@ -58,26 +58,26 @@ class Pens(msgspec.Struct, frozen=True, kw_only=True):
     note: str = "*"
 
 
-ASCII: Final = Pens()
+ASCII: Final = ChartSigns()
 """Characters for a pipe, a mail or a terminal without UTF-8."""
 
 
-def pens() -> Pens:
+def choose_signs() -> ChartSigns:
     """Return the characters that standard output can show.
 
     Only ASCII if it is not a terminal, or its encoding is not UTF-8. The width is 60 to 110
     columns.
     """
-    width = _USUAL
+    width = _DEFAULT_WIDTH
     if not sys.stdout.isatty():
         return ASCII
     with contextlib.suppress(OSError):
-        width = os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
     width = max(_NARROWEST, min(_WIDEST, width))
     is_dumb = os.environ.get("TERM", "") in ("", "dumb")
     if is_dumb or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
-        return Pens(width=width)
-    return Pens(
+        return ChartSigns(width=width)
+    return ChartSigns(
         width=width,
         full="█",
         empty="░",
@@ -90,26 +90,26 @@ def pens() -> Pens:
     )
 
 
-def text(value: str, style: str = "") -> Row:
+def make_text_row(value: str, style: str = "") -> StyledRow:
     """Return a row of one piece, with unsafe characters escaped."""
-    return [(safe(value), style)]
+    return [(escape_line(value), style)]
 
 
-def wrapped(value: str, width: int, mark: Piece = ("  ", "")) -> list[Row]:
+def wrap_text(value: str, width: int, mark: StyledText = ("  ", "")) -> list[StyledRow]:
     """Wrap a long text into rows; the first begins with the mark, the others are indented by it."""
     import textwrap
 
-    lines = textwrap.wrap(safe(value), width - len(mark[0]), break_on_hyphens=False)
+    lines = textwrap.wrap(escape_line(value), width - len(mark[0]), break_on_hyphens=False)
     begins = [mark, *[(" " * len(mark[0]), "")] * len(lines)]
     return [[begin, (line, "")] for begin, line in zip(begins, lines, strict=False)]
 
 
-def heading(title: str) -> list[Row]:
+def make_heading(title: str) -> list[StyledRow]:
     """Return a heading, with an empty row before it."""
     return [[], [(title, "bold")]]
 
 
-def bar(share: float | None, width: int, with_: Pens, style: str) -> Row:
+def draw_bar(share: float | None, width: int, with_: ChartSigns, style: str) -> StyledRow:
     """Return a bar filled to a share between 0 and 1; a larger share fills it."""
     filled = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
     if share and not filled:
@@ -123,7 +123,7 @@ def bar(share: float | None, width: int, with_: Pens, style: str) -> Row:
     ]
 
 
-class Span(msgspec.Struct, frozen=True):
+class TimelineSpan(msgspec.Struct, frozen=True):
     """A span of time on a timeline.
 
     Attributes:
@@ -139,7 +139,9 @@ class Span(msgspec.Struct, frozen=True):
     label: str
 
 
-def line_of_time(spans: Sequence[Span], with_: Pens, indent: str = "  ") -> list[Row]:
+def draw_timeline(
+    spans: Sequence[TimelineSpan], with_: ChartSigns, indent: str = "  "
+) -> list[StyledRow]:
     """Return a timeline: spans in proportion to their duration, and a legend.
 
     Every span is at least one column wide, however short it was.
@@ -148,27 +150,27 @@ def line_of_time(spans: Sequence[Span], with_: Pens, indent: str = "  ") -> list
     if not shown:
         return []
     room = with_.width - len(indent) - len(shown) - 1
-    widths = _shared_out([span.seconds for span in shown], room)
-    drawn: Row = [(indent, ""), (with_.edge, "dim")]
+    widths = _make_share_columns([span.seconds for span in shown], room)
+    drawn: StyledRow = [(indent, ""), (with_.edge, "dim")]
     for span, width in zip(shown, widths, strict=True):
         drawn += [(span.sign * width, span.style), (with_.edge, "dim")]
     rows = [drawn]
-    row: Row = [(indent, "")]
-    for span in _distinct(shown):
-        pieces: Row = [(f"{span.sign} ", span.style), (span.label, ""), ("   ", "")]
-        if width_of(row) + width_of(pieces) - 3 > with_.width and len(row) > 1:
+    row: StyledRow = [(indent, "")]
+    for span in _select_distinct(shown):
+        pieces: StyledRow = [(f"{span.sign} ", span.style), (span.label, ""), ("   ", "")]
+        if measure_row(row) + measure_row(pieces) - 3 > with_.width and len(row) > 1:
             rows.append(row)
             row = [(indent, "")]
         row += pieces
     return [*rows, row]
 
 
-def _distinct(spans: Sequence[Span]) -> list[Span]:
+def _select_distinct(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
     """Return the labelled spans, one for each label."""
     return list({span.label: span for span in spans if span.label}.values())
 
 
-def _shared_out(parts: Sequence[float], room: int) -> list[int]:
+def _make_share_columns(parts: Sequence[float], room: int) -> list[int]:
     """Distribute columns among parts in proportion, at least one each."""
     total = sum(parts)
     widths = [max(1, int(part / total * room)) for part in parts]
@@ -176,7 +178,7 @@ def _shared_out(parts: Sequence[float], room: int) -> list[int]:
     return widths
 
 
-class Head(msgspec.Struct, frozen=True):
+class TableHeading(msgspec.Struct, frozen=True):
     """Heading of a table column.
 
     Attributes:
@@ -190,9 +192,12 @@ class Head(msgspec.Struct, frozen=True):
     spare: int = 0
 
 
-def table(
-    heads: Sequence[Head], rows: Iterable[Sequence[Piece]], most: int, indent: str = "  "
-) -> list[Row]:
+def make_layout_table(
+    heads: Sequence[TableHeading],
+    rows: Iterable[Sequence[StyledText]],
+    most: int,
+    indent: str = "  ",
+) -> list[StyledRow]:
     """Return an aligned table of rows below headings; empty columns are omitted.
 
     Args:
@@ -201,7 +206,7 @@ def table(
         most: Largest width of a row in characters, unless columns that stay need more.
         indent: Text at the beginning of each row.
     """
-    cells = [[(safe(value), style) for value, style in row] for row in rows]
+    cells = [[(escape_line(value), style) for value, style in row] for row in rows]
     used = [index for index in range(len(heads)) if any(row[index][0] for row in cells)]
     widths = {
         index: max(len(heads[index].name), *(len(row[index][0]) for row in cells)) for index in used
@@ -213,9 +218,9 @@ def table(
         used.remove(least)
     lines = [[(heads[index].name, "dim") for index in used]]
     lines += [[row[index] for index in used] for row in cells]
-    drawn: list[Row] = []
+    drawn: list[StyledRow] = []
     for line in lines:
-        row: Row = [(indent, "")]
+        row: StyledRow = [(indent, "")]
         for index, (value, style) in zip(used, line, strict=True):
             width = widths[index]
             padded = value.rjust(width) if heads[index].right else value.ljust(width)
@@ -224,17 +229,17 @@ def table(
     return drawn
 
 
-def width_of(row: Row) -> int:
+def measure_row(row: StyledRow) -> int:
     """Return the number of characters in a row."""
     return sum(len(value) for value, _ in row)
 
 
-def plain(rows: Iterable[Row]) -> str:
+def render_plain(rows: Iterable[StyledRow]) -> str:
     """Return rows as text without styles, one a line."""
     return "".join("".join(value for value, _ in row).rstrip() + "\n" for row in rows)
 
 
-def drawn(rows: Iterable[Row]) -> "list[RenderableType]":
+def render_rich(rows: Iterable[StyledRow]) -> "list[RenderableType]":
     """Convert rows to Rich texts, for ``output.print_all``."""
     from rich.text import Text
 

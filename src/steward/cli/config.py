@@ -14,15 +14,20 @@ from steward.archive.settings import FilesSinkSettings
 from steward.cli import output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import Json
-from steward.cli.output import number, print_json, size
-from steward.core.config import Settings, as_builtins
-from steward.core.config.checks import doubts, mistakes
-from steward.core.config.reader import DEFAULT_PATH, error_at, load_with_lines, render
+from steward.cli.output import format_count, format_size, print_json
+from steward.core.config import Settings, convert_to_builtins
+from steward.core.config.checks import find_extension_problems, find_missing_resources
+from steward.core.config.reader import (
+    DEFAULT_PATH,
+    load_with_lines,
+    make_config_error,
+    render_config,
+)
 from steward.extensions.kafka import KafkaSinkSettings
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
-File = Annotated[
+ConfigFile = Annotated[
     str,
     typer.Option(
         "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
@@ -36,35 +41,37 @@ def config() -> None:
 
 
 @app.command()
-def check(config: File = DEFAULT_PATH) -> None:
+def check(config: ConfigFile = DEFAULT_PATH) -> None:
     """Say whether the configuration is right; the exit code is 2 if it is not.
 
     What is missing on this host, a file, a user or a Python package, is a warning.
     """
-    settings, found = _looked_at(config)
+    settings, found = _load_checked(config)
     clusters = ", ".join(settings.cluster)
-    sinks = ", ".join(_sink(settings, name) for name in settings.archive.sink)
-    print(f"{config} is right" + (f", with {number(len(found), 'warning')}." if found else "."))
+    sinks = ", ".join(_describe_sink(settings, name) for name in settings.archive.sink)
+    print(
+        f"{config} is right" + (f", with {format_count(len(found), 'warning')}." if found else ".")
+    )
     if clusters:
         print(f"  clusters  {clusters}")
     if settings.forward.to:
         print(f"  forwards  to {settings.forward.to}")
     else:
         print(f"  archive   {sinks}")
-        for line in _removed(settings):
+        for line in _list_retention(settings):
             print(f"  removes   {line}")
     if settings.receive.listen:
         print(f"  receives  at {settings.receive.listen}")
-    for line in _jobs(settings):
+    for line in _list_sources(settings):
         print(f"  {line}")
     for source in settings.consume.values():
         print(f"  consumes  {source.broker.topic} at {', '.join(source.broker.servers)}")
     print(f"  state     {settings.state_dir}")
     for what in found:
-        output.warn(what)
+        output.print_warning(what)
 
 
-def _jobs(settings: Settings) -> Iterator[str]:
+def _list_sources(settings: Settings) -> Iterator[str]:
     """Yield lines on the sources of job events, and on accounting plugins and mail."""
     for name, cluster in settings.cluster.items():
         if cluster.jobcomp_lines:
@@ -80,30 +87,33 @@ def _jobs(settings: Settings) -> Iterator[str]:
         yield f"mail      by {settings.mail.program or settings.mail.sendmail}"
 
 
-def _looked_at(path: str) -> tuple[Settings, list[str]]:
+def _load_checked(path: str) -> tuple[Settings, list[str]]:
     """Return the settings of a file and warnings about them; raise the first mistake."""
     loaded = load_with_lines(path)
-    for problem in mistakes(loaded.settings):
-        raise error_at(problem, loaded)
-    return loaded.settings, [str(error_at(problem, loaded)) for problem in doubts(loaded.settings)]
+    for problem in find_extension_problems(loaded.settings):
+        raise make_config_error(problem, loaded)
+    return loaded.settings, [
+        str(make_config_error(problem, loaded))
+        for problem in find_missing_resources(loaded.settings)
+    ]
 
 
-def _removed(settings: Settings) -> Iterator[str]:
+def _list_retention(settings: Settings) -> Iterator[str]:
     """Yield a line for each retention rule and quota of a sink."""
     for name, sink in settings.archive.sink.items():
         if sink.retention_days:
-            yield f"from {name}: what is older than {number(sink.retention_days, 'day')}"
+            yield f"from {name}: what is older than {format_count(sink.retention_days, 'day')}"
         for limit in sink.limit.values() if isinstance(sink, FilesSinkSettings) else ():
             each = "account" if limit.accounts else "user"
-            days = f"what is older than {number(limit.days, 'day')}" if limit.days else ""
-            most = f"what is over {size(limit.max_bytes)} bytes of each {each}"
+            days = f"what is older than {format_count(limit.days, 'day')}" if limit.days else ""
+            most = f"what is over {format_size(limit.max_bytes)} bytes of each {each}"
             what = ", ".join(part for part in (days, most if limit.max_bytes else "") if part)
             of = [f"users {', '.join(limit.users)}"] if limit.users else []
             of += [f"accounts {', '.join(limit.accounts)}"] if limit.accounts else []
             yield f"from {name}: {what}" + (f" ({' and '.join(of)})" if of else "")
 
 
-def _sink(settings: Settings, name: str) -> str:
+def _describe_sink(settings: Settings, name: str) -> str:
     """Describe where a sink writes: a directory, or servers."""
     sink = settings.archive.sink[name]
     if isinstance(sink, FilesSinkSettings):
@@ -113,11 +123,11 @@ def _sink(settings: Settings, name: str) -> str:
 
 
 @app.command()
-def show(config: File = DEFAULT_PATH, as_json: Json = False) -> None:
+def show(config: ConfigFile = DEFAULT_PATH, as_json: Json = False) -> None:
     """Print every setting and where it comes from, in the form of the file."""
     loaded = load_with_lines(config)
     if as_json:
-        print_json(as_builtins(loaded.settings))
+        print_json(convert_to_builtins(loaded.settings))
     else:
         # TOML is UTF-8, whatever the terminal's encoding.
-        output.write(render(loaded).encode())
+        output.write_bytes(render_config(loaded).encode())

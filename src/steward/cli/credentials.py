@@ -15,15 +15,21 @@ from steward.admin.credentials.requests import (
 from steward.admin.credentials.store import Credential
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT, EVERYONE, Entry, LazyGroup
-from steward.cli.options import LAST, Asked, asking_columns, asking_json, not_empty
-from steward.cli.output import Column, print_json, print_table, show_time
+from steward.cli.options import (
+    LARGEST_NUMBER,
+    CommandCall,
+    reject_empty,
+    with_call_and_columns,
+    with_json_call,
+)
+from steward.cli.output import Column, format_time, print_json, print_table
 from steward.core.access import SCOPES
 from steward.core.errors import UsageError
 
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 """A lifetime such as ``12h``, ``30d`` or ``8w``."""
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_ENDED: Final = "revoked"
+_REVOKED_STATE: Final = "revoked"
 
 
 class TokenGroup(LazyGroup):
@@ -58,16 +64,16 @@ def token() -> None:
     """What programs show to be let in as you."""
 
 
-@asking_json
+@with_json_call
 def create(
-    asked: Asked,
+    asked: CommandCall,
     scope: Annotated[
         list[str] | None,
         typer.Option(
             "--scope",
             metavar="SCOPE,…",
             help=f"What it may do: {', '.join(SCOPES)}; 'read' if not given.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = None,
     expires: Annotated[
@@ -76,7 +82,7 @@ def create(
             "--expires",
             metavar="TIME",
             help="How long it is good: 12h, 30d, 8w; if not given 90d, or the most there is.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     user: Annotated[
@@ -86,7 +92,7 @@ def create(
             "-u",
             metavar="NAME",
             help="Whose it is; only root makes one for another.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What it is for.")] = "",
@@ -95,11 +101,11 @@ def create(
 
     It is printed once, and kept nowhere: put it where only the program can read it.
     """
-    scopes: Any = options.split(scope) or ("read",)
+    scopes: Any = options.split_lists(scope) or ("read",)
     unknown = [one for one in scopes if one not in SCOPES]
     if unknown:
         raise UsageError(f"there is no scope {unknown[0]!r}: there are {', '.join(SCOPES)}")
-    wanted_s = _seconds(expires) if expires else None
+    wanted_s = _parse_lifetime(expires) if expires else None
     request = TokenCreateRequest(name=name, scopes=scopes, expires_s=wanted_s, user=user)
     answer: TokenAnswer = asked.call("credentials.token_create", request)
     if asked.style.json:
@@ -107,13 +113,13 @@ def create(
         return
     print(answer.secret)
     made = answer.token
-    output.note(
+    output.print_note(
         f"Token {made.id} of {made.user}, for {', '.join(made.scopes)}, "
-        f"good until {show_time(made.expires)}."
+        f"good until {format_time(made.expires)}."
     )
 
 
-def _seconds(text: str) -> float:
+def _parse_lifetime(text: str) -> float:
     """Parse a lifetime such as ``30d`` into seconds."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
@@ -121,22 +127,22 @@ def _seconds(text: str) -> float:
     return float(int(found[1]) * _UNIT_S[found[2].lower()])
 
 
-_COLUMNS: Final = [
+_TOKEN_COLUMNS: Final = [
     Column("ID", lambda row: str(row.id), right=True),
     Column("User", lambda row: row.user),
     Column("Kind", lambda row: row.kind, usual=False),
     Column("How", lambda row: row.how, usual=False),
     Column("Scopes", lambda row: ",".join(row.scopes)),
-    Column("Created", lambda row: show_time(row.created)),
-    Column("Expires", lambda row: _ENDED if row.ended else show_time(row.expires)),
-    Column("Used", lambda row: show_time(row.used)),
+    Column("Created", lambda row: format_time(row.created)),
+    Column("Expires", lambda row: _REVOKED_STATE if row.ended else format_time(row.expires)),
+    Column("Used", lambda row: format_time(row.used)),
     Column("Name", lambda row: row.name),
 ]
 
 
-@asking_columns
+@with_call_and_columns
 def list_(
-    asked: Asked,
+    asked: CommandCall,
     everybodys: Annotated[
         bool, typer.Option("--all", "-a", help="Everybody's; for root and Steward's own user.")
     ] = False,
@@ -151,15 +157,17 @@ def list_(
         print_json(answer)
         return
     rows: tuple[Credential, ...] = answer.tokens
-    print_table(_COLUMNS, rows, asked.style)
+    print_table(_TOKEN_COLUMNS, rows, asked.style)
 
 
-@asking_json
+@with_json_call
 def revoke(
-    asked: Asked,
+    asked: CommandCall,
     numbers: Annotated[
         list[int],
-        typer.Argument(metavar="ID", min=1, max=LAST, help="Those of 'steward token list'."),
+        typer.Argument(
+            metavar="ID", min=1, max=LARGEST_NUMBER, help="Those of 'steward token list'."
+        ),
     ],
 ) -> None:
     """Take tokens back: from now on they let nobody in."""
@@ -168,8 +176,8 @@ def revoke(
         print_json(answer)
 
 
-@asking_json
-def login(asked: Asked) -> None:
+@with_json_call
+def login(asked: CommandCall) -> None:
     """Print a link that opens the pages.
 
     It logs you in, once, and only for a few minutes: give it to nobody.
@@ -181,4 +189,4 @@ def login(asked: Asked) -> None:
         print_json(answer)
         return
     print(answer.url)
-    output.note(f"It can be used once, until {show_time(answer.expires)}.")
+    output.print_note(f"It can be used once, until {format_time(answer.expires)}.")

@@ -14,17 +14,23 @@ import typer
 
 from steward import __version__
 from steward.admin.doctor.checks import CHECKS
-from steward.admin.doctor.findings import DoctorAnswer, DoctorRequest, Finding, worst, wrong
-from steward.admin.doctor.host_checks import file_of_settings
+from steward.admin.doctor.findings import (
+    CheckFinding,
+    DoctorAnswer,
+    DoctorRequest,
+    find_worst_status,
+    make_wrong,
+)
+from steward.admin.doctor.host_checks import check_config_file
 from steward.cli import options
 from steward.cli.errors import FAILED
-from steward.cli.options import Asked, asking, not_empty
-from steward.cli.output import Column, number, print_json, print_table
+from steward.cli.options import CommandCall, reject_empty, with_call
+from steward.cli.output import Column, format_count, print_json, print_table
 from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
-from steward.core.printable import safe
+from steward.core.printable import escape_line
 
-_COLUMNS = (
+_FINDING_COLUMNS = (
     Column("Check", lambda one: one.check),
     Column("Of", lambda one: one.of),
     Column("Status", lambda one: one.status),
@@ -34,16 +40,16 @@ _COLUMNS = (
 )
 
 
-@asking
+@with_call
 def app(
-    asked: Asked,
+    asked: CommandCall,
     only: Annotated[
         list[str] | None,
         typer.Option(
             "--only",
             metavar="CHECK,…",
             help="Only these checks; see --list.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
@@ -56,43 +62,49 @@ def app(
     if list_:
         _print_checks(asked)
         return
-    answer = _answer(asked, options.split(only))
+    answer = _run_checks(asked, options.split_lists(only))
     if asked.style.json:
         print_json(answer)
     else:
-        print_table(_COLUMNS, answer.findings, asked.style)
+        print_table(_FINDING_COLUMNS, answer.findings, asked.style)
         if not asked.style.parsable:
-            _print_rest(answer)
+            _print_fixes(answer)
     if answer.status == "wrong":
         raise typer.Exit(FAILED)
 
 
-def _answer(asked: Asked, only: tuple[str, ...]) -> DoctorAnswer:
+def _run_checks(asked: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:
     """Return the findings; for an unusable configuration, only that finding."""
     path = asked.place.config or DEFAULT_PATH
     try:
         answer: DoctorAnswer = asked.call("doctor.run", DoctorRequest(only=only))
     except ConfigError as error:
-        return told((in_file(wrong(path, str(error), f"steward config check --config {path}")),))
+        return make_doctor_answer(
+            (
+                mark_as_file_check(
+                    make_wrong(path, str(error), f"steward config check --config {path}")
+                ),
+            )
+        )
     if only or not os.path.exists(path):
         return answer
     # Only the caller knows the file's path: the daemon's settings do not name it.
-    findings = (in_file(file_of_settings(path)), *answer.findings)
+    findings = (mark_as_file_check(check_config_file(path)), *answer.findings)
     return msgspec.structs.replace(
-        answer, findings=findings, status=worst(tuple(one.status for one in findings))
+        answer, findings=findings, status=find_worst_status(tuple(one.status for one in findings))
     )
 
 
-def in_file(finding: Finding) -> Finding:
+def mark_as_file_check(finding: CheckFinding) -> CheckFinding:
     """Mark a finding as one of the command's own check of the configuration file."""
     return msgspec.structs.replace(finding, check="file")
 
 
-def told(findings: tuple[Finding, ...]) -> DoctorAnswer:
+def make_doctor_answer(findings: tuple[CheckFinding, ...]) -> DoctorAnswer:
     """Return a reply with only these findings, when nothing else could be checked."""
     return DoctorAnswer(
         findings=findings,
-        status=worst(tuple(one.status for one in findings)),
+        status=find_worst_status(tuple(one.status for one in findings)),
         host=socket.gethostname(),
         steward=__version__,
         taken_at=utc_now(),
@@ -100,24 +112,24 @@ def told(findings: tuple[Finding, ...]) -> DoctorAnswer:
     )
 
 
-def _print_rest(answer: DoctorAnswer) -> None:
+def _print_fixes(answer: DoctorAnswer) -> None:
     """Print the fix of each warning and failure, and the summary."""
     for finding in answer.findings:
         if finding.status not in ("warning", "wrong") or not finding.mend:
             continue
         about = f"{finding.check} {finding.of}".strip()
-        print(f"\n{safe(about)}: {safe(finding.what)}")
+        print(f"\n{escape_line(about)}: {escape_line(finding.what)}")
         for line in finding.mend:
-            print(f"    {safe(line)}")
-    print(f"\n{_summary(answer)}")
+            print(f"    {escape_line(line)}")
+    print(f"\n{_summarize_findings(answer)}")
 
 
-def _summary(answer: DoctorAnswer) -> str:
+def _summarize_findings(answer: DoctorAnswer) -> str:
     """Count the findings by status."""
     counts = Counter(finding.status for finding in answer.findings)
     words = [
         f"{counts['wrong']} wrong",
-        number(counts["warning"], "warning"),
+        format_count(counts["warning"], "warning"),
         f"{counts['ok']} as they should be",
     ]
     if counts["skipped"]:
@@ -125,7 +137,7 @@ def _summary(answer: DoctorAnswer) -> str:
     return ", ".join(words) + "."
 
 
-def _print_checks(asked: Asked) -> None:
+def _print_checks(asked: CommandCall) -> None:
     """List the checks."""
     if asked.style.json:
         print_json([{"name": one.name, "help": one.help} for one in CHECKS])

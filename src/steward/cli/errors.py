@@ -1,7 +1,7 @@
 """Error messages and exit codes of commands: one line on stderr for every error.
 
 Exit codes: 2 for wrong use, 130 for Ctrl-C, 1 for most other errors; a ``StewardError`` carries its
-own. :func:`ended` runs a command and handles its exceptions.
+own. :func:`run_command` runs a command and handles its exceptions.
 """
 
 import errno
@@ -28,11 +28,11 @@ _WRONG_VALUES: Final = {
     "less_than_equal": "{value} is too large: give {le} or less",
 }
 """Messages for invalid option values, by Pydantic's error type (Typer checks with it)."""
-_MOST_SHOWN: Final = 60
+_LONGEST_QUOTED: Final = 60
 """Most characters of an invalid value in a message."""
 
 
-def ended(command: Callable[[], int], *, debug: bool) -> int:
+def run_command(command: Callable[[], int], *, debug: bool) -> int:
     """Run a command, print its error if it raises one, and return the exit code.
 
     Args:
@@ -42,7 +42,7 @@ def ended(command: Callable[[], int], *, debug: bool) -> int:
     try:
         return command()
     except StewardError as error:
-        return tell(str(error), error.exit_code, debug=debug)
+        return print_error(str(error), error.exit_code, debug=debug)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -51,43 +51,43 @@ def ended(command: Callable[[], int], *, debug: bool) -> int:
         return FAILED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            return _unexpected(error, debug)
+            return _print_unexpected(error, debug)
         # Discard unwritten output; else Python would write it again at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return tell(f"cannot write the output: {error.strerror}", FAILED, debug=debug)
+        return print_error(f"cannot write the output: {error.strerror}", FAILED, debug=debug)
     except Exception as error:
-        return _unexpected(error, debug)
+        return _print_unexpected(error, debug)
 
 
-def tell(message: str, code: int, *, debug: bool) -> int:
+def print_error(message: str, code: int, *, debug: bool) -> int:
     """Print a one-line error message on stderr and return the exit code."""
-    from steward.core.printable import safe
+    from steward.core.printable import escape_line
 
     if debug:
         import traceback
 
         traceback.print_exc()
     sys.stdout.flush()
-    print(f"steward: {safe(message)}", file=sys.stderr)
+    print(f"steward: {escape_line(message)}", file=sys.stderr)
     return code
 
 
-def wrong_value(error: Exception) -> str:
+def describe_wrong_value(error: Exception) -> str:
     """Return our message for a value that Typer rejected; "" if Typer's own will do."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     words = _WRONG_VALUES.get(found[0]["type"]) if found else None
     if words is None:
         return ""
     value = str(found[0]["input"])
-    shown = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
+    shown = value if len(value) <= _LONGEST_QUOTED else f"{value[:_LONGEST_QUOTED]}…"
     bounds = found[0].get("ctx", {}).items()
     told = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in bounds}
     return words.format(value=repr(shown), **told)
 
 
-def _unexpected(error: Exception, debug: bool) -> int:
+def _print_unexpected(error: Exception, debug: bool) -> int:
     """Print an error that no command expects, with a request to report it."""
-    return tell(
+    return print_error(
         f"unexpected error, please report it: {type(error).__name__}: {error} "
         "(steward --debug … tells more)",
         FAILED,

@@ -11,17 +11,23 @@ import typer
 
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
-from steward.cli.options import Asked, asking_columns, asking_json, not_empty, with_options
-from steward.cli.output import Column, print_json, print_table, show_time, zone_to_ask_in
+from steward.cli.options import (
+    CommandCall,
+    reject_empty,
+    with_call_and_columns,
+    with_json_call,
+    with_options,
+)
+from steward.cli.output import Column, find_requested_zone, format_time, print_json, print_table
 from steward.core.errors import Unavailable
-from steward.reports.event_texts import words
-from steward.reports.events import EventsAnswer, EventsRequest, EventTold
-from steward.reports.history.requests import EventsAnswer as PastAnswer
-from steward.reports.history.requests import EventsRequest as PastRequest
+from steward.reports.event_texts import describe_event
+from steward.reports.events import EventItem, EventsReply, EventsRequest
+from steward.reports.history.requests import HistoryEventsReply as PastAnswer
+from steward.reports.history.requests import HistoryEventsRequest as PastRequest
 
-_EVERY_S = 1.0
+_FOLLOW_INTERVAL_S = 1.0
 """Interval between polls of ``tail``, in seconds."""
-_PATIENCE_S = 30.0
+_LONGEST_OUTAGE_S = 30.0
 """Longest wait for a daemon that restarts, in seconds."""
 
 app = typer.Typer(context_settings=CONTEXT, add_completion=False)
@@ -37,16 +43,18 @@ Until = Annotated[
 ]
 
 
-def _about(
+def _read_filter_options(
     kinds: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=not_empty
+            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=reject_empty
         ),
     ] = None,
     clusters: Annotated[
         list[str] | None,
-        typer.Option("--clusters", "-M", metavar="NAME,…", help="Only these.", callback=not_empty),
+        typer.Option(
+            "--clusters", "-M", metavar="NAME,…", help="Only these.", callback=reject_empty
+        ),
     ] = None,
     nodes: Annotated[
         str,
@@ -54,34 +62,37 @@ def _about(
             *("--nodelist", "-w"),
             metavar="NODES",
             help="Only these nodes.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = "",
     failed: Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")] = False,
 ) -> EventsRequest:
     """Read the options that filter events."""
     return EventsRequest(
-        kinds=options.split(kinds), clusters=options.split(clusters), nodes=nodes, failed=failed
+        kinds=options.split_lists(kinds),
+        clusters=options.split_lists(clusters),
+        nodes=nodes,
+        failed=failed,
     )
 
 
 @app.callback(invoke_without_command=True)
-@asking_json
-def events(asked: Asked, context: typer.Context) -> None:
+@with_json_call
+def events(asked: CommandCall, context: typer.Context) -> None:
     """Show what happens: nodes that go down, daemons, rules.
 
     Without a command the newest are listed.
     """
     if context.invoked_subcommand is None:
-        _list(EventsRequest(), asked)
+        _print_newest(EventsRequest(), asked)
 
 
 @app.command("list")
-@asking_columns
-@with_options(_about)
+@with_call_and_columns
+@with_options(_read_filter_options)
 def list_events(
     about: EventsRequest,
-    asked: Asked,
+    asked: CommandCall,
     since: Since = "",
     until: Until = "",
     limit: Annotated[
@@ -97,15 +108,15 @@ def list_events(
     The history has states, thresholds and rules, and none of jobs.
     """
     request = msgspec.structs.replace(
-        about, since=since, until=until, zone=zone_to_ask_in(), limit=limit
+        about, since=since, until=until, zone=find_requested_zone(), limit=limit
     )
     if history:
-        _list_history(request, asked)
+        _print_history(request, asked)
     else:
-        _list(request, asked)
+        _print_newest(request, asked)
 
 
-def _list_history(request: EventsRequest, asked: Asked) -> None:
+def _print_history(request: EventsRequest, asked: CommandCall) -> None:
     """Print past events from the history."""
     fields = msgspec.structs.asdict(request)
     del fields["after"]
@@ -113,24 +124,24 @@ def _list_history(request: EventsRequest, asked: Asked) -> None:
     if asked.style.json:
         print_json(answer)
     else:
-        print_table(_COLUMNS, answer.events[::-1], asked.style)
+        print_table(_EVENTS_COLUMNS, answer.events[::-1], asked.style)
 
 
-def _list(request: EventsRequest, asked: Asked) -> None:
+def _print_newest(request: EventsRequest, asked: CommandCall) -> None:
     """Print the newest events of the journal."""
-    answer: EventsAnswer = asked.call("events.list", request)
+    answer: EventsReply = asked.call("events.list", request)
     if asked.style.json:
         print_json(answer)
     else:
-        print_table(_COLUMNS, answer.events, asked.style)
+        print_table(_EVENTS_COLUMNS, answer.events, asked.style)
 
 
 @app.command()
-@asking_json
-@with_options(_about)
+@with_json_call
+@with_options(_read_filter_options)
 def tail(
     about: EventsRequest,
-    asked: Asked,
+    asked: CommandCall,
     lines: Annotated[
         int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
     ] = 10,
@@ -143,53 +154,59 @@ def tail(
     With --json an event is a line.
     """
     first = msgspec.structs.replace(about, limit=max(1, lines))
-    answer: EventsAnswer = asked.call("events.list", first)
-    _print(answer.events if lines else (), as_json=asked.style.json)
+    answer: EventsReply = asked.call("events.list", first)
+    _print_live(answer.events if lines else (), as_json=asked.style.json)
     while follow:
-        time.sleep(_EVERY_S)
+        time.sleep(_FOLLOW_INTERVAL_S)
         behind = msgspec.structs.replace(about, after=answer.position, limit=1000)
-        answer = _more(asked, behind)
-        _print(answer.events, as_json=asked.style.json)
+        answer = _fetch_more(asked, behind)
+        _print_live(answer.events, as_json=asked.style.json)
 
 
-def _more(asked: Asked, request: EventsRequest) -> EventsAnswer:
+def _fetch_more(asked: CommandCall, request: EventsRequest) -> EventsReply:
     """Return the next events, waiting for a daemon that restarts.
 
     Raises:
         Unavailable: The daemon was away for more than 30 s.
     """
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _LONGEST_OUTAGE_S
     while True:
         try:
-            answer: EventsAnswer = asked.call("events.list", request)
+            answer: EventsReply = asked.call("events.list", request)
         except Unavailable:
             if time.monotonic() >= until:
                 raise
-            time.sleep(_EVERY_S)
+            time.sleep(_FOLLOW_INTERVAL_S)
         else:
             return answer
 
 
-def _print(told: tuple[EventTold, ...], *, as_json: bool) -> None:
+def _print_live(told: tuple[EventItem, ...], *, as_json: bool) -> None:
     """Print events as they arrive, a line each."""
     for event in told:
         if as_json:
-            output.write(msgspec.json.encode(event) + b"\n")
+            output.write_bytes(msgspec.json.encode(event) + b"\n")
         else:
-            told_of = words(event)
-            parts = (show_time(event.at), event.cluster, told_of.subject, told_of.what, told_of.why)
-            print(output.printable("  ".join(filter(None, parts))), flush=True)
+            told_of = describe_event(event)
+            parts = (
+                format_time(event.at),
+                event.cluster,
+                told_of.subject,
+                told_of.what,
+                told_of.why,
+            )
+            print(output.escape_unprintable("  ".join(filter(None, parts))), flush=True)
 
 
-_COLUMNS = [
+_EVENTS_COLUMNS = [
     Column("ID", lambda event: str(event.id), right=True, usual=False),
-    Column("Time", lambda event: show_time(event.at)),
+    Column("Time", lambda event: format_time(event.at)),
     Column("Cluster", lambda event: event.cluster),
     Column("Kind", lambda event: event.kind, usual=False),
-    Column("Subject", lambda event: words(event).subject),
-    Column("What", lambda event: words(event).what),
-    Column("Why", lambda event: words(event).why, widest=60),
-    Column("Source", lambda event: words(event).source),
-    Column("Failed", lambda event: "yes" if words(event).failed else "", usual=False),
+    Column("Subject", lambda event: describe_event(event).subject),
+    Column("What", lambda event: describe_event(event).what),
+    Column("Why", lambda event: describe_event(event).why, widest=60),
+    Column("Source", lambda event: describe_event(event).source),
+    Column("Failed", lambda event: "yes" if describe_event(event).failed else "", usual=False),
 ]
 """Columns of the table of events."""

@@ -1,9 +1,9 @@
 """Export targets of ``steward archive export``: a directory, or a tar on disk or stdout.
 
-:func:`target_of` selects :class:`Directory` or :class:`Tar` from the name or format. Both write a
-``MANIFEST.jsonl`` of lengths and checksums. A file has its final name only when it is complete:
-until then :class:`Unfinished` calls it ``NAME.part``, locked against other exports; a later export
-replaces what a killed one left there.
+:func:`open_target` selects :class:`DirectoryTarget` or :class:`TarTarget` from the name or format.
+Both write a ``MANIFEST.jsonl`` of lengths and checksums. A file has its final name only when it is
+complete: until then :class:`PartialFile` calls it ``NAME.part``, locked against other exports; a
+later export replaces what a killed one left there.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from typing import IO, Any, Protocol, Self
 import msgspec
 
 from steward.archive.requests import ExportFile
-from steward.cli.output import warn
+from steward.cli.output import print_warning
 from steward.core.errors import StewardError, UsageError
 from steward.core.files import open_directory, rename_new, sync_filesystem
 
-SUFFIX = ".part"
+PARTIAL_SUFFIX = ".part"
 """Suffix of a file until it is complete."""
 
 
-class Unfinished:
+class PartialFile:
     """A file being written as ``NAME.part``, renamed when complete.
 
     Args:
@@ -45,7 +45,7 @@ class Unfinished:
     def __init__(self, path: str) -> None:
         self._path = path
         directory, self._name = os.path.split(os.path.abspath(path))
-        self._part = self._name + SUFFIX
+        self._part = self._name + PARTIAL_SUFFIX
         self._directory = open_directory(directory)
         weakref.finalize(self, os.close, self._directory)
         if os.path.lexists(path):
@@ -65,7 +65,7 @@ class Unfinished:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             # In a directory that others can write, somebody may have planted the file.
             what = "somebody else's file is in the way"
-            raise FileExistsError(errno.EEXIST, what, self._path + SUFFIX)
+            raise FileExistsError(errno.EEXIST, what, self._path + PARTIAL_SUFFIX)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_same = os.path.samestat(found, self._found())
@@ -73,7 +73,7 @@ class Unfinished:
             is_same = False
         if not is_same:
             what = "another export writes to it"
-            raise BlockingIOError(errno.EAGAIN, what, self._path + SUFFIX)
+            raise BlockingIOError(errno.EAGAIN, what, self._path + PARTIAL_SUFFIX)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
 
@@ -97,7 +97,7 @@ class Unfinished:
         return os.stat(self._part, dir_fd=self._directory, follow_symlinks=False)
 
 
-MANIFEST = "MANIFEST.jsonl"
+MANIFEST_NAME = "MANIFEST.jsonl"
 """Name of the manifest: a line for each file, with length and SHA-256."""
 
 
@@ -105,7 +105,7 @@ class ExportError(StewardError):
     """The export cannot be written."""
 
 
-class Target(Protocol):
+class ExportTarget(Protocol):
     """Destination of an export; as a context manager it writes the manifest at its end."""
 
     def __enter__(self) -> Self: ...
@@ -145,7 +145,7 @@ _MANIFEST_IN_MEMORY = 4 << 20
 """Largest manifest kept in memory, in bytes; beyond that a temporary file."""
 
 
-def target_of(name: str, wanted: str = "") -> Target:
+def open_target(name: str, wanted: str = "") -> ExportTarget:
     """Return the target that a name and a format select.
 
     Args:
@@ -164,8 +164,8 @@ def target_of(name: str, wanted: str = "") -> Target:
     if name == "-":
         if found == "dir":
             raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
-        return Tar(name, found or "tar")
-    if wanted and wanted != (meant or _packed(name, wanted) or wanted):
+        return TarTarget(name, found or "tar")
+    if wanted and wanted != (meant or _find_tar_format(name, wanted) or wanted):
         raise UsageError(
             f"--format says {wanted}, and {name} ends as another format does: change one of them",
             name,
@@ -176,17 +176,17 @@ def target_of(name: str, wanted: str = "") -> Target:
             "with --format what it is to be",
             name,
         )
-    return Directory(name) if found in {"", "dir"} else Tar(name, found)
+    return DirectoryTarget(name) if found in {"", "dir"} else TarTarget(name, found)
 
 
-def _packed(name: str, wanted: str) -> str:
+def _find_tar_format(name: str, wanted: str) -> str:
     """Return the tar format of a name without ``.tar``, if a tar is requested."""
     if wanted == "dir":
         return ""
     return next((kind for end, kind in _BARE.items() if name.endswith(end)), "")
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """Return a relative path if it stays below its root.
 
     Raises:
@@ -198,7 +198,7 @@ def checked_path(path: str) -> str:
     return path
 
 
-def manifest_line(file: ExportFile) -> bytes:
+def format_manifest_line(file: ExportFile) -> bytes:
     """Return a file's line in the manifest."""
     return (
         msgspec.json.encode(
@@ -214,7 +214,7 @@ def manifest_line(file: ExportFile) -> bytes:
     )
 
 
-class Directory:
+class DirectoryTarget:
     """Export to a directory, created if absent; a foreign file or another export in it is an error.
 
     The manifest is called ``MANIFEST.jsonl.part`` until all files are written; its lines list the
@@ -227,12 +227,12 @@ class Directory:
 
     def __init__(self, path: str) -> None:
         self._root = path
-        self._manifest: Unfinished | None = None
+        self._manifest: PartialFile | None = None
 
     def __enter__(self) -> Self:
         try:
             os.close(open_directory(self._root, make=0o700))
-            self._manifest = Unfinished(os.path.join(self._root, MANIFEST))
+            self._manifest = PartialFile(os.path.join(self._root, MANIFEST_NAME))
         except OSError as error:
             raise self._failed(error) from error
         return self
@@ -252,22 +252,24 @@ class Directory:
         except OSError as failed:
             raise self._failed(failed) from failed
         finally:
-            if os.path.exists(os.path.join(self._root, MANIFEST + SUFFIX)):
-                warn(f"{self._root} is not complete: {MANIFEST}{SUFFIX} lists what is")
+            if os.path.exists(os.path.join(self._root, MANIFEST_NAME + PARTIAL_SUFFIX)):
+                print_warning(
+                    f"{self._root} is not complete: {MANIFEST_NAME}{PARTIAL_SUFFIX} lists what is"
+                )
 
     def add(self, file: ExportFile) -> None:
-        """Write one file; see :class:`Target`."""
+        """Write one file; see :class:`ExportTarget`."""
         assert self._manifest is not None, "used as a context"
-        path = os.path.join(self._root, checked_path(file.path))
+        path = os.path.join(self._root, check_path(file.path))
         try:
             directory = open_directory(os.path.dirname(path), make=0o700)
             try:
                 name = os.path.basename(path)
-                if not _is_there(directory, name, file.data):
-                    _write_whole(directory, name, file)
+                if not _has_same_content(directory, name, file.data):
+                    _write_atomically(directory, name, file)
             finally:
                 os.close(directory)
-            self._manifest.file.write(manifest_line(file))
+            self._manifest.file.write(format_manifest_line(file))
         except OSError as error:
             raise self._failed(error) from error
 
@@ -276,7 +278,7 @@ class Directory:
         return ExportError(f"cannot export to {where}: {error.strerror}", self._root)
 
 
-def _is_there(directory: int, name: str, data: bytes) -> bool:
+def _has_same_content(directory: int, name: str, data: bytes) -> bool:
     """Return True if an interrupted export already wrote this file.
 
     Raises:
@@ -293,20 +295,20 @@ def _is_there(directory: int, name: str, data: bytes) -> bool:
     return True
 
 
-def _write_whole(directory: int, name: str, file: ExportFile) -> None:
+def _write_atomically(directory: int, name: str, file: ExportFile) -> None:
     """Write a file atomically, replacing the rest of an earlier attempt."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name + SUFFIX, dir_fd=directory)
+        os.unlink(name + PARTIAL_SUFFIX, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(name + SUFFIX, flags, 0o600, dir_fd=directory), "wb") as out:
+    with os.fdopen(os.open(name + PARTIAL_SUFFIX, flags, 0o600, dir_fd=directory), "wb") as out:
         out.write(file.data)
         out.flush()
         seconds = file.modified.timestamp()
         os.utime(out.fileno(), (seconds, seconds))
-    os.rename(name + SUFFIX, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.rename(name + PARTIAL_SUFFIX, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
-class Tar:
+class TarTarget:
     """Export to a tar, written as a stream; the same files give the same bytes.
 
     A file is called ``NAME.part`` until it is complete, and deleted if the export fails.
@@ -321,7 +323,7 @@ class Tar:
         self._kind = kind
         self._open = ExitStack()
         self._tar: tarfile.TarFile | None = None
-        self._unfinished: Unfinished | None = None
+        self._unfinished: PartialFile | None = None
         self._manifest: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -334,10 +336,10 @@ class Tar:
             if self._path == "-":
                 out: IO[bytes] = sys.stdout.buffer
             else:
-                self._unfinished = Unfinished(self._path)
+                self._unfinished = PartialFile(self._path)
                 out = self._open.enter_context(self._unfinished.file)
                 self._open.push(self._ended)
-            packed = self._open.enter_context(_packing(self._kind, out))
+            packed = self._open.enter_context(_open_compressor(self._kind, out))
             self._tar = self._open.enter_context(tarfile.open(mode="w|", fileobj=packed))
         except BaseException as error:
             self._open.__exit__(type(error), error, error.__traceback__)
@@ -358,7 +360,7 @@ class Tar:
                 with self._open:
                     size = self._manifest.tell()
                     self._manifest.seek(0)
-                    self._member(MANIFEST, self._manifest, size, 0)
+                    self._member(MANIFEST_NAME, self._manifest, size, 0)
             else:
                 # Without the final blocks of a tar, so that it does not look complete in a pipe.
                 self._open.__exit__(kind, error, trace)
@@ -380,12 +382,12 @@ class Tar:
             self._unfinished.remove()
 
     def add(self, file: ExportFile) -> None:
-        """Write one file; see :class:`Target`."""
+        """Write one file; see :class:`ExportTarget`."""
         assert self._manifest is not None, "used as a context"
         data = io.BytesIO(file.data)
         modified_s = int(file.modified.timestamp())
-        self._member(checked_path(file.path), data, len(file.data), modified_s)
-        self._manifest.write(manifest_line(file))
+        self._member(check_path(file.path), data, len(file.data), modified_s)
+        self._manifest.write(format_manifest_line(file))
 
     def _member(self, name: str, data: IO[bytes], size: int, modified_s: int) -> None:
         assert self._tar is not None, "used as a context"
@@ -407,7 +409,7 @@ class Tar:
 
 
 @contextmanager
-def _packing(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
+def _open_compressor(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
     """Return a stream that compresses into ``out`` and leaves ``out`` open."""
     packed: Any
     if kind == "tar.gz":

@@ -2,7 +2,7 @@
 
 A group lists its commands in a table of :class:`Entry`, sorted by reader (everyone, operators,
 administrators). ``steward --help`` therefore prints from the table and imports nothing but Typer.
-:func:`load` imports one command; ``cli/app.py`` holds the tables.
+:func:`import_command` imports one command; ``cli/app.py`` holds the tables.
 """
 
 import importlib
@@ -63,7 +63,7 @@ class LazyGroup(TyperGroup):
         """Import and return the named command, or None if the group has none of that name."""
         for entry in self.entries:
             if entry.name == cmd_name:
-                return load(entry)
+                return import_command(entry)
         return None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -82,7 +82,7 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def load(entry: Entry) -> Any:
+def import_command(entry: Entry) -> Any:
     """Import an entry's command and return it as a Click command."""
     found = getattr(importlib.import_module(entry.module), entry.attribute)
     if isinstance(found, typer.Typer):

@@ -14,22 +14,22 @@ from steward.admin.init import (
     DEFAULT_ARCHIVE,
     DEFAULT_OUT,
     DEFAULT_STATE,
-    Site,
-    Step,
-    Wishes,
-    is_user,
-    make,
-    site_of,
-    steps,
+    InitOptions,
+    SetupStep,
+    SlurmSite,
+    has_user,
+    list_steps,
+    query_site,
+    write_configuration,
 )
 from steward.admin.plugins.installation import DEFAULT_LINES
 from steward.capture.settings import LISTENER_USER
 from steward.core.errors import UsageError
-from steward.core.printable import safe
+from steward.core.printable import escape_line
 
-_NODES = "0.0.0.0:6826"
-_WEB = "127.0.0.1:8290"
-_URL = "URL of the pages in users' browsers, such as https://steward.example.org"
+_NODES_EXAMPLE = "0.0.0.0:6826"
+_WEB_EXAMPLE = "127.0.0.1:8290"
+_URL_QUESTION = "URL of the pages in users' browsers, such as https://steward.example.org"
 
 
 def init(
@@ -54,7 +54,9 @@ def init(
     ] = DEFAULT_LINES,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", metavar="ADDRESS", help=f"Where nodes report, e.g. {_NODES}."),
+        typer.Option(
+            "--nodes", metavar="ADDRESS", help=f"Where nodes report, e.g. {_NODES_EXAMPLE}."
+        ),
     ] = None,
     bank: Annotated[
         bool | None, typer.Option("--bank/--no-bank", help="Have a bank, which observes.")
@@ -64,7 +66,9 @@ def init(
     ] = None,
     web: Annotated[
         str | None,
-        typer.Option("--web", metavar="ADDRESS", help=f"Where pages are served, e.g. {_WEB}."),
+        typer.Option(
+            "--web", metavar="ADDRESS", help=f"Where pages are served, e.g. {_WEB_EXAMPLE}."
+        ),
     ] = None,
     web_url: Annotated[
         str | None,
@@ -90,33 +94,33 @@ def init(
     or without a terminal, it is what is said in brackets. No file of Slurm's is changed.
     """
     asks = not yes and sys.stdin.isatty()
-    site = site_of(slurm_conf, slurm_bin)
+    site = query_site(slurm_conf, slurm_bin)
     free = not site.jobcomp or site.jobcomp == "jobcomp/lua"
-    has_jobcomp = _whether(asks, jobcomp, "Have slurmctld tell of each job that ends", free)
-    wishes = Wishes(
-        cluster=_text(asks, cluster, "The cluster's name", site.cluster or "cluster"),
-        user=_text(asks, user, "Who Steward runs as", site.slurm_user),
-        archive_dir=_text(asks, archive_dir, "Where scripts are archived", DEFAULT_ARCHIVE),
+    has_jobcomp = _ask_yes_no(asks, jobcomp, "Have slurmctld tell of each job that ends", free)
+    wishes = InitOptions(
+        cluster=_ask_text(asks, cluster, "The cluster's name", site.cluster or "cluster"),
+        user=_ask_text(asks, user, "Who Steward runs as", site.slurm_user),
+        archive_dir=_ask_text(asks, archive_dir, "Where scripts are archived", DEFAULT_ARCHIVE),
         state_dir=state_dir,
         out=out,
         jobcomp_lines=lines if has_jobcomp else "",
-        nodes=_address(asks, nodes, "Are nodes to report what jobs use", _NODES),
-        bank=_whether(asks, bank, "Have a bank, which observes and refuses nothing", False),
-        sensor=_whether(asks, sensor, "Tell when nodes change their state", False),
-        web=_address(asks, web, "Serve web pages", _WEB),
+        nodes=_ask_address(asks, nodes, "Are nodes to report what jobs use", _NODES_EXAMPLE),
+        bank=_ask_yes_no(asks, bank, "Have a bank, which observes and refuses nothing", False),
+        sensor=_ask_yes_no(asks, sensor, "Tell when nodes change their state", False),
+        web=_ask_address(asks, web, "Serve web pages", _WEB_EXAMPLE),
     )
-    if wishes.nodes and is_user(LISTENER_USER):
+    if wishes.nodes and has_user(LISTENER_USER):
         wishes = msgspec.structs.replace(wishes, listener=LISTENER_USER)
     if wishes.web:
-        url = _text(asks and web_url is None, web_url or "", _URL, "")
+        url = _ask_text(asks and web_url is None, web_url or "", _URL_QUESTION, "")
         wishes = msgspec.structs.replace(wishes, web_url=url)
-    _check(wishes)
-    for path in make(wishes, site, force=force):
-        typer.echo(f"{safe(path)} is written.")
-    _tell(wishes, site)
+    _check_paths(wishes)
+    for path in write_configuration(wishes, site, force=force):
+        typer.echo(f"{escape_line(path)} is written.")
+    _print_steps(wishes, site)
 
 
-def _check(wishes: Wishes) -> None:
+def _check_paths(wishes: InitOptions) -> None:
     """Reject relative paths."""
     for name in ("archive_dir", "state_dir", "out"):
         path = getattr(wishes, name)
@@ -125,28 +129,29 @@ def _check(wishes: Wishes) -> None:
             raise UsageError(f"--{option} must be an absolute path, not {path!r}", path)
 
 
-def _tell(wishes: Wishes, site: Site) -> None:
+def _print_steps(wishes: InitOptions, site: SlurmSite) -> None:
     """Print the remaining steps."""
     if site.jobcomp and site.jobcomp != "jobcomp/lua":
         typer.echo(
-            f"JobCompType is {safe(site.jobcomp)}: what slurmctld would tell of jobs that end "
+            f"JobCompType is {escape_line(site.jobcomp)}: what slurmctld would tell of jobs "
+            "that end "
             "comes from snapshots and sacct (docs/accounting.md says what is lost)."
         )
     typer.echo("\nWhat is left, in this order; each step is of use without the next ones:")
-    for number, step in enumerate(steps(wishes, site), start=1):
-        _print(number, step)
+    for number, step in enumerate(list_steps(wishes, site), start=1):
+        _print_step(number, step)
 
 
-def _print(number: int, step: Step) -> None:
+def _print_step(number: int, step: SetupStep) -> None:
     """Print a step with its commands and note."""
     typer.echo(f"\n{number}. {step.title}")
     for line in step.commands:
-        typer.echo(f"     {safe(line)}")
+        typer.echo(f"     {escape_line(line)}")
     if step.note:
-        typer.echo(f"   {safe(step.note)}")
+        typer.echo(f"   {escape_line(step.note)}")
 
 
-def _text(asks: bool, said: str, question: str, usual: str) -> str:
+def _ask_text(asks: bool, said: str, question: str, usual: str) -> str:
     """Return an option's value, else ask for it, else return the default."""
     if said or not asks:
         return said or usual
@@ -154,17 +159,19 @@ def _text(asks: bool, said: str, question: str, usual: str) -> str:
     return answer.strip()
 
 
-def _whether(asks: bool, said: bool | None, question: str, usual: bool) -> bool:
+def _ask_yes_no(asks: bool, said: bool | None, question: str, usual: bool) -> bool:
     """Return an option's value, else ask yes or no, else return the default."""
     if said is not None or not asks:
         return usual if said is None else said
     return bool(typer.confirm(question, default=usual, err=True))
 
 
-def _address(asks: bool, said: str | None, question: str, usual: str) -> str:
+def _ask_address(asks: bool, said: str | None, question: str, usual: str) -> str:
     """Return an option's address, else ask whether and where to listen; "" for no."""
     if said is not None or not asks:
         return said or ""
     return (
-        _text(asks, "", "At which address", usual) if _whether(asks, None, question, False) else ""
+        _ask_text(asks, "", "At which address", usual)
+        if _ask_yes_no(asks, None, question, False)
+        else ""
     )

@@ -1,8 +1,8 @@
 """``steward job``: job page in the terminal, with state, timeline, efficiency, steps and tasks.
 
-:func:`job` is the command; it sends ``accounting.job`` and prints :func:`rows_of` the reply:
-:func:`page` for a job, :func:`array` for the summary of an array. ``charts.py`` draws bars and
-tables. ``steward mail`` appends the same page to mails.
+:func:`job` is the command; it sends ``accounting.job`` and prints :func:`layout_reply` the reply:
+:func:`layout_job_page` for a job, :func:`layout_array` for the summary of an array. ``charts.py``
+draws bars and tables. ``steward mail`` appends the same page to mails.
 """
 
 import sys
@@ -12,11 +12,11 @@ from typing import Annotated, Final
 
 import typer
 
-from steward.accounting.job_page.job_efficiency import elapsed_s, signal_name
-from steward.accounting.job_page.notes import duration, size
+from steward.accounting.job_page.job_efficiency import compute_elapsed_s, get_signal_name
+from steward.accounting.job_page.notes import format_duration, format_size
 from steward.accounting.job_page.requests import (
-    FEW,
-    MOST_TASKS,
+    DEFAULT_SHOWN,
+    MAX_TASKS_SHOWN,
     ArrayPart,
     MemberPart,
     PageAnswer,
@@ -28,41 +28,41 @@ from steward.accounting.job_page.requests import (
     Waiting,
 )
 from steward.accounting.job_page.wording import (
-    cpu_words,
-    end_words,
-    ends_of_tasks,
-    exit_word,
-    memory_words,
-    share_word,
-    spans,
-    state_word,
-    time_words,
+    describe_cpu,
+    describe_end,
+    describe_exit,
+    describe_memory,
+    describe_state,
+    describe_task_ends,
+    describe_time,
+    format_share,
+    split_time,
 )
 from steward.cli import output
 from steward.cli.charts import (
-    Head,
-    Pens,
-    Piece,
-    Row,
-    Span,
-    bar,
-    drawn,
-    heading,
-    line_of_time,
-    pens,
-    plain,
-    table,
-    text,
-    wrapped,
+    ChartSigns,
+    StyledRow,
+    StyledText,
+    TableHeading,
+    TimelineSpan,
+    choose_signs,
+    draw_bar,
+    draw_timeline,
+    make_heading,
+    make_layout_table,
+    make_text_row,
+    render_plain,
+    render_rich,
+    wrap_text,
 )
 from steward.cli.options import Archive, Cluster, Config, JobId, Json, Socket
-from steward.cli.output import is_terminal, number, print_all, print_json, show_time
-from steward.client.calls import call
-from steward.client.places import Place
-from steward.core.records import Line
-from steward.daemon.registry import action
+from steward.cli.output import format_count, format_time, is_terminal, print_all, print_json
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
+from steward.core.records import UsageLine
+from steward.daemon.registry import get_action
 
-_US: Final = 1_000_000
+_US_PER_S: Final = 1_000_000
 """Microseconds in a second."""
 STATE_STYLES = {
     "COMPLETED": "bold green",
@@ -72,15 +72,15 @@ STATE_STYLES = {
     "CANCELLED": "bold magenta",
 }
 """Rich styles of job states; all others are failures."""
-_FAILED = "bold red"
+_FAILED_STYLE = "bold red"
 
 
-def state_piece(state: str) -> Piece:
+def color_state(state: str) -> StyledText:
     """Return a job state in its colour."""
-    return (state, STATE_STYLES.get(state, _FAILED))
+    return (state, STATE_STYLES.get(state, _FAILED_STYLE))
 
 
-def cpu_style(share: float | None, answer: PageAnswer) -> str:
+def choose_cpu_style(share: float | None, answer: PageAnswer) -> str:
     """Return the colour of a CPU efficiency."""
     if share is None:
         return "dim"
@@ -89,128 +89,135 @@ def cpu_style(share: float | None, answer: PageAnswer) -> str:
     return "yellow" if share < answer.cpu_low else "green"
 
 
-def pieces(run: RunPart, width: int) -> list[Row]:
+def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
     """Return the table of sizes that a resized job had."""
-    heads = [Head("Size", right=False), Head("CPUs"), Head("Nodes", right=False), Head("Elapsed")]
+    heads = [
+        TableHeading("Size", right=False),
+        TableHeading("CPUs"),
+        TableHeading("Nodes", right=False),
+        TableHeading("Elapsed"),
+    ]
     rows = [
         [
             (f"{place}", ""),
             (str(line.cpus), ""),
             (line.nodelist, ""),
-            (duration(elapsed_s(line, line.end_us)), ""),
+            (format_duration(compute_elapsed_s(line, line.end_us)), ""),
         ]
         for place, line in enumerate((*run.pieces, run.line), start=1)
     ]
-    return [*heading("Resized"), *table(heads, rows, width)]
+    return [*make_heading("Resized"), *make_layout_table(heads, rows, width)]
 
 
 _STEP_HEADS = (
-    Head("Step", right=False),
-    Head("Name", right=False, spare=4),
-    Head("State", right=False),
-    Head("Exit"),
-    Head("Tasks"),
-    Head("Elapsed"),
-    Head("CPU", spare=1),
-    Head("User"),
-    Head("System"),
-    Head("Memory"),
-    Head("Node", right=False, spare=3),
-    Head("Faults", spare=5),
-    Head("Read", spare=2),
-    Head("Written", spare=2),
+    TableHeading("Step", right=False),
+    TableHeading("Name", right=False, spare=4),
+    TableHeading("State", right=False),
+    TableHeading("Exit"),
+    TableHeading("Tasks"),
+    TableHeading("Elapsed"),
+    TableHeading("CPU", spare=1),
+    TableHeading("User"),
+    TableHeading("System"),
+    TableHeading("Memory"),
+    TableHeading("Node", right=False, spare=3),
+    TableHeading("Faults", spare=5),
+    TableHeading("Read", spare=2),
+    TableHeading("Written", spare=2),
 )
 _TASK_HEADS = (
-    Head("Task"),
-    Head("Node", right=False),
-    Head("Exit", right=False),
-    Head("User"),
-    Head("System"),
-    Head("Memory"),
-    Head("Faults", spare=3),
-    Head("Read", spare=2),
-    Head("Written", spare=2),
-    Head("", right=False),
+    TableHeading("Task"),
+    TableHeading("Node", right=False),
+    TableHeading("Exit", right=False),
+    TableHeading("User"),
+    TableHeading("System"),
+    TableHeading("Memory"),
+    TableHeading("Faults", spare=3),
+    TableHeading("Read", spare=2),
+    TableHeading("Written", spare=2),
+    TableHeading("", right=False),
 )
 
 
-def steps(run: RunPart, answer: PageAnswer, width: int) -> list[Row]:
+def make_step_table(run: RunPart, answer: PageAnswer, width: int) -> list[StyledRow]:
     """Return the table of a run's steps, and of their most notable tasks."""
-    now_us = int(answer.now.timestamp() * _US)
-    rows = heading("Steps")
-    rows += table(_STEP_HEADS, [_step_cells(step, now_us, answer) for step in run.steps], width)
+    now_us = int(answer.now.timestamp() * _US_PER_S)
+    rows = make_heading("Steps")
+    rows += make_layout_table(
+        _STEP_HEADS, [_step_cells(step, now_us, answer) for step in run.steps], width
+    )
     for step in run.steps:
-        rows += _tasks(step, width)
+        rows += _make_task_table(step, width)
     return rows
 
 
-def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[Piece]:
+def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[StyledText]:
     """Return the cells of a step."""
     line = step.line
     peak = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
     return [
         (line.step, "bold"),
         (line.name[:20], ""),
-        state_piece(line.state),
-        (exit_word(line.exit_code, line.exit_signal), ""),
+        color_state(line.state),
+        (describe_exit(line.exit_code, line.exit_signal), ""),
         (str(line.tasks) if line.tasks else "", ""),
-        (duration(elapsed_s(line, now_us)) if line.start_us else "", ""),
-        (f"{step.cpu:.0%}" if step.cpu is not None else "", cpu_style(step.cpu, answer)),
-        (_seconds(line.user_us), ""),
-        (_seconds(line.system_us), ""),
-        (size(peak) if peak is not None else "", ""),
+        (format_duration(compute_elapsed_s(line, now_us)) if line.start_us else "", ""),
+        (f"{step.cpu:.0%}" if step.cpu is not None else "", choose_cpu_style(step.cpu, answer)),
+        (_format_us(line.user_us), ""),
+        (_format_us(line.system_us), ""),
+        (format_size(peak) if peak is not None else "", ""),
         (line.peak_node or line.max_rss_node, ""),
-        (_faults(line.minor_faults, line.max_pages), ""),
-        (_bytes(line.read_bytes), ""),
-        (_bytes(line.written_bytes), ""),
+        (_format_faults(line.minor_faults, line.max_pages), ""),
+        (_format_bytes(line.read_bytes), ""),
+        (_format_bytes(line.written_bytes), ""),
     ]
 
 
-def _seconds(us: int | None) -> str:
+def _format_us(us: int | None) -> str:
     """Format microseconds as a duration; "" for None."""
-    return "" if us is None else duration(us / _US)
+    return "" if us is None else format_duration(us / _US_PER_S)
 
 
-def _bytes(count: int | None) -> str:
-    return size(count) if count else ""
+def _format_bytes(count: int | None) -> str:
+    return format_size(count) if count else ""
 
 
-def _faults(minor: int | None, major: int | None) -> str:
+def _format_faults(minor: int | None, major: int | None) -> str:
     """Format page faults: without and with I/O."""
     if minor is None and major is None:
         return ""
     return f"{minor or 0}+{major}" if major else str(minor or 0)
 
 
-def _tasks(step: StepPart, width: int) -> list[Row]:
+def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
     """Return the table of a step's tasks, if it adds to the step's row."""
     if step.all_tasks < 2 and not step.signals:
         return []
     if not step.tasks:
         return []
     of_all = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
-    rows: list[Row] = [[], [(f"  Tasks of step {step.line.step}{of_all}", "bold")]]
-    rows += table(_TASK_HEADS, [_task_cells(task) for task in step.tasks], width)
-    for words in ends_of_tasks(step):
-        rows += wrapped(words, width)
+    rows: list[StyledRow] = [[], [(f"  Tasks of step {step.line.step}{of_all}", "bold")]]
+    rows += make_layout_table(_TASK_HEADS, [_task_cells(task) for task in step.tasks], width)
+    for words in describe_task_ends(step):
+        rows += wrap_text(words, width)
     return rows
 
 
-def _task_cells(task: TaskPart) -> list[Piece]:
+def _task_cells(task: TaskPart) -> list[StyledText]:
     """Return the cells of a task."""
-    end = signal_name(task.signal) if task.signal else str(task.exit_code)
+    end = get_signal_name(task.signal) if task.signal else str(task.exit_code)
     style = "" if end == "0" else "red"
     marks = [("core dumped" if task.core else ""), "with TaskEpilog" * task.includes_epilog]
     return [
         (str(task.task), ""),
         (task.node, ""),
         (end, style),
-        (duration(task.user_s), ""),
-        (duration(task.system_s), ""),
-        (size(task.max_rss_bytes) if task.max_rss_bytes is not None else "", ""),
-        (_faults(task.minor_faults, task.major_faults), ""),
-        (_bytes(task.read_bytes), ""),
-        (_bytes(task.written_bytes), ""),
+        (format_duration(task.user_s), ""),
+        (format_duration(task.system_s), ""),
+        (format_size(task.max_rss_bytes) if task.max_rss_bytes is not None else "", ""),
+        (_format_faults(task.minor_faults, task.major_faults), ""),
+        (_format_bytes(task.read_bytes), ""),
+        (_format_bytes(task.written_bytes), ""),
         (", ".join(filter(None, marks)), "dim"),
     ]
 
@@ -219,113 +226,123 @@ _BAR = 24
 """Width of bars, in characters."""
 
 
-def array(answer: PageAnswer, part: ArrayPart, pens: Pens) -> list[Row]:
+def layout_array(answer: PageAnswer, part: ArrayPart, pens: ChartSigns) -> list[StyledRow]:
     """Return the summary page of an array."""
     record = answer.record
     owner = record.user or ("" if record.uid is None else str(record.uid))
     tasks = sum(part.states.values())
-    rows: list[Row] = [
+    rows: list[StyledRow] = [
         [
             ("Array ", "bold"),
-            *text(part.job, "bold"),
+            *make_text_row(part.job, "bold"),
             ("  ", ""),
-            *text(record.name, "bold"),
+            *make_text_row(record.name, "bold"),
             ("  on cluster ", "dim"),
-            *text(answer.cluster),
+            *make_text_row(answer.cluster),
         ],
-        [("  ", ""), *text(f"{owner}, {number(tasks, 'task')}")],
+        [("  ", ""), *make_text_row(f"{owner}, {format_count(tasks, 'task')}")],
     ]
-    rows += _states(part, tasks, pens)
-    rows += _spreads(part, pens)
+    rows += _layout_states(part, tasks, pens)
+    rows += _make_spread_table(part, pens)
     if part.notes:
-        rows += heading("Notes")
+        rows += make_heading("Notes")
         for kind, count in part.notes.items():
             rows.append(
-                [(f"  {pens.note} ", "bold yellow"), (f"{kind}: {number(count, 'task')}", "")]
+                [(f"  {pens.note} ", "bold yellow"), (f"{kind}: {format_count(count, 'task')}", "")]
             )
     if part.worst:
-        rows += heading("Look at these first")
-        rows += table(_HEADS, [_cells(member) for member in part.worst], pens.width)
+        rows += make_heading("Look at these first")
+        rows += make_layout_table(
+            _MEMBER_HEADS, [_make_member_cells(member) for member in part.worst], pens.width
+        )
         first = part.worst[0].job
         rows += [[], [(f"  'steward job {first}' shows one of them.", "dim")]]
     return rows
 
 
-def _states(part: ArrayPart, tasks: int, pens: Pens) -> list[Row]:
+def _layout_states(part: ArrayPart, tasks: int, pens: ChartSigns) -> list[StyledRow]:
     """Return bars of the number of tasks by state."""
-    rows = heading("States")
+    rows = make_heading("States")
     width = max((len(state) for state in part.states), default=0)
     for state, count in part.states.items():
-        name, style = state_piece(state)
+        name, style = color_state(state)
         share = count / tasks
         colour = style.removeprefix("bold ")
         rows.append(
             [
                 (f"  {name:<{width}}  ", style),
-                *bar(share, _BAR, pens, colour),
+                *draw_bar(share, _BAR, pens, colour),
                 (f" {count:>6}  {share:4.0%}", ""),
             ]
         )
     if part.waiting:
-        rows.append([("  Not started yet: ", "dim"), *text(part.waiting)])
+        rows.append([("  Not started yet: ", "dim"), *make_text_row(part.waiting)])
     return rows
 
 
-def _spreads(part: ArrayPart, pens: Pens) -> list[Row]:
+def _make_spread_table(part: ArrayPart, pens: ChartSigns) -> list[StyledRow]:
     """Return the table of quartiles over an array's tasks."""
     heads = (
-        Head("", right=False),
-        *(Head(name) for name in ("Least", "Quarter", "Middle", "3 quarters", "Most", "Tasks")),
+        TableHeading("", right=False),
+        *(
+            TableHeading(name)
+            for name in ("Least", "Quarter", "Middle", "3 quarters", "Most", "Tasks")
+        ),
     )
-    shown: list[list[Piece]] = []
+    shown: list[list[StyledText]] = []
     for name, one, words in (
-        ("CPU efficiency", part.cpu, _percent),
-        ("Memory efficiency", part.memory, _percent),
-        ("Time of its limit", part.time, _percent),
-        ("Elapsed", part.elapsed_s, duration),
+        ("CPU efficiency", part.cpu, _format_share),
+        ("Memory efficiency", part.memory, _format_share),
+        ("Time of its limit", part.time, _format_share),
+        ("Elapsed", part.elapsed_s, format_duration),
     ):
         if one is not None:
-            shown.append(_spread(name, one, words))
+            shown.append(_make_spread_cells(name, one, words))
     if not shown:
         return []
-    rows = [*heading("Spread over tasks that have ended"), *table(heads, shown, pens.width)]
+    rows = [
+        *make_heading("Spread over tasks that have ended"),
+        *make_layout_table(heads, shown, pens.width),
+    ]
     if part.cpu_used_s:
-        rows.append([(f"  CPU time of all tasks: {duration(part.cpu_used_s)}", "")])
+        rows.append([(f"  CPU time of all tasks: {format_duration(part.cpu_used_s)}", "")])
     return rows
 
 
-def _percent(share: float | None) -> str:
+def _format_share(share: float | None) -> str:
     """Format a share as a percentage; "" for None."""
     return "" if share is None else f"{share:.0%}"
 
 
-def _spread(name: str, one: Spread, words: Callable[[float | None], str]) -> list[Piece]:
+def _make_spread_cells(
+    name: str, one: Spread, words: Callable[[float | None], str]
+) -> list[StyledText]:
     """Return the cells of one row of quartiles."""
     values = (one.least, one.quarter, one.middle, one.three_quarters, one.most)
     return [(name, ""), *((words(value), "") for value in values), (str(one.count), "dim")]
 
 
-_HEADS = (
-    Head("Task", right=False),
-    Head("State", right=False),
-    Head("Exit"),
-    Head("Elapsed"),
-    Head("CPU"),
-    Head("Memory"),
-    Head("Why", right=False),
+_MEMBER_HEADS = (
+    TableHeading("Task", right=False),
+    TableHeading("State", right=False),
+    TableHeading("Exit"),
+    TableHeading("Elapsed"),
+    TableHeading("CPU"),
+    TableHeading("Memory"),
+    TableHeading("Why", right=False),
 )
 
 
-def _cells(member: MemberPart) -> list[Piece]:
+def _make_member_cells(member: MemberPart) -> list[StyledText]:
     """Return the cells of a notable task of an array."""
-    end = signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
+    end = get_signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
     return [
         (member.job, "bold"),
-        state_piece(member.state),
+        color_state(member.state),
         (end, ""),
-        (duration(member.elapsed_s) if member.elapsed_s is not None else "", ""),
-        (_percent(member.cpu), ""),
-        (_percent(member.memory), ""),
+        (format_duration(member.elapsed_s) if member.elapsed_s is not None else "", ""),
+        (_format_share(member.cpu), ""),
+        (_format_share(member.memory), ""),
         (member.why, ""),
     ]
 
@@ -334,38 +351,48 @@ _MOST_OTHERS = 5
 """Earlier jobs with the same id that the page mentions."""
 
 
-def page(answer: PageAnswer, pens: Pens) -> list[Row]:
+def layout_job_page(answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
     """Return the page of a job."""
-    rows = _head(answer)
+    rows = _layout_head(answer)
     if answer.waiting is not None:
-        rows += _waiting(answer, answer.waiting, pens)
+        rows += _make_waiting_rows(answer, answer.waiting, pens)
     for run in answer.runs:
         if len(answer.runs) > 1:
-            rows += heading(f"Run {run.line.restarts + 1} of {answer.runs[-1].line.restarts + 1}")
-            rows += _facts(_of_run(run.line, answer.zone))
-        rows += _run(run, answer, pens)
+            rows += make_heading(
+                f"Run {run.line.restarts + 1} of {answer.runs[-1].line.restarts + 1}"
+            )
+            rows += _make_fact_rows(_list_run_facts(run.line, answer.zone))
+        rows += _layout_run(run, answer, pens)
     if not answer.runs and answer.waiting is None:
         rows += [[], [("Nothing is known of its runs.", "")]]
     if answer.parts:
         shown = " ".join(answer.parts)
-        rows += [[], [("Its parts: ", "dim"), *text(shown)]]
+        rows += [[], [("Its parts: ", "dim"), *make_text_row(shown)]]
     if answer.others:
-        times = ", ".join(show_time(when, answer.zone) for when in answer.others[:_MOST_OTHERS])
+        times = ", ".join(format_time(when, answer.zone) for when in answer.others[:_MOST_OTHERS])
         rows += [[], [(f"Slurm has used the id {answer.job} before: {times}.", "dim")]]
     return rows
 
 
-def _head(answer: PageAnswer) -> list[Row]:
+def _layout_head(answer: PageAnswer) -> list[StyledRow]:
     """Return the head of a page: job, cluster, state and facts."""
     record = answer.record
-    title = [("Job ", "bold"), *text(answer.job, "bold"), ("  ", ""), *text(record.name, "bold")]
-    where: Row = [("  on cluster ", "dim"), *text(answer.cluster)]
-    state = state_word(answer)
+    title = [
+        ("Job ", "bold"),
+        *make_text_row(answer.job, "bold"),
+        ("  ", ""),
+        *make_text_row(record.name, "bold"),
+    ]
+    where: StyledRow = [("  on cluster ", "dim"), *make_text_row(answer.cluster)]
+    state = describe_state(answer)
     if record.state == "CANCELLED" and record.cancelled_by is not None:
-        state_text: Row = [state_piece(state), (f" by uid {record.cancelled_by}", "")]
+        state_text: StyledRow = [color_state(state), (f" by uid {record.cancelled_by}", "")]
     else:
-        state_text = [state_piece(state)]
-    rows: list[Row] = [[*title, *where], [("  ", ""), *state_text, *text(end_words(answer))]]
+        state_text = [color_state(state)]
+    rows: list[StyledRow] = [
+        [*title, *where],
+        [("  ", ""), *state_text, *make_text_row(describe_end(answer))],
+    ]
     if answer.ahead:
         words = "  Slurm says so just now; what it has done since follows in some seconds."
         rows.append([(words, "dim")])
@@ -376,21 +403,21 @@ def _head(answer: PageAnswer) -> list[Row]:
         ("Asked for", record.tres_requested),
     ]
     if len(answer.runs) == 1:
-        facts += _of_run(answer.runs[0].line, answer.zone)
+        facts += _list_run_facts(answer.runs[0].line, answer.zone)
     elif not answer.runs:
-        facts.append(("Submitted", show_time(record.submit, answer.zone)))
+        facts.append(("Submitted", format_time(record.submit, answer.zone)))
     facts += [
         ("Command", record.submit_line or record.command),
         ("Directory", record.work_dir),
         ("Output", record.stdout),
         ("Comment", record.comment),
     ]
-    return [*rows, *_facts(facts)]
+    return [*rows, *_make_fact_rows(facts)]
 
 
-def _of_run(line: Line, zone: str) -> list[tuple[str, str]]:
+def _list_run_facts(line: UsageLine, zone: str) -> list[tuple[str, str]]:
     """Return times and nodes of a run."""
-    given = [number(line.nodes, "node"), number(line.cpus, "CPU")] if line.nodes else []
+    given = [format_count(line.nodes, "node"), format_count(line.cpus, "CPU")] if line.nodes else []
     times = [
         ("Submitted", line.submit_us),
         ("Eligible", line.eligible_us if line.eligible_us > line.submit_us else 0),
@@ -398,42 +425,42 @@ def _of_run(line: Line, zone: str) -> list[tuple[str, str]]:
         ("Ended", line.end_us),
     ]
     return [
-        ("Ran on", _joined(line.nodelist, ", ".join(given)) if line.start_us else ""),
-        *((name, _when(us, zone)) for name, us in times),
+        ("Ran on", _join_words(line.nodelist, ", ".join(given)) if line.start_us else ""),
+        *((name, _format_us_time(us, zone)) for name, us in times),
     ]
 
 
-def _joined(*words: str) -> str:
+def _join_words(*words: str) -> str:
     """Join the non-empty words with colons."""
     return ": ".join(word for word in words if word)
 
 
-def _when(us: int, zone: str) -> str:
+def _format_us_time(us: int, zone: str) -> str:
     """Format microseconds since 1970 as a time; "" for 0."""
     if not us:
         return ""
     try:
-        return show_time(datetime.fromtimestamp(us / _US).astimezone(), zone)
+        return format_time(datetime.fromtimestamp(us / _US_PER_S).astimezone(), zone)
     except (OverflowError, OSError, ValueError):
         return ""
 
 
-def _facts(facts: list[tuple[str, str]]) -> list[Row]:
+def _make_fact_rows(facts: list[tuple[str, str]]) -> list[StyledRow]:
     """Return rows of names and values, aligned; empty values are omitted."""
     shown = [(name, value) for name, value in facts if value]
     width = max((len(name) for name, _ in shown), default=0)
-    return [[(f"  {name:<{width}}  ", "dim"), *text(value)] for name, value in shown]
+    return [[(f"  {name:<{width}}  ", "dim"), *make_text_row(value)] for name, value in shown]
 
 
-def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
+def _make_waiting_rows(answer: PageAnswer, waiting: Waiting, pens: ChartSigns) -> list[StyledRow]:
     """Return why a pending job waits, and its expected start."""
-    rows = heading("Why it waits")
+    rows = make_heading("Why it waits")
     words = waiting.words or waiting.reason or "Slurm gives no reason."
     code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
-    rows += wrapped(words + code, pens.width)
+    rows += wrap_text(words + code, pens.width)
     for what in waiting.behind:
-        rows += wrapped(what, pens.width, ("    ", ""))
-    expected = show_time(waiting.expected_start, answer.zone)
+        rows += wrap_text(what, pens.width, ("    ", ""))
+    expected = format_time(waiting.expected_start, answer.zone)
     where = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
     facts = [
         ("Expected start", expected + where if expected else ""),
@@ -443,68 +470,76 @@ def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
         facts.insert(0, ("Expected start", "Slurm has made no plan for it yet"))
     if waiting.trouble:
         facts.append(("As seen last", waiting.trouble))
-    return [*rows, *_facts(facts)]
+    return [*rows, *_make_fact_rows(facts)]
 
 
-def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
+def _layout_run(run: RunPart, answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
     """Return timeline, efficiency, sizes and steps of a run."""
-    rows: list[Row] = []
-    drawn_as = _spans(run, int(answer.now.timestamp() * _US), pens)
-    if drawn := line_of_time(drawn_as, pens):
+    rows: list[StyledRow] = []
+    drawn_as = _make_timeline_spans(run, int(answer.now.timestamp() * _US_PER_S), pens)
+    if drawn := draw_timeline(drawn_as, pens):
         rows += [[], *drawn]
     if run.line.start_us:
-        rows += _efficiency(run, answer, pens)
+        rows += _make_efficiency_rows(run, answer, pens)
     if run.pieces:
-        rows += pieces(run, pens.width)
+        rows += make_resize_table(run, pens.width)
     if run.steps:
-        rows += steps(run, answer, pens.width)
+        rows += make_step_table(run, answer, pens.width)
     elif run.line.end_us and run.line.start_us:
         rows += [[], [("  No node has reported on its steps.", "yellow")]]
     if run.notes:
-        rows += heading("Notes")
+        rows += make_heading("Notes")
         for note in run.notes:
-            rows += wrapped(note.words, pens.width, (f"  {pens.note} ", "bold yellow"))
+            rows += wrap_text(note.words, pens.width, (f"  {pens.note} ", "bold yellow"))
     return rows
 
 
-def _spans(run: RunPart, now_us: int, pens: Pens) -> list[Span]:
+def _make_timeline_spans(run: RunPart, now_us: int, pens: ChartSigns) -> list[TimelineSpan]:
     """Return the time spans of a run with sign and colour."""
-    ran = state_piece(run.line.state)[1].removeprefix("bold ")
+    ran = color_state(run.line.state)[1].removeprefix("bold ")
     drawn = {
         "held": (pens.held, "dim"),
         "waited": (pens.waited, "yellow"),
         "ran": (pens.ran, ran),
         "suspended": (pens.suspended, "yellow"),
     }
-    return [Span(one.seconds, *drawn[one.kind], one.words) for one in spans(run, now_us)]
-
-
-def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
-    """Return bars of CPU, memory and time efficiency."""
-    used = run.efficiency
-    rows = heading("Efficiency")
-    cpu = cpu_words(used, is_over=run.line.end_us > 0)
-    rows.append(_share("CPU", used.cpu, cpu_style(used.cpu, answer), cpu, pens))
-    style = _memory_style(used.memory, answer)
-    rows.append(_share("Memory", used.memory, style, memory_words(used), pens))
-    rows.append(_share("Time", used.time, _time_style(run), time_words(used), pens))
-    if used.at_least and run.line.end_us:
-        missing = "Facts are missing, so more may have been used: 'steward accounting gaps'."
-        rows += wrapped(missing, pens.width)
-    return rows
-
-
-def _share(name: str, share: float | None, style: str, words: str, pens: Pens) -> Row:
-    """Return a bar with its percentage and words."""
     return [
-        (f"  {name:<8}", ""),
-        *bar(share, _BAR, pens, style),
-        (f" {share_word(share):>5}  ", style),
-        *text(words),
+        TimelineSpan(one.seconds, *drawn[one.kind], one.words) for one in split_time(run, now_us)
     ]
 
 
-def _memory_style(share: float | None, answer: PageAnswer) -> str:
+def _make_efficiency_rows(run: RunPart, answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
+    """Return bars of CPU, memory and time efficiency."""
+    used = run.efficiency
+    rows = make_heading("Efficiency")
+    cpu = describe_cpu(used, is_over=run.line.end_us > 0)
+    rows.append(
+        _make_efficiency_bar("CPU", used.cpu, choose_cpu_style(used.cpu, answer), cpu, pens)
+    )
+    style = _choose_memory_style(used.memory, answer)
+    rows.append(_make_efficiency_bar("Memory", used.memory, style, describe_memory(used), pens))
+    rows.append(
+        _make_efficiency_bar("Time", used.time, _choose_time_style(run), describe_time(used), pens)
+    )
+    if used.at_least and run.line.end_us:
+        missing = "Facts are missing, so more may have been used: 'steward accounting gaps'."
+        rows += wrap_text(missing, pens.width)
+    return rows
+
+
+def _make_efficiency_bar(
+    name: str, share: float | None, style: str, words: str, pens: ChartSigns
+) -> StyledRow:
+    """Return a bar with its percentage and words."""
+    return [
+        (f"  {name:<8}", ""),
+        *draw_bar(share, _BAR, pens, style),
+        (f" {format_share(share):>5}  ", style),
+        *make_text_row(words),
+    ]
+
+
+def _choose_memory_style(share: float | None, answer: PageAnswer) -> str:
     """Return the colour of a memory efficiency."""
     if share is None:
         return "dim"
@@ -513,7 +548,7 @@ def _memory_style(share: float | None, answer: PageAnswer) -> str:
     return "yellow" if share < answer.memory_low else "green"
 
 
-def _time_style(run: RunPart) -> str:
+def _choose_time_style(run: RunPart) -> str:
     """Return the colour of the time used: red after a TIMEOUT."""
     return "red" if run.line.state == "TIMEOUT" else "cyan"
 
@@ -536,21 +571,21 @@ def job(
 
     Of a job that waits it says why, and when Slurm expects to start it.
     """
-    place = Place(config=config, socket=socket, archive=archive)
-    most = MOST_TASKS if every else FEW
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    most = MAX_TASKS_SHOWN if every else DEFAULT_SHOWN
     request = PageRequest(job=job, cluster=cluster, array=array, tasks=most, nodes=most)
-    answer: PageAnswer = call(place, action("accounting.job"), request)
+    answer: PageAnswer = call_action(place, get_action("accounting.job"), request)
     if as_json:
         print_json(answer)
     elif is_terminal():
-        print_all(*drawn(rows_of(answer, pens())))
+        print_all(*render_rich(layout_reply(answer, choose_signs())))
     else:
-        page = plain(rows_of(answer, pens()))
-        output.write(page.encode(sys.stdout.encoding, "backslashreplace"))
+        page = render_plain(layout_reply(answer, choose_signs()))
+        output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))
 
 
-def rows_of(answer: PageAnswer, with_: Pens) -> list[Row]:
+def layout_reply(answer: PageAnswer, with_: ChartSigns) -> list[StyledRow]:
     """Return the page of a job, or the summary of an array."""
     if answer.array is not None:
-        return array(answer, answer.array, with_)
-    return page(answer, with_)
+        return layout_array(answer, answer.array, with_)
+    return layout_job_page(answer, with_)

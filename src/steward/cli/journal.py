@@ -23,12 +23,21 @@ from steward.admin.journal import (
 )
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
-from steward.cli.options import LAST, Archive, Clusters, Config, Json, NoHeader, Parsable, Socket
-from steward.cli.output import Column, number, print_json, print_table, show_time
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.cli.options import (
+    LARGEST_NUMBER,
+    Archive,
+    Clusters,
+    Config,
+    Json,
+    NoHeader,
+    Parsable,
+    Socket,
+)
+from steward.cli.output import Column, format_count, format_time, print_json, print_table
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.journal import ConsumerStatus, refill_command
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
@@ -52,9 +61,9 @@ def status(
     archive: Archive = "",
 ) -> None:
     """Show how the journal and its consumers stand."""
-    style = options.style(as_json, parsable, noheader)
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: StatusAnswer = call(place, action("journal.status"), StatusRequest())
+    style = options.make_style(as_json, parsable, noheader)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: StatusAnswer = call_action(place, get_action("journal.status"), StatusRequest())
     if style.json:
         print_json(answer)
         return
@@ -62,15 +71,15 @@ def status(
         are = "is" if answer.events == 1 else "are"
         kept = f"{answer.events} {are} kept" if answer.events else "none is kept"
         were = "was" if answer.head == 1 else "were"
-        print(f"{number(answer.head, 'event')} {were} recorded, {kept}.")
+        print(f"{format_count(answer.head, 'event')} {were} recorded, {kept}.")
     print_table(_CONSUMER_COLUMNS, answer.consumers, style)
 
 
-def _detail(one: ConsumerStatus) -> str:
+def _describe_consumer(one: ConsumerStatus) -> str:
     """Describe a consumer: events missed while detached, with the command to refill."""
     if one.missed:
         command = refill_command(one.name, one.missed_from)
-        return f"missed {number(one.missed, 'event')} while detached: {command}; {one.detail}"
+        return f"missed {format_count(one.missed, 'event')} while detached: {command}; {one.detail}"
     return one.detail
 
 
@@ -80,17 +89,17 @@ _CONSUMER_COLUMNS = [
     Column("Behind", lambda one: str(one.behind), right=True),
     Column("SetAside", lambda one: str(one.dead), right=True),
     Column("State", lambda one: "detached" if one.detached else one.state),
-    Column("Since", lambda one: show_time(datetime.fromtimestamp(one.since, UTC))),
-    Column("Detail", _detail),
+    Column("Since", lambda one: format_time(datetime.fromtimestamp(one.since, UTC))),
+    Column("Detail", _describe_consumer),
     Column("Rate", lambda one: f"{one.rate:.1f}", right=True, usual=False),
     Column("LastError", lambda one: one.error, usual=False),
-    Column("ErrorAt", lambda one: _moment(one.error_at), usual=False),
+    Column("ErrorAt", lambda one: _format_moment(one.error_at), usual=False),
 ]
 
 
-def _moment(at_s: int) -> str:
+def _format_moment(at_s: int) -> str:
     """Format seconds since 1970 as a time; "" for 0."""
-    return show_time(datetime.fromtimestamp(at_s, UTC)) if at_s else ""
+    return format_time(datetime.fromtimestamp(at_s, UTC)) if at_s else ""
 
 
 @app.command("list")
@@ -105,7 +114,7 @@ def list_events(
         typer.Option(
             "--after",
             min=0,
-            max=LAST,
+            max=LARGEST_NUMBER,
             metavar="ID",
             help="Behind this one, not the newest.",
         ),
@@ -119,12 +128,15 @@ def list_events(
     archive: Archive = "",
 ) -> None:
     """List events, the newest last."""
-    style = options.style(as_json, parsable, noheader)
+    style = options.make_style(as_json, parsable, noheader)
     request = ListRequest(
-        kinds=options.split(kinds), clusters=options.split(clusters), after=after, limit=limit
+        kinds=options.split_lists(kinds),
+        clusters=options.split_lists(clusters),
+        after=after,
+        limit=limit,
     )
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: ListAnswer = call(place, action("journal.list"), request)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: ListAnswer = call_action(place, get_action("journal.list"), request)
     if style.json:
         print_json(answer)
     else:
@@ -133,7 +145,7 @@ def list_events(
 
 _EVENT_COLUMNS = [
     Column("ID", lambda event: str(event.id), right=True),
-    Column("Seen", lambda event: show_time(event.seen_at)),
+    Column("Seen", lambda event: format_time(event.seen_at)),
     Column("Kind", lambda event: event.kind),
     Column("Cluster", lambda event: event.cluster),
     Column("Source", lambda event: event.source),
@@ -157,16 +169,18 @@ def dead(
     archive: Archive = "",
 ) -> None:
     """List events that a consumer could not put to use, and why."""
-    style = options.style(as_json, parsable, noheader)
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: DeadAnswer = call(place, action("journal.dead"), DeadRequest(consumer=consumer))
+    style = options.make_style(as_json, parsable, noheader)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: DeadAnswer = call_action(
+        place, get_action("journal.dead"), DeadRequest(consumer=consumer)
+    )
     if style.json:
         print_json(answer)
     elif answer.letters or style.parsable:
         print_table(_DEAD_COLUMNS, answer.letters, style)
-        output.note("'steward journal replay CONSUMER' has them tried again.")
+        output.print_note("'steward journal replay CONSUMER' has them tried again.")
     else:
-        output.note("Nothing was set aside.")
+        output.print_note("Nothing was set aside.")
 
 
 _DEAD_COLUMNS = [
@@ -175,7 +189,7 @@ _DEAD_COLUMNS = [
     Column("Kind", lambda letter: letter.kind),
     Column("Cluster", lambda letter: letter.cluster, usual=False),
     Column("Key", lambda letter: letter.key),
-    Column("Since", lambda letter: show_time(letter.since)),
+    Column("Since", lambda letter: format_time(letter.since)),
     Column("Error", lambda letter: letter.error),
 ]
 
@@ -185,7 +199,9 @@ def replay(
     consumer: Consumer,
     event: Annotated[
         int | None,
-        typer.Argument(min=1, max=LAST, metavar="ID", help="Only this event; all if not given."),
+        typer.Argument(
+            min=1, max=LARGEST_NUMBER, metavar="ID", help="Only this event; all if not given."
+        ),
     ] = None,
     as_json: Json = False,
     config: Config = "",
@@ -193,13 +209,13 @@ def replay(
     archive: Archive = "",
 ) -> None:
     """Have a consumer try again what was set aside for it."""
-    place = Place(config=config, socket=socket, archive=archive)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
     request = ReplayRequest(consumer=consumer, id=event)
-    answer: ReplayAnswer = call(place, action("journal.replay"), request)
+    answer: ReplayAnswer = call_action(place, get_action("journal.replay"), request)
     if as_json:
         print_json(answer)
     else:
-        print(f"{number(answer.events, 'event')} will be tried again.")
+        print(f"{format_count(answer.events, 'event')} will be tried again.")
 
 
 @app.command()
@@ -211,9 +227,11 @@ def forget(
     archive: Archive = "",
 ) -> None:
     """Drop a consumer that is gone for good, so that nothing is kept for it."""
-    place = Place(config=config, socket=socket, archive=archive)
-    answer: ForgetAnswer = call(place, action("journal.forget"), ForgetRequest(consumer=consumer))
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    answer: ForgetAnswer = call_action(
+        place, get_action("journal.forget"), ForgetRequest(consumer=consumer)
+    )
     if as_json:
         print_json(answer)
     else:
-        output.note(f"The journal waits for {answer.consumer} no more.")
+        output.print_note(f"The journal waits for {answer.consumer} no more.")

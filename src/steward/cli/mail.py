@@ -19,18 +19,18 @@ import typer
 
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.settings import MailSettings
-from steward.cli.charts import ASCII, plain
-from steward.cli.job import rows_of
+from steward.cli.charts import ASCII, render_plain
+from steward.cli.job import layout_reply
 from steward.cli.options import Archive, Config, Socket
 from steward.client import DaemonAway
-from steward.client.calls import call
-from steward.client.places import CLIENT_PATH, Place, settings_readable
-from steward.core.errors import Refused, StewardError, UsageError
-from steward.core.notifications import Letter, NotTaken, read_body, send_letter
-from steward.core.printable import safe
-from steward.daemon.registry import action
+from steward.client.calls import call_action
+from steward.client.places import CLIENT_PATH, ClientPlace, find_readable_settings
+from steward.core.errors import PermissionRefused, StewardError, UsageError
+from steward.core.notifications import MailRejected, OutgoingMail, read_mail_body, send_mail
+from steward.core.printable import escape_line
+from steward.daemon.registry import get_action
 
-_WITH_PAGE: Final = frozenset({"Ended", "Failed"})
+_END_MAIL_TYPES: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of mails about a job's end (Slurm 22.05 to 26.05)."""
 _MOST_WAITING: Final = 16
 """Largest number of waiting processes on a host; each takes some 40 MB."""
@@ -61,32 +61,32 @@ def mail(
     For slurm.conf's MailProg, see docs/job.md; the job is taken from the environment
     that Slurm gives it.
     """
-    place = Place(config=config, socket=socket, archive=archive)
-    found = _settings(place)
+    place = ClientPlace(config=config, socket=socket, archive=archive)
+    found = _read_mail_settings(place)
     settings = MailSettings() if found is None else found
     # A Steward is expected here if anything says where it is; only then wait for a restart.
     is_here = found is not None or bool(socket or archive) or os.path.exists(CLIENT_PATH)
-    letter = Letter(
-        to=addresses(address),
-        subject=safe(subject),
-        body=read_body(),
+    letter = OutgoingMail(
+        to=parse_addresses(address),
+        subject=escape_line(subject),
+        body=read_mail_body(),
         program=program or settings.program,
         sendmail=settings.sendmail,
         sender=settings.sender,
         timeout_s=settings.timeout_s,
     )
     if stay:
-        _send(letter, place, settings.wait_s, is_here)
-    elif _become_independent():
+        _make_send_with_page(letter, place, settings.wait_s, is_here)
+    elif _detach_process():
         try:
-            _send(letter, place, settings.wait_s, is_here)
+            _make_send_with_page(letter, place, settings.wait_s, is_here)
         except Exception as error:
-            _log(f"a mail to {address!r} could not be sent: {error}")
+            _warn_syslog(f"a mail to {address!r} could not be sent: {error}")
         finally:
             os._exit(0)
 
 
-def addresses(text: str) -> tuple[str, ...]:
+def parse_addresses(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of mail addresses.
 
     Raises:
@@ -101,46 +101,50 @@ def addresses(text: str) -> tuple[str, ...]:
     return found
 
 
-def _settings(place: Place) -> MailSettings | None:
+def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
     """Return [mail] if this user may read the configuration, else None."""
     try:
-        settings = settings_readable(place)
+        settings = find_readable_settings(place)
     except StewardError as error:
-        _log(f"the configuration is passed over: {error}")
+        _warn_syslog(f"the configuration is passed over: {error}")
         settings = None
     return None if settings is None else settings.mail
 
 
-def _send(letter: Letter, place: Place, wait_s: float, is_here: bool) -> None:
+def _make_send_with_page(
+    letter: OutgoingMail, place: ClientPlace, wait_s: float, is_here: bool
+) -> None:
     """Send a mail with the job page if available."""
-    page = _page(letter.subject, place, wait_s, is_here)
+    page = _fetch_page_text(letter.subject, place, wait_s, is_here)
     try:
-        send_letter(letter, page)
-    except NotTaken:
+        send_mail(letter, page)
+    except MailRejected:
         if not page:
             raise
         # The mailer may accept the mail without the longer text.
-        send_letter(letter, "")
+        send_mail(letter, "")
 
 
-def _page(subject: str, place: Place, wait_s: float, is_here: bool) -> str:
+def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_here: bool) -> str:
     """Return the page of the mail's job, or "" if unavailable."""
-    request = _request(subject)
+    request = _make_page_request(subject)
     if request is None:
         return ""
     try:
-        answer = _answer(lambda: call(place, action("accounting.job"), request), wait_s, is_here)
-        return plain(rows_of(answer, ASCII))
+        answer = _make_await_page(
+            lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_here
+        )
+        return render_plain(layout_reply(answer, ASCII))
     except Exception as error:
         # Send the mail without the page, whatever the error.
-        _log(f"no page of job {request.job}: {error}")
+        _warn_syslog(f"no page of job {request.job}: {error}")
         return ""
 
 
-def _request(subject: str) -> PageRequest | None:
+def _make_page_request(subject: str) -> PageRequest | None:
     """Return the request for the job that subject and environment name; None if no page fits."""
     given = os.environ
-    if given.get("SLURM_JOB_MAIL_TYPE") not in _WITH_PAGE:
+    if given.get("SLURM_JOB_MAIL_TYPE") not in _END_MAIL_TYPES:
         return None
     array = given.get("SLURM_ARRAY_JOB_ID", "")
     # Only users of ARRAY_TASKS get a mail for one task, and it contains no array summary.
@@ -150,21 +154,21 @@ def _request(subject: str) -> PageRequest | None:
     return PageRequest(job=job) if job.isdecimal() else None
 
 
-def _answer(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
+def _make_await_page(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
     """Return the job page once it is complete, or as it is when the wait ends.
 
     If no Steward is known on this host, do not wait for one that does not answer.
     """
-    with _slot() as may_wait:
+    with _take_wait_slot() as may_wait:
         deadline = time.monotonic() + (wait_s if may_wait else 0.0)
         pause_s = _FIRST_WAIT_S
         while True:
             left_s = deadline - time.monotonic()
             try:
                 answer = ask()
-                if left_s <= 0 or is_whole(answer):
+                if left_s <= 0 or is_page_final(answer):
                     return answer
-            except (UsageError, Refused):
+            except (UsageError, PermissionRefused):
                 raise  # a retry would not help
             except StewardError as error:
                 # The daemon restarts, or has not heard of the job yet.
@@ -174,7 +178,7 @@ def _answer(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> Page
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
 
 
-def is_whole(answer: PageAnswer) -> bool:
+def is_page_final(answer: PageAnswer) -> bool:
     """Return True if the page is final: the run is over and its nodes have reported."""
     if answer.array is not None:
         return not any(state in answer.array.states for state in ("RUNNING", "COMPLETING"))
@@ -186,7 +190,7 @@ def is_whole(answer: PageAnswer) -> bool:
 
 
 @contextmanager
-def _slot() -> Iterator[bool]:
+def _take_wait_slot() -> Iterator[bool]:
     """Yield whether this process may wait: the number of waiting processes of a user is limited."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as held:
         for number in range(_MOST_WAITING):
@@ -200,7 +204,7 @@ def _slot() -> Iterator[bool]:
     yield False
 
 
-def _become_independent() -> bool:
+def _detach_process() -> bool:
     """Continue in a background process: return True there, False in the caller."""
     with suppress(OSError):  # process limit reached: send while the caller waits
         if os.fork():
@@ -215,6 +219,6 @@ def _become_independent() -> bool:
     return True
 
 
-def _log(message: str) -> None:
+def _warn_syslog(message: str) -> None:
     """Log a warning to syslog."""
-    syslog.syslog(syslog.LOG_MAIL | syslog.LOG_WARNING, f"steward mail: {safe(message)}")
+    syslog.syslog(syslog.LOG_MAIL | syslog.LOG_WARNING, f"steward mail: {escape_line(message)}")

@@ -5,35 +5,35 @@ from typing import Annotated
 import typer
 
 from steward.cli import options, output
-from steward.cli.options import Asked, asking_columns, not_empty
+from steward.cli.options import CommandCall, reject_empty, with_call_and_columns
 from steward.cli.output import (
     Column,
-    number,
+    find_requested_zone,
+    format_count,
+    format_size,
+    format_time,
     print_json,
     print_table,
-    show_time,
-    size,
-    zone_to_ask_in,
 )
-from steward.core.errors import Missing
-from steward.reports.event_texts import words
-from steward.reports.events import EventTold
+from steward.core.errors import NotFound
+from steward.reports.event_texts import describe_event
+from steward.reports.events import EventItem
 from steward.reports.history.requests import (
-    EventsAnswer,
-    EventsRequest,
-    JobThen,
-    NodeJobsAnswer,
+    HistoryEventsReply,
+    HistoryEventsRequest,
+    NodeJobRun,
+    NodeJobsReply,
     NodeJobsRequest,
-    NodesAnswer,
+    NodeSnapshot,
+    NodesReply,
     NodesRequest,
-    NodeThen,
 )
-from steward.slurm.nodelists import expand
+from steward.slurm.nodelists import expand_nodelist
 
 
-@asking_columns
+@with_call_and_columns
 def node(
-    asked: Asked,
+    asked: CommandCall,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NODE]...", help="These: n7, n[1-9]; else all.")
     ] = None,
@@ -52,7 +52,7 @@ def node(
             *("--partition", "-r"),
             metavar="NAME,…",
             help="Only in these partitions.",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = None,
     states: Annotated[
@@ -61,7 +61,7 @@ def node(
             *("--state", "-s"),
             metavar="STATE,…",
             help="Only so: DOWN, DRAIN, IDLE …",
-            callback=not_empty,
+            callback=reject_empty,
         ),
     ] = None,
     jobs: Annotated[
@@ -75,7 +75,7 @@ def node(
 
     What is told of nodes is what the sensor has seen of them.
     """
-    zone = zone_to_ask_in()
+    zone = find_requested_zone()
     wanted = ",".join(names or ())
     if jobs:
         for one in names or ():
@@ -83,111 +83,113 @@ def node(
         return
     if events:
         clusters = (cluster,) if cluster else ()
-        request = EventsRequest(
+        request = HistoryEventsRequest(
             kinds=("node.state",), clusters=clusters, nodes=wanted, until=at, zone=zone
         )
         _print_events(asked, request)
         return
-    answer: NodesAnswer = asked.call(
+    answer: NodesReply = asked.call(
         "history.nodes",
         NodesRequest(
             cluster=cluster,
             nodes=wanted,
-            partitions=options.split(partitions),
-            states=options.split(states),
+            partitions=options.split_lists(partitions),
+            states=options.split_lists(states),
             at=at,
             zone=zone,
         ),
     )
     if answer.sensor and wanted and not (at or partitions or states):
-        _need_seen(wanted, answer)
+        _require_seen(wanted, answer)
     if asked.style.json:
         print_json(answer)
         return
-    print_table(_nodes(answer), answer.nodes, asked.style)
+    print_table(_make_node_columns(answer), answer.nodes, asked.style)
     for one, since in sorted(answer.silent_since.items()):
-        output.warn(
+        output.print_warning(
             f"slurmctld of cluster {one} does not answer: its nodes are shown as they were at "
-            f"{show_time(since)}; see 'steward status'"
+            f"{format_time(since)}; see 'steward status'"
         )
     if not answer.sensor:
-        output.warn(
+        output.print_warning(
             "there is no sensor, which alone tells of nodes: set enabled = true in [sensor]"
         )
 
 
-def _need_seen(wanted: str, answer: NodesAnswer) -> None:
+def _require_seen(wanted: str, answer: NodesReply) -> None:
     """Fail if the sensor has not seen a node that was named."""
     seen = {one.node for one in answer.nodes}
-    missing = [name for name in expand(wanted) if name not in seen]
+    missing = [name for name in expand_nodelist(wanted) if name not in seen]
     if missing:
-        raise Missing(f"the sensor has seen no node {', '.join(missing[:5])}", missing)
+        raise NotFound(f"the sensor has seen no node {', '.join(missing[:5])}", missing)
 
 
-def _nodes(answer: NodesAnswer) -> list[Column]:
+def _make_node_columns(answer: NodesReply) -> list[Column]:
     """Define the table of nodes."""
     clusters = {one.cluster for one in answer.nodes}
 
-    def since(one: NodeThen) -> str:
+    def since(one: NodeSnapshot) -> str:
         # If the sensor did not see the change, this is when it first saw the state.
-        return f"{'' if one.since_is_known else '<'}{show_time(one.since)}"
+        return f"{'' if one.since_is_known else '<'}{format_time(one.since)}"
 
     return [
         Column("Cluster", lambda one: one.cluster, usual=len(clusters) > 1),
         Column("Node", lambda one: one.node),
         Column("State", lambda one: one.state),
-        Column("Since", since, lambda one: show_time(one.since)),
+        Column("Since", since, lambda one: format_time(one.since)),
         Column("Reason", lambda one: one.reason, widest=40),
         Column("By", lambda one: one.reason_user),
-        Column("ReasonTime", lambda one: show_time(one.reason_at), usual=False),
+        Column("ReasonTime", lambda one: format_time(one.reason_at), usual=False),
         Column("Partitions", lambda one: ",".join(one.partitions), widest=30),
         Column("CPUs", lambda one: str(one.cpus or ""), right=True),
-        Column("Memory", lambda one: size(one.memory_bytes or None), None, right=True),
+        Column("Memory", lambda one: format_size(one.memory_bytes or None), None, right=True),
         Column("GPUs", lambda one: str(one.gpus or ""), right=True),
     ]
 
 
-def _print_jobs(asked: Asked, request: NodeJobsRequest) -> None:
+def _print_jobs(asked: CommandCall, request: NodeJobsRequest) -> None:
     """Print the jobs that run, or ran, on a node."""
-    answer: NodeJobsAnswer = asked.call("history.node_jobs", request)
+    answer: NodeJobsReply = asked.call("history.node_jobs", request)
     if asked.style.json:
         print_json(answer)
         return
     columns: list[Column] = [
-        Column("JobID", _label),
+        Column("JobID", _get_job_label),
         Column("User", lambda one: one.user or str(one.uid or "")),
         Column("Account", lambda one: one.account),
         Column("Name", lambda one: one.name, widest=24),
         Column("Partition", lambda one: one.partition),
         Column("State", lambda one: one.state),
-        Column("Start", lambda one: show_time(one.start)),
-        Column("End", lambda one: show_time(one.end)),
+        Column("Start", lambda one: format_time(one.start)),
+        Column("End", lambda one: format_time(one.end)),
         Column("CPUs", lambda one: str(one.cpus), right=True),
         Column("NodeList", lambda one: one.nodelist, widest=30),
     ]
     print_table(columns, answer.jobs, asked.style)
     if not asked.style.parsable:
         whose = "" if answer.is_all else " that you may see"
-        output.note(f"{number(len(answer.jobs), 'job')}{whose} at {show_time(answer.until)}.")
+        output.print_note(
+            f"{format_count(len(answer.jobs), 'job')}{whose} at {format_time(answer.until)}."
+        )
 
 
-def _label(one: JobThen) -> str:
+def _get_job_label(one: NodeJobRun) -> str:
     return one.label
 
 
-def _print_events(asked: Asked, request: EventsRequest) -> None:
+def _print_events(asked: CommandCall, request: HistoryEventsRequest) -> None:
     """Print the last events of nodes, newest last."""
-    answer: EventsAnswer = asked.call("history.events", request)
+    answer: HistoryEventsReply = asked.call("history.events", request)
     if asked.style.json:
         print_json(answer)
         return
-    newest_last: list[EventTold] = list(reversed(answer.events))
+    newest_last: list[EventItem] = list(reversed(answer.events))
     columns = [
-        Column("Time", lambda one: show_time(one.at)),
+        Column("Time", lambda one: format_time(one.at)),
         Column("Cluster", lambda one: one.cluster, usual=False),
-        Column("Node", lambda one: words(one).subject),
-        Column("What", lambda one: words(one).what),
-        Column("Why", lambda one: words(one).why, widest=60),
-        Column("Failed", lambda one: "yes" if words(one).failed else "", usual=False),
+        Column("Node", lambda one: describe_event(one).subject),
+        Column("What", lambda one: describe_event(one).what),
+        Column("Why", lambda one: describe_event(one).why, widest=60),
+        Column("Failed", lambda one: "yes" if describe_event(one).failed else "", usual=False),
     ]
     print_table(columns, newest_last, asked.style)

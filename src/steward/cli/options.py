@@ -3,10 +3,10 @@
 Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``, ``-E`` as in
 sacct(1), ``-n`` and ``-P`` for output.
 
-In order: callbacks that check options, the option types, :func:`style` and :func:`selection`
-(options to output format and request fields), and the decorators ``asking``, ``asking_columns`` and
-``asking_json``. A decorated command receives an :class:`Asked`: the output style, and
-:meth:`Asked.call` to send a request to the daemon.
+In order: callbacks that check options, the option types, :func:`make_style` and :func:`select_jobs`
+(options to output format and request fields), and the decorators ``asking``,
+``with_call_and_columns`` and ``with_json_call``. A decorated command receives an
+:class:`CommandCall`: the output style, and :meth:`Asked.call` to send a request to the daemon.
 """
 
 import inspect
@@ -16,42 +16,44 @@ from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_a
 import msgspec
 import typer
 
-from steward.cli.output import Style, zone_to_ask_in
-from steward.client.calls import call
-from steward.client.places import Place
+from steward.cli.output import Style, find_requested_zone
+from steward.client.calls import call_action
+from steward.client.places import ClientPlace
 from steward.core.config import LogLevel, Settings
 from steward.core.errors import UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 DAEMON_SOCKET: Final = Settings().socket
 """Default path of the daemon's socket."""
 
-LAST: Final = 2**63 - 1
+LARGEST_NUMBER: Final = 2**63 - 1
 """Largest number an option accepts: the maximum of a database's 64-bit integer."""
 
 
-def not_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Reject a filter that was given but is empty, as from an unset shell variable.
 
     Treated as no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all scripts of ada.
     """
-    is_given = _source(context, param.name) == "COMMANDLINE"
-    if is_given and not split([value] if isinstance(value, str) else value):
+    is_given = _find_source(context, param.name) == "COMMANDLINE"
+    if is_given and not split_lists([value] if isinstance(value, str) else value):
         raise UsageError(f"{param.opts[0]} is empty: give it a value, or leave it out")
     return value
 
 
-def place_named(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+def prefer_named_place(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
     """Return "" for an environment variable's place if the command line names a place.
 
     Click processes the parameters given on the command line before all others.
     """
-    is_exported = _source(context, param.name) == "ENVIRONMENT"
-    is_named = any(_source(context, name) == "COMMANDLINE" for name in Place.__struct_fields__)
+    is_exported = _find_source(context, param.name) == "ENVIRONMENT"
+    is_named = any(
+        _find_source(context, name) == "COMMANDLINE" for name in ClientPlace.__struct_fields__
+    )
     return "" if is_exported and is_named else value
 
 
-def _source(context: typer.Context, name: str | None) -> str:
+def _find_source(context: typer.Context, name: str | None) -> str:
     """Return where a parameter's value comes from, by Click's name; "" if not parsed yet."""
     source = context.get_parameter_source(name or "")
     return source.name if source is not None else ""
@@ -64,7 +66,7 @@ Config = Annotated[
         envvar="STEWARD_CONFIG",
         metavar="FILE",
         help="The configuration file.",
-        callback=place_named,
+        callback=prefer_named_place,
     ),
 ]
 Socket = Annotated[
@@ -74,7 +76,7 @@ Socket = Annotated[
         envvar="STEWARD_SOCKET",
         metavar="PATH",
         help="The socket of a daemon to ask.",
-        callback=place_named,
+        callback=prefer_named_place,
     ),
 ]
 DaemonSocket = Annotated[
@@ -98,7 +100,7 @@ Archive = Annotated[
         envvar="STEWARD_ARCHIVE",
         metavar="DIR",
         help="An archive that 'steward archive watch' keeps.",
-        callback=place_named,
+        callback=prefer_named_place,
     ),
 ]
 
@@ -114,12 +116,14 @@ Format = Annotated[
 Clusters = Annotated[
     list[str] | None,
     typer.Option(
-        "--clusters", "-M", metavar="NAME,…", help="Jobs of these clusters.", callback=not_empty
+        "--clusters", "-M", metavar="NAME,…", help="Jobs of these clusters.", callback=reject_empty
     ),
 ]
 Cluster = Annotated[
     str,
-    typer.Option("--cluster", "-M", metavar="NAME", help="The job's cluster.", callback=not_empty),
+    typer.Option(
+        "--cluster", "-M", metavar="NAME", help="The job's cluster.", callback=reject_empty
+    ),
 ]
 Users = Annotated[
     list[str] | None,
@@ -128,37 +132,44 @@ Users = Annotated[
         "-u",
         metavar="NAME,…",
         help="Jobs of these users, names or uids.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Accounts = Annotated[
     list[str] | None,
     typer.Option(
-        "--accounts", "-A", metavar="NAME,…", help="Jobs of these accounts.", callback=not_empty
+        "--accounts", "-A", metavar="NAME,…", help="Jobs of these accounts.", callback=reject_empty
     ),
 ]
 Partitions = Annotated[
     list[str] | None,
     typer.Option(
-        "--partition", "-r", metavar="NAME,…", help="Jobs in these partitions.", callback=not_empty
+        "--partition",
+        "-r",
+        metavar="NAME,…",
+        help="Jobs in these partitions.",
+        callback=reject_empty,
     ),
 ]
 Jobs = Annotated[
     list[str] | None,
     typer.Option(
-        "--jobs", "-j", metavar="ID,…", help="These jobs: 123, 123_7, 123+1.", callback=not_empty
+        "--jobs", "-j", metavar="ID,…", help="These jobs: 123, 123_7, 123+1.", callback=reject_empty
     ),
 ]
 Names = Annotated[
     list[str] | None,
     typer.Option(
-        "--name", metavar="NAME,…", help="Jobs of these names; * and ? match.", callback=not_empty
+        "--name",
+        metavar="NAME,…",
+        help="Jobs of these names; * and ? match.",
+        callback=reject_empty,
     ),
 ]
 States = Annotated[
     list[str] | None,
     typer.Option(
-        "--state", "-s", metavar="STATE,…", help="Jobs in these states.", callback=not_empty
+        "--state", "-s", metavar="STATE,…", help="Jobs in these states.", callback=reject_empty
     ),
 ]
 Since = Annotated[
@@ -169,7 +180,7 @@ Since = Annotated[
         "-S",
         metavar="TIME",
         help="Submitted since: now-1day, 2026-11-21T08:00.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Until = Annotated[
@@ -180,14 +191,14 @@ Until = Annotated[
         "-E",
         metavar="TIME",
         help="Submitted until.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id: 123, 123_7, 123+1.")]
 
 
-def style(
+def make_style(
     as_json: bool = False, parsable: bool = False, noheader: bool = False, columns: str = ""
 ) -> Style:
     """Return the output style that the options select.
@@ -201,16 +212,16 @@ def style(
         json=as_json,
         parsable=parsable,
         header=not noheader,
-        columns=split(columns.split(",") if columns else ()),
+        columns=split_lists(columns.split(",") if columns else ()),
     )
 
 
-def split(values: Iterable[str] | None) -> tuple[str, ...]:
+def split_lists(values: Iterable[str] | None) -> tuple[str, ...]:
     """Split comma-separated values, as Slurm's commands accept lists."""
     return tuple(part for value in values or () for part in value.split(",") if part)
 
 
-def selection(
+def select_jobs(
     clusters: list[str] | None = None,
     users: list[str] | None = None,
     accounts: list[str] | None = None,
@@ -223,16 +234,16 @@ def selection(
 ) -> dict[str, Any]:
     """Return the request fields that select jobs, from the options."""
     return {
-        "clusters": split(clusters),
-        "users": split(users),
-        "accounts": split(accounts),
-        "partitions": split(partitions),
-        "jobs": split(jobs),
-        "names": split(names),
-        "states": split(states),
+        "clusters": split_lists(clusters),
+        "users": split_lists(users),
+        "accounts": split_lists(accounts),
+        "partitions": split_lists(partitions),
+        "jobs": split_lists(jobs),
+        "names": split_lists(names),
+        "states": split_lists(states),
         "since": since,
         "until": until,
-        "zone": zone_to_ask_in(),
+        "zone": find_requested_zone(),
     }
 
 
@@ -241,7 +252,7 @@ T = TypeVar("T")
 Command = Callable[P, None]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CommandCall(msgspec.Struct, frozen=True):
     """Output style of a command, and the place that answers its requests.
 
     Attributes:
@@ -250,7 +261,7 @@ class Asked(msgspec.Struct, frozen=True):
     """
 
     style: Style
-    place: Place
+    place: ClientPlace
 
     def call(self, name: str, request: Any) -> Any:
         """Send a request to an action and return its reply.
@@ -262,35 +273,37 @@ class Asked(msgspec.Struct, frozen=True):
         Raises:
             StewardError: The action rejected the request, or the daemon does not answer.
         """
-        return call(self.place, action(name), request)
+        return call_action(self.place, get_action(name), request)
 
 
-def _with_columns(
+def _make_column_call(
     columns: Format = "",
     as_json: Json = False,
     parsable: Parsable = False,
     noheader: NoHeader = False,
     config: Config = "",
     socket: Socket = "",
-) -> Asked:
+) -> CommandCall:
     """Options of commands that print a table with chosen columns."""
-    return Asked(style(as_json, parsable, noheader, columns), Place(config=config, socket=socket))
+    return CommandCall(
+        make_style(as_json, parsable, noheader, columns), ClientPlace(config=config, socket=socket)
+    )
 
 
-def _plain(
+def _make_call(
     as_json: Json = False,
     parsable: Parsable = False,
     noheader: NoHeader = False,
     config: Config = "",
     socket: Socket = "",
-) -> Asked:
+) -> CommandCall:
     """Options of commands that print a table."""
-    return _with_columns("", as_json, parsable, noheader, config, socket)
+    return _make_column_call("", as_json, parsable, noheader, config, socket)
 
 
-def _without_table(as_json: Json = False, config: Config = "", socket: Socket = "") -> Asked:
+def _make_json_call(as_json: Json = False, config: Config = "", socket: Socket = "") -> CommandCall:
     """Options of commands that print no table."""
-    return _with_columns("", as_json, config=config, socket=socket)
+    return _make_column_call("", as_json, config=config, socket=socket)
 
 
 def _has_default(one: inspect.Parameter) -> bool:
@@ -331,11 +344,11 @@ def with_options(
     return given
 
 
-asking = with_options(_plain)
-"""Add the options of output and place to a command, as an :class:`Asked` in first position."""
+with_call = with_options(_make_call)
+"""Add the options of output and place to a command: its first argument, a :class:`CommandCall`."""
 
-asking_columns = with_options(_with_columns)
+with_call_and_columns = with_options(_make_column_call)
 """The same, with ``--format`` to choose the table's columns."""
 
-asking_json = with_options(_without_table)
+with_json_call = with_options(_make_json_call)
 """The same for commands without a table: ``--json`` is the only output option."""

@@ -6,7 +6,8 @@ the screen goes through a pager; a pipe gets plain aligned text. Programs ask fo
 unchanged in UTF-8.
 
 In order: formatting of counts, sizes and times (with ``TZ`` and ``SLURM_TIME_FORMAT``),
-:class:`Style` and :class:`Column`, the ``print_*`` functions, Rich drawing, and :class:`Bar`.
+:class:`Style` and :class:`Column`, the ``print_*`` functions, Rich drawing, and
+:class:`ProgressLine`.
 """
 
 import os
@@ -25,27 +26,27 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from steward.core.errors import UsageError
-from steward.core.printable import no_formula, safe, safe_lines
-from steward.slurm.times import relative_form
+from steward.core.printable import escape_line, escape_lines, quote_formula
+from steward.slurm.times import choose_relative_format
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-__all__ = ["decode", "number", "safe", "safe_lines", "size"]
+__all__ = ["decode_bytes", "escape_line", "escape_lines", "format_count", "format_size"]
 
 
-def decode(data: bytes) -> str:
+def decode_bytes(data: bytes) -> str:
     r"""Decode UTF-8 bytes; invalid bytes become escapes such as ``\xff``."""
     return data.decode("utf-8", "backslashreplace")
 
 
-def number(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Format a count with its noun: ``1 script``, ``2 scripts``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def size(count: int | None) -> str:
+def format_size(count: int | None) -> str:
     """Format a size in bytes for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
     if count is None:
         return ""
@@ -57,12 +58,12 @@ def size(count: int | None) -> str:
     raise AssertionError("the loop ends at its last unit")
 
 
-_STANDARD = "%Y-%m-%dT%H:%M:%S"
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 """Slurm's standard time format."""
 
 
 @lru_cache(maxsize=32)
-def _zone(name: str) -> tzinfo | None:
+def _load_zone(name: str) -> tzinfo | None:
     """Return the time zone of an IANA name, or None if unknown."""
     try:
         return ZoneInfo(name)
@@ -71,7 +72,7 @@ def _zone(name: str) -> tzinfo | None:
         return None
 
 
-def local(moment: datetime, zone: str = "") -> datetime:
+def to_local_time(moment: datetime, zone: str = "") -> datetime:
     """Convert a time to the time zone it is displayed in.
 
     Args:
@@ -80,36 +81,36 @@ def local(moment: datetime, zone: str = "") -> datetime:
     """
     try:
         if zone and "TZ" not in os.environ:
-            return moment.astimezone(_zone(zone))
+            return moment.astimezone(_load_zone(zone))
         return moment.astimezone()
     except (OverflowError, OSError, ValueError):
         # At the ends of the calendar the time does not exist in every zone.
         return moment
 
 
-def show_time(moment: datetime | None, zone: str = "", now: datetime | None = None) -> str:
+def format_time(moment: datetime | None, zone: str = "", now: datetime | None = None) -> str:
     """Format a time as Slurm's commands do; "" for None.
 
     Args:
         moment: An aware datetime.
-        zone: As for :func:`local`.
+        zone: As for :func:`to_local_time`.
         now: The present time, for ``SLURM_TIME_FORMAT=relative``.
     """
     if moment is None:
         return ""
-    here = local(moment, zone)
+    here = to_local_time(moment, zone)
     form = os.environ.get("SLURM_TIME_FORMAT", "")
     if form == "relative":
-        form = relative_form(here, local(now or datetime.now(UTC), zone))
+        form = choose_relative_format(here, to_local_time(now or datetime.now(UTC), zone))
     elif form in ("", "standard"):
-        form = _STANDARD
+        form = _TIME_FORMAT
     return here.strftime(form)
 
 
-def zone_to_ask_in() -> str:
+def find_requested_zone() -> str:
     """Return the IANA zone of typed times from ``TZ``; "" means the cluster's zone."""
     name = os.environ.get("TZ", "").removeprefix(":")
-    return name if name and _zone(name) is not None else ""
+    return name if name and _load_zone(name) is not None else ""
 
 
 _STATE_COLOURS = {
@@ -166,7 +167,7 @@ class Column(msgspec.Struct, frozen=True):
 
     def cell(self, row: Any) -> str:
         """Return the text of a cell for people, safe to print."""
-        text = printable(self.text(row))
+        text = escape_unprintable(self.text(row))
         # Three dots, because not every terminal encoding has the ellipsis character.
         return f"{text[: self.widest - 3]}..." if 0 < self.widest < len(text) else text
 
@@ -176,30 +177,30 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     r"""Return safe text, with ``\u6f22`` for characters that the output's encoding lacks.
 
     The result is as wide as it will appear.
     """
-    text = safe(text)
-    return text if text.isascii() else _encoded(text).decode(sys.stdout.encoding)
+    text = escape_line(text)
+    return text if text.isascii() else _encode_output(text).decode(sys.stdout.encoding)
 
 
-def _encoded(text: str) -> bytes:
+def _encode_output(text: str) -> bytes:
     """Encode text for standard output; characters it lacks become escapes."""
     return text.encode(sys.stdout.encoding, "backslashreplace")
 
 
-def note(message: str) -> None:
+def print_note(message: str) -> None:
     """Print a remark for people on stderr; silent if stdout is not a terminal."""
     if is_terminal():
         print(message, file=sys.stderr)
 
 
-def warn(message: str) -> None:
+def print_warning(message: str) -> None:
     """Print a warning on stderr, for people and logs alike."""
     sys.stdout.flush()
-    print(f"steward: {safe(message)}", file=sys.stderr)
+    print(f"steward: {escape_line(message)}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -207,10 +208,10 @@ def print_json(value: Any) -> None:
     data = msgspec.json.encode(value)
     if is_terminal():
         data = msgspec.json.format(data, indent=2)
-    write(data + b"\n")
+    write_bytes(data + b"\n")
 
 
-def write(data: bytes) -> None:
+def write_bytes(data: bytes) -> None:
     """Write bytes unchanged to standard output."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
@@ -228,13 +229,13 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
-    chosen = _choose(columns, style)
+    chosen = _choose_columns(columns, style)
     if style.parsable:
         _print_parsable(chosen, rows, style)
     elif is_terminal():
         table = list(rows)
         if table:
-            print_all(_drawn_table(chosen, table, style))
+            print_all(_draw_table(chosen, table, style))
     else:
         _print_aligned(chosen, rows, style)
 
@@ -253,41 +254,41 @@ def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> N
     import csv
     import io
 
-    chosen = _choose(columns, style) if style.columns else columns
+    chosen = _choose_columns(columns, style) if style.columns else columns
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     if style.header:
         writer.writerow([column.name for column in chosen])
     for row in rows:
         cells = [(column.plain or column.text)(row) for column in chosen]
-        writer.writerow([no_formula(cell) for cell in cells])
-    write(text.getvalue().encode())
+        writer.writerow([quote_formula(cell) for cell in cells])
+    write_bytes(text.getvalue().encode())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and values, one pair a line; pairs without a value are omitted."""
-    for name, value in _aligned(facts):
+    for name, value in _align_facts(facts):
         print(f"{name}  {value}")
 
 
-def drawn_facts(facts: Iterable[tuple[str, str]]) -> "list[RenderableType]":
+def draw_facts(facts: Iterable[tuple[str, str]]) -> "list[RenderableType]":
     """Draw names and values like :func:`print_facts`, for :func:`print_all`."""
     from rich.text import Text
 
     return [
         Text(f"{name}  ", style="dim").append(value, style="default not dim")
-        for name, value in _aligned(facts)
+        for name, value in _align_facts(facts)
     ]
 
 
-def _aligned(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _align_facts(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Right-align the names of facts that have a value."""
-    rows = [(name, printable(value)) for name, value in facts if value]
+    rows = [(name, escape_unprintable(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in rows), default=0)
     return [(f"{name:>{width}}", value) for name, value in rows]
 
 
-def console() -> "Console":
+def make_console() -> "Console":
     """Return a Rich console on standard output, without markup or highlighting."""
     from rich.console import Console
 
@@ -298,7 +299,7 @@ def print_all(*renderables: "RenderableType") -> None:
     """Print Rich renderables on a terminal, through a pager if longer than the screen."""
     from rich.console import Group
 
-    target = console()
+    target = make_console()
     with target.capture() as capture:
         target.print(Group(*renderables))
     rendered = capture.get()
@@ -306,10 +307,10 @@ def print_all(*renderables: "RenderableType") -> None:
         sys.stdout.write(rendered)
         sys.stdout.flush()
     else:
-        _page(rendered)
+        _page_text(rendered)
 
 
-def _page(text: str) -> None:
+def _page_text(text: str) -> None:
     """Show text in $PAGER, by default less; print it if there is none."""
     words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     program = shutil.which(words[0])
@@ -320,20 +321,20 @@ def _page(text: str) -> None:
     environment = {"LESS": "FRX", **os.environ}
     with subprocess.Popen([program, *words[1:]], stdin=subprocess.PIPE, env=environment) as pager:
         try:
-            pager.communicate(_encoded(text))
+            pager.communicate(_encode_output(text))
         except KeyboardInterrupt:
             # The pager owns the terminal and ends on its own key; wait for that.
             pager.wait()
 
 
-def drawn_script(text: str) -> "RenderableType":
+def draw_script(text: str) -> "RenderableType":
     """Draw a script with line numbers, highlighted by the language of its first line."""
     from rich.syntax import Syntax
 
-    shown = safe_lines(text).removesuffix("\n")
+    shown = escape_lines(text).removesuffix("\n")
     drawn = Syntax(
         shown,
-        _language(shown),
+        _guess_language(shown),
         theme="ansi_dark",
         background_color="default",
         line_numbers=True,
@@ -346,7 +347,7 @@ def drawn_script(text: str) -> "RenderableType":
     return drawn
 
 
-def _language(text: str) -> str:
+def _guess_language(text: str) -> str:
     """Guess the language of a script from its first line; bash by default."""
     first = text.partition("\n")[0]
     for sign, language in (
@@ -360,7 +361,7 @@ def _language(text: str) -> str:
     return "bash"
 
 
-def _choose(columns: Sequence[Column], style: Style) -> list[Column]:
+def _choose_columns(columns: Sequence[Column], style: Style) -> list[Column]:
     """Return the requested columns, or the default ones."""
     if not style.columns:
         return [column for column in columns if column.usual or style.parsable]
@@ -379,7 +380,9 @@ def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style
         lines.append("|".join(column.name for column in columns))
     for row in rows:
         fields = ((column.plain or column.text)(row) for column in columns)
-        lines.append("|".join(printable(field).replace("|", _PIPE_ESCAPE) for field in fields))
+        lines.append(
+            "|".join(escape_unprintable(field).replace("|", _PIPE_ESCAPE) for field in fields)
+        )
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
@@ -397,7 +400,7 @@ def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style)
         sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
 
-def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "RenderableType":
+def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "RenderableType":
     """Draw a table with Rich."""
     from rich.table import Table
     from rich.text import Text
@@ -429,11 +432,11 @@ def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "R
     return table
 
 
-_EVERY_S = 0.1
+_BAR_INTERVAL_S = 0.1
 """Interval between updates of the progress line, in seconds."""
 
 
-class Bar:
+class ProgressLine:
     """Progress line on stderr of a terminal; erased at the end."""
 
     def __init__(self) -> None:
@@ -473,7 +476,7 @@ class Bar:
             what: Name of the items, in the plural.
         """
         now = time.monotonic()
-        if not self._is_shown or now - self._drawn_at < _EVERY_S:
+        if not self._is_shown or now - self._drawn_at < _BAR_INTERVAL_S:
             return
         self._drawn_at = now
         share = f" of {total} ({100 * done // total} %)" if total else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steward.admin.certificates import Authority
+from steward.admin.certificates import CertificateAuthority
 from steward.admin.plugins.build import DEFAULT_LIBDIR
 from steward.admin.plugins.installation import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.capture.settings import SensorSettings
@@ -21,7 +21,7 @@ from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.admin.plugins.build import SlurmVersion
-    from steward.admin.plugins.installation import Installed
+    from steward.admin.plugins.installation import InstallResult
     from steward.core.config import Settings
     from steward.slurm.client import Slurm
 
@@ -187,48 +187,50 @@ def install(
     No file of the site's is changed; what is left to add to them is said.
     """
     from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_built
-    from steward.admin.plugins.errors import NativeError
+    from steward.admin.plugins.errors import PluginInstallError
     from steward.admin.plugins.installation import install_jobcomp, install_shim
     from steward.admin.plugins.job_submit import install_submit, install_submit_lua
     from steward.admin.plugins.spank import (
-        daemon_directories,
-        require_free,
-        require_no_spool,
-        spool_faults,
-        spool_of,
+        find_spool,
+        find_spool_faults,
+        list_daemon_directories,
+        require_outside_spool,
+        require_usable_spool,
     )
 
     if jobcomp:
-        require_no_spool(lines, spool_of(plugstack))
-        _tell(install_jobcomp(jobcomp, libdir=libdir, lines=lines))
+        require_outside_spool(lines, find_spool(plugstack))
+        _print_installed(install_jobcomp(jobcomp, libdir=libdir, lines=lines))
         return
     if trigger:
         from steward.admin.plugins.trigger import install_trigger
 
-        user = user or _slurm_user(slurm_prefix)
-        _tell(install_trigger(helper, secret, user=user, python=python))
+        user = user or _find_slurm_user(slurm_prefix)
+        _print_installed(install_trigger(helper, secret, user=user, python=python))
         return
     if job_submit_lua:
-        _tell(install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
+        _print_installed(install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
         return
-    version = _version(slurm, slurm_prefix)
+    version = _find_version(slurm, slurm_prefix)
     library = SUBMIT_LIBRARY if job_submit else LIBRARY
     built = find_built(built_in or libdir, version, library)
     if built is None:
-        raise NativeError(
+        raise PluginInstallError(
             f"there is no build for Slurm {version} in {built_in or libdir}: "
             "run steward plugins build where Slurm's headers are",
             version,
         )
     if job_submit:
-        shown = _shown_if_any(slurm_prefix)
-        _tell(install_submit(built, libdir=libdir, shown=shown))
+        shown = _read_slurm_config_if_running(slurm_prefix)
+        _print_installed(install_submit(built, libdir=libdir, shown=shown))
         return
-    used = spool_of(plugstack)
-    require_free(spool, daemon_directories(_settings(config)), used)
-    _tell(install_shim(built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog))
+    used = find_spool(plugstack)
+    require_usable_spool(spool, list_daemon_directories(_load_or_default(config)), used)
+    _print_installed(
+        install_shim(built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog)
+    )
     # An existing directory keeps its owner and mode.
-    for fault in spool_faults(spool):
+    for fault in find_spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
     if spool != DEFAULT_SPOOL or used not in ("", spool):
@@ -259,106 +261,110 @@ def check(
     and, with --job-submit, whether its slurmctld would start.
     """
     from steward.admin.plugins.build import SlurmVersion
-    from steward.admin.plugins.job_submit import check_reach, check_submit, conf_of
+    from steward.admin.plugins.job_submit import check_reach, check_submit, find_gate_conf
     from steward.admin.plugins.jobcomp import check_jobcomp
-    from steward.admin.plugins.spank import check_coming, check_shim, spool_of
-    from steward.core.printable import safe
+    from steward.admin.plugins.spank import check_shim, check_upgrade, find_spool
+    from steward.core.printable import escape_line
 
     if jobcomp:
-        wrong = check_jobcomp(_shown(slurm_prefix), jobcomp)
+        wrong = check_jobcomp(_read_slurm_config(slurm_prefix), jobcomp)
         good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
     elif trigger:
         from steward.admin.plugins.trigger import check_trigger
 
-        wrong = check_trigger(_shown(slurm_prefix), helper, secret, _SENSOR.socket)
+        wrong = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, _SENSOR.socket)
         good = f"slurmctld can start {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
-        shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
+        shown, version = _read_slurm_config(slurm_prefix), _find_version(slurm, slurm_prefix)
         wrong = check_submit(shown, version, directory=job_submit_lua)
         if not slurm:
-            wrong += check_reach(shown, conf_of(shown, job_submit_lua))
+            wrong += check_reach(shown, find_gate_conf(shown, job_submit_lua))
         good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
     elif slurm:
         version = SlurmVersion.parse(slurm)
-        wrong = check_coming(version, libdir=libdir)
+        wrong = check_upgrade(version, libdir=libdir)
         good = f"Slurm {version} will load it after steward plugins install --slurm {version}."
     else:
-        version = _version("", slurm_prefix)
-        wrong = check_shim(version, libdir=libdir, plugstack=plugstack, settings=_settings(config))
-        good = f"Slurm {version} loads the plugin; lines go to {spool_of(plugstack)}."
+        version = _find_version("", slurm_prefix)
+        wrong = check_shim(
+            version, libdir=libdir, plugstack=plugstack, settings=_load_or_default(config)
+        )
+        good = f"Slurm {version} loads the plugin; lines go to {find_spool(plugstack)}."
     for line in wrong:
-        typer.echo(safe(line))
+        typer.echo(escape_line(line))
     if wrong:
         raise typer.Exit(1)
     typer.echo(good)
 
 
-def _tell(installed: "Installed") -> None:
+def _print_installed(installed: "InstallResult") -> None:
     """Print the files installed and the remaining steps."""
-    from steward.core.printable import safe
+    from steward.core.printable import escape_line
 
     for path in installed.written:
-        typer.echo(safe(path))
+        typer.echo(escape_line(path))
     for sentence in installed.left:
-        typer.echo(safe(f"Now {sentence}"))
+        typer.echo(escape_line(f"Now {sentence}"))
 
 
-def _settings(path: str) -> "Settings":
+def _load_or_default(path: str) -> "Settings":
     """Return this host's configuration; the defaults if absent, as on a compute node."""
     from steward.core.config import Settings
-    from steward.core.config.reader import load
+    from steward.core.config.reader import load_settings
 
     if path == DEFAULT_PATH and not os.access(path, os.R_OK):
         return Settings()
-    return load(path)
+    return load_settings(path)
 
 
-def _version(named: str, prefix: str) -> "SlurmVersion":
+def _find_version(named: str, prefix: str) -> "SlurmVersion":
     """Return the Slurm version named, or that of the installed Slurm."""
     from steward.admin.plugins.build import SlurmVersion
 
     if named:
         return SlurmVersion.parse(named)
-    from steward.admin.plugins.errors import NativeError
+    from steward.admin.plugins.errors import PluginInstallError
     from steward.slurm.errors import SlurmError
 
     try:
-        return SlurmVersion(*_client(prefix).version())
+        return SlurmVersion(*_make_slurm_client(prefix).version())
     except SlurmError as error:
-        raise NativeError(f"which Slurm is here? Say --slurm VERSION ({error})", error) from error
+        raise PluginInstallError(
+            f"which Slurm is here? Say --slurm VERSION ({error})", error
+        ) from error
 
 
-def _shown(prefix: str) -> dict[str, str]:
+def _read_slurm_config(prefix: str) -> dict[str, str]:
     """Return slurmctld's configuration, as scontrol show config prints it."""
-    from steward.admin.plugins.errors import NativeError
+    from steward.admin.plugins.errors import PluginInstallError
     from steward.slurm.errors import SlurmError
 
     try:
-        return _client(prefix).config()
+        return _make_slurm_client(prefix).config()
     except SlurmError as error:
         remedy = "run this where slurmctld runs; SLURM_CONF names another slurm.conf"
-        raise NativeError(f"slurmctld does not answer: {remedy} ({error})", error) from error
+        raise PluginInstallError(f"slurmctld does not answer: {remedy} ({error})", error) from error
 
 
-def _shown_if_any(prefix: str) -> dict[str, str]:
+def _read_slurm_config_if_running(prefix: str) -> dict[str, str]:
     """Return slurmctld's configuration; empty if it does not run, as on a new host."""
-    from steward.admin.plugins.errors import NativeError
+    from steward.admin.plugins.errors import PluginInstallError
 
     try:
-        return _shown(prefix)
-    except NativeError:
+        return _read_slurm_config(prefix)
+    except PluginInstallError:
         return {}
 
 
-def _slurm_user(prefix: str) -> str:
+def _find_slurm_user(prefix: str) -> str:
     """Return the name of SlurmUser; "" if slurmctld does not answer."""
-    from steward.admin.plugins.jobcomp import slurm_user
+    from steward.admin.plugins.jobcomp import parse_slurm_user
 
-    found = slurm_user(_shown_if_any(prefix))
+    found = parse_slurm_user(_read_slurm_config_if_running(prefix))
     return found[0] if found else ""
 
 
-def _client(prefix: str) -> "Slurm":
+def _make_slurm_client(prefix: str) -> "Slurm":
     """Return a client of the Slurm installed under a prefix."""
     from steward.slurm.client import Slurm
     from steward.slurm.settings import ClusterSettings
@@ -392,7 +398,7 @@ def certificates(
     """
     if not server and not nodes:
         raise UsageError("say for whom: --server for Steward's host, --nodes for nodes")
-    authority = Authority(directory, days)
+    authority = CertificateAuthority(directory, days)
     if server:
         is_new = authority.server(server)
         typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")

@@ -1,7 +1,7 @@
 """``steward report``: usage, capacity, jobs, wait times and waste, like Slurm's sreport.
 
-Each command calls one action ``reports.NAME`` and prints its rows by period; :class:`Wanted` holds
-the options that all reports share.
+Each command calls one action ``reports.NAME`` and prints its rows by period; :class:`ReportOptions`
+holds the options that all reports share.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,31 +10,38 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from steward.accounting.sacct.values import span
+from steward.accounting.sacct.values import format_span
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import (
     Accounts,
-    Asked,
     Clusters,
+    CommandCall,
     Partitions,
     Users,
-    asking_columns,
-    not_empty,
+    reject_empty,
+    with_call_and_columns,
     with_options,
 )
-from steward.cli.output import Column, print_csv, print_json, print_table, show_time, zone_to_ask_in
+from steward.cli.output import (
+    Column,
+    find_requested_zone,
+    format_time,
+    print_csv,
+    print_json,
+    print_table,
+)
 from steward.core.errors import UsageError
 from steward.reports.requests import (
     AccountRow,
     AccountsRequest,
-    By,
-    ClusterAnswer,
+    ClusterReply,
     ClusterRequest,
-    JobsRequest,
+    JobCountsRequest,
     PartitionRow,
-    PartitionsRequest,
-    ReportAnswer,
+    PartitionUsageRequest,
+    PeriodLength,
+    ReportReply,
     UserRow,
     UsersRequest,
     WaitsRequest,
@@ -49,7 +56,7 @@ Since = Annotated[
         *("--starttime", "--since", "-S"),
         metavar="TIME",
         help="Since: now-30days, 2026-11-01; the day before today if not given.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 Until = Annotated[
@@ -58,7 +65,7 @@ Until = Annotated[
         *("--endtime", "--until", "-E"),
         metavar="TIME",
         help="Until; last midnight if not given.",
-        callback=not_empty,
+        callback=reject_empty,
     ),
 ]
 ByOption = Annotated[
@@ -76,8 +83,13 @@ Unit = Literal["hours", "minutes", "seconds"]
 Group = Literal["", "size", "account", "user"]
 """What ``waits`` groups by, beside the partition."""
 
-_UNITS: Final[dict[Unit, int]] = {"hours": 3600, "minutes": 60, "seconds": 1}
-_BY: Final[dict[str, By]] = {"": "", "month": "month", "week": "week", "day": "day"}
+_UNIT_SECONDS: Final[dict[Unit, int]] = {"hours": 3600, "minutes": 60, "seconds": 1}
+_PERIOD_NAMES: Final[dict[str, PeriodLength]] = {
+    "": "",
+    "month": "month",
+    "week": "week",
+    "day": "day",
+}
 """Lengths of the periods into which a report is split."""
 _GROUPS: Final[dict[str, Group]] = {
     "": "",
@@ -87,7 +99,7 @@ _GROUPS: Final[dict[str, Group]] = {
 }
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ReportOptions(msgspec.Struct, frozen=True):
     """Options that all reports share.
 
     Attributes:
@@ -107,36 +119,40 @@ class Wanted(msgspec.Struct, frozen=True):
             seconds = getattr(row, name)
             if seconds is None:
                 return ""
-            return str(seconds) if self.unit == "seconds" else f"{seconds / _UNITS[self.unit]:.1f}"
+            return (
+                str(seconds)
+                if self.unit == "seconds"
+                else f"{seconds / _UNIT_SECONDS[self.unit]:.1f}"
+            )
 
         return Column(label, text, right=True, usual=usual)
 
 
-def _of_time(
+def _read_period_options(
     since: Since = "",
     until: Until = "",
     by: ByOption = "",
     clusters: Clusters = None,
     unit: UnitOption = "hours",
     as_csv: Csv = False,
-) -> Wanted:
+) -> ReportOptions:
     """Read the options that all reports share."""
-    if by not in _BY:
+    if by not in _PERIOD_NAMES:
         raise UsageError(f"--by takes month, week or day, not {by!r}", by)
-    units = [one for one in _UNITS if unit and one.startswith(unit.lower())]
+    units = [one for one in _UNIT_SECONDS if unit and one.startswith(unit.lower())]
     if not units:
         raise UsageError(f"--time takes hours, minutes or seconds, not {unit!r}", unit)
     fields = {
         "since": since,
         "until": until,
-        "by": _BY[by],
-        "zone": zone_to_ask_in(),
-        "clusters": options.split(clusters),
+        "by": _PERIOD_NAMES[by],
+        "zone": find_requested_zone(),
+        "clusters": options.split_lists(clusters),
     }
-    return Wanted(fields, units[0], as_csv)
+    return ReportOptions(fields, units[0], as_csv)
 
 
-def _of_jobs(
+def _read_job_options(
     since: Since = "",
     until: Until = "",
     by: ByOption = "",
@@ -146,15 +162,15 @@ def _of_jobs(
     partitions: Partitions = None,
     unit: UnitOption = "hours",
     as_csv: Csv = False,
-) -> Wanted:
+) -> ReportOptions:
     """Read the options of reports on jobs: also accounts, users and partitions."""
-    wanted = _of_time(since, until, by, clusters, unit, as_csv)
+    wanted = _read_period_options(since, until, by, clusters, unit, as_csv)
     fields = {
-        "accounts": options.split(accounts),
-        "users": options.split(users),
-        "partitions": options.split(partitions),
+        "accounts": options.split_lists(accounts),
+        "users": options.split_lists(users),
+        "partitions": options.split_lists(partitions),
     }
-    return Wanted(wanted.fields | fields, wanted.unit, wanted.csv)
+    return ReportOptions(wanted.fields | fields, wanted.unit, wanted.csv)
 
 
 @app.callback()
@@ -167,13 +183,13 @@ def report() -> None:
 
 
 @app.command()
-@asking_columns
-@with_options(_of_time)
-def cluster(wanted: Wanted, asked: Asked) -> None:
+@with_call_and_columns
+@with_options(_read_period_options)
+def cluster(wanted: ReportOptions, asked: CommandCall) -> None:
     """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
     answer = asked.call("reports.cluster", ClusterRequest(**wanted.fields))
     gpus = any(row.gpus or row.allocated_gpu_s for row in answer.rows)
-    _print(
+    _print_report(
         answer,
         wanted,
         asked,
@@ -186,7 +202,9 @@ def cluster(wanted: Wanted, asked: Asked) -> None:
             wanted.amount("planned_cpu_s", "Planned"),
             wanted.amount("reported_cpu_s", "Reported"),
             Column(
-                "Used%", lambda row: _share(row.allocated_cpu_s, row.reported_cpu_s), right=True
+                "Used%",
+                lambda row: _format_percentage(row.allocated_cpu_s, row.reported_cpu_s),
+                right=True,
             ),
             wanted.amount("allocated_gpu_s", "GPUAllocated", usual=gpus),
             wanted.amount("down_gpu_s", "GPUDown", usual=False),
@@ -194,14 +212,14 @@ def cluster(wanted: Wanted, asked: Asked) -> None:
             wanted.amount("idle_gpu_s", "GPUIdle", usual=gpus),
             wanted.amount("reported_gpu_s", "GPUReported", usual=gpus),
             wanted.amount("known_s", "Known", usual=False),
-            *_counts("cpus", "gpus", "nodes"),
+            *_make_capacity_columns("cpus", "gpus", "nodes"),
         ],
     )
     if not answer.sensor:
-        output.note("There is no sensor, which alone tells of capacity: see [sensor].")
+        output.print_note("There is no sensor, which alone tells of capacity: see [sensor].")
 
 
-def _counts(*names: str) -> list[Column]:
+def _make_capacity_columns(*names: str) -> list[Column]:
     """Define hidden columns of capacity: CPUs, GPUs, nodes."""
 
     def of(name: str) -> Callable[[Any], str]:
@@ -211,51 +229,53 @@ def _counts(*names: str) -> list[Column]:
     return [Column(labels[name], of(name), right=True, usual=False) for name in names]
 
 
-def _share(part: int | None, whole: int | None) -> str:
+def _format_percentage(part: int | None, whole: int | None) -> str:
     """Format a part of a whole as a percentage; "" if unknown."""
     return f"{100 * part / whole:.1f}" if part is not None and whole else ""
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
-def accounts(wanted: Wanted, asked: Asked) -> None:
+@with_call_and_columns
+@with_options(_read_job_options)
+def accounts(wanted: ReportOptions, asked: CommandCall) -> None:
     """Tell who used what: each account in all, then its users."""
     answer = asked.call("reports.accounts", AccountsRequest(**wanted.fields))
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
-        *_used(answer.rows, wanted),
+        *_make_resource_columns(answer.rows, wanted),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
+@with_call_and_columns
+@with_options(_read_job_options)
 def users(
-    wanted: Wanted,
-    asked: Asked,
+    wanted: ReportOptions,
+    asked: CommandCall,
     top: Top = 0,
 ) -> None:
     """Tell who used most."""
     answer = asked.call("reports.users", UsersRequest(**wanted.fields, top=top))
     columns = [
-        Column("User", _user),
+        Column("User", _format_row_user),
         Column("Accounts", lambda row: ",".join(row.accounts), widest=40),
-        *_used(answer.rows, wanted),
+        *_make_resource_columns(answer.rows, wanted),
         Column("Completed", lambda row: str(row.completed), right=True),
         Column("Failed", lambda row: str(row.failed), right=True),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
-def _user(row: Any) -> str:
+def _format_row_user(row: Any) -> str:
     """Return a row's user name, or the uid."""
     return row.user or ("" if row.uid is None else str(row.uid))
 
 
-def _used(rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: Wanted) -> list[Column]:
+def _make_resource_columns(
+    rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: ReportOptions
+) -> list[Column]:
     """Define the columns of resource use; GPUs only if any were used."""
     gpus = any(row.gpu_s for row in rows)
     return [
@@ -267,20 +287,20 @@ def _used(rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: Wanted) -
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
-def partitions(wanted: Wanted, asked: Asked) -> None:
+@with_call_and_columns
+@with_options(_read_job_options)
+def partitions(wanted: ReportOptions, asked: CommandCall) -> None:
     """Tell what was used of partitions, and how long jobs waited for them."""
-    answer = asked.call("reports.partitions", PartitionsRequest(**wanted.fields))
+    answer = asked.call("reports.partitions", PartitionUsageRequest(**wanted.fields))
     columns = [
         Column("Partition", lambda row: row.partition),
-        *_used(answer.rows, wanted),
-        *_waits(),
+        *_make_resource_columns(answer.rows, wanted),
+        *_make_wait_columns(),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
-def _waits() -> list[Column]:
+def _make_wait_columns() -> list[Column]:
     """Define the columns of wait times: number, median, 90th percentile, longest."""
 
     def of(name: str) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
@@ -288,7 +308,7 @@ def _waits() -> list[Column]:
             found = getattr(row, name)
             return "" if found is None else str(found)
 
-        return (lambda row: span(getattr(row, name))), plain
+        return (lambda row: format_span(getattr(row, name))), plain
 
     return [
         Column("Started", lambda row: str(row.started), right=True),
@@ -299,11 +319,11 @@ def _waits() -> list[Column]:
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
+@with_call_and_columns
+@with_options(_read_job_options)
 def waits(
-    wanted: Wanted,
-    asked: Asked,
+    wanted: ReportOptions,
+    asked: CommandCall,
     group: Annotated[
         str,
         typer.Option("--group", metavar="size|account|user", help="Part them by this as well."),
@@ -317,40 +337,40 @@ def waits(
         Column("Partition", lambda row: row.partition),
         Column("Account", lambda row: row.account, usual=group == "account"),
         Column("User", lambda row: row.user, usual=group == "user"),
-        Column("CPUs", _size, right=True, usual=group == "size"),
-        *_waits(),
+        Column("CPUs", _format_cpu_range, right=True, usual=group == "size"),
+        *_make_wait_columns(),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
-def _size(row: Any) -> str:
+def _format_cpu_range(row: Any) -> str:
     """Format a range of CPU counts."""
     return f"{row.least_cpus}-{row.most_cpus or ''}"
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
-def jobs(wanted: Wanted, asked: Asked) -> None:
+@with_call_and_columns
+@with_options(_read_job_options)
+def jobs(wanted: ReportOptions, asked: CommandCall) -> None:
     """Tell how many jobs there were, by account, size and state."""
-    answer = asked.call("reports.jobs", JobsRequest(**wanted.fields))
+    answer = asked.call("reports.jobs", JobCountsRequest(**wanted.fields))
     columns = [
         Column("Account", lambda row: row.account),
-        Column("CPUs", _size, right=True),
+        Column("CPUs", _format_cpu_range, right=True),
         Column("State", lambda row: row.state),
         Column("Jobs", lambda row: str(row.jobs), right=True),
         wanted.amount("cpu_s", "CPU"),
         wanted.amount("gpu_s", "GPU", usual=any(row.gpu_s for row in answer.rows)),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
 @app.command()
-@asking_columns
-@with_options(_of_jobs)
+@with_call_and_columns
+@with_options(_read_job_options)
 def waste(
-    wanted: Wanted,
-    asked: Asked,
+    wanted: ReportOptions,
+    asked: CommandCall,
     top: Top = 0,
 ) -> None:
     """Tell what was asked for and not used, of jobs that ended.
@@ -361,21 +381,25 @@ def waste(
     answer = asked.call("reports.waste", WasteRequest(**wanted.fields, top=top))
     columns = [
         Column("Account", lambda row: row.account),
-        Column("User", _user),
+        Column("User", _format_row_user),
         Column("Jobs", lambda row: str(row.jobs), right=True),
         Column("Measured", lambda row: str(row.measured), right=True, usual=False),
         wanted.amount("cpu_s", "CPU"),
         wanted.amount("used_cpu_s", "Used"),
-        Column("Used%", lambda row: _share(row.used_cpu_s, row.cpu_s), right=True),
+        Column("Used%", lambda row: _format_percentage(row.used_cpu_s, row.cpu_s), right=True),
         Column(
-            "Memory%", lambda row: _share(row.used_memory_byte_s, row.memory_byte_s), right=True
+            "Memory%",
+            lambda row: _format_percentage(row.used_memory_byte_s, row.memory_byte_s),
+            right=True,
         ),
-        Column("Time%", lambda row: _share(row.elapsed_s, row.limit_s), right=True),
+        Column("Time%", lambda row: _format_percentage(row.elapsed_s, row.limit_s), right=True),
     ]
-    _print(answer, wanted, asked, columns)
+    _print_report(answer, wanted, asked, columns)
 
 
-def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence[Column]) -> None:
+def _print_report(
+    answer: ReportReply, wanted: ReportOptions, asked: CommandCall, columns: Sequence[Column]
+) -> None:
     """Print a report; period and cluster are shown if there are several."""
     style = asked.style
     if wanted.csv and (style.json or style.parsable):
@@ -388,8 +412,8 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
     clusters = {row.cluster for row in rows}
     table = [
         Column("Period", lambda row: periods[row.period].label, usual=len(periods) > 1),
-        Column("Start", lambda row: show_time(periods[row.period].since, zone), usual=False),
-        Column("End", lambda row: show_time(periods[row.period].until, zone), usual=False),
+        Column("Start", lambda row: format_time(periods[row.period].since, zone), usual=False),
+        Column("End", lambda row: format_time(periods[row.period].until, zone), usual=False),
         Column("Cluster", lambda row: row.cluster, usual=len(clusters) > 1),
         *columns,
     ]
@@ -397,18 +421,20 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
         print_csv(table, rows, style)
         return
     if not style.parsable:
-        begin, end = (show_time(at, zone) for at in (periods[0].since, periods[-1].until))
-        output.note(f"From {begin} to {end}, in {wanted.unit}.")
+        begin, end = (format_time(at, zone) for at in (periods[0].since, periods[-1].until))
+        output.print_note(f"From {begin} to {end}, in {wanted.unit}.")
         if not answer.is_all:
-            output.note("Of jobs that you may see: yours, and those of accounts that you lead.")
+            output.print_note(
+                "Of jobs that you may see: yours, and those of accounts that you lead."
+            )
     print_table(table, rows, style)
     if not rows and not style.parsable:
-        output.warn(_empty(answer, wanted))
+        output.print_warning(_explain_empty(answer, wanted))
 
 
-def _empty(answer: ReportAnswer, wanted: Wanted) -> str:
+def _explain_empty(answer: ReportReply, wanted: ReportOptions) -> str:
     """Return the reason why a report has no rows."""
-    if isinstance(answer, ClusterAnswer) and not answer.sensor:
+    if isinstance(answer, ClusterReply) and not answer.sensor:
         return "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor]."
     seen = "" if answer.is_all else " that you may see"
     hint = "" if wanted.fields["since"] else " Yesterday is reported unless --starttime is given."

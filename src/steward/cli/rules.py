@@ -10,28 +10,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steward.automation.rules.requests import (
-    CheckAnswer,
-    CheckRequest,
-    HistoryAnswer,
-    HistoryRequest,
-    ListAnswer,
-    ListRequest,
-    RuleLine,
-    SwitchAnswer,
-    SwitchRequest,
-    TriedLine,
-    TroubleLine,
-    TryAnswer,
-    TryRequest,
+    CheckRulesReply,
+    CheckRulesRequest,
+    ListRulesReply,
+    ListRulesRequest,
+    RuleProblem,
+    RulesHistoryReply,
+    RulesHistoryRequest,
+    RuleSummary,
+    RuleTestResult,
+    SwitchRuleReply,
+    SwitchRuleRequest,
+    TestRulesReply,
+    TestRulesRequest,
 )
 from steward.cli import output
 from steward.cli.groups import CONTEXT
-from steward.cli.options import LAST, Asked, asking_columns, asking_json
-from steward.cli.output import Column, number, print_json, print_table, show_time, zone_to_ask_in
+from steward.cli.options import LARGEST_NUMBER, CommandCall, with_call_and_columns, with_json_call
+from steward.cli.output import (
+    Column,
+    find_requested_zone,
+    format_count,
+    format_time,
+    print_json,
+    print_table,
+)
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.automation.rules.store import Execution
+
 
 _LONGEST = 1024 * 1024
 """Largest event file, in bytes."""
@@ -47,9 +55,9 @@ def rules() -> None:
 
 
 @app.command()
-@asking_json
+@with_json_call
 def check(
-    asked: Asked,
+    asked: CommandCall,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -67,45 +75,47 @@ def check(
 
     The exit code is 1 where anything is.
     """
-    answer: CheckAnswer = _checked(files) if files else asked.call("rules.check", CheckRequest())
+    answer: CheckRulesReply = (
+        _check_files(files) if files else asked.call("rules.check", CheckRulesRequest())
+    )
     if asked.style.json:
         print_json(answer)
     else:
-        _say_troubles(answer.troubles)
+        _warn_troubles(answer.troubles)
         if stackstorm:
             for one in answer.differences:
                 print(one.what)
-        wrong = number(len({one.path for one in answer.troubles}), "file")
-        print(f"{number(answer.rules, 'rule')} right, {wrong} wrong.")
+        wrong = format_count(len({one.path for one in answer.troubles}), "file")
+        print(f"{format_count(answer.rules, 'rule')} right, {wrong} wrong.")
     if answer.troubles:
         raise typer.Exit(1)
 
 
-def _checked(files: list[str]) -> CheckAnswer:
+def _check_files(files: list[str]) -> CheckRulesReply:
     """Check rule files in this process."""
-    from steward.automation.rules.actions import checked
-    from steward.automation.rules.rulebook import load_file
+    from steward.automation.rules.actions import report_check
+    from steward.automation.rules.rulebook import load_rule_file
 
-    found = [load_file(path, trusted=True) for path in files]
+    found = [load_rule_file(path, trusted=True) for path in files]
     rules = [rule for rule, _ in found if rule is not None]
-    return checked(rules, [one for _, wrong in found for one in wrong])
+    return report_check(rules, [one for _, wrong in found for one in wrong])
 
 
 @app.command("list")
-@asking_columns
-def list_(asked: Asked) -> None:
+@with_call_and_columns
+def list_(asked: CommandCall) -> None:
     """List the rules."""
-    answer: ListAnswer = asked.call("rules.list", ListRequest())
+    answer: ListRulesReply = asked.call("rules.list", ListRulesRequest())
     if asked.style.json:
         print_json(answer)
         return
     print_table(_RULE_COLUMNS, answer.rules, asked.style)
-    _say_troubles(answer.troubles)
+    _warn_troubles(answer.troubles)
     if not answer.running:
-        output.warn("no rule is run: set enabled = true in [rules]")
+        output.print_warning("no rule is run: set enabled = true in [rules]")
 
 
-def _state(one: RuleLine) -> str:
+def _format_rule_state(one: RuleSummary) -> str:
     """Return whether a rule is on, off or in dry run."""
     state = "on" if one.enabled else "off"
     return f"{state} (dry run)" if one.enabled and one.dry_run else state
@@ -113,11 +123,11 @@ def _state(one: RuleLine) -> str:
 
 _RULE_COLUMNS = [
     Column("Rule", lambda one: one.rule),
-    Column("Is", _state),
+    Column("Is", _format_rule_state),
     Column("Trigger", lambda one: one.trigger),
     Column("Action", lambda one: one.action),
     Column("Acted", lambda one: str(one.acted), right=True),
-    Column("Last", lambda one: show_time(one.last) if one.last else ""),
+    Column("Last", lambda one: format_time(one.last) if one.last else ""),
     Column("SwitchedBy", lambda one: one.switched_by),
     Column("Description", lambda one: one.description, usual=False),
     Column("File", lambda one: "shipped" if one.shipped else one.path, lambda one: one.path),
@@ -125,9 +135,9 @@ _RULE_COLUMNS = [
 
 
 @app.command("test")
-@asking_json
+@with_json_call
 def try_(
-    asked: Asked,
+    asked: CommandCall,
     event: Annotated[
         str,
         typer.Argument(
@@ -148,11 +158,11 @@ def try_(
     """
     if rule and file:
         raise UsageError("give either --rule or --file")
-    given = _event(event)
-    answer: TryAnswer = (
-        _tried(given, file)
+    given = _read_event(event)
+    answer: TestRulesReply = (
+        _test_file(given, file)
         if file
-        else asked.call("rules.test", TryRequest(event=given, rule=rule))
+        else asked.call("rules.test", TestRulesRequest(event=given, rule=rule))
     )
     if asked.style.json:
         print_json(answer)
@@ -164,34 +174,34 @@ def try_(
         raise typer.Exit(1)
 
 
-def _print_tried(line: TriedLine) -> None:
+def _print_tried(line: RuleTestResult) -> None:
     """Print whether a rule matches an event, with the action or the reason."""
     state = "" if line.enabled else " (off)"
     if not line.matches:
         why = line.error or line.why_not
-        print(f"{line.rule}{state}: no, {output.printable(why)}")
+        print(f"{line.rule}{state}: no, {output.escape_unprintable(why)}")
         return
     print(f"{line.rule}{state}: yes, {line.action}")
     if line.error:
-        print(f"    {output.printable(line.error)}")
+        print(f"    {output.escape_unprintable(line.error)}")
     for name, value in line.parameters.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"    {name}: {output.printable(shown)}")
+        print(f"    {name}: {output.escape_unprintable(shown)}")
 
 
-def _tried(given: dict[str, Any], path: str) -> TryAnswer:
+def _test_file(given: dict[str, Any], path: str) -> TestRulesReply:
     """Test a rule file against an event in this process."""
-    from steward.automation.rules.actions import tried
-    from steward.automation.rules.rulebook import load_file
+    from steward.automation.rules.actions import test_rules
+    from steward.automation.rules.rulebook import load_rule_file
 
-    rule, wrong = load_file(path, trusted=True)
+    rule, wrong = load_rule_file(path, trusted=True)
     if rule is None:
         raise UsageError(wrong[0].what, path)
     on = {rule.name} if rule.enabled else set()
-    return tried(given, [rule], on, explicit=True)
+    return test_rules(given, [rule], on, explicit=True)
 
 
-def _event(path: str) -> dict[str, Any]:
+def _read_event(path: str) -> dict[str, Any]:
     """Read an event as JSON from a file or standard input."""
     try:
         if path == "-":
@@ -213,22 +223,22 @@ def _event(path: str) -> dict[str, Any]:
 
 
 @app.command()
-@asking_json
-def enable(asked: Asked, rule: RuleName) -> None:
+@with_json_call
+def enable(asked: CommandCall, rule: RuleName) -> None:
     """Switch a rule on, whatever its file says."""
-    _switch(asked, "rules.enable", rule)
+    _switch_rule(asked, "rules.enable", rule)
 
 
 @app.command()
-@asking_json
-def disable(asked: Asked, rule: RuleName) -> None:
+@with_json_call
+def disable(asked: CommandCall, rule: RuleName) -> None:
     """Switch a rule off, whatever its file says; what waits is not done any more."""
-    _switch(asked, "rules.disable", rule)
+    _switch_rule(asked, "rules.disable", rule)
 
 
-def _switch(asked: Asked, name: str, rule: str) -> None:
+def _switch_rule(asked: CommandCall, name: str, rule: str) -> None:
     """Enable or disable a rule and print its state."""
-    answer: SwitchAnswer = asked.call(name, SwitchRequest(rule=rule))
+    answer: SwitchRuleReply = asked.call(name, SwitchRuleRequest(rule=rule))
     if asked.style.json:
         print_json(answer)
         return
@@ -237,13 +247,17 @@ def _switch(asked: Asked, name: str, rule: str) -> None:
 
 
 @app.command()
-@asking_columns
+@with_call_and_columns
 def history(
-    asked: Asked,
+    asked: CommandCall,
     execution: Annotated[
         int,
         typer.Argument(
-            metavar="[ID]", min=0, max=LAST, help="Only this execution.", show_default=False
+            metavar="[ID]",
+            min=0,
+            max=LARGEST_NUMBER,
+            help="Only this execution.",
+            show_default=False,
         ),
     ] = 0,
     rule: Annotated[str, typer.Option("--rule", metavar="NAME", help="Only this rule's.")] = "",
@@ -268,20 +282,20 @@ def history(
     ] = 100,
 ) -> None:
     """Show what rules did, newest first."""
-    request = HistoryRequest(
+    request = RulesHistoryRequest(
         id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
-        zone=zone_to_ask_in(),
+        zone=find_requested_zone(),
     )  # fmt: skip
-    answer: HistoryAnswer = asked.call("rules.history", request)
+    answer: RulesHistoryReply = asked.call("rules.history", request)
     if asked.style.json:
         print_json(answer)
     elif answer.executions or asked.style.parsable:
         print_table(_HISTORY_COLUMNS, answer.executions, asked.style)
     else:
-        output.note("No rule has acted.")
+        output.print_note("No rule has acted.")
 
 
-def _seconds(one: "Execution") -> str:
+def _format_run_time(one: "Execution") -> str:
     """Format the duration of an execution in seconds."""
     if one.started is None or one.ended is None:
         return ""
@@ -290,13 +304,13 @@ def _seconds(one: "Execution") -> str:
 
 _HISTORY_COLUMNS = [
     Column("ID", lambda one: str(one.id), right=True),
-    Column("Decided", lambda one: show_time(one.made)),
+    Column("Decided", lambda one: format_time(one.made)),
     Column("Rule", lambda one: one.rule),
     Column("Cluster", lambda one: one.cluster, usual=False),
     Column("Event", lambda one: one.event),
     Column("Action", lambda one: one.action),
     Column("Status", lambda one: one.status or one.phase),
-    Column("Seconds", _seconds, right=True),
+    Column("Seconds", _format_run_time, right=True),
     Column("Tries", lambda one: str(one.tries), right=True, usual=False),
     Column("Audit", lambda one: str(one.audit or ""), right=True, usual=False),
     Column("Parameters", lambda one: json.dumps(one.parameters), usual=False),
@@ -304,7 +318,7 @@ _HISTORY_COLUMNS = [
 ]
 
 
-def _say_troubles(troubles: tuple[TroubleLine, ...]) -> None:
+def _warn_troubles(troubles: tuple[RuleProblem, ...]) -> None:
     """Print problems of rules as warnings."""
     for trouble in troubles:
-        output.warn(trouble.what)
+        output.print_warning(trouble.what)

@@ -4,7 +4,7 @@ It parses its own command line and loads neither Typer nor Rich, because scripts
 The lines come preformatted from the daemon, from the job records on this host, or from a file.
 Output is text, JSON, YAML, Parquet, or a job's archived script or environment.
 
-:func:`run` is the entry; ``cli/sacct_command.py`` lists the command among the others.
+:func:`execute_sacct` is the entry; ``cli/sacct_command.py`` lists the command among the others.
 """
 
 import gc
@@ -13,39 +13,40 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from steward.accounting.sacct.options import Options, completions, options
+from steward.accounting.sacct.options import SacctOptions, list_completions, parse_sacct_options
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
-from steward.cli.errors import ended
-from steward.cli.output import number, zone_to_ask_in
-from steward.client.calls import elsewhere, where
-from steward.client.places import Place
-from steward.core.access import this_user
+from steward.cli.errors import run_command
+from steward.cli.output import find_requested_zone, format_count
+from steward.client.calls import ask_daemon, find_place
+from steward.client.places import ClientPlace
+from steward.core.access import get_process_user
 from steward.core.config import Settings
 from steward.core.errors import StewardError, UsageError
 
 if TYPE_CHECKING:
-    from steward.archive.requests import EnvAnswer, ShowAnswer
+    from steward.archive.requests import EnvironmentReply, ShowReply
+
 
 _RULE = "-" * 80
 
 
-class SacctFailed(StewardError):
+class SacctOutputError(StewardError):
     """The output cannot be written."""
 
 
-def run(words: list[str]) -> int:
+def execute_sacct(words: list[str]) -> int:
     """Run a command line, without the word ``sacct``, and return the exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG"))
-    return ended(lambda: _run(words), debug=debug)
+    return run_command(lambda: _run_query(words), debug=debug)
 
 
-def _run(words: list[str]) -> int:
+def _run_query(words: list[str]) -> int:
     """Parse the command line, query, and print in the requested format."""
     # Millions of rows are allocated, none in a reference cycle: the collector would cost 10 %.
     gc.disable()
-    asked = options(words, os.environ, zone_to_ask_in())
+    asked = parse_sacct_options(words, os.environ, find_requested_zone())
     if asked.tell:
-        sys.stdout.write(_told(asked))
+        sys.stdout.write(_choose_information(asked))
     elif asked.output in ("script", "environment"):
         _print_scripts(asked)
     elif asked.output == "parquet":
@@ -60,36 +61,36 @@ def _run(words: list[str]) -> int:
     return 0
 
 
-def _told(asked: Options) -> str:
+def _choose_information(asked: SacctOptions) -> str:
     """Return the text of an option that only informs: help, fields, version, completions."""
     from steward import __version__
-    from steward.accounting.sacct.options import HELP, USAGE, field_list, reason_list, state_list
+    from steward.accounting.sacct.options import HELP, USAGE, list_fields, list_reasons, list_states
 
     if asked.tell == "fields":
-        return field_list()
+        return list_fields()
     if asked.tell == "version":
         # Scripts read Slurm's version to learn which fields and options exist.
         return f"slurm 26.05 (steward {__version__})\n"
     if asked.tell == "states":
-        return state_list()
+        return list_states()
     if asked.tell == "reasons":
-        return reason_list()
+        return list_reasons()
     if asked.tell == "completions":
-        return completions(asked.prefix)
+        return list_completions(asked.prefix)
     return HELP if asked.tell == "help" else USAGE
 
 
-def _print_lines(asked: Options) -> None:
+def _print_lines(asked: SacctOptions) -> None:
     """Print the preformatted lines below their heading."""
-    from steward.accounting.sacct.fields import chosen, header
+    from steward.accounting.sacct.fields import format_header, parse_format
 
     if asked.request.flags:
         print(
             "steward sacct: --flags finds imported jobs alone: squeue shows no flags",
             file=sys.stderr,
         )
-    heading = header(chosen(asked.request.format), asked.request)
-    pieces = _pieces(asked)
+    heading = format_header(parse_format(asked.request.format), asked.request)
+    pieces = _iterate_pieces(asked)
     # Fetch the first piece before the heading, so that an error prints without a heading.
     first = next(pieces, "")
     if asked.header:
@@ -99,71 +100,76 @@ def _print_lines(asked: Options) -> None:
         sys.stdout.write(piece)
 
 
-def _pieces(asked: Options) -> Iterator[str]:
+def _iterate_pieces(asked: SacctOptions) -> Iterator[str]:
     """Yield the text of the reply, piece by piece."""
-    for item in _asked(asked):
+    for item in _query_jobs(asked):
         if isinstance(item, SacctText):
             yield item.text
         elif asked.verbose:
-            _say_window(item)
+            _print_window(item)
 
 
-def _say_window(answer: SacctAnswer) -> None:
+def _print_window(answer: SacctAnswer) -> None:
     """Print the period searched, for --verbose."""
-    from steward.cli.output import show_time
+    from steward.cli.output import format_time
     from steward.core.timestamps import moment
 
-    since, until = (show_time(moment(us)) for us in (answer.since, answer.until))
+    since, until = (format_time(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()
-    print(f"sacct: looked at {since} to {until}, {number(answer.lines, 'line')}", file=sys.stderr)
+    print(
+        f"sacct: looked at {since} to {until}, {format_count(answer.lines, 'line')}",
+        file=sys.stderr,
+    )
 
 
-def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
+def _query_jobs(asked: SacctOptions) -> Iterator[SacctText | SacctAnswer]:
     """Query a file, the job records on this host, or the daemon."""
     if asked.file:
-        from steward.accounting.sacct.output import sacct_of_file
+        from steward.accounting.sacct.output import stream_file_lines
 
-        return sacct_of_file(asked.file, this_user(), asked.request)
-    found = where(_place(asked))
+        return stream_file_lines(asked.file, get_process_user(), asked.request)
+    found = find_place(_choose_place(asked))
     if isinstance(found, Settings):
-        return _of_books(asked, found)
+        return _query_records(asked, found)
     from steward.accounting.sacct.output import SACCT
 
-    return elsewhere(found, SACCT, asked.request)
+    return ask_daemon(found, SACCT, asked.request)
 
 
-def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
+def _query_records(asked: SacctOptions, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
     """Query the job records on this host."""
-    from steward.accounting.context import AccountingRoom
-    from steward.accounting.sacct.output import sacct
-    from steward.core.access import access_of
+    from steward.accounting.context import AccountingContext
+    from steward.accounting.sacct.output import stream_lines
+    from steward.core.access import make_access
 
     if settings.forward.to:
         raise UsageError(
             f"a controller keeps no books: ask the Steward that it forwards to, "
             f"{settings.forward.to}"
         )
-    return sacct(AccountingRoom(settings, access=access_of(settings)), this_user(), asked.request)
+    return stream_lines(
+        AccountingContext(settings, access=make_access(settings)), get_process_user(), asked.request
+    )
 
 
-def _place(asked: Options) -> Place:
+def _choose_place(asked: SacctOptions) -> ClientPlace:
     """Return where to ask; the command line takes precedence over the environment."""
     if asked.config or asked.socket:
-        return Place(config=asked.config, socket=asked.socket)
-    return Place(
+        return ClientPlace(config=asked.config, socket=asked.socket)
+    return ClientPlace(
         config=os.environ.get("STEWARD_CONFIG", ""),
         socket=os.environ.get("STEWARD_SOCKET", ""),
         archive=os.environ.get("STEWARD_ARCHIVE", ""),
     )
 
 
-def _documents(asked: Options) -> Iterator[str]:
+def _iterate_documents(asked: SacctOptions) -> Iterator[str]:
     """Yield one JSON document for each job."""
-    for piece in _pieces(asked):
+    for piece in _iterate_pieces(asked):
         yield from piece.splitlines()
 
 
-def _meta(words: list[str]) -> dict[str, Any]:
+def _make_meta(words: list[str]) -> dict[str, Any]:
     """Return the "meta" object of JSON and YAML output."""
     from steward import __version__
     from steward.accounting.sacct.output import VERSION
@@ -175,14 +181,14 @@ def _meta(words: list[str]) -> dict[str, Any]:
     }
 
 
-def _print_json(asked: Options, words: list[str]) -> None:
+def _print_json(asked: SacctOptions, words: list[str]) -> None:
     """Print jobs as one JSON document, streamed job by job."""
     import msgspec
 
-    meta = msgspec.json.encode(_meta(words)).decode()
+    meta = msgspec.json.encode(_make_meta(words)).decode()
     write = sys.stdout.write
     between = f'{{"meta": {meta},\n "jobs": [\n'
-    for document in _documents(asked):
+    for document in _iterate_documents(asked):
         write(between + document)
         between = ",\n"
     if between != ",\n":
@@ -190,7 +196,7 @@ def _print_json(asked: Options, words: list[str]) -> None:
     write('\n ],\n "warnings": [], "errors": []}\n')
 
 
-def _print_yaml(asked: Options, words: list[str]) -> None:
+def _print_yaml(asked: SacctOptions, words: list[str]) -> None:
     """Print jobs as one YAML document, streamed job by job."""
     import msgspec
     import yaml
@@ -199,74 +205,74 @@ def _print_yaml(asked: Options, words: list[str]) -> None:
         return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
     write = sys.stdout.write
-    write(written({"meta": _meta(words)}))
+    write(written({"meta": _make_meta(words)}))
     begun = "jobs:\n"
-    for document in _documents(asked):
+    for document in _iterate_documents(asked):
         write(begun + written([msgspec.json.decode(document)]))
         begun = ""
     write("jobs: []\n" if begun else "")
     write("warnings: []\nerrors: []\n")
 
 
-def _write_parquet(asked: Options) -> None:
+def _write_parquet(asked: SacctOptions) -> None:
     """Write jobs to a new Parquet file, renamed when complete."""
     import tempfile
 
     import msgspec
 
-    from steward.core.files import directory_of
-    from steward.core.records import Line
+    from steward.core.files import open_parent
+    from steward.core.records import UsageLine
     from steward.extensions.jobacct_plugins import write_parquet
 
     path = os.path.abspath(asked.parquet)
     if os.path.lexists(path):
-        raise SacctFailed(f"{asked.parquet} is there already: give another name", path)
-    decode = msgspec.json.Decoder(Line).decode
+        raise SacctOutputError(f"{asked.parquet} is there already: give another name", path)
+    decode = msgspec.json.Decoder(UsageLine).decode
     try:
         with (
-            directory_of(path) as (directory, name),
+            open_parent(path) as (directory, name),
             # In a private directory, because the library creates files by path.
             tempfile.TemporaryDirectory(
                 prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory}"
             ) as work,
         ):
             part = os.path.join(os.path.realpath(work), "lines")
-            write_parquet((decode(document) for document in _documents(asked)), part)
+            write_parquet((decode(document) for document in _iterate_documents(asked)), part)
             os.rename(part, name, dst_dir_fd=directory)
     except OSError as error:
-        raise SacctFailed(
+        raise SacctOutputError(
             f"cannot write {asked.parquet}: {error.strerror or error}", path
         ) from error
 
 
-def _print_scripts(asked: Options) -> None:
+def _print_scripts(asked: SacctOptions) -> None:
     """Print the archived script or environment of each job, headed as Slurm's sacct does."""
     for job in asked.request.jobs:
         if asked.output == "script":
-            text = _script(asked, job)
+            text = _fetch_script(asked, job)
             heading = f"Batch Script for {job}"
         else:
-            text = _environment(asked, job)
+            text = _fetch_environment(asked, job)
             heading = f"Environment used for {job} (must be batch to display)"
         print(f"{heading}\n{_RULE}", flush=True)
         sys.stdout.buffer.write(text + b"\n")
 
 
-def _script(asked: Options, job: str) -> bytes:
+def _fetch_script(asked: SacctOptions, job: str) -> bytes:
     """Return a job's archived script; NONE if there is none, as sacct prints."""
     from steward.archive.requests import ShowRequest
 
-    request = ShowRequest(job=job, cluster=_cluster(asked))
-    answer: ShowAnswer = _of_archive(asked, "archive.show", request)
+    request = ShowRequest(job=job, cluster=_choose_cluster(asked))
+    answer: ShowReply = _call_archive(asked, "archive.show", request)
     return answer.content.data if answer.content is not None else b"NONE"
 
 
-def _environment(asked: Options, job: str) -> bytes:
+def _fetch_environment(asked: SacctOptions, job: str) -> bytes:
     """Return a job's archived environment; NONE if there is none, as sacct prints."""
-    from steward.archive.requests import EnvRequest
+    from steward.archive.requests import EnvironmentRequest
 
-    request = EnvRequest(job=job, cluster=_cluster(asked))
-    answer: EnvAnswer = _of_archive(asked, "archive.env", request)
+    request = EnvironmentRequest(job=job, cluster=_choose_cluster(asked))
+    answer: EnvironmentReply = _call_archive(asked, "archive.env", request)
     lines = [
         variable.name.encode("utf-8", "backslashreplace") + b"=" + variable.value.data
         for variable in answer.variables
@@ -274,14 +280,14 @@ def _environment(asked: Options, job: str) -> bytes:
     return b"\n".join(lines) or b"NONE"
 
 
-def _of_archive(asked: Options, name: str, request: Any) -> Any:
+def _call_archive(asked: SacctOptions, name: str, request: Any) -> Any:
     """Call an action of the archive."""
-    from steward.client.calls import call
-    from steward.daemon.registry import action
+    from steward.client.calls import call_action
+    from steward.daemon.registry import get_action
 
-    return call(_place(asked), action(name), request)
+    return call_action(_choose_place(asked), get_action(name), request)
 
 
-def _cluster(asked: Options) -> str:
+def _choose_cluster(asked: SacctOptions) -> str:
     """Return the first cluster of the query, or ""."""
     return asked.request.clusters[0] if asked.request.clusters else ""

@@ -21,8 +21,8 @@ app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 )
 def command(context: typer.Context) -> None:
     """List jobs and steps with what they used, as Slurm's sacct does."""
-    from steward.cli.sacct import run
+    from steward.cli.sacct import execute_sacct
 
-    code = run(context.args)
+    code = execute_sacct(context.args)
     if code:
         raise typer.Exit(code)

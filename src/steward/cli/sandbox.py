@@ -59,7 +59,7 @@ def up(
     from steward.sandbox import Sandbox, SandboxSpec
 
     spec = SandboxSpec(
-        directory=_directory(directory),
+        directory=_choose_directory(directory),
         nodes=nodes,
         slurm=slurm,
         cluster=cluster,
@@ -71,11 +71,11 @@ def up(
     began = time.monotonic()
     if foreground:
         # Defer signals during the start until there is a cluster to shut down.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    sandbox = Sandbox.up(spec, detached=not foreground, say=_say)
-    _greet(sandbox, time.monotonic() - began)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
+    sandbox = Sandbox.up(spec, detached=not foreground, say=_print_progress)
+    _print_greeting(sandbox, time.monotonic() - began)
     if foreground:
-        signal.sigwait(_ENDING)
+        signal.sigwait(_END_SIGNALS)
         sandbox.down()
 
 
@@ -88,7 +88,7 @@ def run(
     ] = "",
 ) -> None:
     """Run a command in the cluster, with its SLURM_CONF; ends as the command ends."""
-    sandbox = _load(directory)
+    sandbox = _load_sandbox(directory)
     argv = sandbox.command(command, user=user)
     sys.stdout.flush()
     os.execve(argv[0], argv, sandbox.environment())  # noqa: S606 - signals and exit code pass
@@ -102,7 +102,7 @@ def status(
     """Say whether a cluster is up, and where; the exit code is 1 if it is not."""
     import msgspec
 
-    sandbox = _load(directory)
+    sandbox = _load_sandbox(directory)
     is_up = sandbox.is_up()
     services = sandbox.status() if is_up else {}
     if as_json:
@@ -118,7 +118,7 @@ def status(
         typer.echo(msgspec.json.encode(facts))
     elif is_up:
         dead = [name for name, pid in services.items() if not pid]
-        typer.echo(_summary(sandbox))
+        typer.echo(_summarize_sandbox(sandbox))
         typer.echo(f"  slurm.conf  {sandbox.slurm_conf}")
         typer.echo(f"  logs        {sandbox.directory}/log")
         if dead:
@@ -137,7 +137,7 @@ def down(
     """End a cluster, and everything that runs in it, and remove its directory."""
     from steward.sandbox import Sandbox
 
-    where = _directory(directory)
+    where = _choose_directory(directory)
     if not os.path.exists(where):
         typer.echo(f"No sandbox is in {where}.")
         return
@@ -146,30 +146,30 @@ def down(
     typer.echo(f"The sandbox in {where} is down" + ("." if keep else " and removed."))
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that shut down a sandbox that runs in the foreground."""
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print progress on stderr."""
     typer.echo(line, err=True)
 
 
-def _directory(given: str) -> str:
+def _choose_directory(given: str) -> str:
     """Return the sandbox's directory: option, environment, or the user's default."""
-    from steward.sandbox import default_directory
+    from steward.sandbox import get_default_directory
 
-    return given or os.environ.get("STEWARD_SANDBOX") or default_directory()
+    return given or os.environ.get("STEWARD_SANDBOX") or get_default_directory()
 
 
-def _load(directory: str) -> "Sandbox":
+def _load_sandbox(directory: str) -> "Sandbox":
     """Return the sandbox in a directory."""
     from steward.sandbox import Sandbox
 
-    return Sandbox.load(_directory(directory))
+    return Sandbox.load(_choose_directory(directory))
 
 
-def _summary(sandbox: "Sandbox") -> str:
+def _summarize_sandbox(sandbox: "Sandbox") -> str:
     """Describe a running sandbox in one sentence."""
     nodes = sandbox.plan.spec.nodes
     users = " and ".join(sandbox.users)
@@ -179,13 +179,13 @@ def _summary(sandbox: "Sandbox") -> str:
     )
 
 
-def _greet(sandbox: "Sandbox", took_s: float) -> None:
+def _print_greeting(sandbox: "Sandbox", took_s: float) -> None:
     """Print how to use and shut down a new sandbox."""
-    from steward.sandbox import default_directory
+    from steward.sandbox import get_default_directory
 
-    where = "" if sandbox.directory == default_directory() else f" --dir {sandbox.directory}"
+    where = "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
     first = next(iter(sandbox.users))
-    typer.echo(f"{_summary(sandbox)} It took {took_s:.1f} s.")
+    typer.echo(f"{_summarize_sandbox(sandbox)} It took {took_s:.1f} s.")
     for words in (f"run{where} -- sinfo", f"run{where} --user {first} -- sbatch --wrap hostname"):
         typer.echo(f"  steward sandbox {words}")
     typer.echo(f"  steward sandbox {shlex.join(['down', *where.split()])}")
@@ -209,6 +209,6 @@ def demo(
     Brings up a real Slurm, has jobs submitted, shows what is kept of them, and
     checks that all of it is right: the exit code is 1 if anything is not.
     """
-    from steward.demo import play
+    from steward.demo.play import run_demo
 
-    raise typer.Exit(1 if play(keep=keep, directory=directory, slurm=slurm) else 0)
+    raise typer.Exit(1 if run_demo(keep=keep, directory=directory, slurm=slurm) else 0)

@@ -12,10 +12,10 @@ import typer
 from steward.capture.settings import LISTENER_SOCKET
 from steward.cli.options import DAEMON_SOCKET, DaemonSocket, LogLevelOption
 from steward.core.config import Settings
-from steward.core.config.reader import DEFAULT_PATH, load
-from steward.daemon.__main__ import become
-from steward.daemon.controller import controller_parts
-from steward.daemon.reload import ask_reload
+from steward.core.config.reader import DEFAULT_PATH, load_settings
+from steward.daemon.__main__ import exec_daemon
+from steward.daemon.controller import make_controller_parts
+from steward.daemon.reload import request_reload
 
 
 def serve(
@@ -31,8 +31,8 @@ def serve(
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
     """
-    load(config)  # reports errors before anything starts
-    become(os.path.abspath(config))
+    load_settings(config)  # reports errors before anything starts
+    exec_daemon(os.path.abspath(config))
 
 
 def controller(
@@ -48,8 +48,8 @@ def controller(
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
     """
-    controller_parts(load(config))  # reports errors before anything starts
-    become(os.path.abspath(config), controller=True)
+    make_controller_parts(load_settings(config))  # reports errors before anything starts
+    exec_daemon(os.path.abspath(config), controller=True)
 
 
 def listen(
@@ -64,11 +64,11 @@ def listen(
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
     """
-    from steward.capture.nodes.listener import listen
-    from steward.core.logs import set_up
+    from steward.capture.nodes.listener import run_listener
+    from steward.core.logs import configure_logging
 
-    set_up(log_level, "listen")
-    listen(socket)
+    configure_logging(log_level, "listen")
+    run_listener(socket)
 
 
 def web(
@@ -80,11 +80,11 @@ def web(
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
     """
-    from steward.core.logs import set_up
-    from steward.web.application import run
+    from steward.core.logs import configure_logging
+    from steward.web.application import run_web
 
-    set_up(log_level, "web")
-    run(socket)
+    configure_logging(log_level, "web")
+    run_web(socket)
 
 
 _TIMEOUT_S = 80.0
@@ -99,7 +99,7 @@ def reload(
     The daemon reads the file itself. If anything is wrong, this prints file, line and
     reason and exits with 1, and the daemon keeps its present configuration.
     """
-    reloaded = ask_reload(socket, _TIMEOUT_S)
+    reloaded = request_reload(socket, _TIMEOUT_S)
     typer.echo("The new configuration is in force.")
     if reloaded.waiting:
         typer.echo(f"These parts do not work yet: {', '.join(reloaded.waiting)}. 'steward doctor'")

@@ -12,29 +12,37 @@ from typing import Any
 import msgspec
 
 from steward.client.places import (
-    Place,
-    Web,
-    archive_socket,
-    is_ours,
-    listens_at,
-    local,
-    named_by_host,
-    named_by_user,
-    settings_readable,
+    ClientPlace,
+    RemoteApi,
+    find_archive_socket,
+    find_readable_settings,
+    has_socket,
+    is_owner,
+    read_host_place,
+    read_user_api,
+    run_locally,
 )
-from steward.client.sockets import remote
+from steward.client.sockets import ask_socket
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
-__all__ = ["Asked", "action", "call", "choose", "elsewhere", "stream", "where"]
+__all__ = [
+    "RunAction",
+    "ask_daemon",
+    "call_action",
+    "choose_transport",
+    "find_place",
+    "get_action",
+    "stream_action",
+]
 
-Asked = Callable[[Action, Any], Iterator[Any]]
+RunAction = Callable[[Action, Any], Iterator[Any]]
 """Run an action: yield the items of its stream, if it is one, then its answer."""
 
 
-def call(place: Place, action: Action, request: Any) -> Any:
+def call_action(place: ClientPlace, action: Action, request: Any) -> Any:
     """Run an action and return its answer.
 
     Args:
@@ -43,68 +51,68 @@ def call(place: Place, action: Action, request: Any) -> Any:
         request: A value of the action's request type.
 
     Raises:
-        DaemonAway: No daemon answers where it should.
+        DaemonUnavailable: No daemon answers where it should.
         StewardError: The action rejects the request or fails.
     """
     answer = None
-    for item in stream(place, action, request):
+    for item in stream_action(place, action, request):
         answer = item
     return answer
 
 
-def stream(place: Place, action: Action, request: Any) -> Iterator[Any]:
-    """Run an action; yield the items of a stream, then its answer. Raises as :func:`call`."""
-    return choose(place)(action, request)
+def stream_action(place: ClientPlace, action: Action, request: Any) -> Iterator[Any]:
+    """Run an action; yield its items, then its answer. Raises as :func:`call_action`."""
+    return choose_transport(place)(action, request)
 
 
-def choose(place: Place) -> Asked:
+def choose_transport(place: ClientPlace) -> RunAction:
     """Choose how to run actions, from the options given or else from this host's configuration.
 
     Raises:
         UsageError: Several places were named, or the named one cannot be used.
     """
-    found = where(place)
+    found = find_place(place)
     if isinstance(found, Settings):
-        return lambda action, request: local(_registry(found), action, request)
-    return lambda action, request: elsewhere(found, action, request)
+        return lambda action, request: run_locally(_make_registry(found), action, request)
+    return lambda action, request: ask_daemon(found, action, request)
 
 
-def elsewhere(way: str | Web, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+def ask_daemon(way: str | RemoteApi, action: Action, request: Any, key: str = "") -> Iterator[Any]:
     """Send a request to a daemon, over its socket or the API of its pages."""
     if isinstance(way, str):
-        return remote(way, action, request, key)
-    from steward.client.web import over_https
+        return ask_socket(way, action, request, key)
+    from steward.client.web import ask_https
 
-    return over_https(way, action, request, key)
+    return ask_https(way, action, request, key)
 
 
-def where(place: Place) -> Settings | str | Web:
+def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
     """Find the place to ask: settings, if their files are ours to read; else a socket or pages.
 
     Raises:
         UsageError: Several places were named, or the named one cannot be used.
     """
-    if place.config and place.socket and listens_at(place.socket, place.config):
-        place = Place(config=place.config, archive=place.archive)
+    if place.config and place.socket and has_socket(place.socket, place.config):
+        place = ClientPlace(config=place.config, archive=place.archive)
     named = [option for option in msgspec.structs.asdict(place).items() if option[1]]
     if len(named) > 1:
         names = " and ".join(f"--{name}" for name, _ in named)
         raise UsageError(f"{names} name different places to ask: give one of them")
     if place.socket:
         return place.socket
-    path = archive_socket(place)
+    path = find_archive_socket(place)
     if path:
         return path
-    far = None if named else named_by_user()
+    far = None if named else read_user_api()
     if far is not None:
         return far
-    settings = settings_readable(place)
+    settings = find_readable_settings(place)
     if settings is None:
-        return named_by_host()
-    return settings if is_ours(settings) else settings.socket
+        return read_host_place()
+    return settings if is_owner(settings) else settings.socket
 
 
-def _registry(settings: Settings) -> Registry:
+def _make_registry(settings: Settings) -> Registry:
     from steward.daemon.contexts import action_registry
 
     return action_registry(settings)

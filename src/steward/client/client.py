@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from steward.client.calls import elsewhere, where
-from steward.client.places import Place, Web, local, named_by_user
-from steward.core.access import this_user
-from steward.core.actions import Action, ActionError, request_of
+from steward.client.calls import ask_daemon, find_place
+from steward.client.places import ClientPlace, RemoteApi, read_user_api, run_locally
+from steward.core.access import get_process_user
+from steward.core.actions import Action, ActionError, decode_request
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.daemon.registry import action
+from steward.daemon.registry import get_action
 
 
 class Client:
@@ -46,14 +46,14 @@ class Client:
         if url and (socket or config):
             raise UsageError("a url and a socket or file name different places: give one of them")
         if (token or ca_file) and not url:
-            far = named_by_user()
+            far = read_user_api()
             if far is None:
                 raise UsageError("a token and ca_file are for a url: give it, too")
             url, ca_file = far.url, ca_file or far.ca_file
-        self._way: Settings | str | Web = (
-            Web(url=url, token=token, ca_file=ca_file)
+        self._way: Settings | str | RemoteApi = (
+            RemoteApi(url=url, token=token, ca_file=ca_file)
             if url
-            else where(Place(socket=socket, config=config))
+            else find_place(ClientPlace(socket=socket, config=config))
         )
 
     def ask(self, name: str, /, *, once: str = "", **fields: Any) -> Any:
@@ -82,32 +82,36 @@ class Client:
 
     def stream(self, name: str, /, *, once: str = "", **fields: Any) -> Iterator[Any]:
         """Run an action; yield the items of a stream, then its answer. Raises as :meth:`ask`."""
-        asked = _action(name)
-        request = request_of(asked, fields)
+        asked = _find_action(name)
+        request = decode_request(asked, fields)
         if isinstance(self._way, Settings):
-            return _here(self._way, asked, request, once)
-        return elsewhere(self._way, asked, request, once)
+            return _run_here(self._way, asked, request, once)
+        return ask_daemon(self._way, asked, request, once)
 
 
-def _action(name: str) -> Action:
+def _find_action(name: str) -> Action:
     try:
-        return action(name)
+        return get_action(name)
     except KeyError:
         raise ActionError(f"there is no action {name!r}", name) from None
 
 
-def _here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
+def _run_here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
     """Run an action in this process, once if an idempotency key is given."""
     from steward.daemon.contexts import action_registry
 
     known = action_registry(settings)
     if not once or asked.only_reads:
-        return local(known, asked, request)
-    from steward.client.sockets import told
-    from steward.daemon.idempotency import Repeats
-    from steward.daemon.requests import read_reply
+        return run_locally(known, asked, request)
+    from steward.client.sockets import decode_replies
+    from steward.daemon.idempotency import IdempotencyStore
+    from steward.daemon.requests import decode_reply_line
 
-    line = Repeats(settings.state_dir).once(
-        once, this_user(), asked, request, lambda: known.call(asked.name, this_user(), request)
+    line = IdempotencyStore(settings.state_dir).once(
+        once,
+        get_process_user(),
+        asked,
+        request,
+        lambda: known.call(asked.name, get_process_user(), request),
     )
-    return told(asked, iter([read_reply(line)]))
+    return decode_replies(asked, iter([decode_reply_line(line)]))

@@ -1,7 +1,7 @@
 """Places to send requests to: options, client.toml, environment, and files of this host.
 
-:class:`Place` holds the options of a command, :class:`Web` the address and token of a remote
-API, :class:`ClientFile` the content of ``/etc/steward/client.toml``. The functions find the
+:class:`ClientPlace` holds the options of a command, :class:`RemoteApi` the address and token of a
+remote API, :class:`ClientFile` the content of ``/etc/steward/client.toml``. The functions find the
 settings, socket or API to use; the errors of the client are here too.
 """
 
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.access import this_user
+from steward.core.access import get_process_user
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
-from steward.core.config.reader import DEFAULT_PATH, ConfigError, load
+from steward.core.config.reader import DEFAULT_PATH, ConfigError, load_settings
 from steward.core.errors import StewardError, Unavailable, UsageError
 
 
@@ -27,7 +27,7 @@ class DaemonAway(Unavailable):
     """No daemon answers."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ClientPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Place to send requests to; at most one of these is given.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     archive: str = ""
 
 
-class Web(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteApi(msgspec.Struct, frozen=True, kw_only=True):
     """Address and credentials of a Steward's HTTP API.
 
     Attributes:
@@ -93,30 +93,30 @@ class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     munge_socket: str = ""
 
 
-def local(registry: Registry, action: Action, request: Any) -> Iterator[Any]:
+def run_locally(registry: Registry, action: Action, request: Any) -> Iterator[Any]:
     """Run an action in this process, as its user; yield items and answer."""
-    result = registry.call(action.name, this_user(), request)
+    result = registry.call(action.name, get_process_user(), request)
     if action.stream:
         yield from result
     else:
         yield result
 
 
-def settings_here(place: Place) -> Settings:
+def require_settings(place: ClientPlace) -> Settings:
     """Return the settings for a command that works on Steward's files directly.
 
     Raises:
         UsageError: Nothing is configured here, or it is not ours to work on.
     """
-    settings = settings_readable(place)
+    settings = find_readable_settings(place)
     if settings is None:
         raise UsageError(f"there is no {DEFAULT_PATH}: say which with --config or --archive")
-    if not is_ours(settings):
+    if not is_owner(settings):
         raise UsageError("only root and Steward's own user can do that")
     return settings
 
 
-def settings_readable(place: Place) -> Settings | None:
+def find_readable_settings(place: ClientPlace) -> Settings | None:
     """Read the named settings, or this host's; return None if this user may read none.
 
     Raises:
@@ -124,7 +124,7 @@ def settings_readable(place: Place) -> Settings | None:
         UsageError: The named directory is no archive.
     """
     if place.archive:
-        path = settings_of_archive(place.archive)
+        path = get_archive_config_path(place.archive)
         try:
             os.stat(path)
         except FileNotFoundError:
@@ -135,37 +135,37 @@ def settings_readable(place: Place) -> Settings | None:
             ) from None
         except OSError:
             pass  # loading it says why it cannot be read
-        return load(path)
+        return load_settings(path)
     if place.config:
-        return load(place.config)
+        return load_settings(place.config)
     is_readable = os.access(DEFAULT_PATH, os.R_OK, effective_ids=True)
-    return load(DEFAULT_PATH) if is_readable else None
+    return load_settings(DEFAULT_PATH) if is_readable else None
 
 
-def settings_of_archive(archive: str) -> str:
+def get_archive_config_path(archive: str) -> str:
     """Return the path of the configuration file of ``archive watch`` in an archive."""
     return os.path.join(os.path.abspath(archive), ARCHIVE_STATE, ARCHIVE_SETTINGS)
 
 
-def archive_socket(place: Place) -> str:
+def find_archive_socket(place: ClientPlace) -> str:
     """Return an archive's socket if only its owner may read its settings; else ""."""
     if not place.archive:
         return ""
-    settings = settings_of_archive(place.archive)
+    settings = get_archive_config_path(place.archive)
     path = os.path.join(os.path.dirname(settings), ARCHIVE_SOCKET)
     is_ours_to_read = os.access(settings, os.R_OK, effective_ids=True)
     return path if os.path.exists(path) and not is_ours_to_read else ""
 
 
-def listens_at(path: str, config: str) -> bool:
+def has_socket(path: str, config: str) -> bool:
     """Return whether the daemon of a configuration listens on a socket; False if unreadable."""
     try:
-        return load(config).socket == path
+        return load_settings(config).socket == path
     except ConfigError:
         return False
 
 
-def is_ours(settings: Settings) -> bool:
+def is_owner(settings: Settings) -> bool:
     """Return whether this process runs as root or Steward's user."""
     uid = os.geteuid()
     if uid == 0:
@@ -177,31 +177,31 @@ def is_ours(settings: Settings) -> bool:
     return status.st_uid == uid
 
 
-def named_by_host() -> str | Web:
+def read_host_place() -> str | RemoteApi:
     """Return the socket or the API that this host's client file names.
 
     Raises:
         UsageError: The file cannot be read.
     """
-    found = client_file()
+    found = read_client_file()
     if found.url and found.socket:
         raise UsageError(f"{CLIENT_PATH} names a socket and a url: keep one of them", CLIENT_PATH)
     if found.url:
-        return _web(found, found.url)
+        return _make_api(found, found.url)
     return found.socket or Settings().socket
 
 
-def named_by_user() -> Web | None:
+def read_user_api() -> RemoteApi | None:
     """Return the API that the environment names; None if it names none."""
     url = os.environ.get(URL, "")
     if not url:
         return None
-    found = client_file()
-    return _web(found, url)
+    found = read_client_file()
+    return _make_api(found, url)
 
 
-def _web(found: ClientFile, url: str) -> Web:
-    return Web(
+def _make_api(found: ClientFile, url: str) -> RemoteApi:
+    return RemoteApi(
         url=url,
         token_file=found.token_file,
         ca_file=found.ca_file,
@@ -209,7 +209,7 @@ def _web(found: ClientFile, url: str) -> Web:
     )
 
 
-def client_file() -> ClientFile:
+def read_client_file() -> ClientFile:
     """Read this host's client file.
 
     Raises:

@@ -1,6 +1,6 @@
 """HTTPS transport: send requests to the API of Steward's pages, for hosts without a daemon.
 
-``over_https`` is the entry point. The user is identified by a token, from ``STEWARD_TOKEN`` or
+``ask_https`` is the entry point. The user is identified by a token, from ``STEWARD_TOKEN`` or
 a file that nobody else can read; without one, by this host's munged.
 """
 
@@ -13,15 +13,15 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from steward import __version__
-from steward.admin.credentials.errors import NotKnown
-from steward.client.places import ClientError, DaemonAway, Web
-from steward.client.sockets import SILENCE_S, not_understood, replies, told
+from steward.admin.credentials.errors import UnknownCredential
+from steward.client.places import ClientError, DaemonAway, RemoteApi
+from steward.client.sockets import SILENCE_S, decode_replies, make_decode_error, read_replies
 from steward.core.actions import Action
 from steward.core.errors import (
     Conflict,
-    Failed,
-    Missing,
-    Refused,
+    InternalFailure,
+    NotFound,
+    PermissionRefused,
     StewardError,
     Unavailable,
     UsageError,
@@ -29,6 +29,7 @@ from steward.core.errors import (
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
+
 
 TOKEN: Final = "STEWARD_TOKEN"  # noqa: S105 - a variable's name
 """Environment variable with the API token."""
@@ -43,16 +44,16 @@ _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _LINES: Final = "application/jsonl"
 """Content type of a stream: one JSON object a line."""
 
-_FAMILIES: Final[dict[int, type[StewardError]]] = {
+_ERROR_BY_STATUS: Final[dict[int, type[StewardError]]] = {
     400: UsageError,
-    401: NotKnown,
-    403: Refused,
-    404: Missing,
+    401: UnknownCredential,
+    403: PermissionRefused,
+    404: NotFound,
     409: Conflict,
     413: UsageError,
     422: UsageError,
     429: Unavailable,
-    500: Failed,
+    500: InternalFailure,
     502: DaemonAway,
     503: Unavailable,
     504: DaemonAway,
@@ -60,11 +61,11 @@ _FAMILIES: Final[dict[int, type[StewardError]]] = {
 """Exception class for each HTTP status."""
 
 
-class _Problem(msgspec.Struct, frozen=True):
+class _ProblemReply(msgspec.Struct, frozen=True):
     detail: str
 
 
-def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+def ask_https(web: RemoteApi, action: Action, request: Any, key: str = "") -> Iterator[Any]:
     """Send a request to the API; yield items and answer.
 
     Args:
@@ -75,29 +76,31 @@ def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterato
 
     Raises:
         UsageError: The address is invalid, or there is neither a token nor MUNGE.
-        DaemonAway: Nobody answers there.
+        DaemonUnavailable: Nobody answers there.
         ClientError: The answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
-    where = _split(web.url)
+    where = _parse_url(web.url)
     below, body = f"/api/v1/ask/{action.name}", msgspec.json.encode(request)
-    token = token_of(web)
+    token = find_token(web)
     headers = {
-        "Authorization": f"Bearer {token}" if token else _by_munge(web, where, below, body),
+        "Authorization": f"Bearer {token}"
+        if token
+        else _make_munge_header(web, where, below, body),
         "Content-Type": "application/json",
         "User-Agent": f"steward/{__version__}",
         **({"Idempotency-Key": key} if key else {}),
     }
     path = where.path.rstrip("/") + below
-    connection = _connection(where, web.ca_file)
+    connection = _make_connection(where, web.ca_file)
     try:
-        response = _asked(connection, path, body, headers, web.url)
-        yield from _read(response, action, web.url)
+        response = _send_post(connection, path, body, headers, web.url)
+        yield from _read_response(response, action, web.url)
     finally:
         connection.close()
 
 
-def token_of(web: Web) -> str:
+def find_token(web: RemoteApi) -> str:
     """Return this user's API token; "" if there is none.
 
     Raises:
@@ -105,7 +108,7 @@ def token_of(web: Web) -> str:
     """
     given = web.token or os.environ.get(TOKEN, "")
     if given:
-        return _sound(given.strip(), TOKEN)
+        return _check_token(given.strip(), TOKEN)
     path = os.path.expanduser(web.token_file or TOKEN_FILE)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,15 +123,17 @@ def token_of(web: Web) -> str:
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise UsageError(f"{path} must be yours alone: chmod 600 {path}", path)
         text = file.read(_LONGEST_TOKEN + 1)
-    return _sound(text.decode("ascii", "replace").strip(), path)
+    return _check_token(text.decode("ascii", "replace").strip(), path)
 
 
-def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
+def _make_munge_header(web: RemoteApi, where: SplitResult, path: str, body: bytes) -> str:
     """Make an Authorization header with a MUNGE credential for this request alone."""
-    from steward.core.munge import SCHEME, Munge, MungeUnavailable, statement
+    from steward.core.munge import SCHEME, Munge, MungeUnavailable, build_statement
 
     try:
-        credential = Munge(web.munge_socket).encode(statement("POST", path, body, where.netloc))
+        credential = Munge(web.munge_socket).encode(
+            build_statement("POST", path, body, where.netloc)
+        )
     except MungeUnavailable as error:
         raise UsageError(
             f"{web.url} wants to know who you are, and MUNGE does not say it here ({error}): "
@@ -139,14 +144,14 @@ def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
     return f"{SCHEME} {credential.decode('ascii')}"
 
 
-def _sound(token: str, where: str) -> str:
+def _check_token(token: str, where: str) -> str:
     is_one = token.isascii() and token.isprintable() and " " not in token
     if not token or not is_one or len(token) > _LONGEST_TOKEN:
         raise UsageError(f"what stands in {where} is no token", where)
     return token
 
 
-def _split(url: str) -> SplitResult:
+def _parse_url(url: str) -> SplitResult:
     """Parse and check the URL of the pages; plain HTTP only to this host."""
     try:
         found = urlsplit(url)
@@ -160,7 +165,7 @@ def _split(url: str) -> SplitResult:
     return found
 
 
-def _connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
+def _make_connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
     """Make the HTTP or HTTPS connection."""
     from http.client import HTTPConnection, HTTPSConnection
 
@@ -176,7 +181,7 @@ def _connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
     return HTTPSConnection(where.hostname, where.port, timeout=SILENCE_S, context=context)
 
 
-def _asked(
+def _send_post(
     connection: "HTTPConnection", path: str, body: bytes, headers: dict[str, str], url: str
 ) -> "HTTPResponse":
     """Send the POST request and return the response."""
@@ -190,24 +195,24 @@ def _asked(
         raise DaemonAway(f"{url} does not answer: {reason}", url) from error
 
 
-def _read(response: "HTTPResponse", action: Action, url: str) -> Iterator[Any]:
+def _read_response(response: "HTTPResponse", action: Action, url: str) -> Iterator[Any]:
     """Decode a response: a stream of lines, one answer, or an error."""
     kind = response.headers.get_content_type()
     if response.status == 200 and kind == _LINES:
         lines = cast("BinaryIO", response)
-        yield from told(action, replies(lines, url))
+        yield from decode_replies(action, read_replies(lines, url))
         return
-    text = _body(response, url)
+    text = _read_body(response, url)
     if response.status == 200 and kind == "application/json":
         try:
             yield msgspec.json.decode(text, type=action.answer)
         except msgspec.MsgspecError as error:
-            raise not_understood(url, error) from error
+            raise make_decode_error(url, error) from error
         return
-    raise _error(response.status, kind, text, url)
+    raise _make_error(response.status, kind, text, url)
 
 
-def _body(response: "HTTPResponse", url: str) -> bytes:
+def _read_body(response: "HTTPResponse", url: str) -> bytes:
     from http.client import HTTPException
 
     try:
@@ -216,14 +221,14 @@ def _body(response: "HTTPResponse", url: str) -> bytes:
         raise DaemonAway(f"{url} ended the connection", url) from error
 
 
-def _error(status: int, kind: str, text: bytes, url: str) -> StewardError:
+def _make_error(status: int, kind: str, text: bytes, url: str) -> StewardError:
     """Make the exception for an error response."""
-    family = _FAMILIES.get(status, ClientError)
+    family = _ERROR_BY_STATUS.get(status, ClientError)
     if kind != "application/problem+json":
         away = family if issubclass(family, Unavailable) else ClientError
         return away(f"{url} answers {status} {kind}: are Steward's pages there?", url)
     try:
-        problem = msgspec.json.decode(text[:_LONGEST_PROBLEM], type=_Problem)
+        problem = msgspec.json.decode(text[:_LONGEST_PROBLEM], type=_ProblemReply)
     except msgspec.MsgspecError as error:
-        return not_understood(url, error)
+        return make_decode_error(url, error)
     return family(problem.detail, url)

@@ -3,8 +3,8 @@
 :class:`Access` makes every decision, from data that its caller provides; it queries nobody.
 Roles are Slurm's AdminLevel and coordinators. Job records follow the cluster's PrivateData;
 scripts and environments belong to their owner and the operators. ``check_scope`` limits API
-tokens to the actions of their scopes. :class:`Standings` stores each cluster's roles in a
-status file, and ``access_of`` puts all of it together.
+tokens to the actions of their scopes. :class:`ClusterRolesFiles` stores each cluster's roles in a
+status file, and ``make_access`` puts all of it together.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from steward.core.config import AccessSettings, Settings
-from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.files import StatusWriteError, read_status, write_status
 
 
@@ -44,7 +44,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     rank: Literal["full", "reads", "user"] = "full"
 
 
-def this_user() -> Asker:
+def get_process_user() -> Asker:
     """Return the user of this process."""
     uid = os.geteuid()
     try:
@@ -54,7 +54,7 @@ def this_user() -> Asker:
     return Asker(uid=uid, user=user, how="local")
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterRoles(msgspec.Struct, frozen=True, kw_only=True):
     """Roles and privacy settings of one cluster, as Slurm reports them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     coordinators: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class VisibleJobs(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for queries: whose jobs or scripts of one cluster a user may see.
 
     Attributes:
@@ -102,7 +102,7 @@ class Access:
         self,
         settings: AccessSettings,
         own_uid: int,
-        standing: Callable[[str], Standing | None],
+        standing: Callable[[str], ClusterRoles | None],
         led: Callable[[str, frozenset[str]], frozenset[str]] | None = None,
     ) -> None:
         self._settings = settings
@@ -164,27 +164,27 @@ class Access:
             return coordinated
         return coordinated | self._led(asker.user, coordinated)
 
-    def scope(self, asker: Asker, cluster: str) -> Scope:
+    def scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         """Return whose job records the asker may see: all, unless PrivateData says ``jobs``."""
         standing = self._standing(cluster)
         is_public = standing is not None and "jobs" not in standing.private_data
         if is_public or self.is_operator(asker, cluster):
-            return Scope(everything=True)
-        return Scope(uid=asker.uid, accounts=self.led(asker, cluster))
+            return VisibleJobs(everything=True)
+        return VisibleJobs(uid=asker.uid, accounts=self.led(asker, cluster))
 
-    def script_scope(self, asker: Asker, cluster: str) -> Scope:
+    def script_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         """Return whose scripts and environments the asker may read."""
         if self.is_operator(asker, cluster):
-            return Scope(everything=True)
+            return VisibleJobs(everything=True)
         by_account = self._settings.coordinators_read_scripts
         accounts = self.led(asker, cluster) if by_account else frozenset()
         # A uid without a name owns nothing: it may have belonged to somebody else.
         uid = asker.uid if asker.user else None
-        return Scope(uid=uid, user=asker.user, accounts=accounts)
+        return VisibleJobs(uid=uid, user=asker.user, accounts=accounts)
 
     def may_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
         """Return whether the asker may see the record of a job of this owner and account."""
-        return _covers(self.scope(asker, cluster), uid, "", account)
+        return _can_see(self.scope(asker, cluster), uid, "", account)
 
     def may_read_script(
         self, asker: Asker, cluster: str, *, uid: int | None, user_at_submit: str, account: str
@@ -200,10 +200,10 @@ class Access:
                 rejected.
             account: Account the job is charged to.
         """
-        return _covers(self.script_scope(asker, cluster), uid, user_at_submit, account)
+        return _can_see(self.script_scope(asker, cluster), uid, user_at_submit, account)
 
 
-def _covers(scope: Scope, uid: int | None, user: str, account: str) -> bool:
+def _can_see(scope: VisibleJobs, uid: int | None, user: str, account: str) -> bool:
     """Return whether a scope includes a job or script of this owner and account."""
     if scope.everything:
         return True
@@ -225,9 +225,9 @@ SCOPES: Final[dict[TokenScope, str]] = {
 }
 """Token scopes, and what each permits."""
 
-ALL: Final[frozenset[TokenScope]] = frozenset(get_args(TokenScope))
+ALL_SCOPES: Final[frozenset[TokenScope]] = frozenset(get_args(TokenScope))
 
-_ROOMS: Final[dict[str, TokenScope]] = {
+_PACKAGE_SCOPES: Final[dict[str, TokenScope]] = {
     **dict.fromkeys(("accounting", "bank", "events", "history", "reports", "status"), "read"),
     **dict.fromkeys(("doctor", "automation"), "read"),
     "archive": "scripts",
@@ -235,7 +235,7 @@ _ROOMS: Final[dict[str, TokenScope]] = {
 }
 """Scope of a package's actions, except …"""
 
-_OTHERS: Final[dict[str, TokenScope]] = {
+_ACTION_SCOPES: Final[dict[str, TokenScope]] = {
     **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
     **dict.fromkeys(
         (f"archive.{verb}" for verb in ("verify", "reindex", "purge", "resend")), "admin"
@@ -258,55 +258,55 @@ _OTHERS: Final[dict[str, TokenScope]] = {
 }
 """… these."""
 
-READS: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
+READ_SCOPES: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
 """Scopes whose actions change nothing."""
 
-ALWAYS: Final = frozenset({"credentials.me"})
+UNSCOPED_ACTIONS: Final = frozenset({"credentials.me"})
 """Actions that every token permits, whatever its scopes: show its owner."""
 
 
-class NotInScope(Refused):
+class ScopeRefused(PermissionRefused):
     """A token lacks the scope of an action."""
 
 
-def scope_of(action: str) -> TokenScope:
+def find_scope(action: str) -> TokenScope:
     """Return the scope that an action requires, by its name."""
-    return _OTHERS.get(action) or _ROOMS.get(action.partition(".")[0], "admin")
+    return _ACTION_SCOPES.get(action) or _PACKAGE_SCOPES.get(action.partition(".")[0], "admin")
 
 
 def check_scope(asker: Asker, action: str) -> None:
     """Reject an action for which the asker's token has no scope.
 
     Raises:
-        NotInScope: The token has another scope.
+        ScopeRefused: The token has another scope.
     """
-    if asker.scopes is None or action in ALWAYS:
+    if asker.scopes is None or action in UNSCOPED_ACTIONS:
         return
-    scope = scope_of(action)
+    scope = find_scope(action)
     if scope not in asker.scopes:
-        raise NotInScope(
+        raise ScopeRefused(
             f"this token may not do {action}: it takes the scope '{scope}', "
             f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
             action,
         )
 
 
-def is_known(action: str) -> bool:
+def has_explicit_scope(action: str) -> bool:
     """Return whether this action has an explicit scope, rather than the default "admin"."""
-    return action in _OTHERS or action.partition(".")[0] in _ROOMS
+    return action in _ACTION_SCOPES or action.partition(".")[0] in _PACKAGE_SCOPES
 
 
-OLDEST_S = 86400.0
+MAX_ROLES_AGE_S = 86400.0
 """Age, in seconds, above which stored roles are ignored."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class StandingsUnavailable(Unavailable):
+class ClusterRolesUnavailable(Unavailable):
     """The status file of a cluster's roles cannot be written now."""
 
 
-class Standings:
+class ClusterRolesFiles:
     """Stored roles of all clusters, one status file each.
 
     Args:
@@ -316,25 +316,25 @@ class Standings:
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
 
-    def put(self, cluster: str, standing: Standing) -> None:
+    def put(self, cluster: str, standing: ClusterRoles) -> None:
         """Write a cluster's present roles.
 
         Raises:
-            StandingsUnavailable: It cannot be written.
+            ClusterRolesUnavailable: It cannot be written.
         """
         try:
             write_status(self._path(cluster), standing)
         except StatusWriteError as error:
-            raise StandingsUnavailable(str(error), error.offender) from error
+            raise ClusterRolesUnavailable(str(error), error.offender) from error
 
-    def get(self, cluster: str) -> Standing | None:
+    def get(self, cluster: str) -> ClusterRoles | None:
         """Read a cluster's last reported roles; None if absent or too old."""
         try:
-            found = read_status(self._path(cluster), Standing)
+            found = read_status(self._path(cluster), ClusterRoles)
         except StewardError:
             return None  # no cluster of ours: nothing is granted
         # Without a file nothing is known, and nothing is granted.
-        return found[0] if found and time.time() - found[1] < OLDEST_S else None
+        return found[0] if found and time.time() - found[1] < MAX_ROLES_AGE_S else None
 
     def version(self, cluster: str) -> tuple[int, int]:
         """Identify the present file of a cluster's roles, without reading it.
@@ -354,7 +354,7 @@ class Standings:
         return os.path.join(self._state_dir, f"standing-{cluster}.json")
 
 
-def access_of(
+def make_access(
     settings: Settings, led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
 ) -> Access:
     """Make the access decisions of a configuration, with the stored roles.
@@ -368,4 +368,4 @@ def access_of(
     except OSError:
         # Without a state directory there is nothing to see yet, for anyone.
         own_uid = os.geteuid()
-    return Access(settings.access, own_uid, Standings(settings.state_dir).get, led)
+    return Access(settings.access, own_uid, ClusterRolesFiles(settings.state_dir).get, led)

@@ -11,13 +11,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.core.access import READS, Asker, check_scope, scope_of
+from steward.core.access import READ_SCOPES, Asker, check_scope, find_scope
 from steward.core.errors import UsageError
 
 Role = Literal["everyone", "operator", "administrator"]
 
-LEAST: Final = -(2**63)
-MOST: Final = 2**63 - 1
+MIN_INTEGER: Final = -(2**63)
+MAX_INTEGER: Final = 2**63 - 1
 """Range of integers in requests: no database takes others."""
 
 
@@ -25,14 +25,14 @@ class ActionError(UsageError):
     """There is no such action, or the request does not match its type."""
 
 
-def is_in_bounds(value: Any) -> bool:
-    """Return whether all integers in plain values are from :data:`LEAST` to :data:`MOST`."""
+def has_valid_integers(value: Any) -> bool:
+    """Return whether all integers in plain values lie within the bounds of a request."""
     # Iterative, because the client also chooses how deep the values are nested.
     waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, int):
-            if not LEAST <= one <= MOST:
+            if not MIN_INTEGER <= one <= MAX_INTEGER:
                 return False
         elif isinstance(one, Mapping):
             waiting += one.values()
@@ -41,15 +41,17 @@ def is_in_bounds(value: Any) -> bool:
     return True
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class ActionMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of requests and answers: keyword-only, immutable."""
 
 
-class Request(Shape, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Request(
+    ActionMessage, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Base class of requests; an unknown field is an error."""
 
 
-class Answer(Shape, frozen=True, kw_only=True):
+class Answer(ActionMessage, frozen=True, kw_only=True):
     """Base class of answers.
 
     Attributes:
@@ -68,7 +70,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         request: Struct that a request is decoded into.
         answer: Struct of the answer; if ``stream`` is set, the last item.
         run: Called as ``run(context, asker, request)``; the package makes the context
-            (for ``archive`` a :class:`steward.archive.context.Library`).
+            (for ``archive`` a :class:`steward.archive.context.ArchiveContext`).
         stream: Whether ``run`` returns an iterator: items of the types in ``items``,
             then one ``answer``, which is always the last.
         items: Tagged Structs that a stream may yield before its answer.
@@ -95,7 +97,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.partition(".")[0]
 
 
-def request_of(action: Action, args: Any) -> Any:
+def decode_request(action: Action, args: Any) -> Any:
     """Decode plain values into an action's request.
 
     Raises:
@@ -107,16 +109,16 @@ def request_of(action: Action, args: Any) -> Any:
     except msgspec.ValidationError as error:
         raise ActionError(f"{name}: {error}", name) from error
     for field, value in args.items():
-        if not is_in_bounds(value):
+        if not has_valid_integers(value):
             raise ActionError(
                 f"{name}: {field!r} holds a number that is too large "
-                f"(whole numbers go from {LEAST} to {MOST})",
+                f"(whole numbers go from {MIN_INTEGER} to {MAX_INTEGER})",
                 name,
             )
     return request
 
 
-Room = Callable[[], Any]
+ContextMaker = Callable[[], Any]
 """Make a package's context, when its first action is called."""
 
 
@@ -130,7 +132,7 @@ class Registry:
     """
 
     def __init__(
-        self, actions: tuple[Action, ...] = (), rooms: Mapping[str, Room] | None = None
+        self, actions: tuple[Action, ...] = (), rooms: Mapping[str, ContextMaker] | None = None
     ) -> None:
         self._actions: dict[str, Action] = {}
         self._rooms = dict(rooms or {})
@@ -169,7 +171,7 @@ class Registry:
             ActionError: There is no such action, or the values do not match its type, or hold
                 a number that is too large.
         """
-        return request_of(self.get(name), args)
+        return decode_request(self.get(name), args)
 
     def call(self, name: str, asker: Asker, request: Any) -> Any:
         """Run an action; return its answer, or the iterator of a stream's items and answer.
@@ -181,13 +183,13 @@ class Registry:
 
         Raises:
             ActionError: There is no such action, or its package has no context here.
-            NotInScope: The asker's token lacks the scope; also when another action calls this one
+            ScopeRefused: The asker's token lacks the scope; also when another action calls this one
                 for the asker.
             StewardError: The action rejects the request or fails.
         """
         action = self.get(name)
         check_scope(asker, name)
-        if asker.rank == "reads" and not (action.only_reads or scope_of(name) in READS):
+        if asker.rank == "reads" and not (action.only_reads or find_scope(name) in READ_SCOPES):
             asker = msgspec.structs.replace(asker, rank="user")
         if not isinstance(request, action.request):
             wanted, got = action.request.__name__, type(request).__name__

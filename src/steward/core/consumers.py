@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import ArchivePurge, ArchiveResend, Event, Unreadable
+from steward.core.events import ArchivePurge, ArchiveResend, Event, UnreadableBody
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.waits import Backoff, Stop
 
@@ -85,7 +85,7 @@ class Consumer(Protocol):
 
 
 @runtime_checkable
-class Holding(Consumer, Protocol):
+class RetainingConsumer(Consumer, Protocol):
     """A consumer that still needs events behind its cursor, and the bytes they refer to."""
 
     def needed_from(self) -> int | None:
@@ -93,7 +93,7 @@ class Holding(Consumer, Protocol):
         ...
 
 
-class Link(Protocol):
+class WriterLink(Protocol):
     """Interface to the journal's writer: ``JournalLink`` between processes."""
 
     def append(self, new: Sequence[Event]) -> None:
@@ -105,15 +105,15 @@ class Link(Protocol):
         ...
 
 
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 """Attempts to apply an event before it becomes a dead letter."""
-_NO_NEWS = sys.maxsize
+_END_OF_JOURNAL = sys.maxsize
 """Position beyond which no event matters, for a consumer that waits to retry."""
-_NUMBER = re.compile(r"[0-9]+")
+_DIGITS = re.compile(r"[0-9]+")
 """Numbers that vary within the same problem: "(after 307ms in state CONNECT)"."""
 
 
-class Pace:
+class ApplyRate:
     """Rate of applied events over the last minute, counted in slices of five seconds.
 
     Args:
@@ -130,7 +130,7 @@ class Pace:
 
     def add(self, events: Sequence[Event]) -> None:
         """Count events; a purge or resend counts once for each script."""
-        count = sum(map(_weight, events))
+        count = sum(map(_count_scripts, events))
         now = self._clock()
         if self._slices and now - self._slices[-1][0] < self._SLICE_S:
             began, before = self._slices.pop()
@@ -147,7 +147,7 @@ class Pace:
         return sum(count for _, count in self._slices) / seconds
 
 
-def _weight(event: Event) -> int:
+def _count_scripts(event: Event) -> int:
     if isinstance(event.body, ArchiveResend):
         return len(event.body.scripts)
     return len(event.body.script_keys) if isinstance(event.body, ArchivePurge) else 1
@@ -169,7 +169,7 @@ class Feed:
         self,
         consumer: Consumer,
         reader: JournalReader,
-        link: Link,
+        link: WriterLink,
         *,
         registered: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -181,7 +181,7 @@ class Feed:
         self._link = link
         self._registered = registered
         self._longest_nap_s = longest_nap_s
-        self._holding = consumer if isinstance(consumer, Holding) else None
+        self._holding = consumer if isinstance(consumer, RetainingConsumer) else None
         self._told = -1
         self._rejected: list[Rejected] = []
         self._reviving: set[int] = set()
@@ -191,7 +191,7 @@ class Feed:
         self._again_at = 0.0
         self._tick_at = 0.0
         self._waiting_for = ""
-        self._pace = Pace(clock)
+        self._pace = ApplyRate(clock)
         self._error = ""
         self._error_at = 0
         self._tell("running", "")
@@ -229,7 +229,7 @@ class Feed:
     @property
     def looks_beyond(self) -> int:
         """Position beyond which new events matter to it; infinite while it waits to retry."""
-        return _NO_NEWS if self._again_at else self.position
+        return _END_OF_JOURNAL if self._again_at else self.position
 
     def due_s(self) -> float:
         """Return the seconds until :meth:`turn` must be called even if nothing is appended."""
@@ -268,9 +268,9 @@ class Feed:
 
     def _apply(self, events: Sequence[Event], upto: int) -> None:
         """Apply a batch; retry without events that became dead letters."""
-        good = [event for event in events if not isinstance(event.body, Unreadable)]
+        good = [event for event in events if not isinstance(event.body, UnreadableBody)]
         for event in events:
-            if isinstance(event.body, Unreadable):
+            if isinstance(event.body, UnreadableBody):
                 self._set_aside(event, event.body.error)
         while True:
             try:
@@ -302,7 +302,7 @@ class Feed:
     def _count(self, event: Event, error: str) -> bool:
         """Count a failed attempt; return True if it was the last and the event is a dead letter."""
         tries = self._tries.get(event.id, 0) + 1
-        if tries < _TRIES:
+        if tries < _MAX_ATTEMPTS:
             self._tries[event.id] = tries
             return False
         self._tries.pop(event.id, None)
@@ -329,7 +329,7 @@ class Feed:
         for event in letters:
             if event.id in self._reviving:
                 continue
-            if isinstance(event.body, Unreadable):
+            if isinstance(event.body, UnreadableBody):
                 self._set_aside(event, event.body.error)
                 continue
             try:
@@ -366,7 +366,7 @@ class Feed:
         """Schedule a retry with back-off; log and report the reason once."""
         wait_s = self._backoff.next_s()
         self._again_at = self._clock() + wait_s
-        if _NUMBER.sub("0", str(error)) != _NUMBER.sub("0", self._waiting_for):
+        if _DIGITS.sub("0", str(error)) != _DIGITS.sub("0", self._waiting_for):
             self._waiting_for = str(error)
             log.error("%s waits: %s", self.consumer.name, error)
         self._note(str(error))

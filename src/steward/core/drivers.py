@@ -2,7 +2,7 @@
 
 Each belongs to an optional part: an extra of the wheel, and a package ``steward-PART``. If the
 configuration names a part that is not installed, that part is unavailable and the rest of
-Steward runs. The doctor and the configuration checks use ``needed_drivers``.
+Steward runs. The doctor and the configuration checks use ``list_needed_drivers``.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ _PACKAGED: Final = "/opt/steward/python"
 """Prefix of the virtual environments in our deb and rpm packages; a clone uses ``.venv``."""
 
 
-class Driver(msgspec.Struct, frozen=True):
+class OptionalDriver(msgspec.Struct, frozen=True):
     """Driver of an optional part.
 
     Attributes:
@@ -66,26 +66,26 @@ class Driver(msgspec.Struct, frozen=True):
         return next(found, self.package)
 
 
-ELASTICSEARCH: Final = Driver("search", "elasticsearch", "elasticsearch")
-OPENSEARCH: Final = Driver("search", "opensearch-py", "opensearchpy")
-KAFKA: Final = Driver("kafka", "confluent-kafka", "confluent_kafka")
-PARQUET: Final = Driver("parquet", "duckdb", "duckdb")
-POSTGRESQL: Final = Driver("postgresql", "psycopg", "psycopg")
+ELASTICSEARCH: Final = OptionalDriver("search", "elasticsearch", "elasticsearch")
+OPENSEARCH: Final = OptionalDriver("search", "opensearch-py", "opensearchpy")
+KAFKA: Final = OptionalDriver("kafka", "confluent-kafka", "confluent_kafka")
+PARQUET: Final = OptionalDriver("parquet", "duckdb", "duckdb")
+POSTGRESQL: Final = OptionalDriver("postgresql", "psycopg", "psycopg")
 
 DRIVERS: Final = (ELASTICSEARCH, OPENSEARCH, KAFKA, PARQUET, POSTGRESQL)
 """Drivers of all optional parts."""
 
-_OF_SINKS: Final = {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH, "kafka": KAFKA}
+_SINK_DRIVERS: Final = {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH, "kafka": KAFKA}
 """Drivers of sinks, by kind."""
 
 
-def needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], Driver]]:
+def list_needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], OptionalDriver]]:
     """Yield each configuration key that needs a driver, with the driver."""
     if settings.forward.to:
         return  # archive, books and bank are on another host
     for name, sink in settings.archive.sink.items():
-        if sink.kind in _OF_SINKS:
-            yield ("archive", "sink", name), _OF_SINKS[sink.kind]
+        if sink.kind in _SINK_DRIVERS:
+            yield ("archive", "sink", name), _SINK_DRIVERS[sink.kind]
     for name in settings.consume:
         yield ("consume", name), KAFKA
     if settings.bank.database.startswith("postgresql"):

@@ -31,11 +31,11 @@ class Unavailable(StewardError):
     """A dependency is unavailable (disk full, mount missing, server down): try again later."""
 
 
-class Refused(StewardError):
+class PermissionRefused(StewardError):
     """Permission denied: the caller may not do or see this."""
 
 
-class Missing(StewardError):
+class NotFound(StewardError):
     """The requested object does not exist, or not for this caller."""
 
 
@@ -43,5 +43,5 @@ class Conflict(StewardError):
     """Conflict with the present state: in progress already, or done differently before."""
 
 
-class Failed(StewardError):
+class InternalFailure(StewardError):
     """Internal failure of Steward; its log has the reason."""

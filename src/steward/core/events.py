@@ -6,7 +6,7 @@ rest. ``BODIES`` maps each kind (``JOB_SCRIPT``, ``NODE_STATE`` ...) to the Stru
 Bodies that compute nodes report are in ``usage.py``. Fields are only added, with defaults, so
 that an old journal stays readable.
 
-Also here: ``NodesNow``, the status file of node states that the sensor writes.
+Also here: ``NodeStatesFile``, the status file of node states that the sensor writes.
 """
 
 import os
@@ -18,18 +18,18 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.core.usage import (
-    AccountingExpire,
+    AccountedStep,
+    AccountingExpiry,
+    ExitedTasks,
     NodeGap,
     NodeJob,
     PluginMessage,
-    RunFact,
-    StepAccounted,
+    RunEvent,
     StepEnd,
     StepStart,
     StepUsage,
-    TasksExited,
 )
 
 
@@ -77,11 +77,11 @@ class BankThreshold(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
 
 
-Noticed = Literal["trigger", "reconcile", "start"]
+PollCause = Literal["trigger", "reconcile", "start"]
 """Cause of a sensor poll: a report from slurmctld, the timer or slurmctld's start, our start."""
 
 
-class NodesNow(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStatesFile(msgspec.Struct, frozen=True, kw_only=True):
     """Status file ``nodes-CLUSTER.json``: node states at the sensor's last poll.
 
     The sensor writes it for pages and commands that show nodes, because no event says that jobs
@@ -97,8 +97,8 @@ class NodesNow(msgspec.Struct, frozen=True, kw_only=True):
     silent_since: datetime | None = None
 
 
-def nodes_now_path(state_dir: str, cluster: str) -> str:
-    """Return the path of a cluster's :class:`NodesNow` file."""
+def node_states_path(state_dir: str, cluster: str) -> str:
+    """Return the path of a cluster's :class:`NodeStatesFile` file."""
     return os.path.join(state_dir, f"nodes-{cluster}.json")
 
 
@@ -139,7 +139,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     reason_user: str = ""
     reason_at: datetime | None = None
     old_reason: str = ""
-    source: Noticed = "reconcile"
+    source: PollCause = "reconcile"
     failed: bool = False
     recovered: bool = False
     partitions: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     state: str
     old_state: str = ""
-    source: Noticed = "reconcile"
+    source: PollCause = "reconcile"
 
 
 class ReservationState(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ class ReservationState(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
     users: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    source: Noticed = "reconcile"
+    source: PollCause = "reconcile"
 
 
 class RuleExecution(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,21 +252,21 @@ class EventError(StewardError):
     """An event has an unknown kind or an unreadable body."""
 
 
-class JobsMissed(msgspec.Struct, frozen=True, kw_only=True):
+class MissedJobs(msgspec.Struct, frozen=True, kw_only=True):
     """job.missed: jobs whose scripts were removed from the spool before capture read them.
 
     Attributes:
-        job_ids: Their raw ids, at most ``MOST_MISSED``.
+        job_ids: Their raw ids, at most ``MAX_MISSED_JOB_IDS``.
     """
 
     job_ids: tuple[int, ...]
 
 
-MOST_MISSED: Final = 1000
+MAX_MISSED_JOB_IDS: Final = 1000
 """Largest number of job ids in one job.missed event."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class IncomingFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of script or environment bytes that capture wrote to the incoming store.
 
     Attributes:
@@ -300,8 +300,8 @@ class JobScript(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: int
     spool_mtime_ns: int
-    script: Kept | None = None
-    environment: Kept | None = None
+    script: IncomingFile | None = None
+    environment: IncomingFile | None = None
     store: str = ""
     claimed_name: str = ""
     claimed_dir: str = ""
@@ -355,7 +355,7 @@ class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Resent(msgspec.Struct, frozen=True, kw_only=True):
+class ResentScript(msgspec.Struct, frozen=True, kw_only=True):
     """A script to archive again.
 
     Attributes:
@@ -381,7 +381,7 @@ class ArchiveResend(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sink: str
-    scripts: tuple[Resent, ...]
+    scripts: tuple[ResentScript, ...]
     asked_by: str = ""
 
 
@@ -403,7 +403,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     reconfigured: bool = False
 
 
-class QueueLooked(msgspec.Struct, frozen=True, kw_only=True):
+class QueuePolled(msgspec.Struct, frozen=True, kw_only=True):
     """queue.looked: a poll of the whole queue ended; earlier events carry what it found.
 
     Attributes:
@@ -421,22 +421,22 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     JOB_STATE: JobFacts,
     JOB_END: JobFacts,
     JOB_IDENTITY: JobIdentity,
-    JOB_MISSED: JobsMissed,
+    JOB_MISSED: MissedJobs,
     STEP_START: StepStart,
-    TASK_EXIT: TasksExited,
+    TASK_EXIT: ExitedTasks,
     STEP_END: StepEnd,
     NODE_PROLOG: NodeJob,
     NODE_EPILOG: NodeJob,
     NODE_GAP: NodeGap,
-    RUN_START: RunFact,
-    RUN_SUSPEND: RunFact,
-    RUN_END: RunFact,
+    RUN_START: RunEvent,
+    RUN_SUSPEND: RunEvent,
+    RUN_END: RunEvent,
     STEP_LAUNCH: StepUsage,
     STEP_USAGE: StepUsage,
-    STEP_ACCOUNTED: StepAccounted,
+    STEP_ACCOUNTED: AccountedStep,
     PLUGIN_MESSAGE: PluginMessage,
-    ACCOUNTING_EXPIRE: AccountingExpire,
-    QUEUE_LOOKED: QueueLooked,
+    ACCOUNTING_EXPIRE: AccountingExpiry,
+    QUEUE_LOOKED: QueuePolled,
     HOLD_PLACED: HoldFact,
     HOLD_CONFIRMED: HoldFact,
     HOLD_SETTLED: HoldFact,
@@ -452,7 +452,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
 }
 
 
-class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadableBody(msgspec.Struct, frozen=True, kw_only=True):
     """Placeholder for a body that this version cannot read; consumers make it a dead letter."""
 
     error: str
@@ -484,31 +484,31 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     id: int = 0
 
 
-def script_key(job_id: int, spool_mtime_ns: int) -> str:
+def make_script_key(job_id: int, spool_mtime_ns: int) -> str:
     """Return the key of a job.script event; the same spool entry always gives the same key."""
     return f"script:{job_id}:{spool_mtime_ns}"
 
 
-def missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
+def make_missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
     """Make a job.missed event of now; its key holds the time, since it is reported only once."""
     now = utc_now()
     return Event(
         kind=JOB_MISSED,
         cluster=cluster,
-        key=f"{JOB_MISSED}:{job_ids[0]}:{micros(now)}",
+        key=f"{JOB_MISSED}:{job_ids[0]}:{to_micros(now)}",
         at=now,
         seen_at=now,
         source=source,
-        body=JobsMissed(job_ids=tuple(job_ids)),
+        body=MissedJobs(job_ids=tuple(job_ids)),
     )
 
 
-def script_event(cluster: str, source: str, body: JobScript) -> Event:
+def make_script_event(cluster: str, source: str, body: JobScript) -> Event:
     """Make a job.script event; its key and time are those of the spool entry."""
     return Event(
         kind=JOB_SCRIPT,
         cluster=cluster,
-        key=script_key(body.job_id, body.spool_mtime_ns),
+        key=make_script_key(body.job_id, body.spool_mtime_ns),
         at=datetime.fromtimestamp(body.spool_mtime_ns / 1e9, UTC),
         seen_at=utc_now(),
         source=source,
@@ -538,7 +538,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def encode(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     """Encode an event as JSON for the journal, without the columns kind, cluster and key."""
     return _encoder.encode(
         {
@@ -551,8 +551,8 @@ def encode(event: Event) -> bytes:
     )
 
 
-def decode(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Event:
-    """Decode an event that :func:`encode` wrote.
+def decode_event(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Event:
+    """Decode an event that :func:`encode_event` wrote.
 
     Raises:
         EventError: The kind is unknown, or the bytes do not match its body type.

@@ -2,10 +2,10 @@
 
 Extensions plug into lower packages, which never import them: an extension declares an entry
 point ("offer") in a group such as ``steward.sink``, and the package that uses the group looks
-it up with ``offers_of`` and ``load_offer``. That package declares the group's name and the
+it up with ``list_offers`` and ``load_offer``. That package declares the group's name and the
 type of an offer.
 
-``lazy_exports`` makes a package's ``__getattr__``, which imports a module at first use.
+``make_lazy_getattr`` makes a package's ``__getattr__``, which imports a module at first use.
 """
 
 import importlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def offers_of(group: str) -> dict[str, "EntryPoint"]:
+def list_offers(group: str) -> dict[str, "EntryPoint"]:
     """Return the entry points of a group by name, sorted, from all installed packages.
 
     Args:
@@ -49,7 +49,7 @@ def load_offer(group: str, name: str) -> Any:
     Raises:
         StewardError: No installed package offers this name, or its import fails.
     """
-    offers = offers_of(group)
+    offers = list_offers(group)
     if name not in offers:
         names = ", ".join(offers) or "none"
         raise StewardError(f"{group}: no installed package offers {name!r}; known: {names}", name)
@@ -60,7 +60,7 @@ def load_offer(group: str, name: str) -> Any:
         raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error
 
 
-def lazy_exports(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
+def make_lazy_getattr(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__`` that imports exported names at first use, see PEP 562.
 
     Args:

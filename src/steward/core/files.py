@@ -2,7 +2,7 @@
 
 Three groups of functions:
 
-* ``network_kind`` tells whether a path is on a network file system; ``sync_filesystem``,
+* ``find_network_type`` tells whether a path is on a network file system; ``sync_filesystem``,
   ``rename_new`` and ``may`` wrap syncfs(2), renameat2(2) and an access check as another user.
 * ``open_directory``, ``replacing`` and ``remove_unfinished`` write where others may have
   planted a link or file. Root opens a path one directory at a time and follows no symbolic
@@ -30,7 +30,7 @@ import msgspec
 
 from steward.core.errors import Unavailable
 
-_NETWORK = {
+_NETWORK_TYPES = {
     "9p": "9P",
     "afs": "AFS",
     "autofs": "autofs",
@@ -67,11 +67,11 @@ _ASKING_S = 10.0
 
 
 @lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
+def _load_libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
+def find_network_type(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
     """Return the name of the network file system that ``path`` is on, "" for a local one.
 
     A dead file server cannot block this function: it reads types from the kernel's list of
@@ -89,11 +89,11 @@ def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
     Raises:
         OSError: The kernel's list of mounts cannot be read.
     """
-    types = _mounted(mounts)
-    here, ahead = "/", _parts(os.path.abspath(path))
+    types = _read_mounts(mounts)
+    here, ahead = "/", _split_reversed(os.path.abspath(path))
     links = 0
     while True:
-        kind = _kind(types, here)
+        kind = _find_network_type(types, here)
         if kind or not ahead:
             return kind
         part = ahead.pop()
@@ -101,22 +101,22 @@ def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
             here = os.path.dirname(here)
             continue
         following = os.path.join(here, part)
-        target = "" if _kind(types, following) else _target(following)
+        target = "" if _find_network_type(types, following) else _read_link(following)
         if not target or links == _MOST_LINKS:
             here = following
             continue
         links += 1
-        ahead += _parts(target)
+        ahead += _split_reversed(target)
         if target.startswith("/"):
             here = "/"
 
 
-def _parts(path: str) -> list[str]:
+def _split_reversed(path: str) -> list[str]:
     """Return a path's components, last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _target(path: str) -> str:
+def _read_link(path: str) -> str:
     """Return the target of a symbolic link; "" for anything else."""
     try:
         return os.readlink(path)
@@ -125,7 +125,7 @@ def _target(path: str) -> str:
         return ""
 
 
-def _mounted(mounts: str) -> dict[str, str]:
+def _read_mounts(mounts: str) -> dict[str, str]:
     """Return file system types by mount point; the topmost if several share a mount point."""
     with open(mounts, "rb") as lines:
         table = lines.read()
@@ -137,12 +137,12 @@ def _mounted(mounts: str) -> dict[str, str]:
     return types
 
 
-def _kind(types: dict[str, str], path: str) -> str:
+def _find_network_type(types: dict[str, str], path: str) -> str:
     """Return the name of the network file system that ``path`` lies in, "" if it is local."""
     while path not in types and path != "/":
         path = os.path.dirname(path)
     type_ = types.get(path, "")
-    return _NETWORK.get(type_) or ("FUSE" if type_.startswith("fuse.") else "")
+    return _NETWORK_TYPES.get(type_) or ("FUSE" if type_.startswith("fuse.") else "")
 
 
 def sync_filesystem(fd: int) -> None:
@@ -151,7 +151,7 @@ def sync_filesystem(fd: int) -> None:
     Raises:
         OSError: The file system reported an error since ``fd`` was opened (Linux 5.8 or later).
     """
-    if _libc().syncfs(fd) != 0:
+    if _load_libc().syncfs(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -176,7 +176,7 @@ def rename_new(fd: int, old: str, new: str) -> None:
         OSError: It cannot be renamed.
     """
     arguments = (fd, os.fsencode(old), fd, os.fsencode(new), RENAME_NOREPLACE)
-    if _libc().renameat2(*arguments) == 0:
+    if _load_libc().renameat2(*arguments) == 0:
         return
     number = ctypes.get_errno()
     if number not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
@@ -189,7 +189,7 @@ def rename_new(fd: int, old: str, new: str) -> None:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
 
 
-def may(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
+def can_access(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
     """Return whether a user may read ("r") or write ("w") a file; None if only root can tell.
 
     The kernel decides, in a process of that user, because groups, access control lists and
@@ -245,7 +245,7 @@ class UnsafePath(OSError):
         super().__init__(errno.EPERM, what, path)
 
 
-def told_by(error: OSError, path: str) -> str:
+def describe_os_error(error: OSError, path: str) -> str:
     """Return an OSError's text, with its file name if that is not ``path``."""
     said = error.strerror or str(error)
     where = error.filename
@@ -276,24 +276,26 @@ def open_directory(
     at = ""
     try:
         for part in [part for part in path.split("/") if part]:
-            below = _enter(here, part, f"{at}/{part}", make, trusted)
+            below = _enter_directory(here, part, f"{at}/{part}", make, trusted)
             os.close(here)
             here, at = below, f"{at}/{part}"
         if checks:
-            _need_ours(os.fstat(here), path, trusted)
+            _require_safe_owner(os.fstat(here), path, trusted)
         return os.open(".", _READ, dir_fd=here)
     finally:
         os.close(here)
 
 
-def _enter(parent: int, name: str, path: str, make: int | None, trusted: Collection[int]) -> int:
+def _enter_directory(
+    parent: int, name: str, path: str, make: int | None, trusted: Collection[int]
+) -> int:
     """Open a directory's child directory, which must not be a link; create it if wanted."""
     try:
         return os.open(name, _PASS, dir_fd=parent)
     except FileNotFoundError:
         if make is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
-        _need_ours(os.fstat(parent), os.path.dirname(path), trusted)
+        _require_safe_owner(os.fstat(parent), os.path.dirname(path), trusted)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, make, dir_fd=parent)
         return os.open(name, _PASS, dir_fd=parent)
@@ -306,7 +308,7 @@ def _enter(parent: int, name: str, path: str, make: int | None, trusted: Collect
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
-def _need_ours(found: os.stat_result, path: str, trusted: Collection[int]) -> None:
+def _require_safe_owner(found: os.stat_result, path: str, trusted: Collection[int]) -> None:
     """Refuse a directory whose entries others can replace.
 
     Raises:
@@ -329,7 +331,7 @@ def _need_ours(found: os.stat_result, path: str, trusted: Collection[int]) -> No
 
 
 @contextlib.contextmanager
-def directory_of(path: str, *, trusted: Collection[int] = ()) -> Iterator[tuple[int, str]]:
+def open_parent(path: str, *, trusted: Collection[int] = ()) -> Iterator[tuple[int, str]]:
     """Open a file's directory; yield (descriptor, file name). Raises as :func:`open_directory`."""
     directory, name = os.path.split(os.path.abspath(path))
     fd = open_directory(directory, trusted=trusted)
@@ -340,7 +342,7 @@ def directory_of(path: str, *, trusted: Collection[int] = ()) -> Iterator[tuple[
 
 
 @contextlib.contextmanager
-def replacing(
+def replace_file(
     path: str,
     mode: int,
     *,
@@ -362,8 +364,8 @@ def replacing(
         UnsafePath: Others could have planted what is there.
         OSError: It cannot be written.
     """
-    with directory_of(path, trusted=trusted) as (directory, name):
-        fresh = f".{_stem(name)}.{secrets.token_hex(8)}"
+    with open_parent(path, trusted=trusted) as (directory, name):
+        fresh = f".{_cut_name(name)}.{secrets.token_hex(8)}"
         descriptor = os.open(fresh, _NEW, 0o600, dir_fd=directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -391,8 +393,8 @@ def remove_unfinished(path: str, *, trusted: Collection[int] = ()) -> None:
     Raises:
         OSError: The directory cannot be used.
     """
-    with directory_of(path, trusted=trusted) as (directory, name):
-        left = re.compile(re.escape(f".{_stem(name)}.") + r"[0-9a-f]{16}")
+    with open_parent(path, trusted=trusted) as (directory, name):
+        left = re.compile(re.escape(f".{_cut_name(name)}.") + r"[0-9a-f]{16}")
         for one in filter(left.fullmatch, os.listdir(directory)):
             with contextlib.suppress(OSError):
                 fd = os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -404,7 +406,7 @@ def remove_unfinished(path: str, *, trusted: Collection[int] = ()) -> None:
                     os.close(fd)
 
 
-def _stem(name: str) -> str:
+def _cut_name(name: str) -> str:
     """Cut a file name so that the temporary name made from it stays within 255 bytes."""
     return os.fsdecode(os.fsencode(name)[:_LONGEST_STEM])
 

@@ -20,26 +20,26 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.core.errors import StewardError
-from steward.core.listeners import Crowd, CrowdedListener, listener_at
+from steward.core.listeners import ConnectionLimit, ReportingListener, open_tcp_listener
 from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
 
-_KEEP_S: Final = 5
+_KEEP_ALIVE_S: Final = 5
 """Time an idle connection stays open, in seconds."""
 _GRACE_S: Final = 3
 """Time to finish requests after a stop, in seconds."""
-_AT_ONCE: Final = 512
+_MAX_CONCURRENT_REQUESTS: Final = 512
 """Most concurrent requests; others are answered with 503."""
-_OPEN: Final = 256
+_MAX_IDLE_CONNECTIONS: Final = 256
 """Most connections without a whole request …"""
-_OPEN_OF_ONE: Final = 32
+_MAX_IDLE_OF_ADDRESS: Final = 32
 """… and most of them from one address."""
 _BACKLOG: Final = 1024
 """Connections that the kernel queues."""
-_READ_S: Final = 60.0
+_MAX_READ_PAUSE_S: Final = 60.0
 """Longest pause of a client while it reads an answer, in seconds."""
-_LONGEST_HEAD: Final = 16 << 10
+_MAX_HEAD_BYTES: Final = 16 << 10
 """Largest head of a request, in bytes."""
 
 Receive = Callable[[], Any]
@@ -57,10 +57,10 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     request_s: float = 30.0
 
 
-class TimedProtocol(H11Protocol):
+class TimeLimitedProtocol(H11Protocol):
     """HTTP/1.1 protocol of uvicorn, with time limits on request heads and on reading answers."""
 
-    crowd: Crowd
+    crowd: ConnectionLimit
     timeouts: Timeouts
     _number: int = 0
     _head: asyncio.TimerHandle | None = None
@@ -98,7 +98,7 @@ class TimedProtocol(H11Protocol):
         """Start the read timer: the client does not read its answer."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(_READ_S, self._too_slow)
+            self._unread = self.loop.call_later(_MAX_READ_PAUSE_S, self._too_slow)
         self._count()
 
     def resume_writing(self) -> None:
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._stop.is_set()
 
 
-def timed(app: Any, request_s: float) -> Any:
+def limit_body_time(app: Any, request_s: float) -> Any:
     """Wrap an application so that it abandons request bodies that take more than ``request_s``."""
 
     async def within(scope: Any, receive: Receive, send: Any) -> None:
@@ -184,17 +184,17 @@ def timed(app: Any, request_s: float) -> Any:
     return within
 
 
-def limited(app: Any) -> Any:
+def limit_concurrency(app: Any) -> Any:
     """Wrap an application so that it answers 503 above a number of concurrent requests.
 
-    uvicorn's own limit counts connections: those that :class:`Crowd` has just ended count for a
-    moment, so that it rejected requests of others.
+    uvicorn's own limit counts connections: those that :class:`ConnectionLimit` has just ended count
+    for a moment, so that it rejected requests of others.
     """
     at_once = 0
 
     async def answered(scope: Any, receive: Receive, send: Any) -> None:
         nonlocal at_once
-        if scope["type"] == "http" and at_once >= _AT_ONCE:
+        if scope["type"] == "http" and at_once >= _MAX_CONCURRENT_REQUESTS:
             headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": b"too many requests at once"})
@@ -208,7 +208,7 @@ def limited(app: Any) -> Any:
     return answered
 
 
-def headed(app: Any) -> Any:
+def answer_head(app: Any) -> Any:
     """Wrap an application so that it answers HEAD like GET, without the body."""
 
     async def answered(scope: Any, receive: Receive, send: Any) -> None:
@@ -220,7 +220,7 @@ def headed(app: Any) -> Any:
         async def send_head(message: Any) -> None:
             begins = message["type"] == "http.response.start"
             if begins:
-                message["headers"] = [_with_head(*header) for header in message.get("headers", ())]
+                message["headers"] = [_allow_head(*header) for header in message.get("headers", ())]
             if begins or not is_head:
                 await send(message)
             if begins and is_head:
@@ -233,7 +233,7 @@ def headed(app: Any) -> Any:
     return answered
 
 
-def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+def _allow_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     """Add HEAD to an Allow header that lists GET; return other headers unchanged."""
     if name.lower() != b"allow":
         return name, value
@@ -243,7 +243,7 @@ def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     return name, b", ".join(sorted(methods))
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one HTTP server.
 
     Attributes:
@@ -252,7 +252,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         listen: Address and port.
         certificate_file: TLS certificate; without one, no encryption.
         key_file: Key of that certificate.
-        shared: Networks whose addresses many share, see :class:`steward.core.listeners.Crowd`.
+        shared: Networks whose addresses many share, see
+            :class:`steward.core.listeners.ConnectionLimit`.
         timeouts: Timeouts of clients.
     """
 
@@ -269,17 +270,17 @@ class ServingError(StewardError):
     """The server cannot run as configured."""
 
 
-def listen(served: Served) -> socket.socket:
+def open_http_listener(served: ServerConfig) -> socket.socket:
     """Open the listening socket of a server.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
     """
-    return listener_at(served.listen, _BACKLOG)
+    return open_tcp_listener(served.listen, _BACKLOG)
 
 
-def serve(
-    served: Served,
+def serve_http(
+    served: ServerConfig,
     app: Any,
     listener: socket.socket,
     stop: Stop,
@@ -297,14 +298,14 @@ def serve(
     Raises:
         ServingError: The certificate cannot be used.
     """
-    bounds = Crowd(_OPEN_OF_ONE, _OPEN, served.shared)
+    bounds = ConnectionLimit(_MAX_IDLE_OF_ADDRESS, _MAX_IDLE_CONNECTIONS, served.shared)
 
-    class Protocol(TimedProtocol):
+    class Protocol(TimeLimitedProtocol):
         crowd = bounds
         timeouts = served.timeouts
 
     config = uvicorn.Config(
-        headed(limited(timed(app, served.timeouts.request_s))),
+        answer_head(limit_concurrency(limit_body_time(app, served.timeouts.request_s))),
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -314,9 +315,9 @@ def serve(
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
-        h11_max_incomplete_event_size=_LONGEST_HEAD,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         ssl_certfile=served.certificate_file or None,
         ssl_keyfile=served.key_file or None,
     )
@@ -335,5 +336,5 @@ def serve(
     )
     # The line above replaces uvicorn's own messages at start and end.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with CrowdedListener(listener, bounds.come) as bounded:
+    with ReportingListener(listener, bounds.come) as bounded:
         _Server(config, stop, beat).run(sockets=[bounded])

@@ -1,10 +1,10 @@
 """Incoming stores: where capture writes scripts and environments until every sink has them.
 
-A :class:`Store` is one flat directory: ``.incoming`` on the archive's file system, or
+A :class:`IncomingStore` is one flat directory: ``.incoming`` on the archive's file system, or
 ``incoming`` in the state directory if there is no such archive or it is unavailable. A file
 is written once, under a name that holds cluster, job, spool time and length: writing it again
 is harmless, and the name alone identifies a complete file whose event was lost in a crash.
-Sinks link or read files here; trimming the journal deletes them. :class:`Stores` holds all
+Sinks link or read files here; trimming the journal deletes them. :class:`IncomingStores` holds all
 stores of a configuration.
 """
 
@@ -18,8 +18,8 @@ import msgspec
 
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import JobScript, Kept
-from steward.core.files import network_kind, sync_filesystem
+from steward.core.events import IncomingFile, JobScript
+from steward.core.files import find_network_type, sync_filesystem
 
 ARCHIVE_DIRECTORY = ".incoming"
 """Directory of an incoming store in an archive's root."""
@@ -28,7 +28,7 @@ STATE_STORE = "state"
 MARKER = ".steward-archive"
 """File in an archive's root: if it is missing, the archive's file system is not mounted."""
 
-_FEW = 8
+_MAX_SINGLE_SYNCS = 8
 """Most files to sync one by one; a larger batch takes one syncfs(2)."""
 
 _NAME = re.compile(
@@ -44,7 +44,7 @@ class StoreUnavailable(Unavailable):
     """A store cannot be written or read now."""
 
 
-class KeptName(msgspec.Struct, frozen=True):
+class IncomingName(msgspec.Struct, frozen=True):
     """Parts of the name of an incoming file."""
 
     cluster: str
@@ -55,17 +55,19 @@ class KeptName(msgspec.Struct, frozen=True):
     filename: str
 
 
-def kept_filename(cluster: str, job_id: int, spool_mtime_ns: int, length: int, what: str) -> str:
+def make_incoming_filename(
+    cluster: str, job_id: int, spool_mtime_ns: int, length: int, what: str
+) -> str:
     """Make the name of an incoming file; ``what`` is ``script`` or ``env``."""
     return f"{cluster}.{job_id}.{spool_mtime_ns}.{length}.{what}"
 
 
-def parse_kept_filename(filename: str) -> KeptName | None:
+def parse_incoming_filename(filename: str) -> IncomingName | None:
     """Parse the name of an incoming file; None for a foreign name."""
     match = _NAME.fullmatch(filename)
     if match is None:
         return None
-    return KeptName(
+    return IncomingName(
         cluster=match["cluster"],
         job_id=int(match["job"]),
         spool_mtime_ns=int(match["mtime"]),
@@ -75,7 +77,7 @@ def parse_kept_filename(filename: str) -> KeptName | None:
     )
 
 
-class Store:
+class IncomingStore:
     """One directory of incoming files.
 
     Args:
@@ -144,7 +146,7 @@ class Store:
             StoreUnavailable: The kernel's list of mounts cannot be read.
         """
         try:
-            return bool(self._marker and network_kind(self.directory))
+            return bool(self._marker and find_network_type(self.directory))
         except OSError as error:
             raise StoreUnavailable(
                 f"it is not known what {self.directory} is on: {error}", self.directory
@@ -159,7 +161,7 @@ class Store:
                 self.directory,
             )
 
-    def write(self, filename: str, data: bytes) -> Kept:
+    def write(self, filename: str, data: bytes) -> IncomingFile:
         """Write bytes once; the same bytes under the same name are a harmless repeat.
 
         Durable only after :meth:`sync`.
@@ -173,7 +175,9 @@ class Store:
             self._write(filename, data)
         except OSError as error:
             raise self._unavailable(error) from error
-        return Kept(path=filename, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return IncomingFile(
+            path=filename, length=len(data), sha256=hashlib.sha256(data).hexdigest()
+        )
 
     def _write(self, filename: str, data: bytes) -> None:
         """Write a file, or find it complete from before; replace a truncated one."""
@@ -200,7 +204,7 @@ class Store:
         self._sync_later(fd)
 
     def _sync_later(self, fd: int) -> None:
-        if len(self._unsynced) < _FEW:
+        if len(self._unsynced) < _MAX_SINGLE_SYNCS:
             self._unsynced.append(fd)
         else:
             self._unsynced_more = True
@@ -213,9 +217,9 @@ class Store:
         finally:
             os.close(fd)
 
-    def take_unsynced(self) -> "Unsynced":
+    def take_unsynced(self) -> "UnsyncedFiles":
         """Return the files written since the last call, for another thread to sync."""
-        batch = Unsynced(self, self._fd, self._unsynced, self._unsynced_more)
+        batch = UnsyncedFiles(self, self._fd, self._unsynced, self._unsynced_more)
         self._unsynced, self._unsynced_more = [], False
         return batch
 
@@ -227,17 +231,17 @@ class Store:
         """
         self.take_unsynced().sync()
 
-    def path(self, kept: Kept) -> str:
+    def path(self, kept: IncomingFile) -> str:
         """Return the absolute path of an incoming file.
 
         Raises:
             StoreError: The name is not one of ours.
         """
-        if parse_kept_filename(kept.path) is None:
+        if parse_incoming_filename(kept.path) is None:
             raise StoreError(f"{kept.path!r} is not the name of a kept file", kept)
         return os.path.join(self.directory, kept.path)
 
-    def open(self, kept: Kept) -> int:
+    def open(self, kept: IncomingFile) -> int:
         """Open an incoming file for reading; the caller closes the descriptor.
 
         Raises:
@@ -255,7 +259,7 @@ class Store:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def read(self, kept: Kept) -> bytes:
+    def read(self, kept: IncomingFile) -> bytes:
         """Read an incoming file; raises as :meth:`open` does."""
         fd = self.open(kept)
         try:
@@ -281,7 +285,7 @@ class Store:
             except OSError as error:
                 raise self._unavailable(error) from error
 
-    def names(self) -> Iterator[KeptName]:
+    def names(self) -> Iterator[IncomingName]:
         """Yield the names of incoming files; foreign files are skipped.
 
         A store on a network file system yields none: capture never writes there.
@@ -294,7 +298,7 @@ class Store:
         try:
             with os.scandir(self.directory) as entries:
                 for entry in entries:
-                    name = parse_kept_filename(entry.name)
+                    name = parse_incoming_filename(entry.name)
                     if name is not None:
                         yield name
         except OSError as error:
@@ -306,7 +310,7 @@ class Store:
             if self._is_remote():
                 return 0
             with os.scandir(self.directory) as entries:
-                return sum(map(_size, entries))
+                return sum(map(_get_entry_size, entries))
         except (OSError, StoreUnavailable):
             # An unavailable store counts when it is back; the caller must not fail for it.
             return 0
@@ -332,10 +336,10 @@ class Store:
         return StoreUnavailable(f"cannot use {self.directory}: {error.strerror}", self.directory)
 
 
-class Unsynced:
+class UnsyncedFiles:
     """Files written to a store and not yet durable; owns their descriptors."""
 
-    def __init__(self, store: Store, directory_fd: int, fds: list[int], more: bool) -> None:
+    def __init__(self, store: IncomingStore, directory_fd: int, fds: list[int], more: bool) -> None:
         self._store = store
         self._fds = fds
         self._directory_fd = os.dup(directory_fd) if fds else -1
@@ -366,17 +370,17 @@ class Unsynced:
             self._fds = []
 
 
-class Stores:
+class IncomingStores:
     """All stores of a configuration, by their name in events."""
 
-    def __init__(self, stores: Iterable[Store]) -> None:
+    def __init__(self, stores: Iterable[IncomingStore]) -> None:
         self._by_name = {store.name: store for store in stores}
 
-    def __iter__(self) -> Iterator[Store]:
+    def __iter__(self) -> Iterator[IncomingStore]:
         """Yield the stores, the preferred one first."""
         return iter(self._by_name.values())
 
-    def get(self, name: str) -> Store:
+    def get(self, name: str) -> IncomingStore:
         """Return the store that an event names.
 
         Raises:
@@ -389,7 +393,7 @@ class Stores:
                 f"no store is called {name!r}: was its sink taken out of the configuration?", name
             ) from None
 
-    def usable(self) -> Store:
+    def usable(self) -> IncomingStore:
         """Return the first store that can be written now.
 
         Raises:
@@ -405,27 +409,27 @@ class Stores:
                 return store
         raise StoreUnavailable("; ".join(reasons) or "no store is there")
 
-    def open(self, body: JobScript, kept: Kept) -> int:
+    def open(self, body: JobScript, kept: IncomingFile) -> int:
         """Open a file of this event for reading; raises as :meth:`Store.open`."""
         return self.get(body.store).open(kept)
 
-    def read(self, body: JobScript, kept: Kept) -> bytes:
+    def read(self, body: JobScript, kept: IncomingFile) -> bytes:
         """Read a file of this event; raises as :meth:`Store.read`."""
         return self.get(body.store).read(kept)
 
 
-def stores_of(settings: Settings) -> Stores:
+def make_stores(settings: Settings) -> IncomingStores:
     """Make the stores of a configuration, the preferred one first."""
     stores = []
     for name in settings.files_sinks():
         root = settings.sink_path(name)
         directory = os.path.join(root, ARCHIVE_DIRECTORY)
-        stores.append(Store(f"archive.{name}", directory, os.path.join(root, MARKER)))
-    stores.append(Store(STATE_STORE, os.path.join(settings.state_dir, "incoming")))
-    return Stores(stores)
+        stores.append(IncomingStore(f"archive.{name}", directory, os.path.join(root, MARKER)))
+    stores.append(IncomingStore(STATE_STORE, os.path.join(settings.state_dir, "incoming")))
+    return IncomingStores(stores)
 
 
-def _size(entry: os.DirEntry[str]) -> int:
+def _get_entry_size(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Listening sockets: parse addresses, open TCP and Unix listeners, limit and identify peers.
 
-``listener_at`` and ``unix_listener_at`` open sockets; ``let_in`` restricts a Unix socket to
-some users. :class:`Crowd` limits idle connections of each peer, through
-:class:`CrowdedListener`. ``uid_of_peer`` asks the kernel who a local TCP client is.
+``open_tcp_listener`` and ``open_unix_listener`` open sockets; ``restrict_socket`` restricts a Unix
+socket to some users. :class:`ConnectionLimit` limits idle connections of each peer, through
+:class:`ReportingListener`. ``find_peer_uid`` asks the kernel who a local TCP client is.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _ENTRY: Final = struct.Struct("<HHI")
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ_WRITE: Final = 6
 _NO_ID: Final = 0xFFFFFFFF
-_OURS: Final = 0o600
-_ANYBODY: Final = 0o666
+_OWNER_MODE: Final = 0o600
+_OPEN_MODE: Final = 0o666
 # From <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG: Final = 20
@@ -50,7 +50,7 @@ class PeerClosed(Exception):
     """The peer of a connection has closed it already."""
 
 
-def host_and_port(text: str) -> tuple[str, int] | None:
+def split_host_port(text: str) -> tuple[str, int] | None:
     """Split ``host:port`` or ``[address]:port``; return None if it is neither."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > _MOST_PORT:
@@ -79,7 +79,7 @@ def is_ipv6(address: str) -> bool:
     return isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is None
 
 
-def host_of(address: str) -> str:
+def get_limit_key(address: str) -> str:
     """Return the key of a host for limits: its address, or the /64 network of an IPv6 host."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
@@ -90,7 +90,7 @@ def host_of(address: str) -> str:
     return str(getattr(host, "ipv4_mapped", None) or host)
 
 
-class _Open:
+class _IdleConnection:
     """A connection without a whole request."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -100,7 +100,7 @@ class _Open:
         self.is_counted = True
 
 
-class Crowd:
+class ConnectionLimit:
     """Limit on connections without a whole request, by peer.
 
     A peer is a user of this host, a shared network, or an address. If there are too many
@@ -119,7 +119,7 @@ class Crowd:
         self._of_all = of_all
         self._shared = tuple(shared)
         self._bounds: dict[str, int] = {}
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _IdleConnection] = {}
         self._numbers: dict[int, int] = {}
         self._newest = 0
 
@@ -134,7 +134,7 @@ class Crowd:
         peer = self._peer(connection, str(address[0]))
         self._newest += 1
         self._numbers[connection.fileno()] = self._newest
-        self._open[self._newest] = _Open(connection, peer)
+        self._open[self._newest] = _IdleConnection(connection, peer)
         self._bound()
 
     def number_of(self, descriptor: int) -> int:
@@ -166,8 +166,8 @@ class Crowd:
         """Return a connection's peer for the limits, and set the peer's limit."""
         network = next((one for one in self._shared if is_within(address, (one,))), "")
         try:
-            uid = uid_of_peer(connection)
-            peer = f"uid {uid}" if uid is not None else network or host_of(address)
+            uid = find_peer_uid(connection)
+            peer = f"uid {uid}" if uid is not None else network or get_limit_key(address)
         except PeerClosed:
             peer, network = "closed", ""
         if len(self._bounds) > self._of_all:
@@ -189,7 +189,7 @@ class Crowd:
                 socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
 
 
-def uid_of_peer(connection: socket.socket) -> int | None:
+def find_peer_uid(connection: socket.socket) -> int | None:
     """Return the uid of a TCP connection's peer, if that is on this host.
 
     The kernel is asked about that one socket (sock_diag(7), Linux 3.3).
@@ -225,7 +225,7 @@ def uid_of_peer(connection: socket.socket) -> int | None:
     return int(uid)
 
 
-class CrowdedListener(socket.socket):
+class ReportingListener(socket.socket):
     """Listening socket that reports each accepted connection to a callback.
 
     Args:
@@ -244,7 +244,7 @@ class CrowdedListener(socket.socket):
         return connection, address
 
 
-def listener_at(where: str, backlog: int) -> socket.socket:
+def open_tcp_listener(where: str, backlog: int) -> socket.socket:
     """Open a non-blocking listening TCP socket.
 
     Args:
@@ -254,7 +254,7 @@ def listener_at(where: str, backlog: int) -> socket.socket:
     Raises:
         ListenUnavailable: The address cannot be listened at.
     """
-    host, port = host_and_port(where) or ("", 0)
+    host, port = split_host_port(where) or ("", 0)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -271,7 +271,7 @@ def listener_at(where: str, backlog: int) -> socket.socket:
     return listener
 
 
-def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socket.socket:
+def open_unix_listener(path: str, backlog: int, uids: Iterable[int] = ()) -> socket.socket:
     """Open a non-blocking listening Unix socket; create its directory.
 
     Args:
@@ -292,7 +292,7 @@ def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socke
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        let_in(path, uids)
+        restrict_socket(path, uids)
         listener.listen(backlog)
         listener.setblocking(False)
     except OSError:
@@ -301,7 +301,7 @@ def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socke
     return listener
 
 
-def let_in(path: str, uids: Iterable[int]) -> bool:
+def restrict_socket(path: str, uids: Iterable[int]) -> bool:
     """Permit only these users, us and root to connect to a socket.
 
     Args:
@@ -315,20 +315,20 @@ def let_in(path: str, uids: Iterable[int]) -> bool:
     Raises:
         OSError: It is not there any more.
     """
-    os.chmod(path, _OURS)
+    os.chmod(path, _OWNER_MODE)
     others = sorted(set(uids) - {0, os.geteuid()})
-    if not others or _given(path, others) or _listed(path, others):
+    if not others or _chown_socket(path, others) or _set_socket_acl(path, others):
         return True
     log.warning(
         "%s is open to anybody, since this file system has no ACLs: others are turned away "
         "when they have connected",
         path,
     )
-    os.chmod(path, _ANYBODY)
+    os.chmod(path, _OPEN_MODE)
     return False
 
 
-def _given(path: str, uids: list[int]) -> bool:
+def _chown_socket(path: str, uids: list[int]) -> bool:
     """Make a single user the owner of the socket, as only root can."""
     if os.geteuid() != 0 or len(uids) > 1:
         return False
@@ -340,7 +340,7 @@ def _given(path: str, uids: list[int]) -> bool:
     return True
 
 
-def _listed(path: str, uids: list[int]) -> bool:
+def _set_socket_acl(path: str, uids: list[int]) -> bool:
     """Set an ACL that admits these users to the socket."""
     entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
     entries += [(_USER, _READ_WRITE, uid) for uid in uids]
@@ -354,7 +354,7 @@ def _listed(path: str, uids: list[int]) -> bool:
     return True
 
 
-def plain(host: str) -> str:
+def normalize_host(host: str) -> str:
     """Normalize a host's name or address for comparison."""
     try:
         return str(ipaddress.ip_address(host))

@@ -1,10 +1,10 @@
 """Logging of the daemon's processes: one line per record, logfmt or JSON, to stderr or a file.
 
-``set_up`` configures it. It uses the standard library only: a structured logging package costs
-more memory per process than the rest of a small daemon. A line is logfmt
-(https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON
-object. If systemd reads stderr, each line begins with its priority, sd-daemon(3). A log file
-may be rotated at any time by renaming it; no process needs a signal.
+``configure_logging`` configures it. It uses the standard library only: a structured logging package
+costs more memory per process than the rest of a small daemon. A line is logfmt
+(https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON object. If
+systemd reads stderr, each line begins with its priority, sd-daemon(3). A log file may be rotated at
+any time by renaming it; no process needs a signal.
 """
 
 import logging
@@ -19,7 +19,7 @@ import msgspec
 
 from steward.core.errors import Unavailable
 
-Format = Literal["logfmt", "json"]
+LogFormat = Literal["logfmt", "json"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;/+@%{}\[\]()*!?<>~^$#&|-]+")
 _PRIORITIES = {
@@ -37,7 +37,7 @@ _FRAMES = 12
 """Most code locations of an error in a line."""
 
 
-def quote(value: object) -> str:
+def quote_value(value: object) -> str:
     """Render a value for ``key=``: plain, or in quotes with special characters escaped.
 
     Nothing in it can end the line or the value, and no control sequence reaches a terminal.
@@ -82,20 +82,24 @@ class LineFormatter(logging.Formatter):
         found: dict[str, object] = {"part": self.part} if self.part else {}
         for name, value in vars(record).items():
             if name not in _OWN_ATTRIBUTES:
-                found[_key(name)] = value
+                found[_clean_key(name)] = value
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             found["error"] = f"{type(error).__name__}: {error}"
-            found["at"] = _frames(error)
+            found["at"] = _format_frames(error)
         return found
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record as one line, without a newline."""
         level = record.levelname.lower()
-        head = f"{self.head(record)}{level}" if self._for_journal else f"{_time(record)} {level}"
-        pairs = [f"msg={quote(_message(record))}"]
-        pairs += [f"{name}={quote(value)}" for name, value in self.facts(record).items()]
-        return f"{head} {quote(record.name)} {' '.join(pairs)}"
+        head = (
+            f"{self.head(record)}{level}"
+            if self._for_journal
+            else f"{_format_time(record)} {level}"
+        )
+        pairs = [f"msg={quote_value(_get_message(record))}"]
+        pairs += [f"{name}={quote_value(value)}" for name, value in self.facts(record).items()]
+        return f"{head} {quote_value(record.name)} {' '.join(pairs)}"
 
 
 class JsonFormatter(LineFormatter):
@@ -104,17 +108,17 @@ class JsonFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """Render a record as one line, without a newline."""
         told: dict[str, Any] = {
-            "time": _time(record),
+            "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _plain(_message(record)),
+            "message": _simplify(_get_message(record)),
         }
         for name, value in self.facts(record).items():
-            told.setdefault(name, _plain(value))
-        return self.head(record) + _escaped(msgspec.json.encode(told).decode())
+            told.setdefault(name, _simplify(value))
+        return self.head(record) + _escape_json(msgspec.json.encode(told).decode())
 
 
-class FileHandler(logging.Handler):
+class ReopeningFileHandler(logging.Handler):
     """Handler that appends to a file, and reopens it after it was renamed or removed.
 
     Each line is one write at the file's end, so that lines of several processes do not mix.
@@ -123,7 +127,7 @@ class FileHandler(logging.Handler):
         path: The file.
 
     Raises:
-        LogUnavailable: It cannot be written.
+        JobLogUnavailable: It cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -170,12 +174,12 @@ class FileHandler(logging.Handler):
         self._fd, self._file = fd, (found.st_dev, found.st_ino)
 
 
-def set_up(
+def configure_logging(
     level: str,
     part: str = "",
     stream: TextIO | None = None,
     *,
-    form: Format = "logfmt",
+    form: LogFormat = "logfmt",
     path: str = "",
 ) -> None:
     """Configure logging of this process: every record as one line to stderr or a file.
@@ -188,16 +192,16 @@ def set_up(
         path: Log file; "" for none.
 
     Raises:
-        LogUnavailable: The file cannot be written.
+        JobLogUnavailable: The file cannot be written.
     """
     to = stream or sys.stderr
-    handler = FileHandler(path) if path else logging.StreamHandler(to)
+    handler = ReopeningFileHandler(path) if path else logging.StreamHandler(to)
     formatter = JsonFormatter if form == "json" else LineFormatter
     handler.setFormatter(formatter(part, for_journal=not path and _is_journal(to)))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
-        if isinstance(old, FileHandler):
+        if isinstance(old, ReopeningFileHandler):
             old.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
@@ -207,7 +211,7 @@ def set_up(
     logging.raiseExceptions = False
 
 
-def name_part(part: str) -> None:
+def set_log_part(part: str) -> None:
     """Name the part of the daemon in every line of this process, after a fork."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, LineFormatter):
@@ -224,7 +228,7 @@ def _is_journal(stream: TextIO) -> bool:
     return named == f"{status.st_dev}:{status.st_ino}"
 
 
-def _message(record: logging.LogRecord) -> str:
+def _get_message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except (TypeError, ValueError):
@@ -232,12 +236,12 @@ def _message(record: logging.LogRecord) -> str:
         return f"{record.msg!r} {record.args!r}"
 
 
-def _time(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{moment}.{int(record.msecs):03d}Z"
 
 
-def _escaped(text: str) -> str:
+def _escape_json(text: str) -> str:
     """Escape unprintable characters in JSON text; they can only be in its strings."""
     if text.isprintable():
         return text
@@ -249,7 +253,7 @@ def _escaped(text: str) -> str:
     )
 
 
-def _plain(value: object) -> object:
+def _simplify(value: object) -> object:
     """Convert a value to one that JSON can hold: a number, or text of limited length."""
     if isinstance(value, bool | int | float | None) and value == value:
         return value
@@ -259,11 +263,11 @@ def _plain(value: object) -> object:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _key(name: str) -> str:
+def _clean_key(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else re.sub(r"[^A-Za-z0-9_.]", "_", name) or "_"
 
 
-def _frames(error: BaseException) -> str:
+def _format_frames(error: BaseException) -> str:
     """Return the innermost code locations of an error, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     return " < ".join(

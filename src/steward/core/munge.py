@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from steward.core.errors import Refused, Unavailable, UsageError
-from steward.core.processes import end_group
+from steward.core.errors import PermissionRefused, Unavailable, UsageError
+from steward.core.processes import kill_group
 
 _NAME: Final = "libmunge.so.2"
 # munge_opt_t of munge.h.
@@ -26,7 +26,7 @@ _ADDR4: Final = 5
 _SOCKET: Final = 8
 
 
-class Opened(msgspec.Struct, frozen=True):
+class DecodedCredential(msgspec.Struct, frozen=True):
     """Result of libmunge for a credential.
 
     Attributes:
@@ -45,7 +45,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1)
-def loaded() -> Any:
+def load_libmunge() -> Any:
     """Load libmunge; return None if it is not installed."""
     try:
         found = ctypes.CDLL(_NAME)
@@ -65,7 +65,7 @@ class _Context:
     """A munge_ctx_t, for one call: threads must not share a context."""
 
     def __init__(self, socket: str) -> None:
-        self.library = loaded()
+        self.library = load_libmunge()
         self.pointer = ctypes.c_void_p(self.library.munge_ctx_create())
         if socket:
             self.library.munge_ctx_set(self.pointer, _SOCKET, ctypes.c_char_p(socket.encode()))
@@ -82,7 +82,7 @@ class _Context:
         return (text or b"").decode("utf-8", "backslashreplace")
 
 
-def encode(socket: str, payload: bytes) -> tuple[int, bytes, str]:
+def encode_credential(socket: str, payload: bytes) -> tuple[int, bytes, str]:
     """Make a credential over these bytes; return munge_err_t, the credential and error text."""
     made = ctypes.c_void_p()
     with _Context(socket) as context:
@@ -96,7 +96,7 @@ def encode(socket: str, payload: bytes) -> tuple[int, bytes, str]:
     return 0, credential, ""
 
 
-def decode(socket: str, credential: bytes) -> Opened:
+def decode_credential(socket: str, credential: bytes) -> DecodedCredential:
     """Verify a credential; the result of an invalid one has only the code and its words."""
     payload = ctypes.c_void_p()
     length, uid, gid = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
@@ -114,12 +114,12 @@ def decode(socket: str, credential: bytes) -> Opened:
         data = ctypes.string_at(payload, length.value) if payload.value else b""
         _free(payload)
         if code:
-            return Opened(code, context.said(code))
+            return DecodedCredential(code, context.said(code))
         code = context.library.munge_ctx_get(context.pointer, _ADDR4, ctypes.byref(address))
         if code:
-            return Opened(code, context.said(code))
+            return DecodedCredential(code, context.said(code))
     host = str(ipaddress.IPv4Address(struct.pack("=I", address.value)))
-    return Opened(0, "", uid.value, host, data)
+    return DecodedCredential(0, "", uid.value, host, data)
 
 
 def _free(pointer: ctypes.c_void_p) -> None:
@@ -138,7 +138,7 @@ _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _METADATA = re.compile(rb"UID: +(\d+)")
 _HOST = re.compile(rb"ENCODE_HOST: +(?:(\S+) \((\S+)\)|(\S+))")
 # munge_err_t of munge.h: faults of the credential itself, not of munged.
-_BAD: Final = {
+_INVALID_CREDENTIAL: Final = {
     8: "is none",
     9: "is of another version",
     10: "has a cipher that is not known here",
@@ -157,7 +157,7 @@ class MungeUnavailable(Unavailable):
     """munged does not answer."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class MungeClaim(msgspec.Struct, frozen=True):
     """Facts that a valid credential proves.
 
     Attributes:
@@ -188,15 +188,15 @@ class Munge:
         Raises:
             MungeUnavailable: munged does not answer.
         """
-        if loaded() is not None:
-            code, out, said = encode(self._socket, payload)
+        if load_libmunge() is not None:
+            code, out, said = encode_credential(self._socket, payload)
         else:
-            code, out, said = _run(["munge", *self._where], payload)
+            code, out, said = _run_munge(["munge", *self._where], payload)
         if code != 0:
             raise MungeUnavailable(f"munge makes no credential: {said or f'exit code {code}'}")
         return out.strip()
 
-    def decode(self, credential: bytes) -> Claim:
+    def decode(self, credential: bytes) -> MungeClaim:
         """Verify a credential.
 
         Raises:
@@ -204,13 +204,13 @@ class Munge:
             MungeUnavailable: munged does not answer.
         """
         if not 0 < len(credential) <= _MOST_CREDENTIAL:
-            raise Refused("there is no MUNGE credential")
-        if loaded() is not None:
-            return _claim_of(decode(self._socket, credential))
+            raise PermissionRefused("there is no MUNGE credential")
+        if load_libmunge() is not None:
+            return _make_claim(decode_credential(self._socket, credential))
         words = ["unmunge", *self._where, "--numeric", "--keys=UID,ENCODE_HOST"]
-        code, out, said = _run(words, credential)
-        if code in _BAD:
-            raise Refused(f"the MUNGE credential {_BAD[code]}")
+        code, out, said = _run_munge(words, credential)
+        if code in _INVALID_CREDENTIAL:
+            raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[code]}")
         head, _, payload = out.partition(b"\n\n")
         uid, host = _METADATA.search(head), _HOST.search(head)
         if code != 0 or uid is None or host is None:
@@ -218,18 +218,18 @@ class Munge:
                 f"unmunge opens no credential: {said or f'exit code {code}'}", code
             )
         address = (host[2] or host[3]).decode("ascii", "replace")
-        return Claim(int(uid[1]), address, payload)
+        return MungeClaim(int(uid[1]), address, payload)
 
 
-def _claim_of(opened: Opened) -> Claim:
-    if opened.code in _BAD:
-        raise Refused(f"the MUNGE credential {_BAD[opened.code]}")
+def _make_claim(opened: DecodedCredential) -> MungeClaim:
+    if opened.code in _INVALID_CREDENTIAL:
+        raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[opened.code]}")
     if opened.code:
         raise MungeUnavailable(f"munged opens no credential: {opened.said}", opened.code)
-    return Claim(opened.uid, opened.address, opened.payload)
+    return MungeClaim(opened.uid, opened.address, opened.payload)
 
 
-def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:
+def _run_munge(words: list[str], data: bytes) -> tuple[int, bytes, str]:
     """Run munge or unmunge; return exit code, output and error text."""
     environment = {"PATH": os.environ.get("PATH", _PATH), "LC_ALL": "C"}
     try:
@@ -254,13 +254,13 @@ def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:
         ) from error
     finally:
         if process.returncode is None:
-            end_group(process)
+            kill_group(process)
     return process.returncode, out, " ".join(err.decode("utf-8", "backslashreplace").split())[:400]
 
 
 SCHEME: Final = "Munge"
 """Scheme of the HTTP header ``Authorization``, before the credential."""
-_WORD: Final = "steward api 1"
+_STATEMENT_VERSION: Final = "steward api 1"
 """First line of every statement, with the version of its format."""
 _USUAL_PORTS: Final = (":443", ":80")
 _LINE: Final = re.compile(r"[A-Z]{1,20} /[!-~]{0,16384}", re.ASCII)
@@ -268,7 +268,7 @@ _CREDENTIAL: Final = re.compile(r"MUNGE:[A-Za-z0-9+/]{4,16384}={0,2}:", re.ASCII
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def statement(method: str, target: str, body: bytes, origin: str) -> bytes:
+def build_statement(method: str, target: str, body: bytes, origin: str) -> bytes:
     """Return the text that a credential for an HTTP request covers.
 
     Args:
@@ -277,10 +277,10 @@ def statement(method: str, target: str, body: bytes, origin: str) -> bytes:
         body: Body of the request.
         origin: Host of the pages' address, with the port if it is not the usual one.
     """
-    return _text(method, target, digest(body), origin)
+    return _format_statement(method, target, hash_body(body), origin)
 
 
-def digest(body: bytes) -> str:
+def hash_body(body: bytes) -> str:
     """Return the SHA-256 of a body, in hexadecimal, for its statement."""
     return hashlib.sha256(body).hexdigest()
 
@@ -290,8 +290,8 @@ def is_credential(text: str) -> bool:
     return _CREDENTIAL.fullmatch(text) is not None
 
 
-def statement_over(method: str, target: str, shown: str, origin: str) -> bytes:
-    """Return the same text as :func:`statement`, from the digest of the body.
+def build_statement_from_digest(method: str, target: str, shown: str, origin: str) -> bytes:
+    """Return the same text as :func:`build_statement`, from the digest of the body.
 
     Args:
         method: HTTP method.
@@ -304,10 +304,10 @@ def statement_over(method: str, target: str, shown: str, origin: str) -> bytes:
     """
     if not _LINE.fullmatch(f"{method} {target}") or not _DIGEST.fullmatch(shown):
         raise UsageError("that is no request of HTTP, whose maker MUNGE could name")
-    return _text(method, target, shown, origin)
+    return _format_statement(method, target, shown, origin)
 
 
-def difference(made: bytes, asked: bytes) -> str:
+def describe_difference(made: bytes, asked: bytes) -> str:
     """Describe how a credential's text differs from its request's; "" if it does not."""
     if made == asked:
         return ""
@@ -320,11 +320,13 @@ def difference(made: bytes, asked: bytes) -> str:
     return f"was made for {theirs!r}, and these pages are {ours!r} ('url' of [web])"
 
 
-def _text(method: str, target: str, shown: str, origin: str) -> bytes:
-    return f"{_WORD}\n{method} {target}\n{shown}\n{_plain(origin)}\n".encode()
+def _format_statement(method: str, target: str, shown: str, origin: str) -> bytes:
+    return (
+        f"{_STATEMENT_VERSION}\n{method} {target}\n{shown}\n{_strip_usual_port(origin)}\n".encode()
+    )
 
 
-def _plain(origin: str) -> str:
+def _strip_usual_port(origin: str) -> str:
     host = origin.rpartition("@")[2].lower()
     for port in _USUAL_PORTS:
         host = host.removesuffix(port)

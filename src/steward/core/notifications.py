@@ -1,6 +1,6 @@
 """Notifications: send mail through MailProg or sendmail, and post JSON to webhooks.
 
-``send_letter`` sends a mail through the program that was the site's MailProg, or through
+``send_mail`` sends a mail through the program that was the site's MailProg, or through
 sendmail. ``post_webhook`` sends JSON to a webhook and never shows its URL, which is a secret.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.processes import end_group
+from steward.core.processes import kill_group
 
 _MOST_BODY: Final = 1024 * 1024
 """Largest mail text, in bytes."""
@@ -31,15 +31,15 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Default PATH: slurmctld gives MailProg none."""
 
 
-class NotSent(Unavailable):
+class MailNotSent(Unavailable):
     """A mail was not sent, or its fate is unknown."""
 
 
-class NotTaken(NotSent):
+class MailRejected(MailNotSent):
     """The program that sends mail rejected a message."""
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class OutgoingMail(msgspec.Struct, frozen=True, kw_only=True):
     """A mail to send.
 
     Attributes:
@@ -61,7 +61,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-def read_body() -> bytes:
+def read_mail_body() -> bytes:
     """Read the mail's text from standard input, within a time limit."""
     if sys.stdin is None or sys.stdin.isatty():
         return b""
@@ -77,41 +77,43 @@ def read_body() -> bytes:
     return found
 
 
-def send_letter(letter: Letter, page: str) -> None:
+def send_mail(letter: OutgoingMail, page: str) -> None:
     """Send a mail, with a page of text after its body.
 
     Raises:
-        NotTaken: It was refused.
-        NotSent: It was not sent, or nobody knows whether it was.
+        MailRejected: It was refused.
+        MailNotSent: It was not sent, or nobody knows whether it was.
     """
     said = letter.body.decode("utf-8", "replace")
     text = "\n".join(part for part in (said.rstrip("\n"), page) if part)
     if letter.program:
         words = [letter.program, "-s", letter.subject, ",".join(letter.to)]
-        _run(words, text.encode(), letter.timeout_s)
+        _run_mail_program(words, text.encode(), letter.timeout_s)
     else:
-        _run([letter.sendmail, "-i", "-t"], letter_message(letter, text), letter.timeout_s)
+        _run_mail_program(
+            [letter.sendmail, "-i", "-t"], build_mail_message(letter, text), letter.timeout_s
+        )
 
 
-def letter_message(letter: Letter, text: str) -> bytes:
+def build_mail_message(letter: OutgoingMail, text: str) -> bytes:
     """Build the whole message, for sendmail."""
     headers = {
         "To": ", ".join(letter.to),
-        "Subject": _encoded(letter.subject),
-        "From": letter.sender if letter.sender.isascii() else _named(letter.sender),
+        "Subject": _encode_header(letter.subject),
+        "From": letter.sender if letter.sender.isascii() else _format_sender(letter.sender),
         "Date": formatdate(localtime=True),
         # Keeps vacation responders from answering slurmctld (RFC 3834).
         "Auto-Submitted": "auto-generated",
     }
     # By hand: an EmailMessage decodes encoded words in its headers, which may then contain
     # newlines. It builds only the body.
-    head = "".join(f"{name}: {_whole(value)}\n" for name, value in headers.items() if value)
+    head = "".join(f"{name}: {_fold_header(value)}\n" for name, value in headers.items() if value)
     built = EmailMessage()
     built.set_content(text or "\n", cte="quoted-printable" if not text.isascii() else None)
     return head.encode("ascii") + bytes(built)
 
 
-def _encoded(text: str) -> str:
+def _encode_header(text: str) -> str:
     """Encode a header's text, so that plain text cannot pass for an encoded word."""
     is_plain = text.isascii() and text.isprintable() and "=?" not in text
     is_plain = is_plain and len(text) <= _LONGEST_PLAIN
@@ -119,17 +121,17 @@ def _encoded(text: str) -> str:
     return Header(text.encode("utf-8", "replace").decode(), charset).encode()
 
 
-def _named(sender: str) -> str:
+def _format_sender(sender: str) -> str:
     name, address = parseaddr(sender)
     return formataddr((name, address.encode("ascii", "replace").decode()))
 
 
-def _whole(value: str) -> str:
+def _fold_header(value: str) -> str:
     """Fold a header's value, so that none of its lines can pass for another header."""
     return "\n ".join(line.strip() for line in value.splitlines() if line.strip())
 
 
-def _run(words: list[str], data: bytes, timeout_s: float) -> None:
+def _run_mail_program(words: list[str], data: bytes, timeout_s: float) -> None:
     """Run a mail program with the message on its standard input."""
     environment = {**os.environ, "PATH": os.environ.get("PATH") or _PATH}
     try:
@@ -142,18 +144,18 @@ def _run(words: list[str], data: bytes, timeout_s: float) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise NotSent(f"{words[0]} cannot be started: {error.strerror}", words) from error
+        raise MailNotSent(f"{words[0]} cannot be started: {error.strerror}", words) from error
     try:
         process.communicate(data, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise NotSent(f"{words[0]} did not end within {timeout_s:g} s", words) from None
+        raise MailNotSent(f"{words[0]} did not end within {timeout_s:g} s", words) from None
     finally:
         if process.returncode is None:
-            end_group(process)
+            kill_group(process)
     if process.returncode == os.EX_TEMPFAIL:
-        raise NotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
+        raise MailNotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
     if process.returncode:
-        raise NotTaken(f"{words[0]} ended with {process.returncode}", words)
+        raise MailRejected(f"{words[0]} ended with {process.returncode}", words)
 
 
 TIMEOUT_S: Final = 10.0
@@ -164,11 +166,11 @@ _TRY_AGAIN: Final = frozenset({408, 425, 429})
 """… these, after which it is sent again."""
 
 
-class WebhookAway(Unavailable):
+class WebhookUnavailable(Unavailable):
     """A webhook does not answer now, or it is unknown whether it received the message."""
 
 
-class WebhookRefused(StewardError):
+class WebhookRejected(StewardError):
     """A webhook rejects the message for good."""
 
 
@@ -181,12 +183,12 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
         timeout_s: Time-out of each of connecting, sending and answering, in seconds.
 
     Raises:
-        WebhookAway: It does not answer: try again later.
-        WebhookRefused: It rejects the message.
+        WebhookUnavailable: It does not answer: try again later.
+        WebhookRejected: It rejects the message.
     """
     import httpx
 
-    where = host_of(url)
+    where = describe_webhook(url)
     try:
         answer = httpx.post(
             url,
@@ -198,16 +200,16 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # The error's text may hold the URL, and its cause would be shown with it.
         kind = type(error).__name__
-        raise WebhookAway(f"{where} cannot be told: {kind}", where) from None
+        raise WebhookUnavailable(f"{where} cannot be told: {kind}", where) from None
     code = answer.status_code
     if code in _REFUSED and code not in _TRY_AGAIN:
-        raise WebhookRefused(f"{where} does not take it: it answers {code}", where)
+        raise WebhookRejected(f"{where} does not take it: it answers {code}", where)
     if not answer.is_success:
-        raise WebhookAway(f"{where} answers {code}", where)
+        raise WebhookUnavailable(f"{where} answers {code}", where)
     return code
 
 
-def host_of(url: str) -> str:
+def describe_webhook(url: str) -> str:
     """Name a webhook by its host, without the secret parts of its URL."""
     try:
         host = urlsplit(url).hostname

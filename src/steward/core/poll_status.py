@@ -1,7 +1,7 @@
 """Poll status of each cluster: a status file with the result of the last queue poll.
 
-The process that polls Slurm writes it (:class:`Looks`); status pages, metrics and commands read
-it, so that they need not ask Slurm themselves.
+The process that polls Slurm writes it (:class:`PollStatusFiles`); status pages, metrics and
+commands read it, so that they need not ask Slurm themselves.
 """
 
 import os
@@ -21,7 +21,7 @@ LONG_INTERVAL_S: Final = 60.0
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class PollStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one poll of a cluster's queue.
 
     Attributes:
@@ -43,7 +43,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 0.0
 
 
-class Looks:
+class PollStatusFiles:
     """Poll status files, one for each cluster.
 
     Args:
@@ -53,7 +53,7 @@ class Looks:
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
 
-    def put(self, cluster: str, look: Look) -> None:
+    def put(self, cluster: str, look: PollStatus) -> None:
         """Write the result of a cluster's last poll.
 
         Raises:
@@ -61,9 +61,9 @@ class Looks:
         """
         write_status(self._path(cluster), look)
 
-    def get(self, cluster: str) -> Look | None:
+    def get(self, cluster: str) -> PollStatus | None:
         """Read the result of a cluster's last poll; None if there is none."""
-        found = read_status(self._path(cluster), Look)
+        found = read_status(self._path(cluster), PollStatus)
         return found[0] if found else None
 
     def _path(self, cluster: str) -> str:

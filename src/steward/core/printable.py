@@ -7,21 +7,21 @@ such characters as escapes; only JSON carries them unchanged.
 
 import re
 
-_ODD = re.compile(r"[^\x20-\x7e]")
-_ODD_IN_LINES = re.compile(r"[^\x20-\x7e\n\t]")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_UNPRINTABLE_IN_LINES = re.compile(r"[^\x20-\x7e\n\t]")
 
 
-def safe(text: str) -> str:
+def escape_line(text: str) -> str:
     r"""Return text on one line, with unprintable characters as escapes (``\n``, ``\x1b``)."""
-    return text if text.isascii() and text.isprintable() else _ODD.sub(_escape, text)
+    return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 
-def safe_lines(text: str) -> str:
-    """Escape text as :func:`safe`, but keep newlines and tabs."""
-    return _ODD_IN_LINES.sub(_escape, text)
+def escape_lines(text: str) -> str:
+    """Escape text as :func:`escape_line`, but keep newlines and tabs."""
+    return _UNPRINTABLE_IN_LINES.sub(_escape, text)
 
 
-def no_formula(cell: str) -> str:
+def quote_formula(cell: str) -> str:
     """Quote a cell that a spreadsheet would compute as a formula: users choose some of these."""
     is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
     return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell

@@ -1,7 +1,8 @@
 """Process control: core dumps, process groups, orphans, and killing all descendants.
 
-``refuse_core_dumps`` protects secrets in memory; ``end_group`` and ``end_below`` kill a program
-and whatever it started; ``end_with`` and ``adopt_orphans`` tie children to their parent.
+``refuse_core_dumps`` protects secrets in memory; ``kill_group`` and ``kill_descendants`` kill a
+program and whatever it started; ``exit_with_parent`` and ``adopt_orphans`` tie children to their
+parent.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ _libc: Final = ctypes.CDLL(None)
 Children = Callable[[int], Iterable[int]]
 
 
-def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> None:
+def kill_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> None:
     """Kill a program that leads a process group, with its group, and reap it.
 
     Args:
@@ -62,7 +63,7 @@ def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> Non
         log.warning("pid %d (%s) cannot be ended: left behind", process.pid, process.args)
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Make the kernel kill this process, which was just forked, when its parent ends.
 
     Args:
@@ -82,7 +83,7 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_below(pid: int, but: Collection[int] = ()) -> None:
+def kill_descendants(pid: int, but: Collection[int] = ()) -> None:
     """Kill all descendants of a process, and their process groups.
 
     Args:
@@ -94,7 +95,7 @@ def end_below(pid: int, but: Collection[int] = ()) -> None:
     for _ in range(_ROUNDS):
         # Collect all first: the descendants of a killed process cannot be found any more.
         try:
-            found = [one for one in _below(pid, but) if one not in killed]
+            found = [one for one in _list_descendants(pid, but) if one not in killed]
         except OSError as error:
             log.warning("what pid %d has started cannot be found, to be ended: %s", pid, error)
             return
@@ -107,9 +108,9 @@ def end_below(pid: int, but: Collection[int] = ()) -> None:
         killed.update(found)
 
 
-def _below(pid: int, but: Collection[int]) -> list[int]:
+def _list_descendants(pid: int, but: Collection[int]) -> list[int]:
     """Return all descendants of a process, parents before their children."""
-    children = _listed if os.path.exists(_CHILDREN) else _by_parent()
+    children = _read_children if os.path.exists(_CHILDREN) else _map_children()
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -119,7 +120,7 @@ def _below(pid: int, but: Collection[int]) -> list[int]:
     return found
 
 
-def _listed(pid: int) -> list[int]:
+def _read_children(pid: int) -> list[int]:
     """Return the children of a process from the kernel's list for each of its threads."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -132,7 +133,7 @@ def _listed(pid: int) -> list[int]:
     return found
 
 
-def _by_parent() -> Children:
+def _map_children() -> Children:
     """Map parents to children by reading each process's parent in /proc."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):

@@ -5,11 +5,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 
-_MOST: Final = 20_000
+_MAX_BUCKETS: Final = 20_000
 """Most buckets in memory; the least recently used is dropped first."""
 
 
-class Buckets:
+class TokenBuckets:
     """Token buckets by key: each fills with time, and each request takes one token.
 
     Args:
@@ -33,7 +33,7 @@ class Buckets:
         is_enough = level >= 1
         self._buckets[who] = (level - 1 if is_enough else level, now)
         self._buckets.move_to_end(who)
-        if len(self._buckets) > _MOST:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return is_enough
 

@@ -1,7 +1,7 @@
 """Job records: JobRecord, Slurm's fields of one job, and Line, one run or step for accounting.
 
 Sources (polls, jobcomp, sacct) fill a :class:`JobRecord`; consumers read it from events.
-:class:`Line` is a row of the job log and of the table ``line``, which sacct, job pages and
+:class:`UsageLine` is a row of the job log and of the table ``line``, which sacct, job pages and
 reports read; ``FIELDS`` lists its columns.
 """
 
@@ -124,7 +124,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mem_per_tres: str = ""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UsageLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Accounting record of one run or one step, a row of the job log.
 
     Attributes:
@@ -257,5 +257,5 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
 
 
-FIELDS: Final = Line.__struct_fields__
+USAGE_LINE_FIELDS: Final = UsageLine.__struct_fields__
 """Field names of a Line, which are the columns of the table ``line`` and of Parquet files."""

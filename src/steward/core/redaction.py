@@ -54,7 +54,7 @@ DEFAULT_NAMES = (
 """Patterns on variable names, matched in any case; names of variables with a file may match."""
 
 
-def _word(pattern: str) -> str:
+def _require_boundary(pattern: str) -> str:
     """Require a word boundary before a pattern, checked last for speed: see ``DEFAULT_VALUES``."""
     return rf"{pattern}(?<=\b{pattern})"
 
@@ -66,24 +66,25 @@ DEFAULT_VALUES = (
     r"://(?<=[A-Za-z0-9+.-]://)[^/\s:@]{0,200}+:(?!\d++[/,])\S[^\s@]{0,399}+@(?:[^\s@]{0,400}+@)*+",
     # A token as user name. It cannot contain what ends a host, so no two attempts overlap.
     r"://(?<=[A-Za-z0-9+.-]://)[^/?#\s:@]{20,}+:?@",
-    _word(r"hooks\.slack\.com/") + r"(?:services|workflows|triggers)/[A-Za-z0-9/_-]{8,}+",
+    _require_boundary(r"hooks\.slack\.com/")
+    + r"(?:services|workflows|triggers)/[A-Za-z0-9/_-]{8,}+",
     # A shared access signature; JSON and a URL within one write the "&" before it as 26.
     r"sig(?:(?<=\bsig)|(?<=26sig))(?:=|%3[Dd])[A-Za-z0-9%+/_-]{16,}+={0,2}",
-    _word(r"Bearer") + r"\s{1,4}[A-Za-z0-9._~+/=-]{8,}+",
+    _require_boundary(r"Bearer") + r"\s{1,4}[A-Za-z0-9._~+/=-]{8,}+",
     # Prefixes that issuers give to their tokens.
-    _word(r"gh[pousr]_") + r"[A-Za-z0-9]{20,}+",
-    _word(r"github_pat_") + r"[A-Za-z0-9_]{20,}+",
-    _word(r"glpat-") + r"[A-Za-z0-9_-]{16,}+",
-    _word(r"hf_") + r"[A-Za-z0-9]{20,}+",
+    _require_boundary(r"gh[pousr]_") + r"[A-Za-z0-9]{20,}+",
+    _require_boundary(r"github_pat_") + r"[A-Za-z0-9_]{20,}+",
+    _require_boundary(r"glpat-") + r"[A-Za-z0-9_-]{16,}+",
+    _require_boundary(r"hf_") + r"[A-Za-z0-9]{20,}+",
     # Requires a word too long for a person to write: sk-learn-grid-search is a job's name.
-    _word(r"sk-") + r"(?:[A-Za-z0-9]{1,12}[-_]){0,3}[A-Za-z0-9]{20,}+[A-Za-z0-9_-]*+",
-    _word(r"sk_(?:live|test)_") + r"[A-Za-z0-9]{16,}+",
-    _word(r"ya29\.") + r"[A-Za-z0-9_-]{20,}+",
-    _word(r"xox[abprs]-") + r"[A-Za-z0-9-]{10,}+",
-    _word(r"A(?:KIA|SIA)") + r"[A-Z0-9]{16}\b",
-    _word(r"AIza") + r"[A-Za-z0-9_-]{30,}+",
-    _word(r"pypi-AgE") + r"[A-Za-z0-9_-]{20,}+",
-    _word(r"npm_") + r"[A-Za-z0-9]{20,}+",
+    _require_boundary(r"sk-") + r"(?:[A-Za-z0-9]{1,12}[-_]){0,3}[A-Za-z0-9]{20,}+[A-Za-z0-9_-]*+",
+    _require_boundary(r"sk_(?:live|test)_") + r"[A-Za-z0-9]{16,}+",
+    _require_boundary(r"ya29\.") + r"[A-Za-z0-9_-]{20,}+",
+    _require_boundary(r"xox[abprs]-") + r"[A-Za-z0-9-]{10,}+",
+    _require_boundary(r"A(?:KIA|SIA)") + r"[A-Z0-9]{16}\b",
+    _require_boundary(r"AIza") + r"[A-Za-z0-9_-]{30,}+",
+    _require_boundary(r"pypi-AgE") + r"[A-Za-z0-9_-]{20,}+",
+    _require_boundary(r"npm_") + r"[A-Za-z0-9]{20,}+",
     # A JSON Web Token from its payload on: like the header before it, it begins with '{"'.
     r"\.eyJ(?<=[A-Za-z0-9_-]{8}\.eyJ)[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+",
 )
@@ -93,7 +94,7 @@ Each begins with a fixed letter, so that the search skips all other positions at
 never backtracks (``++``). A lookbehind (``(?<=``) checks what must precede.
 """
 
-_AS_IT_IS = b""
+_UNCHANGED = b""
 """Cache value for an unchanged entry: no redacted entry is empty."""
 _CACHE_ENTRIES = 20_000
 """Most environment entries in the cache; it is then emptied."""
@@ -137,7 +138,7 @@ _QUOTE_END = {
 _COUNT = re.compile(
     rb"(?i:[\d.]{1,9}[kmg]?|true|false|yes|no|none|null|auto|max)(?=[\s,;/_}\]\"']|\Z)"
 )
-_RANDOM = re.compile(rb"[A-Za-z0-9][A-Za-z0-9+/_=-]{31,127}")
+_RANDOM_WORD = re.compile(rb"[A-Za-z0-9][A-Za-z0-9+/_=-]{31,127}")
 _RANDOM_BITS = 4.6
 """Entropy per character, in bits, from which a word of 32 or more characters is random."""
 _FLAG = re.compile(rb"-[A-Za-z](?=[\s\d]|\Z)")
@@ -157,7 +158,7 @@ _VARIABLE = re.compile(rb"^[\"']?(?:\$|<|`|\{\{|%|/|\.\.?/|~)")
 """Values that refer to a secret rather than contain it: variables, files, templates."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class SecretFinding(msgspec.Struct, frozen=True):
     """A possible credential in a script.
 
     Attributes:
@@ -192,8 +193,8 @@ class Redactor:
         self._key = key
         names = DEFAULT_NAMES if settings.names is None else settings.names
         values = DEFAULT_VALUES if settings.values is None else settings.values
-        self._names = _union("names", (*names, *settings.more_names), re.IGNORECASE)
-        self._values = _union("values", (*values, *settings.more_values), re.DOTALL)
+        self._names = _join_patterns("names", (*names, *settings.more_names), re.IGNORECASE)
+        self._values = _join_patterns("values", (*values, *settings.more_values), re.DOTALL)
         self._keep = frozenset(name.encode() for name in settings.keep)
         self._entries_cache: dict[bytes, bytes] = {}
 
@@ -207,7 +208,7 @@ class Redactor:
                 self._entry(entry) if known is None else known
                 for entry, known in zip(entries, kept, strict=True)
             ]
-        if kept.count(_AS_IT_IS) == len(kept):
+        if kept.count(_UNCHANGED) == len(kept):
             return RedactedEnvironment(block, ())
         names = []
         for index, redacted in enumerate(kept):
@@ -232,7 +233,7 @@ class Redactor:
         """Redact one entry and cache the result."""
         redacted = self._redacted(entry)
         if redacted == entry:
-            redacted = _AS_IT_IS
+            redacted = _UNCHANGED
         if len(entry) <= _CACHE_ENTRY_BYTES:
             if len(self._entries_cache) >= _CACHE_ENTRIES:
                 self._entries_cache.clear()
@@ -262,7 +263,7 @@ class Redactor:
             return True
         if value.startswith(_FUNCTION):
             return False
-        if any(True for _begin, _end in _client_passwords(value)):
+        if any(True for _begin, _end in _find_client_passwords(value)):
             return True
         return any(
             match["name"] and self.is_secret(match["name"]) and value[match.end() :].lstrip(b"\"'$")
@@ -324,7 +325,7 @@ class Redactor:
                 ends = _PHRASE_END if b"phrase" in name.lower() else _WORD_END
             else:
                 ends = _VALUE_END
-            done = _end_of(ends, data, begin)
+            done = _find_end(ends, data, begin)
             yield begin, done
         done = 0
         for match in _KEY_BEFORE.finditer(data):
@@ -333,11 +334,11 @@ class Redactor:
                 continue
             quoted = _QUOTE_END.get(data[begin : begin + 1])
             begin += quoted is not None
-            done = _end_of(quoted or (_COMPONENT_END if is_path else _ITEM_END), data, begin)
+            done = _find_end(quoted or (_COMPONENT_END if is_path else _ITEM_END), data, begin)
             if done > begin:
                 yield begin, done
         if not is_path:
-            yield from _client_passwords(data)
+            yield from _find_client_passwords(data)
 
     def record(self, record: JobRecord) -> JobRecord:
         """Redact the fields of a job record that its user wrote."""
@@ -349,14 +350,14 @@ class Redactor:
                     changes[field] = after
         return msgspec.structs.replace(record, **changes) if changes else record
 
-    def find_secrets(self, data: bytes) -> Iterator[Finding]:
+    def find_secrets(self, data: bytes) -> Iterator[SecretFinding]:
         """Yield possible credentials in a script, without their values."""
         for number, line in enumerate(data.split(b"\n"), start=1):
             if self._values and self._values.search(line):
-                yield Finding(number, "a token, private key or URL with a password")
+                yield SecretFinding(number, "a token, private key or URL with a password")
                 continue
             for name in self._assigned(line):
-                yield Finding(number, name.decode("ascii"))
+                yield SecretFinding(number, name.decode("ascii"))
                 break
 
     def _assigned(self, text: bytes) -> Iterator[bytes]:
@@ -366,7 +367,7 @@ class Redactor:
                 yield match["name"]
 
 
-def redactor_of(settings: Settings) -> Redactor:
+def make_redactor(settings: Settings) -> Redactor:
     """Make a site's redactor, with the key in its state directory, creating a missing key.
 
     Raises:
@@ -396,7 +397,7 @@ def redactor_of(settings: Settings) -> Redactor:
 
 def is_random(value: bytes) -> bool:
     """Return whether a value is one long random word, as keys are."""
-    if not _RANDOM.fullmatch(value):
+    if not _RANDOM_WORD.fullmatch(value):
         return False
     if not (re.search(rb"[a-z]", value) and re.search(rb"[A-Z]", value)):
         return False
@@ -408,14 +409,14 @@ def is_random(value: bytes) -> bool:
     return bits >= min(_RANDOM_BITS, 0.9 * math.log2(size))
 
 
-def _client_passwords(data: bytes) -> Iterator[tuple[int, int]]:
+def _find_client_passwords(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield the places of passwords in arguments of curl, mysql and sshpass."""
     for match in _LOGIN.finditer(data):
-        yield match.end(), _end_of(_WORD_END, data, match.end())
+        yield match.end(), _find_end(_WORD_END, data, match.end())
     client = _CLIENT.search(data)
     if client is not None:
         for match in _CLIENT_PASSWORD.finditer(data, client.end()):
-            yield match.end(), _end_of(_WORD_END, data, match.end())
+            yield match.end(), _find_end(_WORD_END, data, match.end())
 
 
 def _is_count(name: bytes, data: bytes, begin: int) -> bool:
@@ -423,13 +424,13 @@ def _is_count(name: bytes, data: bytes, begin: int) -> bool:
     return name.lower().endswith((b"tokens", b"key")) and _COUNT.match(data, begin) is not None
 
 
-def _end_of(ends: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
+def _find_end(ends: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
     found = ends.search(data, begin)
     assert found is not None
     return found.start()
 
 
-def _union(where: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
+def _join_patterns(where: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
     """Compile several patterns into one; None for no patterns."""
     for pattern in patterns:
         try:

@@ -16,26 +16,27 @@ from typing import TYPE_CHECKING, Any
 from pysqlite3 import dbapi2
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OLDEST_SAFE = (3, 51, 3)
+
+OLDEST_SAFE_VERSION = (3, 51, 3)
 """Oldest SQLite release without the WAL corruption bug."""
-_LARGEST_IDLE_LOG = 16 << 20
+_MAX_IDLE_WAL_BYTES = 16 << 20
 """Size of a write-ahead log, in bytes, above which SQLite truncates the file on restart of it."""
-_WRONG = ("no such", "syntax error", "malformed", "already exists")
+_PERMANENT_ERRORS = ("no such", "syntax error", "malformed", "already exists")
 """Parts of error texts that mean a wrong statement or schema, not a busy database."""
 
 
-def _as_it_is(value: None) -> None:
+def _return_unchanged(value: None) -> None:
     return value
 
 
 # For each None that is bound, the library searches all protocols for an adapter, which costs
 # ten times the binding itself. A registered adapter avoids the search.
-dbapi2.register_adapter(type(None), _as_it_is)
+dbapi2.register_adapter(type(None), _return_unchanged)
 
 Connection = Any
 """A ``pysqlite3`` connection; the package has no type information."""
@@ -52,7 +53,7 @@ class SqliteUnavailable(Unavailable):
 
 
 @contextmanager
-def translated(path: str) -> "Iterator[None]":
+def translate_errors(path: str) -> "Iterator[None]":
     """Translate SQLite's exceptions into Steward's, naming the file.
 
     Raises:
@@ -63,7 +64,7 @@ def translated(path: str) -> "Iterator[None]":
         yield
     except dbapi2.OperationalError as error:
         text = str(error)
-        if any(sign in text for sign in _WRONG):
+        if any(sign in text for sign in _PERMANENT_ERRORS):
             raise SqliteError(f"{path}: {text}", path) from error
         raise SqliteUnavailable(f"{path}: {text}", path) from error
     except dbapi2.DatabaseError as error:
@@ -85,39 +86,41 @@ def open_database(
         migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
         synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
         timeout_s: Longest wait for a lock, in seconds.
-        shrinks: Whether to create the database so that :func:`shrink` can cut its file.
+        shrinks: Whether to create the database so that :func:`shrink_database` can cut its file.
 
     Raises:
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
         SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
     """
-    if dbapi2.sqlite_version_info < OLDEST_SAFE:
-        wanted = ".".join(map(str, OLDEST_SAFE))
+    if dbapi2.sqlite_version_info < OLDEST_SAFE_VERSION:
+        wanted = ".".join(map(str, OLDEST_SAFE_VERSION))
         raise SqliteError(
             f"SQLite {dbapi2.sqlite_version} is too old, {wanted} or later is needed: "
             "reinstall the pysqlite3 package"
         )
-    kind = network_kind(os.path.dirname(path) or ".")
+    kind = find_network_type(os.path.dirname(path) or ".")
     if kind:
         raise SqliteError(
             f"{path} is on {kind}, where SQLite locks are not safe: set state_dir to a local disk",
             path,
         )
-    with translated(path):
-        _make(path)
+    with translate_errors(path):
+        _create_file(path)
         connection = _connect(path, timeout_s)
         if shrinks:
             # Works on an empty file only: SQLite ignores it once the first page is written.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        _log_ahead(connection, timeout_s)
-        connection.execute(f"PRAGMA journal_size_limit={_LARGEST_IDLE_LOG}")
+        _enable_wal(connection, timeout_s)
+        connection.execute(f"PRAGMA journal_size_limit={_MAX_IDLE_WAL_BYTES}")
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA foreign_keys=ON")
-        _migrate(connection, path, migrations)
+        _migrate_schema(connection, path, migrations)
     return connection
 
 
-def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: int) -> bool:
+def shrink_database(
+    connection: Connection, path: str, *, spare_bytes: int, step_bytes: int
+) -> bool:
     """Return free pages at the end of a database file to the file system, one step a call.
 
     Args:
@@ -132,25 +135,25 @@ def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: i
     Raises:
         SqliteUnavailable: The disk is full or fails.
     """
-    with translated(path):
-        free, size = (_pragma(connection, name) for name in ("freelist_count", "page_size"))
+    with translate_errors(path):
+        free, size = (_read_pragma(connection, name) for name in ("freelist_count", "page_size"))
         spare = spare_bytes // size
         if free <= spare:
             return False
         step = min(free - spare, step_bytes // size)
         # Each fetched row is a page that was moved.
         connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
-        left = _pragma(connection, "freelist_count")
+        left = _read_pragma(connection, "freelist_count")
         # The checkpoint cuts the file, and the log must not grow instead.
         _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     return spare < left < free and logged == copied
 
 
-def _pragma(connection: Connection, name: str) -> int:
+def _read_pragma(connection: Connection, name: str) -> int:
     return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-def make_for_owner(path: str) -> None:
+def create_for_owner(path: str) -> None:
     """Create a missing database file for the owner of its directory.
 
     If root needs a database first, Steward's own user can still use it; SQLite gives the files
@@ -160,13 +163,13 @@ def make_for_owner(path: str) -> None:
         SqliteUnavailable: It cannot be made now.
     """
     if os.geteuid() != 0:
-        _make(path)
+        _create_file(path)
         return
     try:
         owner = os.stat(os.path.dirname(path) or ".")
     except OSError as error:
         raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
-    _make(path, owner)
+    _create_file(path, owner)
 
 
 def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Connection:
@@ -182,10 +185,10 @@ def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Co
     """
     if not os.path.exists(path):
         raise SqliteUnavailable(f"{path} does not exist yet: has the daemon run?", path)
-    with translated(path):
+    with translate_errors(path):
         connection = _connect(path, timeout_s)
         connection.execute("PRAGMA query_only=ON")
-        is_begun = made and not _version(connection)
+        is_begun = made and not _read_schema_version(connection)
     if is_begun:
         connection.close()
         raise SqliteUnavailable(f"{path} is being made: try again in a moment", path)
@@ -203,7 +206,7 @@ def open_scratch(script: str) -> Connection:
     Raises:
         SqliteUnavailable: There is no place for temporary files.
     """
-    with translated("a temporary file"):
+    with translate_errors("a temporary file"):
         connection = dbapi2.connect("", isolation_level=None, check_same_thread=False)
         connection.executescript(f"PRAGMA journal_mode=OFF;\n{script}\nBEGIN;")
     return connection
@@ -217,7 +220,7 @@ def _connect(path: str, timeout_s: float) -> Connection:
     return connection
 
 
-def _make(path: str, owner: os.stat_result | None = None) -> None:
+def _create_file(path: str, owner: os.stat_result | None = None) -> None:
     """Create a missing file that its owner alone can read.
 
     An existing file is not opened: closing it would drop every lock that this process has on
@@ -236,7 +239,7 @@ def _make(path: str, owner: os.stat_result | None = None) -> None:
         os.close(descriptor)
 
 
-def _log_ahead(connection: Connection, timeout_s: float) -> None:
+def _enable_wal(connection: Connection, timeout_s: float) -> None:
     """Switch the database to WAL; SQLite's own lock time-out does not cover this statement."""
     until = time.monotonic() + timeout_s
     while True:
@@ -250,7 +253,7 @@ def _log_ahead(connection: Connection, timeout_s: float) -> None:
             return
 
 
-def refuse_newer(path: str, known: int) -> None:
+def check_schema_version(path: str, known: int) -> None:
     """Check that no newer release wrote a database, before anything else uses it.
 
     Args:
@@ -264,13 +267,13 @@ def refuse_newer(path: str, known: int) -> None:
     if os.path.exists(path):
         connection = open_reader(path)
         try:
-            with translated(path):
-                _refuse_newer(path, _version(connection), known)
+            with translate_errors(path):
+                _check_version(path, _read_schema_version(connection), known)
         finally:
             connection.close()
 
 
-def _refuse_newer(path: str, version: int, known: int) -> None:
+def _check_version(path: str, version: int, known: int) -> None:
     if version > known:
         raise SqliteError(
             f"{path} was written by a newer Steward (schema {version}, this one knows {known}): "
@@ -279,26 +282,26 @@ def _refuse_newer(path: str, version: int, known: int) -> None:
         )
 
 
-def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
+def _migrate_schema(connection: Connection, path: str, migrations: Sequence[str]) -> None:
     """Run the missing migrations, each in its own transaction."""
-    version = _version(connection)
-    _refuse_newer(path, version, len(migrations))
+    version = _read_schema_version(connection)
+    _check_version(path, version, len(migrations))
     while version < len(migrations):
         with transaction(connection, path):
             # Another process may have migrated it meanwhile.
-            version = _version(connection)
+            version = _read_schema_version(connection)
             if version < len(migrations):
-                for statement in _statements(migrations[version]):
+                for statement in _split_statements(migrations[version]):
                     connection.execute(statement)
                 version += 1
                 connection.execute(f"PRAGMA user_version={version}")
 
 
-def _version(connection: Connection) -> int:
-    return _pragma(connection, "user_version")
+def _read_schema_version(connection: Connection) -> int:
+    return _read_pragma(connection, "user_version")
 
 
-def _statements(script: str) -> "Iterator[str]":
+def _split_statements(script: str) -> "Iterator[str]":
     """Split a script into statements; semicolons inside triggers and strings do not split."""
     statement = ""
     for piece in script.split(";"):
@@ -315,7 +318,7 @@ def _statements(script: str) -> "Iterator[str]":
 @contextmanager
 def transaction(connection: Connection, path: str = "") -> "Iterator[Connection]":
     """Run one write transaction: commit at the end, roll back on any error."""
-    with translated(path):
+    with translate_errors(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection

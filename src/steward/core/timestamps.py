@@ -7,14 +7,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def micros(moment: datetime) -> int:
+def to_micros(moment: datetime) -> int:
     """Return a time as microseconds since the epoch."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def micros_or_0(moment: datetime | None) -> int:
+def to_micros_or_zero(moment: datetime | None) -> int:
     """Return a time as microseconds since the epoch; 0 for None (unknown)."""
-    return 0 if moment is None else micros(moment)
+    return 0 if moment is None else to_micros(moment)
 
 
 def moment(us: int) -> datetime:

@@ -17,7 +17,7 @@ class TlsUnavailable(Unavailable):
     """A certificate or key cannot be used now, perhaps because it is just being renewed."""
 
 
-def server_context(certificate: str, key: str, client_ca: str) -> Context:
+def make_server_context(certificate: str, key: str, client_ca: str) -> Context:
     """Make the TLS context of a server.
 
     Args:
@@ -32,13 +32,13 @@ def server_context(certificate: str, key: str, client_ca: str) -> Context:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(context, certificate, key, client_ca)
+    _load_certificates(context, certificate, key, client_ca)
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def client_context(certificate: str, key: str, ca: str) -> Context:
+def make_client_context(certificate: str, key: str, ca: str) -> Context:
     """Make the TLS context of a client.
 
     Args:
@@ -55,11 +55,11 @@ def client_context(certificate: str, key: str, ca: str) -> Context:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not ca:
         context.load_default_certs()
-    _load(context, certificate, key, ca)
+    _load_certificates(context, certificate, key, ca)
     return context
 
 
-def _load(context: Context, certificate: str, key: str, authority: str) -> None:
+def _load_certificates(context: Context, certificate: str, key: str, authority: str) -> None:
     """Load our certificate and the CA certificates into a context."""
     name = ""
     try:
@@ -75,7 +75,7 @@ def _load(context: Context, certificate: str, key: str, authority: str) -> None:
         raise TlsUnavailable(f"{name} (or its key) cannot be used: {reason}", name) from error
 
 
-def names_of(connection: socket.socket) -> frozenset[str]:
+def read_peer_names(connection: socket.socket) -> frozenset[str]:
     """Return the host names and addresses in the peer's certificate.
 
     Only subject alternative names count, as in RFC 9525; a wildcard matches no host.

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from steward.core.records import JobRecord, Line
+from steward.core.records import JobRecord, UsageLine
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class TaskUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     includes_epilog: bool = False
 
 
-class TasksExited(Launch, frozen=True, kw_only=True):
+class ExitedTasks(Launch, frozen=True, kw_only=True):
     """task.exit: some tasks of a launch ended; each task is in at least one such event."""
 
     tasks: tuple[TaskUsage, ...]
@@ -148,7 +148,7 @@ class NodeGap(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
 
 
-class RunFact(msgspec.Struct, frozen=True, kw_only=True):
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """run.start, run.suspend, run.end: a run's record, merged by the consumer ``jobs``.
 
     Attributes:
@@ -215,7 +215,7 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
     announced: bool = False
 
 
-class StepAccounted(msgspec.Struct, frozen=True, kw_only=True):
+class AccountedStep(msgspec.Struct, frozen=True, kw_only=True):
     """step.accounted: another accounting database's record of a step; our own takes precedence.
 
     Attributes:
@@ -226,7 +226,7 @@ class StepAccounted(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: int
     submit: datetime
-    line: Line
+    line: UsageLine
 
 
 class PluginMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +245,7 @@ class PluginMessage(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class AccountingExpire(msgspec.Struct, frozen=True, kw_only=True):
+class AccountingExpiry(msgspec.Struct, frozen=True, kw_only=True):
     """accounting.expire: delete accounting records of jobs that ended before a time.
 
     Attributes:

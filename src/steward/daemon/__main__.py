@@ -11,7 +11,7 @@ from typing import NoReturn
 from steward.core.errors import StewardError
 
 
-def become(config: str, *, controller: bool = False) -> NoReturn:
+def exec_daemon(config: str, *, controller: bool = False) -> NoReturn:
     """Replace this process by the daemon of a configuration file; the process id stays.
 
     Args:
@@ -29,16 +29,16 @@ def become(config: str, *, controller: bool = False) -> NoReturn:
 
 def main() -> int:
     """Run the daemon; return its exit code."""
-    from steward.core.config.reader import load
+    from steward.core.config.reader import load_settings
     from steward.daemon import serve
 
     config, *more = sys.argv[1:]
     if more:
-        from steward.daemon.controller import controller_parts as parts
+        from steward.daemon.controller import make_controller_parts as parts
     else:
-        from steward.daemon.workers import parts_of as parts
+        from steward.daemon.workers import make_parts as parts
     try:
-        return serve.run(load(config), lambda: load(config), parts)
+        return serve.run_daemon(load_settings(config), lambda: load_settings(config), parts)
     except StewardError as error:
         print(f"steward: {error}", file=sys.stderr)
         return error.exit_code

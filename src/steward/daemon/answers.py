@@ -20,30 +20,30 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.errors import UnknownCredential
 from steward.core.access import Asker, check_scope
 from steward.core.actions import Action, ActionError, Registry
-from steward.core.errors import Failed, Refused, StewardError, UsageError
-from steward.daemon.idempotency import Repeats
+from steward.core.errors import InternalFailure, PermissionRefused, StewardError, UsageError
+from steward.daemon.idempotency import IdempotencyStore
 from steward.daemon.requests import (
     LONGEST_REQUEST,
     VERSION,
-    Ask,
-    answer_line,
-    error_line,
-    item_line,
+    ActionRequest,
+    encode_answer_line,
+    encode_error_line,
+    encode_item_line,
 )
 
 log = logging.getLogger(__name__)
 
-Knows = Callable[[str], Asker]
+IdentifySecret = Callable[[str], Asker]
 """Function that identifies the owner of a secret; raises NotKnown if there is none."""
 
-Kept = Callable[[], Repeats]
+OpenRepeats = Callable[[], IdempotencyStore]
 """Function that opens the store of idempotency keys when first needed."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of what one peer may cost.
 
     Attributes:
@@ -77,7 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     kept_s: float = 300.0
 
 
-class Service:
+class RequestService:
     """Answers the requests of one connection.
 
     Args:
@@ -90,11 +90,11 @@ class Service:
     def __init__(
         self,
         registry: Registry,
-        limits: Limits | None = None,
-        knows: Knows | None = None,
-        repeats: Kept | None = None,
+        limits: PeerLimits | None = None,
+        knows: IdentifySecret | None = None,
+        repeats: OpenRepeats | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or PeerLimits()
         self._registry = registry
         self._knows = knows
         self._repeats = repeats
@@ -113,23 +113,23 @@ class Service:
         Raises:
             OSError: The peer is gone, or too slow.
         """
-        peer = _Peer(connection)
+        peer = _PeerWatcher(connection)
         until = time.monotonic() + self.limits.kept_s
         for _ in range(self.limits.kept_requests):
-            _allow(self.limits.silence_s)
+            _set_time_limit(self.limits.silence_s)
             is_last = True
             try:
-                ask = _decode(line)
+                ask = _decode_ask(line)
                 is_last = not (keeps and ask.keep)
                 replies = self._replies(ask, uid, peer)
             except StewardError as error:
-                replies = iter([error_line(error)])
+                replies = iter([encode_error_line(error)])
             for reply in replies:
-                _send(connection, reply, self.limits)
+                _send_line(connection, reply, self.limits)
             left_s = until - time.monotonic()
             if is_last or left_s <= 0:
                 return
-            _allow(left_s + 5)
+            _set_time_limit(left_s + 5)
             try:
                 line = _read_line(connection, left_s)
             except StewardError:
@@ -137,7 +137,7 @@ class Service:
             if not line:
                 return
 
-    def _replies(self, ask: Ask, uid: int, peer: "_Peer") -> Iterator[bytes]:
+    def _replies(self, ask: ActionRequest, uid: int, peer: "_PeerWatcher") -> Iterator[bytes]:
         """Yield the lines that answer a request; an error is the last line."""
         try:
             action = self._registry.get(ask.action)
@@ -154,20 +154,24 @@ class Service:
                 else:
                     yield from self._run(action, asker, request)
         except StewardError as error:
-            yield error_line(error)
+            yield encode_error_line(error)
         except MemoryError:
             log.warning("a request of uid %d took more memory than one may", uid)
-            yield error_line(Refused("the answer takes more memory than one may: ask for less"))
+            yield encode_error_line(
+                PermissionRefused("the answer takes more memory than one may: ask for less")
+            )
         except Exception:
             log.exception("a request of uid %d failed", uid)
-            yield error_line(Failed("the daemon failed on this request: its log says why"))
+            yield encode_error_line(
+                InternalFailure("the daemon failed on this request: its log says why")
+            )
 
-    def _asker(self, ask: Ask, uid: int) -> Asker:
+    def _asker(self, ask: ActionRequest, uid: int) -> Asker:
         """Return the caller: the peer, or the owner of the secret that it sends."""
         if not ask.auth:
-            return Asker(uid=uid, user=_user_name(uid), how="socket")
+            return Asker(uid=uid, user=_get_user_name(uid), how="socket")
         if self._knows is None:
-            raise NotKnown("nobody is known here by a token")
+            raise UnknownCredential("nobody is known here by a token")
         asker = self._knows(ask.auth)
         # Check before decoding the request: an insufficient token learns nothing about its format.
         check_scope(asker, ask.action)
@@ -189,16 +193,20 @@ class Service:
         """Run the action; yield its reply lines."""
         result = self._registry.call(action.name, asker, request)
         if not action.stream:
-            yield answer_line(result)
+            yield encode_answer_line(result)
             return
         for item in result:
-            yield answer_line(item) if isinstance(item, action.answer) else item_line(item)
+            yield (
+                encode_answer_line(item)
+                if isinstance(item, action.answer)
+                else encode_item_line(item)
+            )
 
 
-def _decode(line: bytes) -> Ask:
+def _decode_ask(line: bytes) -> ActionRequest:
     """Decode a request and check its protocol version."""
     try:
-        ask = msgspec.json.decode(line, type=Ask)
+        ask = msgspec.json.decode(line, type=ActionRequest)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ActionError(f"the request cannot be read: {error}") from error
     if ask.v != VERSION:
@@ -209,14 +217,14 @@ def _decode(line: bytes) -> Ask:
     return ask
 
 
-def _user_name(uid: int) -> str:
+def _get_user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return ""
 
 
-class _Peer:
+class _PeerWatcher:
     """Watcher that ends this process when its peer disconnects.
 
     An action that changes something is completed first.
@@ -251,7 +259,7 @@ class _Peer:
         return self._may_end
 
 
-def _allow(seconds: float) -> None:
+def _set_time_limit(seconds: float) -> None:
     """Restart the process's time limit: SIGALRM ends even a call that never returns."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -282,10 +290,10 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
     return bytes(line)
 
 
-def _send(connection: socket.socket, line: bytes, limits: Limits) -> None:
+def _send_line(connection: socket.socket, line: bytes, limits: PeerLimits) -> None:
     """Send a line within the peer's time limit."""
     # While the peer reads, the socket's own time-out applies.
-    _allow(limits.send_s + 5)
+    _set_time_limit(limits.send_s + 5)
     connection.settimeout(limits.send_s)
     connection.sendall(line)
-    _allow(limits.silence_s)
+    _set_time_limit(limits.silence_s)

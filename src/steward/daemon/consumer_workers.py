@@ -19,28 +19,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.server import GateServer, Precedence
+from steward.bank.gate.server import GateServer, RealTimePriority
 from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import Event, utc_now
 from steward.core.journal import JournalLink, JournalReader
-from steward.core.journal.store import rows_of
+from steward.core.journal.store import encode_rows
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.waits import Backoff, Stop
-from steward.daemon.supervisor import Beat, Part
+from steward.daemon.supervisor import SendHeartbeat, WorkerSpec
 from steward.extensions.jobacct_plugins import (
-    LOG,
-    Around,
+    LOG_TYPE,
     LogConsumer,
     PluginConsumer,
+    PluginHost,
     consumer_name,
-    third_parties,
-    types_of,
+    parse_plugin_types,
+    third_party_types,
 )
 
 if TYPE_CHECKING:
-    from steward.bank.gate.client import GateLink
+    from steward.bank.gate.client import GateClient
     from steward.bank.ledger.ledger import Ledger
     from steward.core.http_server import Timeouts
 
@@ -48,28 +48,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MakeConsumer = Callable[[], Consumer]
+ConsumerFactory = Callable[[], Consumer]
 
 
 def run_consumers(
     settings: Settings,
-    makers: Sequence[MakeConsumer],
+    makers: Sequence[ConsumerFactory],
     stop: Stop,
-    beat: Beat,
+    beat: SendHeartbeat,
     *,
     registered: bool = True,
 ) -> None:
     """Run the main function of a worker that feeds consumers."""
     link = JournalLink(settings.state_dir, stop, subscribe=True)
-    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
     feeds = []
     for make in makers:
-        consumer = patiently(make, stop, beat)
+        consumer = wait_for_resource(make, stop, beat)
         feeds.append(Feed(consumer, reader, link, registered=registered))
     feed_all(feeds, link, stop, beat)
 
 
-def patiently(make: Callable[[], T], stop: Stop, beat: Beat) -> T:
+def wait_for_resource(make: Callable[[], T], stop: Stop, beat: SendHeartbeat) -> T:
     """Call ``make`` until the resource it needs is available; the Stop ends the wait."""
     backoff = Backoff(0.02, 5.0)
     said = ""
@@ -93,27 +93,27 @@ RULES: Final = "rules"
 _RULES_HANG_S: Final = 300.0
 
 
-def rules_part(settings: Settings) -> Part:
+def make_rules_part(settings: Settings) -> WorkerSpec:
     """Return the worker that runs the rules."""
-    return Part(
+    return WorkerSpec(
         name=RULES, run=partial(_run_rules, settings), after=("journal",), hang_s=_RULES_HANG_S
     )
 
 
-def _run_rules(settings: Settings, stop: Stop, beat: Beat) -> None:
-    run_consumers(settings, [partial(_rules_consumer, settings)], stop, beat)
+def _run_rules(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+    run_consumers(settings, [partial(_make_rules_consumer, settings)], stop, beat)
 
 
-def _rules_consumer(settings: Settings) -> Consumer:
+def _make_rules_consumer(settings: Settings) -> Consumer:
     """Make the consumer that runs the rules."""
     from steward.automation.rules.consumer import RulesConsumer
-    from steward.automation.rules.execution import RunnersHand
-    from steward.core.access import access_of
+    from steward.automation.rules.execution import RunnerPerformer
+    from steward.core.access import make_access
     from steward.daemon.contexts import action_registry
 
-    def hand() -> RunnersHand:
+    def hand() -> RunnerPerformer:
         # One per thread: open files of an action context are for one thread.
-        return RunnersHand(settings, access_of(settings), action_registry(settings))
+        return RunnerPerformer(settings, make_access(settings), action_registry(settings))
 
     return RulesConsumer(settings, hand)
 
@@ -127,38 +127,41 @@ long."""
 _PLUGIN_HANG_S: Final = 60.0
 
 
-def accounting_parts(settings: Settings) -> list[Part]:
+def make_accounting_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the accounting workers that a configuration needs."""
     parts = []
-    if LOG in types_of(settings.accounting.type):
-        parts.append(_log(settings))
-    return [*parts, *(_plugin(settings, one) for one in third_parties(settings.accounting.type))]
+    if LOG_TYPE in parse_plugin_types(settings.accounting.type):
+        parts.append(_make_log_part(settings))
+    return [
+        *parts,
+        *(_make_plugin_part(settings, one) for one in third_party_types(settings.accounting.type)),
+    ]
 
 
-def _log(settings: Settings) -> Part:
+def _make_log_part(settings: Settings) -> WorkerSpec:
     """Return the worker of the job log."""
 
-    def run(stop: Stop, beat: Beat) -> None:
+    def run(stop: Stop, beat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
         run_consumers(settings, [lambda: LogConsumer(settings)], stop, beat)
 
-    return Part(name=LogConsumer.name, run=run, after=_JOURNAL, hang_s=_CLOSING_HANG_S)
+    return WorkerSpec(name=LogConsumer.name, run=run, after=_JOURNAL, hang_s=_CLOSING_HANG_S)
 
 
-def _plugin(settings: Settings, plugin_type: str) -> Part:
+def _make_plugin_part(settings: Settings, plugin_type: str) -> WorkerSpec:
     """Return the worker of a third-party accounting plugin."""
 
-    def run(stop: Stop, beat: Beat) -> None:
+    def run(stop: Stop, beat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
-        around = Around(append=Appending(settings.state_dir).append, stop=stop, beat=beat)
+        around = PluginHost(append=JournalAppender(settings.state_dir).append, stop=stop, beat=beat)
         run_consumers(settings, [lambda: PluginConsumer(settings, plugin_type, around)], stop, beat)
 
     # The alarm within the process fires first.
     hang_s = _PLUGIN_HANG_S + 2 * settings.accounting.hook_timeout_s
-    return Part(name=consumer_name(plugin_type), run=run, after=_JOURNAL, hang_s=hang_s)
+    return WorkerSpec(name=consumer_name(plugin_type), run=run, after=_JOURNAL, hang_s=hang_s)
 
 
-class Appending:
+class JournalAppender:
     """Appends to the journal, without waiting while the journal's writer is down.
 
     Args:
@@ -174,46 +177,46 @@ class Appending:
         Raises:
             JournalUnavailable: The journal's writer is down.
         """
-        self._link.ask("append", *rows_of(new))
+        self._link.ask("append", *encode_rows(new))
 
 
-def gate_part(settings: Settings) -> Part:
+def make_gate_part(settings: Settings) -> WorkerSpec:
     """Return the gate's worker."""
     # Ledger workers query the gate until they end, and it goes on deciding meanwhile.
-    return Part(name="gate", run=partial(run_gate, settings), last=True)
+    return WorkerSpec(name="gate", run=partial(run_gate, settings), last=True)
 
 
-def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_gate(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the gate until the Stop is raised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    precedence = Precedence()
+    precedence = RealTimePriority()
     precedence.take()
 
     def beat_first() -> None:
         precedence.renew()
         beat()
 
-    server = patiently(lambda: GateServer(settings), stop, beat_first)
+    server = wait_for_resource(lambda: GateServer(settings), stop, beat_first)
     server.run(stop, beat_first)
 
 
-_GATE_S = 1.0
+_GATE_TIMEOUT_S = 1.0
 """Time-out of a call to the gate, in seconds."""
 _MYBRC_HANG_S = 120.0
 
 
-def mybrc_part(settings: Settings) -> Part:
+def make_mybrc_part(settings: Settings) -> WorkerSpec:
     """Return the worker that serves the myBRC API, if [mybrc] has an address."""
-    return Part(name="mybrc", run=partial(run_mybrc, settings), hang_s=_MYBRC_HANG_S)
+    return WorkerSpec(name="mybrc", run=partial(run_mybrc, settings), hang_s=_MYBRC_HANG_S)
 
 
-def remote_part(settings: Settings) -> Part:
+def make_remote_part(settings: Settings) -> WorkerSpec:
     """Return the worker that reports to a remote myBRC server, if [bank.remote] names one."""
-    return Part(name="mybrc.remote", run=partial(run_remote, settings), hang_s=_MYBRC_HANG_S)
+    return WorkerSpec(name="mybrc.remote", run=partial(run_remote, settings), hang_s=_MYBRC_HANG_S)
 
 
-class Pusher:
+class BalancePusher:
     """Sends balances to the gate right after clients charge, so that its next answer includes them.
 
     If that fails, the bank's worker sends them in its next round.
@@ -223,7 +226,7 @@ class Pusher:
         link: The client of the gate.
     """
 
-    def __init__(self, ledger: "Ledger", link: "GateLink") -> None:
+    def __init__(self, ledger: "Ledger", link: "GateClient") -> None:
         self._ledger = ledger
         self._link = link
         self._position = 0
@@ -246,7 +249,7 @@ class Pusher:
 
 
 def run_mybrc(
-    settings: Settings, stop: Stop, beat: Beat, *, timeouts: "Timeouts | None" = None
+    settings: Settings, stop: Stop, beat: SendHeartbeat, *, timeouts: "Timeouts | None" = None
 ) -> None:
     """Serve the myBRC API until the Stop is raised.
 
@@ -256,21 +259,21 @@ def run_mybrc(
         beat: Called several times a second.
         timeouts: Timeouts of clients. Defaults if None.
     """
-    from steward.bank.gate.client import GateLink
+    from steward.bank.gate.client import GateClient
     from steward.bank.ledger import open_ledger
-    from steward.core.http_server import Served, Timeouts, listen, serve
+    from steward.core.http_server import ServerConfig, Timeouts, open_http_listener, serve_http
     from steward.extensions.mybrc import (
-        Affording,
-        Doorkeeper,
-        Office,
-        Teller,
+        ApiServices,
+        JobRegistry,
+        SubmitChecks,
+        TokenAuthority,
         UsersFile,
         make_application,
     )
-    from steward.slurm.users import People
+    from steward.slurm.users import NameResolver
 
-    ledger = patiently(lambda: open_ledger(settings), stop, beat)
-    served = Served(
+    ledger = wait_for_resource(lambda: open_ledger(settings), stop, beat)
+    served = ServerConfig(
         name="the myBRC API",
         section="[mybrc]",
         listen=settings.mybrc.listen,
@@ -278,34 +281,34 @@ def run_mybrc(
         key_file=settings.mybrc.key_file,
         timeouts=timeouts or Timeouts(),
     )
-    listener = patiently(lambda: listen(served), stop, beat)
+    listener = wait_for_resource(lambda: open_http_listener(served), stop, beat)
     cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
-    link = GateLink(settings.state_dir, timeout_s=_GATE_S)
-    people = People()
-    office = Office(
-        doorkeeper=Doorkeeper(ledger, UsersFile(settings.mybrc.users_file), utc_now),
-        teller=Teller(ledger, cluster, people, utc_now),
-        affording=Affording(settings, cluster, ledger, link, people),
+    link = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
+    people = NameResolver()
+    office = ApiServices(
+        doorkeeper=TokenAuthority(ledger, UsersFile(settings.mybrc.users_file), utc_now),
+        teller=JobRegistry(ledger, cluster, people, utc_now),
+        affording=SubmitChecks(settings, cluster, ledger, link, people),
         ledger=ledger,
         cluster=cluster,
         domain=settings.bank.notify.domain,
         now=utc_now,
-        told=Pusher(ledger, link).push,
+        told=BalancePusher(ledger, link).push,
     )
-    serve(served, make_application(office), listener, stop, beat)
+    serve_http(served, make_application(office), listener, stop, beat)
     ledger.close()
 
 
-def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_remote(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Send the outbox to the remote myBRC server and fetch balances until the Stop is raised."""
-    from steward.bank.gate.client import GateLink
+    from steward.bank.gate.client import GateClient
     from steward.bank.ledger import open_ledger
-    from steward.extensions.mybrc import Balances, Passing
+    from steward.extensions.mybrc import OutboxSender, RemoteBalances
 
-    ledger = patiently(lambda: open_ledger(settings), stop, beat)
-    passing = patiently(lambda: Passing(settings, ledger, utc_now), stop, beat)
-    link = GateLink(settings.state_dir, timeout_s=_GATE_S)
-    balances = Balances(settings, ledger, link, Pusher(ledger, link).push, utc_now)
+    ledger = wait_for_resource(lambda: open_ledger(settings), stop, beat)
+    passing = wait_for_resource(lambda: OutboxSender(settings, ledger, utc_now), stop, beat)
+    link = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
+    balances = RemoteBalances(settings, ledger, link, BalancePusher(ledger, link).push, utc_now)
     while not stop.is_set():
         beat()
         wait_s = passing.send_once(stop, beat)
@@ -324,26 +327,26 @@ _BANK_HANG_S: Final = 1800.0
 with slurmdbd's records takes long."""
 
 
-def banking_parts(settings: Settings) -> list[Part]:
+def make_bank_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the bank's workers, for a configuration with a bank."""
     parts = [
-        gate_part(settings),
-        Part(
+        make_gate_part(settings),
+        WorkerSpec(
             name=BANK, run=partial(_run_bank, settings), after=(_JOURNAL_PART,), hang_s=_BANK_HANG_S
         ),
     ]
     if settings.mybrc.listen:
-        parts.append(mybrc_part(settings))
+        parts.append(make_mybrc_part(settings))
     if settings.bank.remote.url:
-        parts.append(remote_part(settings))
+        parts.append(make_remote_part(settings))
     return parts
 
 
-def _run_bank(settings: Settings, stop: Stop, beat: Beat) -> None:
-    run_consumers(settings, [partial(_bank_consumer, settings)], stop, beat)
+def _run_bank(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+    run_consumers(settings, [partial(_make_bank_consumer, settings)], stop, beat)
 
 
-def _bank_consumer(settings: Settings) -> Consumer:
+def _make_bank_consumer(settings: Settings) -> Consumer:
     from steward.bank.consumer import BankConsumer
 
     return BankConsumer(settings)

@@ -8,36 +8,36 @@ writer. A caller that needs one action uses ``daemon/registry.py``, which import
 from collections.abc import Sequence
 from typing import Any, Final
 
-from steward.accounting.context import AccountingRoom
-from steward.admin.credentials.context import CredentialsRoom
-from steward.admin.doctor.findings import DoctorRoom
-from steward.admin.journal import JournalRoom
-from steward.admin.status.summary import StatusRoom
-from steward.archive.context import Library
-from steward.automation.actions import AutomationRoom
-from steward.automation.rules.actions import RulesRoom
-from steward.bank.context import BankRoom, accounts_led
-from steward.core.access import access_of
+from steward.accounting.context import AccountingContext
+from steward.admin.credentials.context import CredentialsContext
+from steward.admin.doctor.findings import DoctorContext
+from steward.admin.journal import JournalContext
+from steward.admin.status.summary import StatusContext
+from steward.archive.context import ArchiveContext
+from steward.automation.actions import AutomationContext
+from steward.automation.rules.actions import RulesContext
+from steward.bank.context import BankContext, make_led_accounts_reader
+from steward.core.access import make_access
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import Event
 from steward.core.journal import JournalLink, JournalUnavailable
-from steward.core.journal.store import rows_of
+from steward.core.journal.store import encode_rows
 from steward.core.waits import Stop
-from steward.daemon.registry import every_action
-from steward.jobs.queries import clusters_of
-from steward.reports.context import ReportsRoom
-from steward.reports.events import EventsRoom
-from steward.reports.history.context import HistoryRoom
+from steward.daemon.registry import iterate_actions
+from steward.jobs.queries import list_clusters
+from steward.reports.context import ReportsContext
+from steward.reports.events import EventsContext
+from steward.reports.history.context import HistoryContext
 
-ACTIONS: Final[dict[str, Action]] = {action.name: action for action in every_action()}
+ACTIONS: Final[dict[str, Action]] = {action.name: action for action in iterate_actions()}
 """Every action, by its name."""
 
 
 def action_registry(settings: Settings) -> Registry:
     """Make the registry of all actions of a configuration; contexts are created when needed."""
-    access = access_of(settings, accounts_led(settings))
+    access = make_access(settings, make_led_accounts_reader(settings))
 
     def order(new: Sequence[Event]) -> None:
         append_once(settings, new)
@@ -45,41 +45,41 @@ def action_registry(settings: Settings) -> Registry:
     def refilled(consumer: str, since_s: int) -> None:
         tell_once(settings, "refilled", consumer, since_s)
 
-    def archive() -> Library:
+    def archive() -> ArchiveContext:
         if settings.forward.to:
             raise UsageError(
                 "a controller keeps no archive and has no sinks: ask the Steward that it forwards "
                 f"to, {settings.forward.to}",
                 settings.forward.to,
             )
-        return Library(settings, access=access, order=order, refilled=refilled)
+        return ArchiveContext(settings, access=access, order=order, refilled=refilled)
 
-    def accounting() -> AccountingRoom:
+    def accounting() -> AccountingContext:
         if settings.forward.to:
             raise UsageError(
                 "a controller keeps no books: ask the Steward that it forwards to, "
                 f"{settings.forward.to}",
                 settings.forward.to,
             )
-        return AccountingRoom(settings, access=access, order=order)
+        return AccountingContext(settings, access=access, order=order)
 
     found = Registry(
         tuple(ACTIONS.values()),
         {
             "accounting": accounting,
             "archive": archive,
-            "automation": lambda: AutomationRoom(settings, access=access, registry=found),
-            "bank": lambda: BankRoom(settings, access=access),
-            "credentials": lambda: CredentialsRoom(settings, access=access),
-            "doctor": lambda: DoctorRoom(
+            "automation": lambda: AutomationContext(settings, access=access, registry=found),
+            "bank": lambda: BankContext(settings, access=access),
+            "credentials": lambda: CredentialsContext(settings, access=access),
+            "doctor": lambda: DoctorContext(
                 settings, access=access, fresh=lambda: action_registry(settings)
             ),
-            "events": lambda: EventsRoom(settings.state_dir, access),
-            "rules": lambda: RulesRoom(settings, access=access),
-            "status": lambda: StatusRoom(settings, access=access, registry=found),
-            "history": lambda: HistoryRoom(settings, access=access),
-            "reports": lambda: ReportsRoom(settings, access=access),
-            "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
+            "events": lambda: EventsContext(settings.state_dir, access),
+            "rules": lambda: RulesContext(settings, access=access),
+            "status": lambda: StatusContext(settings, access=access, registry=found),
+            "history": lambda: HistoryContext(settings, access=access),
+            "reports": lambda: ReportsContext(settings, access=access),
+            "journal": lambda: JournalContext(settings.state_dir, access, list_clusters(settings)),
         },
     )
     return found
@@ -91,7 +91,7 @@ def append_once(settings: Settings, new: Sequence[Event]) -> None:
     Raises:
         JournalUnavailable: No daemon runs on the state directory.
     """
-    tell_once(settings, "append", *rows_of(new))
+    tell_once(settings, "append", *encode_rows(new))
 
 
 def tell_once(settings: Settings, verb: str, *args: Any) -> None:

@@ -12,16 +12,22 @@ import msgspec
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import UsageError
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.daemon.consumer_workers import run_consumers
-from steward.daemon.source_workers import lines_parts, sensor_parts
-from steward.daemon.supervisor import Part
-from steward.daemon.workers import JOURNAL, nodes_part, run_capture, run_journal, snapshots_of
+from steward.daemon.source_workers import make_jobcomp_parts, make_sensor_parts
+from steward.daemon.supervisor import WorkerSpec
+from steward.daemon.workers import (
+    JOURNAL,
+    make_nodes_part,
+    make_queue_poller,
+    run_capture,
+    run_journal,
+)
 
 _HANG_S = 300.0
 
 
-def controller_parts(settings: Settings) -> list[Part]:
+def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
     """Return a controller's workers, in the order in which they start.
 
     Raises:
@@ -32,53 +38,57 @@ def controller_parts(settings: Settings) -> list[Part]:
     # A controller has no sinks, so the state directory's store is the only one.
     archive = ArchiveSettings(environments=settings.archive.environments, sink={})
     settings = msgspec.structs.replace(settings, archive=archive)
-    parts = [Part(name=JOURNAL, run=partial(run_journal, settings), last=True)]
+    parts = [WorkerSpec(name=JOURNAL, run=partial(run_journal, settings), last=True)]
     for cluster, of in settings.cluster.items():
-        parts.append(_feeding(settings, f"forward.{cluster}", partial(_forward, settings, cluster)))
+        parts.append(
+            _make_feed_part(
+                settings, f"forward.{cluster}", partial(_make_forwarder, settings, cluster)
+            )
+        )
         if of.asks_slurm or of.scheduler != "slurm":
-            runs = partial(_runs, settings, cluster)
-            parts.append(_feeding(settings, f"runs.{cluster}", runs))
+            runs = partial(_make_runs_consumer, settings, cluster)
+            parts.append(_make_feed_part(settings, f"runs.{cluster}", runs))
         if of.asks_slurm:
-            look = partial(snapshots_of, settings, cluster)
-            parts.append(_feeding(settings, f"slurm.{cluster}", look, registered=False))
+            look = partial(make_queue_poller, settings, cluster)
+            parts.append(_make_feed_part(settings, f"slurm.{cluster}", look, registered=False))
         parts += [
-            Part(
+            WorkerSpec(
                 name=f"capture.{cluster}.{share}",
                 run=partial(run_capture, settings, cluster, share),
                 after=(JOURNAL,),
             )
             for share in range(settings.capture_processes)
         ]
-    parts += lines_parts(settings)
-    parts += sensor_parts(settings)
+    parts += make_jobcomp_parts(settings)
+    parts += make_sensor_parts(settings)
     if settings.nodes.listen:
-        parts.append(nodes_part(settings))
+        parts.append(make_nodes_part(settings))
     if settings.gate.ask:
-        from steward.daemon.consumer_workers import gate_part
+        from steward.daemon.consumer_workers import make_gate_part
 
-        parts.append(gate_part(settings))
+        parts.append(make_gate_part(settings))
     return parts
 
 
-def _feeding(
+def _make_feed_part(
     settings: Settings,
     name: str,
     make: "partial[Consumer]",
     *,
     registered: bool = True,
-) -> Part:
+) -> WorkerSpec:
     """Return a worker that feeds one consumer."""
     run = partial(run_consumers, settings, [make], registered=registered)
-    return Part(name=name, run=run, after=(JOURNAL,), hang_s=_HANG_S)
+    return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=_HANG_S)
 
 
-def _forward(settings: Settings, cluster: str) -> Consumer:
-    from steward.extensions.controllers import Forward
+def _make_forwarder(settings: Settings, cluster: str) -> Consumer:
+    from steward.extensions.controllers import EventForwarder
 
-    return Forward(settings, cluster, stores_of(settings))
+    return EventForwarder(settings, cluster, make_stores(settings))
 
 
-def _runs(settings: Settings, cluster: str) -> Consumer:
-    from steward.capture.unfinished_runs import Runs
+def _make_runs_consumer(settings: Settings, cluster: str) -> Consumer:
+    from steward.capture.unfinished_runs import UnfinishedRuns
 
-    return Runs(settings.state_dir, cluster)
+    return UnfinishedRuns(settings.state_dir, cluster)

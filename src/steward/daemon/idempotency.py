@@ -16,19 +16,26 @@ import msgspec
 
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import (
+    Conflict,
+    NotFound,
+    PermissionRefused,
+    StewardError,
+    Unavailable,
+    UsageError,
+)
 from steward.core.events import utc_now
-from steward.core.sqlite import Connection, make_for_owner, open_database, transaction
-from steward.core.timestamps import micros, moment
-from steward.daemon.requests import answer_line, error_line
+from steward.core.sqlite import Connection, create_for_owner, open_database, transaction
+from steward.core.timestamps import moment, to_micros
+from steward.daemon.requests import encode_answer_line, encode_error_line
 
-NAME: Final = "repeats.db"
+DATABASE_NAME: Final = "repeats.db"
 LONGEST_KEY: Final = 200
-_KEPT: Final = timedelta(days=1)
+_KEEP_KEYS: Final = timedelta(days=1)
 """Time for which keys are kept."""
 _MOST_ANSWER: Final = 1 << 20
 """Maximum size of a stored reply, in bytes."""
-_UNCHANGED: Final = (Missing, Refused, Unavailable, UsageError)
+_HARMLESS_ERRORS: Final = (NotFound, PermissionRefused, Unavailable, UsageError)
 """Errors that are raised before an action changes anything."""
 
 _MIGRATIONS: Final = (
@@ -48,7 +55,7 @@ _MIGRATIONS: Final = (
 )
 
 
-class Repeats:
+class IdempotencyStore:
     """Store of idempotency keys in the state directory.
 
     Args:
@@ -57,9 +64,9 @@ class Repeats:
     """
 
     def __init__(self, state_dir: str, now: Callable[[], datetime] = utc_now) -> None:
-        self._path = os.path.join(state_dir, NAME)
+        self._path = os.path.join(state_dir, DATABASE_NAME)
         self._now = now
-        make_for_owner(self._path)
+        create_for_owner(self._path)
         self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def once(
@@ -83,17 +90,17 @@ class Repeats:
             raise UsageError(f"a key has up to {LONGEST_KEY} plain characters", key)
         if action.stream:
             raise UsageError(f"{action.name} has no single answer: ask for it without a key", key)
-        digest = _digest(action, request, asker.scopes)
+        digest = _hash_request(action, request, asker.scopes)
         told = self._begin(asker.uid, key, digest)
         if told is not None:
             return told
         try:
-            line = answer_line(run())
-        except _UNCHANGED:
+            line = encode_answer_line(run())
+        except _HARMLESS_ERRORS:
             self._forget(asker.uid, key)
             raise
         except StewardError as error:
-            self._end(asker.uid, key, error_line(error))
+            self._end(asker.uid, key, encode_error_line(error))
             raise
         # Replies with secrets are not stored.
         is_kept = action.room != "credentials" and len(line) <= _MOST_ANSWER
@@ -109,7 +116,9 @@ class Repeats:
         """
         now = self._now()
         with transaction(self._connection, self._path) as connection:
-            connection.execute("DELETE FROM repeat WHERE begun_us < ?", (micros(now - _KEPT),))
+            connection.execute(
+                "DELETE FROM repeat WHERE begun_us < ?", (to_micros(now - _KEEP_KEYS),)
+            )
             row = connection.execute(
                 "SELECT digest, begun_us, process, line, ended FROM repeat "
                 "WHERE uid = ? AND key = ?",
@@ -119,7 +128,7 @@ class Repeats:
                 connection.execute(
                     "INSERT INTO repeat (uid, key, digest, begun_us, process) "
                     "VALUES (?, ?, ?, ?, ?)",
-                    (uid, key, digest, micros(now), os.getpid()),
+                    (uid, key, digest, to_micros(now), os.getpid()),
                 )
                 return None
         kept, begun_us, process, line, ended = row
@@ -127,7 +136,7 @@ class Repeats:
             raise UsageError("this key was given with another request: take a new key", key)
         if line is not None:
             return bytes(line)
-        raise Conflict(_unknown(moment(begun_us), bool(ended), process), key)
+        raise Conflict(_explain_conflict(moment(begun_us), bool(ended), process), key)
 
     def _end(self, uid: int, key: str, line: bytes | None) -> None:
         """Store the reply of a finished request."""
@@ -141,7 +150,7 @@ class Repeats:
             connection.execute("DELETE FROM repeat WHERE uid = ? AND key = ?", (uid, key))
 
 
-def _digest(action: Action, request: Any, scopes: frozenset[str] | None) -> bytes:
+def _hash_request(action: Action, request: Any, scopes: frozenset[str] | None) -> bytes:
     """Hash a request as decoded, so that its spelling does not matter.
 
     Scopes are included: a reply may hold what a token with fewer scopes must not see.
@@ -150,7 +159,7 @@ def _digest(action: Action, request: Any, scopes: frozenset[str] | None) -> byte
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).digest()
 
 
-def _unknown(begun: datetime, ended: bool, process: int) -> str:
+def _explain_conflict(begun: datetime, ended: bool, process: int) -> str:
     """Explain why a key's request has no stored reply: done, running, or aborted."""
     at = begun.strftime("%Y-%m-%dT%H:%M:%SZ")
     if ended:

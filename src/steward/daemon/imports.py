@@ -14,44 +14,50 @@ from zoneinfo import ZoneInfo
 
 from steward.accounting import imports
 from steward.accounting.imports import (
-    Maker,
+    ImportEventMaker,
+    ImportResult,
     RunCounter,
-    Taken,
-    places_path,
-    take_days,
-    take_log,
-    take_table,
+    get_positions_path,
+    import_days,
+    import_job_log,
+    import_sacct_file,
 )
-from steward.archive.imports import Imported, Submission, TreeKind, import_stored, import_tree
-from steward.capture.captured_jobs import Known
-from steward.capture.slurm_spool import spooled_script
+from steward.archive.imports import (
+    ScriptImportResult,
+    StoredSubmission,
+    TreeKind,
+    import_stored,
+    import_tree,
+)
+from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.slurm_spool import read_spooled_script
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import UsageError
-from steward.core.events import Event, script_key
-from steward.core.incoming import Store, StoreUnavailable, stores_of
+from steward.core.events import Event, make_script_key
+from steward.core.incoming import IncomingStore, StoreUnavailable, make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
-from steward.core.journal.server import take_lock
-from steward.core.journal.store import rows_of
+from steward.core.journal.server import lock_state_dir
+from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
-from steward.core.redaction import Redactor, redactor_of
+from steward.core.redaction import Redactor, make_redactor
 from steward.core.waits import Stop
 from steward.jobs.identity import is_prompt
-from steward.jobs.retention import leader_of
+from steward.jobs.retention import get_leader_id
 from steward.slurm import Slurm
 from steward.slurm.environment import Environment, read_environment
-from steward.slurm.sacct import History, job_from_row
-from steward.slurm.users import People
+from steward.slurm.sacct import SacctHistory, parse_job_row
+from steward.slurm.users import NameResolver
 
 Report = Callable[[int], None]
 
 _DAY: Final = timedelta(days=1)
-_MOST_REMEMBERED: Final = 200_000
+_MOST_JOB_IDS: Final = 200_000
 
 
-def take_over_tree(
+def import_archive_tree(
     settings: Settings, cluster: str, kind: TreeKind, root: str, report: Report
-) -> Imported:
+) -> ScriptImportResult:
     """Import the archive tree of job_archive or SArchive.
 
     Args:
@@ -65,23 +71,23 @@ def take_over_tree(
         UsageError: There is no such cluster in the settings.
         Unavailable: The tree cannot be read, or nothing can be written.
     """
-    _check(settings, cluster)
-    with _appending(settings) as append:
+    _check_cluster(settings, cluster)
+    with _open_journal(settings) as append:
         return import_tree(
             root,
             kind,
             cluster,
-            _store(settings),
-            _redact(settings),
+            _choose_store(settings),
+            _make_redactor(settings),
             append,
             environments=settings.archive.environments,
             report=report,
         )
 
 
-def take_over_stored(
+def import_stored_scripts(
     settings: Settings, cluster: str, since: datetime, until: datetime, report: Report
-) -> Imported:
+) -> ScriptImportResult:
     """Import the scripts that a cluster's slurmdbd stored.
 
     Args:
@@ -96,29 +102,33 @@ def take_over_stored(
         SlurmError: slurmdbd does not answer.
         Unavailable: Nothing can be written.
     """
-    _check(settings, cluster)
+    _check_cluster(settings, cluster)
     slurm = Slurm(cluster, settings.cluster[cluster])
     history = slurm.history()
     if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
     with (
-        _appending(settings) as append,
-        closing(Known(settings.state_dir, JournalReader(settings.state_dir))) as known,
+        _open_journal(settings) as append,
+        closing(CapturedScripts(settings.state_dir, JournalReader(settings.state_dir))) as known,
     ):
         return import_stored(
-            _submissions(settings, slurm, history, (since, until), known),
+            _iterate_submissions(settings, slurm, history, (since, until), known),
             cluster,
-            _store(settings),
-            _redact(settings),
+            _choose_store(settings),
+            _make_redactor(settings),
             append,
             environments=settings.archive.environments,
             report=report,
         )
 
 
-def take_over_history(
-    settings: Settings, cluster: str, since: datetime, until: datetime, report: imports.Report
-) -> Taken:
+def import_history(
+    settings: Settings,
+    cluster: str,
+    since: datetime,
+    until: datetime,
+    report: imports.ImportProgress,
+) -> ImportResult:
     """Import jobs and steps from a cluster's slurmdbd, one day per query.
 
     Args:
@@ -133,26 +143,26 @@ def take_over_history(
         SlurmError: slurmdbd does not answer.
         Unavailable: Nothing can be written.
     """
-    _check(settings, cluster)
+    _check_cluster(settings, cluster)
     slurm = Slurm(cluster, settings.cluster[cluster])
     history = slurm.history()
     if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
-    maker = Maker(cluster, redactor_of(settings).record)
-    places = places_path(settings.state_dir)
-    with _appending(settings) as append:
-        return take_days(
+    maker = ImportEventMaker(cluster, make_redactor(settings).record)
+    places = get_positions_path(settings.state_dir)
+    with _open_journal(settings) as append:
+        return import_days(
             history, cluster, since, until, maker, slurm.people, append, places, report
         )
 
 
-def take_over_file(
+def import_records_file(
     settings: Settings,
     cluster: str,
     path: str,
     times: tuple[datetime | None, datetime | None],
-    report: imports.Report,
-) -> Taken:
+    report: imports.ImportProgress,
+) -> ImportResult:
     """Import a file that sacct wrote, or another Steward's job log.
 
     Args:
@@ -167,34 +177,34 @@ def take_over_file(
         AccountingError: The file cannot be read, or is of neither kind.
         Unavailable: Nothing can be written.
     """
-    _check(settings, cluster)
-    maker = Maker(cluster, redactor_of(settings).record)
-    is_table = imports.is_table(path)
-    with _appending(settings) as append:
+    _check_cluster(settings, cluster)
+    maker = ImportEventMaker(cluster, make_redactor(settings).record)
+    is_table = imports.is_sacct_file(path)
+    with _open_journal(settings) as append:
         if not is_table:
-            return take_log(path, cluster, maker, append, report, times=times)
-        places = places_path(settings.state_dir)
-        zone = _zone(settings.cluster[cluster].timezone)
-        return take_table(
-            path, cluster, maker, People(), append, places, report, zone=zone, times=times
+            return import_job_log(path, cluster, maker, append, report, times=times)
+        places = get_positions_path(settings.state_dir)
+        zone = _get_zone(settings.cluster[cluster].timezone)
+        return import_sacct_file(
+            path, cluster, maker, NameResolver(), append, places, report, zone=zone, times=times
         )
 
 
-def _zone(name: str) -> tzinfo:
+def _get_zone(name: str) -> tzinfo:
     if name:
         return ZoneInfo(name)
     return datetime.now(UTC).astimezone().tzinfo or UTC
 
 
-def _submissions(
+def _iterate_submissions(
     settings: Settings,
     slurm: Slurm,
-    history: History,
+    history: SacctHistory,
     times: tuple[datetime, datetime],
-    known: Known,
-) -> Iterator[Submission]:
+    known: CapturedScripts,
+) -> Iterator[StoredSubmission]:
     """Yield each submission in a period once: sacct also lists tasks and later runs."""
-    redactor = redactor_of(settings)
+    redactor = make_redactor(settings)
     spool = settings.cluster[slurm.cluster].spool or slurm.config()["StateSaveLocation"]
     runs = RunCounter()
     # The last submission seen of each job id: an id may be used again.
@@ -204,41 +214,41 @@ def _submissions(
         # One day per query: sacct's output is on disk meanwhile.
         ends = min(until, since + _DAY)
         for row in history.rows(since, ends, steps=False):
-            record = job_from_row(row, slurm.people)
+            record = parse_job_row(row, slurm.people)
             submit = record.submit if record else None
             if record is None or submit is None:
                 continue
             record = runs.counted(record)
-            leader, last = leader_of(record), met.get(leader_of(record))
-            if len(met) >= _MOST_REMEMBERED:
+            leader, last = get_leader_id(record), met.get(get_leader_id(record))
+            if len(met) >= _MOST_JOB_IDS:
                 met.clear()  # a repeated submission has the same key
             if last == (record.uid, submit) or (last and record.restarts and last[0] == record.uid):
                 continue
             met[leader] = (record.uid, submit)
-            yield _submission(slurm, spool, redactor, record, submit, known)
+            yield _make_submission(slurm, spool, redactor, record, submit, known)
         since = ends
 
 
-def _submission(
+def _make_submission(
     slurm: Slurm,
     spool: str,
     redactor: Redactor,
     record: JobRecord,
     submit: datetime,
-    known: Known,
-) -> Submission:
+    known: CapturedScripts,
+) -> StoredSubmission:
     """Make one submission: script from the spool or slurmdbd, unless it is archived already."""
-    leader, clean = leader_of(record), redactor.record(record)
-    mtime_ns, script = spooled_script(spool, leader) or (0, None)
+    leader, clean = get_leader_id(record), redactor.record(record)
+    mtime_ns, script = read_spooled_script(spool, leader) or (0, None)
     if not is_prompt(mtime_ns, submit):
         mtime_ns, script = int(submit.timestamp()) * 10**9, None
-    key = script_key(leader, mtime_ns)
+    key = make_script_key(leader, mtime_ns)
     if known.known(slurm.cluster, key) or known.has_script(slurm.cluster, leader, submit):
-        return Submission(record=clean, is_known=True)
+        return StoredSubmission(record=clean, is_known=True)
     stored = slurm.stored_script(record)
     # The spool's mtime gives the same key as capture of the same entry; and a database may have
     # stored bytes that are not UTF-8 as "?".
-    return Submission(
+    return StoredSubmission(
         record=clean,
         script=script if script is not None and stored.script is not None else stored.script,
         environment=stored.environment,
@@ -246,20 +256,20 @@ def _submission(
     )
 
 
-def _check(settings: Settings, cluster: str) -> None:
+def _check_cluster(settings: Settings, cluster: str) -> None:
     if cluster not in settings.cluster:
         known = ", ".join(settings.cluster)
         raise UsageError(f"there is no cluster {cluster!r}: the clusters are {known}", cluster)
 
 
-def _redact(settings: Settings) -> Callable[[bytes], Environment]:
-    redactor = redactor_of(settings)
+def _make_redactor(settings: Settings) -> Callable[[bytes], Environment]:
+    redactor = make_redactor(settings)
     return lambda raw: read_environment(raw, redactor)
 
 
-def _store(settings: Settings) -> Store:
+def _choose_store(settings: Settings) -> IncomingStore:
     """Return the preferred store that can be written now."""
-    stores = list(stores_of(settings))
+    stores = list(make_stores(settings))
     for store in stores[:-1]:
         try:
             store.check()
@@ -270,7 +280,7 @@ def _store(settings: Settings) -> Store:
 
 
 @contextmanager
-def _appending(settings: Settings) -> Iterator[Append]:
+def _open_journal(settings: Settings) -> Iterator[Append]:
     """Connect to the journal: through its writer's process, or as the writer if none runs."""
     stop = Stop()
     link = JournalLink(settings.state_dir, stop)
@@ -278,11 +288,11 @@ def _appending(settings: Settings) -> Iterator[Append]:
         link.ask("standings")
     except JournalUnavailable:
         # No daemon runs; the lock keeps one from starting meanwhile.
-        lock = take_lock(settings.state_dir, wait_s=1.0)
+        lock = lock_state_dir(settings.state_dir, wait_s=1.0)
         journal = Journal(settings.state_dir)
 
         def append(new: Sequence[Event]) -> None:
-            journal.append(rows_of(new))
+            journal.append(encode_rows(new))
 
         try:
             yield append

@@ -17,12 +17,18 @@ from steward.core.config import Settings
 from steward.core.consumers import Feed
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.core.incoming import stores_of
+from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.server import remove_old, take_lock
-from steward.core.journal.store import Row, rows_of
+from steward.core.journal.server import lock_state_dir, remove_expired
+from steward.core.journal.store import EncodedEvent, encode_rows
 from steward.core.waits import Stop
-from steward.daemon.workers import capturing, consumer_makers, orphans_of, sink_makers, slurm_makers
+from steward.daemon.workers import (
+    get_consumer_factories,
+    get_sink_factories,
+    get_slurm_factories,
+    open_capture,
+    recover_orphans,
+)
 
 
 class OnceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +53,9 @@ class DirectLink:
 
     def append(self, new: Iterable[Event]) -> None:
         """Append events durably."""
-        self.append_rows(rows_of(new))
+        self.append_rows(encode_rows(new))
 
-    def append_rows(self, rows: Sequence[Row]) -> None:
+    def append_rows(self, rows: Sequence[EncodedEvent]) -> None:
         """Append encoded events durably."""
         if rows:
             self._journal.append(rows)
@@ -80,21 +86,21 @@ def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> Onc
     # SIGIO arrives when a writer meets a lease that is being dropped anyway; by default it kills.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     settings = msgspec.structs.replace(settings, capture_processes=1)
-    lock = take_lock(settings.state_dir)
+    lock = lock_state_dir(settings.state_dir)
     try:
         journal = Journal(settings.state_dir)
         link = DirectLink(journal)
         reader = JournalReader(settings.state_dir)
         # Sinks first: they make the store that capture prefers.
-        feeds = [Feed(make(), reader, link) for make in sink_makers(settings).values()]
-        feeds += [Feed(make(), reader, link) for make in consumer_makers(settings).values()]
+        feeds = [Feed(make(), reader, link) for make in get_sink_factories(settings).values()]
+        feeds += [Feed(make(), reader, link) for make in get_consumer_factories(settings).values()]
         captured = 0
         for cluster, of in settings.cluster.items():
             if of.remote:
                 continue
             captured += _capture(settings, cluster, reader, link, beat)
             if of.asks_slurm:
-                makers = slurm_makers(settings, cluster)
+                makers = get_slurm_factories(settings, cluster)
                 feeds += [Feed(make(), reader, link, registered=False) for make in makers]
         captured += _consume(settings, reader, link, beat)
         _feed_to_the_end(feeds, beat)
@@ -125,8 +131,8 @@ def _capture(
     stop = Stop()
     # Nothing else can end a wait for Slurm, so do not wait: an absent Slurm is an error.
     stop.set()
-    with capturing(settings, cluster, 0, reader, link.append_rows, stop, beat) as capture:
-        recovered = orphans_of(settings, cluster, 0, reader)
+    with open_capture(settings, cluster, 0, reader, link.append_rows, stop, beat) as capture:
+        recovered = recover_orphans(settings, cluster, 0, reader)
         link.append(recovered)
         capture.run_once()
         return len(recovered) + capture.captured
@@ -138,12 +144,12 @@ def _consume(
     """Read each Kafka topic once; return the number of messages."""
     if not settings.consume:
         return 0
-    from steward.daemon.source_workers import orphans_of_others, source_of
+    from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
 
-    link.append(orphans_of_others(settings, reader))
+    link.append(recover_foreign_orphans(settings, reader))
     taken = 0
     for name in settings.consume:
-        source = source_of(settings, name, reader, link.append, once=True)
+        source = make_kafka_source(settings, name, reader, link.append, once=True)
         source.run_once(beat)
         taken += source.taken
     return taken
@@ -161,8 +167,8 @@ def _feed_to_the_end(feeds: Sequence[Feed], beat: Callable[[], None]) -> None:
 def _remove_old(settings: Settings, journal: Journal, beat: Callable[[], None]) -> None:
     """Trim the journal."""
     try:
-        stores = stores_of(settings)
-        while remove_old(journal, stores, keep_s=settings.journal.keep_s):
+        stores = make_stores(settings)
+        while remove_expired(journal, stores, keep_s=settings.journal.keep_s):
             beat()
         while journal.shrink():
             beat()

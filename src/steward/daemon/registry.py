@@ -10,7 +10,7 @@ from typing import Final
 
 from steward.core.actions import Action
 
-_HOMES: Final = {
+_ACTION_MODULES: Final = {
     "archive": ("steward.archive.actions",),
     "journal": ("steward.admin.journal",),
     "accounting": ("steward.accounting.actions", "steward.extensions.jobacct_plugins"),
@@ -27,25 +27,27 @@ _HOMES: Final = {
 """Modules that define the ACTIONS of each group."""
 
 
-def every_action() -> Iterator[Action]:
+def iterate_actions() -> Iterator[Action]:
     """Yield all actions."""
-    for room in _HOMES:
-        yield from _of(room)
+    for room in _ACTION_MODULES:
+        yield from _import_actions(room)
 
 
-def action(name: str) -> Action:
+def get_action(name: str) -> Action:
     """Return the action of that name.
 
     Raises:
         KeyError: There is no such action.
     """
     room = name.partition(".")[0]
-    if room in _HOMES:
-        for one in _of(room):
+    if room in _ACTION_MODULES:
+        for one in _import_actions(room):
             if one.name == name:
                 return one
     raise KeyError(name)
 
 
-def _of(room: str) -> tuple[Action, ...]:
-    return tuple(one for home in _HOMES[room] for one in importlib.import_module(home).ACTIONS)
+def _import_actions(room: str) -> tuple[Action, ...]:
+    return tuple(
+        one for home in _ACTION_MODULES[room] for one in importlib.import_module(home).ACTIONS
+    )

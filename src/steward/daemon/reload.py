@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.daemon.requests import address, make_directory
+from steward.daemon.requests import make_socket_directory, shorten_socket_path
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ReloadUnavailable(Unavailable):
     """No daemon answers."""
 
 
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+class ReloadReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a reload request.
 
     Attributes:
@@ -70,12 +70,12 @@ class ReloadListener:
         place = f"{path}.reload"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            make_directory(os.path.dirname(place))
+            make_socket_directory(os.path.dirname(place))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place)
             umask = os.umask(0o177)
             try:
-                with address(place) as name:
+                with shorten_socket_path(place) as name:
                     listener.bind(name)
             finally:
                 os.umask(umask)
@@ -97,7 +97,7 @@ class ReloadListener:
                 self._asking.append(self._listener.accept()[0])
         return len(self._asking) > before
 
-    def answer(self, reloaded: Reloaded) -> None:
+    def answer(self, reloaded: ReloadReply) -> None:
         """Answer all accepted requests."""
         for connection in self._asking:
             with connection, contextlib.suppress(OSError):  # the client may have gone
@@ -127,7 +127,7 @@ class ReloadListener:
         self._path, self._listener = "", None
 
 
-def ask_reload(path: str, timeout_s: float) -> Reloaded:
+def request_reload(path: str, timeout_s: float) -> ReloadReply:
     """Ask a daemon to reload its configuration, and return its reply.
 
     Args:
@@ -142,7 +142,7 @@ def ask_reload(path: str, timeout_s: float) -> Reloaded:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)
         try:
-            with address(place) as name:
+            with shorten_socket_path(place) as name:
                 connection.connect(name)
             with connection.makefile("rb") as file:
                 line = file.readline(_LONGEST)
@@ -159,7 +159,7 @@ def ask_reload(path: str, timeout_s: float) -> Reloaded:
     if not line.endswith(b"\n"):
         raise ReloadUnavailable(f"the daemon at {place} ended without an answer", place)
     try:
-        reloaded = msgspec.json.decode(line, type=Reloaded)
+        reloaded = msgspec.json.decode(line, type=ReloadReply)
     except msgspec.MsgspecError as error:
         raise ReloadUnavailable(f"the answer of {place} cannot be read: {error}", place) from error
     if reloaded.error:

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.errors import UnknownCredential
 from steward.core.errors import (
     Conflict,
-    Failed,
-    Missing,
-    Refused,
+    InternalFailure,
+    NotFound,
+    PermissionRefused,
     StewardError,
     Unavailable,
     UsageError,
@@ -37,7 +37,7 @@ _NOTHING: Final = msgspec.Raw()
 
 
 @contextlib.contextmanager
-def address(path: str) -> Iterator[str]:
+def shorten_socket_path(path: str) -> Iterator[str]:
     """Return a Unix socket's path in a form that fits sun_path, however long it is.
 
     sun_path holds 107 bytes, unix(7); a link to the directory in /proc is shorter.
@@ -55,7 +55,7 @@ def address(path: str) -> Iterator[str]:
         os.close(fd)
 
 
-def make_directory(directory: str) -> None:
+def make_socket_directory(directory: str) -> None:
     """Make the directory of a socket for all users, whatever Steward's umask.
 
     Raises:
@@ -66,7 +66,7 @@ def make_directory(directory: str) -> None:
         os.chmod(directory, 0o755)  # noqa: S103 - all users connect to what is in it
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ActionRequest(msgspec.Struct, frozen=True):
     """Request on the daemon's socket.
 
     Attributes:
@@ -86,7 +86,7 @@ class Ask(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a reply.
 
     Attributes:
@@ -95,7 +95,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: One item of a stream.
         error: The error message; this is the last line.
         exit_code: Exit code for the command.
-        kind: The error's class: ``NotKnown``, ``Missing``, ``UsageError`` …; "" for any other.
+        kind: The error's class: ``UnknownCredential``, ``Missing``, ``UsageError`` …; "" for any
+            other.
     """
 
     ok: bool = False
@@ -106,42 +107,51 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
 
 
-class Busy(Unavailable):
+class DaemonBusy(Unavailable):
     """The daemon closed a connection before it read the request: it can be sent again."""
 
 
 _FAMILIES: tuple[type[StewardError], ...] = (
-    *(Busy, NotKnown, Missing, Conflict, Refused, Unavailable, UsageError, Failed),
+    *(
+        DaemonBusy,
+        UnknownCredential,
+        NotFound,
+        Conflict,
+        PermissionRefused,
+        Unavailable,
+        UsageError,
+        InternalFailure,
+    ),
 )
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Reply)
+_decoder = msgspec.json.Decoder(ReplyLine)
 
 
-def answer_line(answer: Any) -> bytes:
+def encode_answer_line(answer: Any) -> bytes:
     """Encode the last line of a successful reply."""
-    return _line(Reply(ok=True, answer=msgspec.Raw(_encoder.encode(answer))))
+    return _encode_line(ReplyLine(ok=True, answer=msgspec.Raw(_encoder.encode(answer))))
 
 
-def item_line(item: Any) -> bytes:
+def encode_item_line(item: Any) -> bytes:
     """Encode one item of a stream."""
-    return _line(Reply(item=msgspec.Raw(_encoder.encode(item))))
+    return _encode_line(ReplyLine(item=msgspec.Raw(_encoder.encode(item))))
 
 
-def error_line(error: StewardError) -> bytes:
+def encode_error_line(error: StewardError) -> bytes:
     """Encode the last line of a failed reply."""
     kind = next((family.__name__ for family in _FAMILIES if isinstance(error, family)), "")
     text = str(error).encode("utf-8", "backslashreplace").decode()
-    return _line(Reply(error=text or "failed", exit_code=error.exit_code, kind=kind))
+    return _encode_line(ReplyLine(error=text or "failed", exit_code=error.exit_code, kind=kind))
 
 
-def ask_line(
+def encode_request_line(
     action: str, request: Any, *, auth: str = "", keep: bool = False, key: str = ""
 ) -> bytes:
     """Encode a request."""
-    return _encoder.encode(Ask(VERSION, action, request, auth, keep, key)) + b"\n"
+    return _encoder.encode(ActionRequest(VERSION, action, request, auth, keep, key)) + b"\n"
 
 
-def read_reply(line: bytes) -> Reply:
+def decode_reply_line(line: bytes) -> ReplyLine:
     """Decode one line of a reply.
 
     Raises:
@@ -150,7 +160,7 @@ def read_reply(line: bytes) -> Reply:
     return _decoder.decode(line)
 
 
-def error_of(reply: Reply) -> StewardError:
+def make_error(reply: ReplyLine) -> StewardError:
     """Convert an error reply to the exception that it names."""
     family = next((known for known in _FAMILIES if known.__name__ == reply.kind), StewardError)
     error = family(reply.error)
@@ -158,6 +168,6 @@ def error_of(reply: Reply) -> StewardError:
     return error
 
 
-def _line(reply: Reply) -> bytes:
+def _encode_line(reply: ReplyLine) -> bytes:
     # JSON escapes newlines within strings, so the only newline ends the line.
     return _encoder.encode(reply) + b"\n"

@@ -8,16 +8,16 @@ import logging
 import os
 from collections.abc import Callable
 
-from steward.admin.status.workers import Leaving
+from steward.admin.status.workers import DaemonStatusWriter
 from steward.core.config import Settings
-from steward.core.drivers import needed_drivers
+from steward.core.drivers import list_needed_drivers
 from steward.core.errors import StewardError, UsageError
-from steward.core.journal.store import refuse_newer_journal
-from steward.core.logs import set_up
+from steward.core.journal.store import check_journal_version
+from steward.core.logs import configure_logging
 from steward.core.processes import refuse_core_dumps
 from steward.daemon.reload import ReloadListener
-from steward.daemon.supervisor import Part, Supervisor
-from steward.daemon.workers import parts_of
+from steward.daemon.supervisor import Supervisor, WorkerSpec
+from steward.daemon.workers import make_parts
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ class ServeError(StewardError):
     """The daemon cannot start."""
 
 
-def run(
+def run_daemon(
     settings: Settings,
     reload: Callable[[], Settings] | None = None,
-    parts: Callable[[Settings], list[Part]] = parts_of,
+    parts: Callable[[Settings], list[WorkerSpec]] = make_parts,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; return the exit code.
 
@@ -44,33 +44,33 @@ def run(
         UsageError: The configuration has no cluster.
     """
     refuse_core_dumps()
-    _log(settings)
-    _prepare(settings)
+    _set_up_logs(settings)
+    _prepare_state_dir(settings)
 
-    def parts_again() -> list[Part]:
+    def parts_again() -> list[WorkerSpec]:
         if reload is None:
             raise UsageError("there is no configuration file to read again")
         fresh = reload()
         if fresh.state_dir != settings.state_dir:
             raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
-        _prepare(fresh)
+        _prepare_state_dir(fresh)
         made = parts(fresh)
-        _log(fresh)
+        _set_up_logs(fresh)
         listener.open(fresh.socket)
         return made
 
-    told = Leaving(settings.state_dir).put
+    told = DaemonStatusWriter(settings.state_dir).put
     listener = ReloadListener()
     supervisor = Supervisor(parts(settings), parts_again, told, listener)
     listener.open(settings.socket)
     return supervisor.run()
 
 
-def _log(settings: Settings) -> None:
-    set_up(settings.log_level, form=settings.log_format, path=settings.log_file)
+def _set_up_logs(settings: Settings) -> None:
+    configure_logging(settings.log_level, form=settings.log_format, path=settings.log_file)
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare_state_dir(settings: Settings) -> None:
     """Create the state directory and check it before the first worker starts."""
     if not settings.cluster and not settings.consume:
         raise UsageError("the configuration has no cluster: add a [cluster.NAME] section")
@@ -85,8 +85,8 @@ def _prepare(settings: Settings) -> None:
             settings.state_dir,
         ) from error
     # Each worker checks its own database; without the journal nothing can run.
-    refuse_newer_journal(settings.state_dir)
-    for key, driver in needed_drivers(settings):
+    check_journal_version(settings.state_dir)
+    for key, driver in list_needed_drivers(settings):
         if not driver.is_installed:
             log.warning("%s is unavailable: %s", ".".join(key), driver.missing)
     # Steward's databases and sockets are private, whatever umask it was started with.

@@ -22,11 +22,17 @@ from collections.abc import Callable, Iterator
 
 from steward.core.actions import ActionError
 from steward.core.errors import StewardError
-from steward.core.processes import adopt_orphans, end_below, end_with
-from steward.core.rate_limits import Buckets
+from steward.core.processes import adopt_orphans, exit_with_parent, kill_descendants
+from steward.core.rate_limits import TokenBuckets
 from steward.core.waits import Stop
-from steward.daemon.answers import Service
-from steward.daemon.requests import LONGEST_REQUEST, Busy, address, error_line, make_directory
+from steward.daemon.answers import RequestService
+from steward.daemon.requests import (
+    LONGEST_REQUEST,
+    DaemonBusy,
+    encode_error_line,
+    make_socket_directory,
+    shorten_socket_path,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +43,22 @@ _IDLE_S = 10.0
 _BUSY_S = 0.5
 """Longest wait with connections, in seconds."""
 _ACCEPT_AT_ONCE = 256
-_PIECE = 1 << 18
-_SAY_AGAIN_S = 60.0
+_READ_BYTES = 1 << 18
+_LOG_AGAIN_S = 60.0
 
 
 class SocketError(StewardError):
     """The socket cannot be made."""
 
 
-def peer_uid(connection: socket.socket) -> int:
+def get_peer_uid(connection: socket.socket) -> int:
     """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     uid: int = _PEERCRED.unpack(raw)[1]
     return uid
 
 
-class _Waiting:
+class _IncompleteRequest:
     """Connection whose request is incomplete."""
 
     def __init__(self, connection: socket.socket, uid: int) -> None:
@@ -70,7 +76,7 @@ class _Waiting:
         """
         while True:
             try:
-                piece = self.connection.recv(_PIECE)
+                piece = self.connection.recv(_READ_BYTES)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -98,10 +104,10 @@ class SocketServer:
     def __init__(
         self,
         path: str,
-        service: Service,
+        service: RequestService,
         is_kept: Callable[[int], bool] = lambda _: False,
         *,
-        uid_of: Callable[[socket.socket], int] = peer_uid,
+        uid_of: Callable[[socket.socket], int] = get_peer_uid,
     ) -> None:
         self._path = path
         self._service = service
@@ -109,9 +115,9 @@ class SocketServer:
         self._is_kept = is_kept
         self._uid_of = uid_of
         self._serving: dict[int, int] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _IncompleteRequest] = {}
         self._watched = select.epoll()
-        self._requests = Buckets(self._limits.per_second, self._limits.burst)
+        self._requests = TokenBuckets(self._limits.per_second, self._limits.burst)
         self._said: dict[int, float] = {}
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -121,7 +127,7 @@ class SocketServer:
             SocketError: The socket cannot be made.
         """
         adopt_orphans()
-        with listening(self._path) as listener, self._watched:
+        with open_listener(self._path) as listener, self._watched:
             log.info("listening on %s", self._path)
             self._watched.register(listener, select.EPOLLIN)
             try:
@@ -169,7 +175,7 @@ class SocketServer:
         if busy:
             self._turn_away(connection, uid, busy)
             return
-        waiting = _Waiting(connection, uid)
+        waiting = _IncompleteRequest(connection, uid)
         self._make_room()
         self._waiting[connection.fileno()] = waiting
         self._watched.register(connection, select.EPOLLIN)
@@ -186,7 +192,7 @@ class SocketServer:
             self._forget(oldest)
             self._turn_away(oldest.connection, uid, "the daemon is busy: try again in a moment")
 
-    def _read(self, waiting: _Waiting, listener: socket.socket) -> None:
+    def _read(self, waiting: _IncompleteRequest, listener: socket.socket) -> None:
         """Read from a connection; serve it once its request is complete."""
         try:
             if not waiting.read():
@@ -197,7 +203,7 @@ class SocketServer:
             return
         except ActionError as error:
             self._forget(waiting)
-            _say_last(waiting.connection, error)
+            _send_error(waiting.connection, error)
             return
         self._forget(waiting)
         if not self._is_free(waiting.uid) and not self._requests.take(waiting.uid):
@@ -207,7 +213,7 @@ class SocketServer:
         with waiting.connection as connection:
             self._start(connection, listener, waiting.uid, bytes(waiting.line))
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _forget(self, waiting: _IncompleteRequest) -> None:
         del self._waiting[waiting.connection.fileno()]
         self._watched.unregister(waiting.connection)
 
@@ -217,7 +223,7 @@ class SocketServer:
         for waiting in [one for one in self._waiting.values() if one.since <= before]:
             self._forget(waiting)
             what = f"no whole request came within {self._limits.request_s:.0f} s"
-            _say_last(waiting.connection, ActionError(what))
+            _send_error(waiting.connection, ActionError(what))
 
     def _start(
         self, connection: socket.socket, listener: socket.socket, uid: int, line: bytes
@@ -229,7 +235,9 @@ class SocketServer:
             pid = os.fork()
         except OSError as error:
             log.error("cannot start a process to serve uid %d: %s", uid, error)
-            _say_last(connection, Busy("the daemon cannot start a process: try again in a moment"))
+            _send_error(
+                connection, DaemonBusy("the daemon cannot start a process: try again in a moment")
+            )
             return
         if pid == 0:
             os._exit(self._be_server(connection, listener, uid, line, parent))
@@ -237,7 +245,7 @@ class SocketServer:
 
     def _turn_away(self, connection: socket.socket, uid: int, why: str) -> None:
         self._say_turned_away(uid, why)
-        _say_last(connection, Busy(why))
+        _send_error(connection, DaemonBusy(why))
 
     def _is_free(self, uid: int) -> bool:
         """Return True for users without a rate limit: root, Steward's own, the web server's."""
@@ -260,7 +268,7 @@ class SocketServer:
     def _say_turned_away(self, uid: int, why: str) -> None:
         """Log a rejected connection, at most once in a while per user."""
         now = time.monotonic()
-        if uid not in self._said or now - self._said[uid] >= _SAY_AGAIN_S:
+        if uid not in self._said or now - self._said[uid] >= _LOG_AGAIN_S:
             self._said[uid] = now
             log.warning("turned away uid %d: %s", uid, why)
 
@@ -280,11 +288,11 @@ class SocketServer:
                 log.warning("the process that served uid %d ended by signal %d", uid, -code)
         if is_broken_off:
             # End Slurm commands that wait for a hung slurmctld: nothing else would time them out.
-            end_below(os.getpid(), self._serving)
+            kill_descendants(os.getpid(), self._serving)
 
     def _end_all(self) -> None:
         """End all serving processes."""
-        end_below(os.getpid())
+        kill_descendants(os.getpid())
         for pid in self._serving:
             os.kill(pid, signal.SIGKILL)
         until = time.monotonic() + 1.0
@@ -302,12 +310,12 @@ class SocketServer:
     ) -> int:
         """Serve one connection in the forked process; return the exit code."""
         try:
-            _become_expendable(parent)
+            _reset_signals(parent)
             listener.close()
             self._watched.close()
             for waiting in self._waiting.values():
                 waiting.connection.close()
-            _bound_memory(self._limits.memory_bytes)
+            _limit_memory(self._limits.memory_bytes)
             self._service.serve(connection, uid, line, keeps=self._is_kept(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)
@@ -317,20 +325,20 @@ class SocketServer:
         return 0
 
 
-def _say_last(connection: socket.socket, error: StewardError) -> None:
+def _send_error(connection: socket.socket, error: StewardError) -> None:
     """Send a peer an error and close its connection, even if it does not read."""
     with connection, contextlib.suppress(OSError):
-        connection.send(error_line(error))
+        connection.send(encode_error_line(error))
 
 
-def _become_expendable(parent: int) -> None:
+def _reset_signals(parent: int) -> None:
     """Let this process end with its parent, and by the default effect of signals."""
-    end_with(parent)
+    exit_with_parent(parent)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _bound_memory(most: int) -> None:
+def _limit_memory(most: int) -> None:
     """Limit this process's private data to this many bytes more than it has now."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[5])
@@ -342,7 +350,7 @@ def _bound_memory(most: int) -> None:
 
 
 @contextlib.contextmanager
-def listening(path: str) -> Iterator[socket.socket]:
+def open_listener(path: str) -> Iterator[socket.socket]:
     """Listen on a socket that all users may connect to; remove it at the end.
 
     Raises:
@@ -351,10 +359,10 @@ def listening(path: str) -> Iterator[socket.socket]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with listener:
         try:
-            _make_way(path)
+            _remove_stale_socket(path)
             umask = os.umask(0o111)
             try:
-                with address(path) as name:
+                with shorten_socket_path(path) as name:
                     listener.bind(name)
             finally:
                 os.umask(umask)
@@ -368,13 +376,13 @@ def listening(path: str) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            _remove_own(path, own)
+            _remove_socket(path, own)
 
 
-def _make_way(path: str) -> None:
+def _remove_stale_socket(path: str) -> None:
     """Make the socket's directory, and remove the socket of a killed daemon."""
     directory = os.path.dirname(path)
-    make_directory(directory)
+    make_socket_directory(directory)
     if not os.stat(directory).st_mode & stat.S_IXOTH:
         log.warning("%s is closed to others: ordinary users cannot ask the daemon", directory)
     try:
@@ -386,7 +394,7 @@ def _make_way(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
-            with address(path) as name:
+            with shorten_socket_path(path) as name:
                 probe.connect(name)
         except (ConnectionRefusedError, FileNotFoundError):
             pass  # nobody listens: a stale socket
@@ -396,7 +404,7 @@ def _make_way(path: str) -> None:
         os.unlink(path)
 
 
-def _remove_own(path: str, own: os.stat_result) -> None:
+def _remove_socket(path: str, own: os.stat_result) -> None:
     """Remove the socket, unless another daemon has replaced it."""
     try:
         found = os.lstat(path)

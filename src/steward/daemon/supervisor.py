@@ -26,18 +26,18 @@ from typing import NoReturn
 
 import msgspec
 
-from steward.admin.status.workers import PartLine
+from steward.admin.status.workers import WorkerLine
 from steward.core import logs
 from steward.core.errors import StewardError
 from steward.core.files import StatusWriteError
-from steward.core.processes import adopt_orphans, end_below, end_with
+from steward.core.processes import adopt_orphans, exit_with_parent, kill_descendants
 from steward.core.waits import Backoff, Stop
-from steward.daemon.reload import Reloaded, ReloadListener
+from steward.daemon.reload import ReloadListener, ReloadReply
 
 log = logging.getLogger(__name__)
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends READY, RELOADING, STOPPING and WATCHDOG to systemd, if it listens."""
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class Notifier:
 
 
 _PR_SET_NAME = 15
-_STAMP = struct.Struct("=d")
-_SAID = struct.Struct("=H510s")
+_HEARTBEAT_STAMP = struct.Struct("=d")
+_LAST_ERROR = struct.Struct("=H510s")
 """A worker's last error: its length, and the text."""
-_HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_BLOCKED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STABLE_S = 30.0
 """Time of running after which a worker's back-off is reset, in seconds."""
 _STOP_LAST_S = 0.7
@@ -92,11 +92,11 @@ _STOP_LAST_S = 0.7
 _READY_S = 20.0
 """Longest time before the daemon reports readiness, in seconds."""
 
-Beat = Callable[[], None]
+SendHeartbeat = Callable[[], None]
 """Heartbeat: the worker calls it regularly to show that it is alive."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A worker: the work of one process.
 
     Attributes:
@@ -108,13 +108,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    run: Callable[[Stop, Beat], None]
+    run: Callable[[Stop, SendHeartbeat], None]
     after: tuple[str, ...] = ()
     last: bool = False
     hang_s: float = 60.0
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting times of a supervisor, in seconds.
 
     Attributes:
@@ -128,10 +128,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float = 4.0
 
 
-class _Child:
+class _WorkerState:
     """State of one worker in the supervisor."""
 
-    def __init__(self, part: Part, slot: int) -> None:
+    def __init__(self, part: WorkerSpec, slot: int) -> None:
         self.part = part
         self.slot = slot
         self.pid = 0
@@ -144,9 +144,9 @@ class _Child:
         self.error = ""
         self.error_at: datetime | None = None
 
-    def standing(self) -> PartLine:
+    def standing(self) -> WorkerLine:
         """Return the worker's status."""
-        return PartLine(
+        return WorkerLine(
             name=self.part.name,
             pid=self.pid,
             since=self.since if self.pid else None,
@@ -156,7 +156,7 @@ class _Child:
         )
 
 
-Tell = Callable[[Sequence[PartLine]], None]
+ReportStatus = Callable[[Sequence[WorkerLine]], None]
 """Callback that publishes the status of all workers."""
 
 
@@ -174,24 +174,24 @@ class Supervisor:
 
     def __init__(
         self,
-        parts: Sequence[Part],
-        reload: Callable[[], Sequence[Part]] | None = None,
-        tell: Tell = lambda _: None,
+        parts: Sequence[WorkerSpec],
+        reload: Callable[[], Sequence[WorkerSpec]] | None = None,
+        tell: ReportStatus = lambda _: None,
         listener: ReloadListener | None = None,
         *,
-        timing: Timing | None = None,
+        timing: SupervisorTiming | None = None,
     ) -> None:
         self._listener = listener or ReloadListener()
         self._reload = reload
         self._tell = tell
-        self._timing = timing or Timing()
-        self._told: list[PartLine] = []
-        self._untold: list[PartLine] = []
+        self._timing = timing or SupervisorTiming()
+        self._told: list[WorkerLine] = []
+        self._untold: list[WorkerLine] = []
         self._stop = Stop()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._hangup = False
-        self._notifier = Notifier()
-        self._children: list[_Child] = []
+        self._notifier = SystemdNotifier()
+        self._children: list[_WorkerState] = []
         self._announced = False
         self._began = time.monotonic()
         self._adopt(parts)
@@ -230,19 +230,19 @@ class Supervisor:
             log.error("left behind, since they cannot be killed: %s", ", ".join(left))
         return 0
 
-    def _adopt(self, parts: Sequence[Part]) -> None:
+    def _adopt(self, parts: Sequence[WorkerSpec]) -> None:
         """Replace the list of workers, keeping restart counts and errors of those that stay."""
         # New heartbeats: a worker of the former configuration may still run and beat.
         self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
-        self._said = mmap.mmap(-1, max(1, len(parts)) * _SAID.size)
+        self._said = mmap.mmap(-1, max(1, len(parts)) * _LAST_ERROR.size)
         before = {child.part.name: child for child in self._children}
-        self._children = [_Child(part, slot) for slot, part in enumerate(parts)]
+        self._children = [_WorkerState(part, slot) for slot, part in enumerate(parts)]
         for child in self._children:
             if child.part.name in before:
                 former = before[child.part.name]
                 child.restarts = former.restarts
                 child.error, child.error_at = former.error, former.error_at
-        if len(parts) * _STAMP.size > mmap.PAGESIZE:
+        if len(parts) * _HEARTBEAT_STAMP.size > mmap.PAGESIZE:
             raise StewardError(f"{len(parts)} parts are more than can be supervised")
 
     def _take_signals(self) -> None:
@@ -255,8 +255,10 @@ class Supervisor:
     def _on_hangup(self, *_: object) -> None:
         self._hangup = True
 
-    def _stamp(self, child: _Child) -> float:
-        return float(_STAMP.unpack_from(self._stamps, child.slot * _STAMP.size)[0])
+    def _stamp(self, child: _WorkerState) -> float:
+        return float(
+            _HEARTBEAT_STAMP.unpack_from(self._stamps, child.slot * _HEARTBEAT_STAMP.size)[0]
+        )
 
     def _start_due(self) -> None:
         """Start workers that do not run and whose wait is over."""
@@ -270,18 +272,18 @@ class Supervisor:
                 continue
             self._start(child)
 
-    def _start(self, child: _Child) -> None:
+    def _start(self, child: _WorkerState) -> None:
         """Fork a worker's process."""
-        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
-        _SAID.pack_into(self._said, child.slot * _SAID.size, 0, b"")
+        _HEARTBEAT_STAMP.pack_into(self._stamps, child.slot * _HEARTBEAT_STAMP.size, 0.0)
+        _LAST_ERROR.pack_into(self._said, child.slot * _LAST_ERROR.size, 0, b"")
         child.started = time.monotonic()
         child.since = datetime.now(UTC)
         child.killed = False
         supervisor = os.getpid()
         # A signal between fork and the worker's own handlers would raise the supervisor's flag.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
-            _flush()
+            _flush_output()
             pid = os.fork()
             if pid == 0:
                 self._become(child, supervisor, held)
@@ -295,7 +297,9 @@ class Supervisor:
         child.pid = pid
         log.debug("%s runs as process %d", child.part.name, pid)
 
-    def _become(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> NoReturn:
+    def _become(
+        self, child: _WorkerState, supervisor: int, mask: set[signal.Signals | int]
+    ) -> NoReturn:
         """In the new process: run the worker, then exit, whatever happens."""
         code = 1
         try:
@@ -306,13 +310,13 @@ class Supervisor:
         finally:
             os._exit(code)
 
-    def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
+    def _be(self, child: _WorkerState, supervisor: int, mask: set[signal.Signals | int]) -> int:
         """In the new process: run the worker; return the exit code."""
-        end_with(supervisor)
+        exit_with_parent(supervisor)
         self._listener.forget()
         name = f"steward {child.part.name}".encode()[:15]
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
-        logs.name_part(child.part.name)
+        logs.set_log_part(child.part.name)
         stop = Stop()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -322,16 +326,16 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        stamps, offset = self._stamps, child.slot * _STAMP.size
-        said, place = self._said, child.slot * _SAID.size
+        stamps, offset = self._stamps, child.slot * _HEARTBEAT_STAMP.size
+        said, place = self._said, child.slot * _LAST_ERROR.size
 
         def say(text: str) -> int:
-            words = text.encode("utf-8", "replace")[: _SAID.size - 2]
-            _SAID.pack_into(said, place, len(words), words)
+            words = text.encode("utf-8", "replace")[: _LAST_ERROR.size - 2]
+            _LAST_ERROR.pack_into(said, place, len(words), words)
             return 1
 
         def beat() -> None:
-            _STAMP.pack_into(stamps, offset, time.monotonic())
+            _HEARTBEAT_STAMP.pack_into(stamps, offset, time.monotonic())
 
         try:
             child.part.run(stop, beat)
@@ -345,7 +349,7 @@ class Supervisor:
             log.exception("%s failed", child.part.name)
             return say(f"{type(error).__name__}: {error}")
         finally:
-            _flush()
+            _flush_output()
         return 0
 
     def _reap(self) -> None:
@@ -361,24 +365,24 @@ class Supervisor:
                 if child.pid == pid:
                     self._ended(child, status)
 
-    def _ended(self, child: _Child, status: int) -> None:
+    def _ended(self, child: _WorkerState, status: int) -> None:
         """Handle the end of a worker: schedule its restart, and end its children."""
         child.pid = 0
-        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        _HEARTBEAT_STAMP.pack_into(self._stamps, child.slot * _HEARTBEAT_STAMP.size, 0.0)
         if self._stop.is_set():
             return
         if time.monotonic() - child.started > _STABLE_S:
             child.backoff.reset()
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        length, said = _SAID.unpack_from(self._said, child.slot * _SAID.size)
+        length, said = _LAST_ERROR.unpack_from(self._said, child.slot * _LAST_ERROR.size)
         hung = "it did not move any more, and was ended" if child.killed else ""
         self._start_later(child, how, said[:length].decode("utf-8", "replace") or hung)
         child.restarts += 1
         # Nothing else waits for the processes that it had started, or times them out.
-        end_below(os.getpid(), {other.pid for other in self._children})
+        kill_descendants(os.getpid(), {other.pid for other in self._children})
 
-    def _start_later(self, child: _Child, why: str, error: str = "") -> None:
+    def _start_later(self, child: _WorkerState, why: str, error: str = "") -> None:
         """Restart a worker after its back-off.
 
         Args:
@@ -430,19 +434,19 @@ class Supervisor:
         if not waiting or time.monotonic() - self._began > _READY_S:
             self._announced = True
             self._notifier.ready()
-            self._listener.answer(Reloaded(waiting=waiting))
+            self._listener.answer(ReloadReply(waiting=waiting))
             log.info("ready: %s", ", ".join(child.part.name for child in self._children))
 
     def _reload_parts(self) -> None:
         """Reload the configuration and restart all workers; keep the present one on errors."""
         if self._reload is None:
-            self._listener.answer(Reloaded(error="this daemon has no configuration file"))
+            self._listener.answer(ReloadReply(error="this daemon has no configuration file"))
             return
         try:
             parts = self._reload()
         except StewardError as error:
             log.error("the configuration is not taken, the present one stays: %s", error)
-            self._listener.answer(Reloaded(error=str(error)))
+            self._listener.answer(ReloadReply(error=str(error)))
             return
         self._notifier.reloading()
         log.info("reloading")
@@ -457,20 +461,20 @@ class Supervisor:
         late = [child for child in self._children if child.part.last]
         self._end(early, self._timing.stop_s)
         self._end(late, _STOP_LAST_S)
-        end_below(os.getpid())
+        kill_descendants(os.getpid())
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGKILL)
         self._wait_for(self._children, 0.2)
         return [child.part.name for child in self._children if child.pid]
 
-    def _end(self, children: Sequence[_Child], timeout_s: float) -> None:
+    def _end(self, children: Sequence[_WorkerState], timeout_s: float) -> None:
         for child in children:
             if child.pid:
                 os.kill(child.pid, signal.SIGTERM)
         self._wait_for(children, timeout_s)
 
-    def _wait_for(self, children: Sequence[_Child], timeout_s: float) -> None:
+    def _wait_for(self, children: Sequence[_WorkerState], timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while any(child.pid for child in children) and time.monotonic() < until:
             for child in children:
@@ -479,7 +483,7 @@ class Supervisor:
             time.sleep(0.005)
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     """Flush standard output and error: a forked process would write their buffers again."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a full disk, a closed pipe: workers run anyway

@@ -19,45 +19,50 @@ from functools import cache, partial
 
 import msgspec
 
-from steward.archive.catalog.consumer import Catalogue
-from steward.archive.contents import contents_of
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.contents import make_script_contents
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
-from steward.automation.operation import operations
-from steward.capture.captured_jobs import Known
-from steward.capture.crash_recovery import recover
-from steward.capture.schedulers import SpoolPlan, scheduler_called
-from steward.capture.spool import AppendRows, Capture
-from steward.capture.unfinished_runs import caught_up, unfinished
+from steward.automation.operation import load_operations
+from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.crash_recovery import recover_lost_scripts
+from steward.capture.schedulers import SpoolPlan, load_scheduler
+from steward.capture.spool import AppendRows, SpoolCapture
+from steward.capture.unfinished_runs import catch_up_runs, read_unfinished_runs
 from steward.core.access import Asker
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import Unavailable, UsageError
-from steward.core.events import Event, script_key
-from steward.core.incoming import stores_of
+from steward.core.events import Event, make_script_key
+from steward.core.incoming import make_stores
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
-from steward.core.poll_status import Looks
+from steward.core.poll_status import PollStatusFiles
 from steward.core.records import JobRecord
-from steward.core.redaction import redactor_of
+from steward.core.redaction import make_redactor
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.waits import Backoff, Stop
-from steward.daemon.consumer_workers import MakeConsumer, accounting_parts, patiently, run_consumers
-from steward.daemon.source_workers import lines_parts, sensor_parts
-from steward.daemon.supervisor import Beat, Part
+from steward.daemon.consumer_workers import (
+    ConsumerFactory,
+    make_accounting_parts,
+    run_consumers,
+    wait_for_resource,
+)
+from steward.daemon.source_workers import make_jobcomp_parts, make_sensor_parts
+from steward.daemon.supervisor import SendHeartbeat, WorkerSpec
 from steward.jobs import Jobs, JobsConsumer, database_path
 from steward.reports.history.consumer import HistoryConsumer
 from steward.slurm import Slurm
 
 
-def preload(settings: Settings) -> None:
+def preload_page_modules(settings: Settings) -> None:
     """Import the modules that requests of web pages need."""
-    for name in _needed(settings):
+    for name in _list_page_modules(settings):
         importlib.import_module(name)
-    operations()
+    load_operations()
 
 
-def _needed(settings: Settings) -> Iterator[str]:
+def _list_page_modules(settings: Settings) -> Iterator[str]:
     """Yield the names of modules that requests of web pages need."""
     yield "ClusterShell.NodeSet"
     yield "steward.automation.rules.rulebook"
@@ -76,11 +81,11 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal"
 _MOVER_HANG_S = 3600.0
 _FEEDING_HANG_S = 300.0
-_BACKGROUND = 10
+_BACKGROUND_NICENESS = 10
 """Niceness of workers that must not delay the archive: indexing may take seconds longer."""
 
 
-def parts_of(settings: Settings) -> list[Part]:
+def make_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the workers that a configuration needs, in the order in which they start.
 
     Raises:
@@ -89,54 +94,71 @@ def parts_of(settings: Settings) -> list[Part]:
     if settings.forward.to:
         raise UsageError("the configuration has [forward]: start 'steward controller' with it")
     parts = [
-        Part(name=JOURNAL, run=lambda stop, beat: run_journal(settings, stop, beat), last=True)
+        WorkerSpec(
+            name=JOURNAL, run=lambda stop, beat: run_journal(settings, stop, beat), last=True
+        )
     ]
     sinks = tuple(f"archive.{name}" for name in settings.files_sinks())
-    parts += [_feeding(settings, name, [make]) for name, make in sink_makers(settings).items()]
     parts += [
-        _feeding(settings, name, [make], niceness=_BACKGROUND if name == Catalogue.name else 0)
-        for name, make in consumer_makers(settings).items()
+        _make_feeding_part(settings, name, [make])
+        for name, make in get_sink_factories(settings).items()
+    ]
+    parts += [
+        _make_feeding_part(
+            settings,
+            name,
+            [make],
+            niceness=_BACKGROUND_NICENESS if name == CatalogConsumer.name else 0,
+        )
+        for name, make in get_consumer_factories(settings).items()
     ]
     for cluster, of in settings.cluster.items():
         if of.remote:
             continue
         if of.asks_slurm:
-            asking = slurm_makers(settings, cluster)
-            parts.append(_feeding(settings, f"slurm.{cluster}", asking, registered=False))
+            asking = get_slurm_factories(settings, cluster)
+            parts.append(_make_feeding_part(settings, f"slurm.{cluster}", asking, registered=False))
         for share in range(settings.capture_processes):
-            parts.append(_capturing(settings, cluster, share, after=(JOURNAL, *sinks)))
+            parts.append(_make_capture_part(settings, cluster, share, after=(JOURNAL, *sinks)))
     parts += [
-        Part(name=f"mover.{name}", run=partial(run_mover, settings, name), hang_s=_MOVER_HANG_S)
+        WorkerSpec(
+            name=f"mover.{name}", run=partial(run_mover, settings, name), hang_s=_MOVER_HANG_S
+        )
         for name, sink in settings.files_sinks().items()
         if sink.move_to
     ]
     if settings.receive.listen:
-        parts.append(_receiving(settings, after=(JOURNAL, *sinks)))
+        parts.append(_make_receiver_part(settings, after=(JOURNAL, *sinks)))
     if settings.nodes.listen:
-        parts.append(nodes_part(settings))
-    parts += [_consuming(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume]
-    parts += lines_parts(settings)
-    parts += sensor_parts(settings)
-    parts += accounting_parts(settings)
+        parts.append(make_nodes_part(settings))
+    parts += [
+        _make_kafka_part(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume
+    ]
+    parts += make_jobcomp_parts(settings)
+    parts += make_sensor_parts(settings)
+    parts += make_accounting_parts(settings)
     if settings.bank.enabled:
-        from steward.daemon.consumer_workers import banking_parts
+        from steward.daemon.consumer_workers import make_bank_parts
 
-        parts += banking_parts(settings)
+        parts += make_bank_parts(settings)
     if settings.rules.enabled:
-        from steward.daemon.consumer_workers import rules_part
+        from steward.daemon.consumer_workers import make_rules_part
 
-        parts.append(rules_part(settings))
+        parts.append(make_rules_part(settings))
     if settings.socket:
-        parts.append(Part(name="socket", run=partial(run_socket, settings)))
+        parts.append(WorkerSpec(name="socket", run=partial(run_socket, settings)))
     return parts
 
 
-def sink_makers(settings: Settings) -> dict[str, MakeConsumer]:
+def get_sink_factories(settings: Settings) -> dict[str, ConsumerFactory]:
     """Return the factory of each sink's consumer, by name."""
-    return {f"archive.{name}": partial(_sink, settings, name) for name in settings.archive.sink}
+    return {
+        f"archive.{name}": partial(_make_sink_consumer, settings, name)
+        for name in settings.archive.sink
+    }
 
 
-def _sink(settings: Settings, name: str) -> Consumer:
+def _make_sink_consumer(settings: Settings, name: str) -> Consumer:
     """Make a sink's consumer, and prepare its directories if possible."""
     sink = make_sink(settings, name)
     if isinstance(sink, FilesSink):
@@ -149,45 +171,48 @@ def _sink(settings: Settings, name: str) -> Consumer:
     return sink
 
 
-def consumer_makers(settings: Settings) -> dict[str, MakeConsumer]:
+def get_consumer_factories(settings: Settings) -> dict[str, ConsumerFactory]:
     """Return the factory of each consumer in the state directory, by name."""
-    makers: dict[str, MakeConsumer] = {
+    makers: dict[str, ConsumerFactory] = {
         JobsConsumer.name: lambda: JobsConsumer(settings),
         HistoryConsumer.name: lambda: HistoryConsumer(settings),
     }
     if settings.archive.catalogue:
         directory = f"{settings.state_dir}/catalogue"
-        makers[Catalogue.name] = lambda: Catalogue(
-            directory, contents_of(settings, stores_of(settings))
+        makers[CatalogConsumer.name] = lambda: CatalogConsumer(
+            directory, make_script_contents(settings, make_stores(settings))
         )
     return makers
 
 
-def slurm_makers(settings: Settings, cluster: str) -> list[MakeConsumer]:
+def get_slurm_factories(settings: Settings, cluster: str) -> list[ConsumerFactory]:
     """Return factories of the sources that query a cluster's Slurm, for a process of their own.
 
     Not the journal's process: reading twenty thousand jobs would delay its commits.
     """
-    return [partial(snapshots_of, settings, cluster), partial(_standings, settings, cluster)]
+    return [
+        partial(make_queue_poller, settings, cluster),
+        partial(_make_standing_source, settings, cluster),
+    ]
 
 
-def snapshots_of(settings: Settings, cluster: str) -> Consumer:
+def make_queue_poller(settings: Settings, cluster: str) -> Consumer:
     """Make the source that polls a cluster's queue."""
-    from steward.capture.queue_polls import Snapshots
+    from steward.capture.queue_polls import QueuePoller
 
-    known = partial(unfinished_of, settings, cluster)
-    redact = redactor_of(settings).record
-    return Snapshots(
+    known = partial(list_unfinished, settings, cluster)
+    redact = make_redactor(settings).record
+    return QueuePoller(
         *(cluster, settings.cluster[cluster]),
         unfinished=known,
         redact=redact,
         # On a controller, the gate implies that there is a bank elsewhere.
         tells_looks=settings.bank.enabled or bool(settings.gate.ask),
-        looked=partial(Looks(settings.state_dir).put, cluster),
+        looked=partial(PollStatusFiles(settings.state_dir).put, cluster),
     )
 
 
-def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
+def list_unfinished(settings: Settings, cluster: str) -> list[JobRecord]:
     """List the latest records of a cluster's jobs that have not ended as far as is known."""
     try:
         reader = JournalReader(settings.state_dir)
@@ -196,10 +221,10 @@ def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
         return []
     with closing(reader):
         if settings.forward.to:
-            known, position = unfinished(settings.state_dir, cluster)
+            known, position = read_unfinished_runs(settings.state_dir, cluster)
         else:
             known, position = _unfinished_in_jobs(settings, cluster)
-        return caught_up(known, reader, cluster, position)
+        return catch_up_runs(known, reader, cluster, position)
 
 
 def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
@@ -214,104 +239,108 @@ def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecor
         return jobs.unfinished(cluster), position
 
 
-def _standings(settings: Settings, cluster: str) -> Consumer:
+def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
     """Make the source that reads a cluster's administrators and coordinators."""
-    from steward.capture.associations import StandingSource
-    from steward.core.access import Standings
+    from steward.capture.associations import AssociationsPoller
+    from steward.core.access import ClusterRolesFiles
     from steward.slurm import Slurm
 
     ask = Slurm(cluster, settings.cluster[cluster]).standing
-    return StandingSource(cluster, ask, Standings(settings.state_dir))
+    return AssociationsPoller(cluster, ask, ClusterRolesFiles(settings.state_dir))
 
 
-def _feeding(
+def _make_feeding_part(
     settings: Settings,
     name: str,
-    makers: Sequence[MakeConsumer],
+    makers: Sequence[ConsumerFactory],
     *,
     registered: bool = True,
     niceness: int = 0,
-) -> Part:
+) -> WorkerSpec:
     """Return a worker that feeds consumers."""
 
-    def run(stop: Stop, beat: Beat) -> None:
+    def run(stop: Stop, beat: SendHeartbeat) -> None:
         os.nice(niceness)
         run_consumers(settings, makers, stop, beat, registered=registered)
 
-    return Part(name=name, run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
+    return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
 
 
-def _capturing(settings: Settings, cluster: str, share: int, after: tuple[str, ...]) -> Part:
-    def run(stop: Stop, beat: Beat) -> None:
+def _make_capture_part(
+    settings: Settings, cluster: str, share: int, after: tuple[str, ...]
+) -> WorkerSpec:
+    def run(stop: Stop, beat: SendHeartbeat) -> None:
         run_capture(settings, cluster, share, stop, beat)
 
-    return Part(name=f"capture.{cluster}.{share}", run=run, after=after)
+    return WorkerSpec(name=f"capture.{cluster}.{share}", run=run, after=after)
 
 
-def _receiving(settings: Settings, after: tuple[str, ...]) -> Part:
+def _make_receiver_part(settings: Settings, after: tuple[str, ...]) -> WorkerSpec:
     run = partial(run_receiving, settings)
-    return Part(name="receive", run=run, after=after, hang_s=_FEEDING_HANG_S)
+    return WorkerSpec(name="receive", run=run, after=after, hang_s=_FEEDING_HANG_S)
 
 
-def nodes_part(settings: Settings) -> Part:
+def make_nodes_part(settings: Settings) -> WorkerSpec:
     """Return the worker that receives data from compute nodes."""
     run = partial(run_nodes, settings)
-    return Part(name="nodes", run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
+    return WorkerSpec(name="nodes", run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
 
 
-def _consuming(settings: Settings, name: str, after: tuple[str, ...]) -> Part:
+def _make_kafka_part(settings: Settings, name: str, after: tuple[str, ...]) -> WorkerSpec:
     run = partial(run_consuming, settings, name)
-    return Part(name=f"consume.{name}", run=run, after=after, hang_s=_FEEDING_HANG_S)
+    return WorkerSpec(name=f"consume.{name}", run=run, after=after, hang_s=_FEEDING_HANG_S)
 
 
-def run_journal(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_journal(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the journal's writer."""
-    JournalServer(settings.state_dir, settings.journal, stores_of(settings)).run(stop, beat)
+    JournalServer(settings.state_dir, settings.journal, make_stores(settings)).run(stop, beat)
 
 
-def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_receiving(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the receiver of events from controllers on other hosts."""
-    from steward.extensions.controllers import Receiver
+    from steward.extensions.controllers import ControllerReceiver
 
     link = JournalLink(settings.state_dir, stop)
-    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
     undivided = msgspec.structs.replace(settings, capture_processes=1)
     for cluster, of in settings.cluster.items():
         if of.remote:
-            link.append(orphans_of(undivided, cluster, 0, reader))
-    stores = stores_of(settings)
-    known = Known(settings.state_dir, reader).known
-    receiver = patiently(lambda: Receiver(settings, stores, known, link), stop, beat)
+            link.append(recover_orphans(undivided, cluster, 0, reader))
+    stores = make_stores(settings)
+    known = CapturedScripts(settings.state_dir, reader).known
+    receiver = wait_for_resource(
+        lambda: ControllerReceiver(settings, stores, known, link), stop, beat
+    )
     receiver.run(stop, beat)
 
 
-def run_nodes(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_nodes(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the receiver of data from agents on compute nodes."""
     from steward.capture.nodes.receiver import NodeReceiver
 
     link = JournalLink(settings.state_dir, stop)
-    receiver = patiently(
+    receiver = wait_for_resource(
         lambda: NodeReceiver(settings, lambda rows: link.ask("append", *rows)), stop, beat
     )
     receiver.run(stop, beat)
 
 
-def run_consuming(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
+def run_consuming(settings: Settings, name: str, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the consumer of a Kafka topic."""
-    from steward.daemon.source_workers import orphans_of_others, source_of
+    from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
 
     link = JournalLink(settings.state_dir, stop)
-    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
     if name == min(settings.consume):
-        link.append(orphans_of_others(settings, reader))
-    source_of(settings, name, reader, link.append).run(stop, beat)
+        link.append(recover_foreign_orphans(settings, reader))
+    make_kafka_source(settings, name, reader, link.append).run(stop, beat)
 
 
-def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
+def run_mover(settings: Settings, name: str, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the mover of a sink's files; a dead mount hangs only this process."""
-    from steward.archive.files.mover import Mover
+    from steward.archive.files.mover import ArchiveMover
 
-    mover = patiently(lambda: Mover(settings, name), stop, beat)
+    mover = wait_for_resource(lambda: ArchiveMover(settings, name), stop, beat)
     backoff = Backoff(1.0, 60.0)
     said = ""
     while not stop.is_set():
@@ -329,93 +358,95 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
     mover.close()
 
 
-def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
+def run_socket(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
     """Run the server of the daemon's socket."""
-    from steward.admin.credentials.context import CredentialsRoom, web_uids
-    from steward.core.access import access_of
-    from steward.daemon.answers import Service
+    from steward.admin.credentials.context import CredentialsContext, list_web_uids
+    from steward.core.access import make_access
+    from steward.daemon.answers import RequestService
     from steward.daemon.contexts import action_registry
-    from steward.daemon.idempotency import Repeats
+    from steward.daemon.idempotency import IdempotencyStore
     from steward.daemon.socket import SocketServer
 
     @cache
-    def credentials() -> CredentialsRoom:
+    def credentials() -> CredentialsContext:
         # Called in the process that serves a connection, never before the fork.
-        return CredentialsRoom(settings, access=access_of(settings))
+        return CredentialsContext(settings, access=make_access(settings))
 
     def knows(secret: str) -> Asker:
         return credentials().bearer(secret)
 
     @cache
-    def repeats() -> Repeats:
+    def repeats() -> IdempotencyStore:
         # Likewise.
-        return Repeats(settings.state_dir)
+        return IdempotencyStore(settings.state_dir)
 
     if settings.web.listen:
-        preload(settings)
+        preload_page_modules(settings)
     server = SocketServer(
         settings.socket,
-        Service(action_registry(settings), knows=knows, repeats=repeats),
-        is_kept=lambda uid: uid in web_uids(settings),
+        RequestService(action_registry(settings), knows=knows, repeats=repeats),
+        is_kept=lambda uid: uid in list_web_uids(settings),
     )
     server.run(stop, beat)
 
 
-def run_capture(settings: Settings, cluster: str, share: int, stop: Stop, beat: Beat) -> None:
+def run_capture(
+    settings: Settings, cluster: str, share: int, stop: Stop, beat: SendHeartbeat
+) -> None:
     """Run the capture of one share of a cluster's spool."""
     link = JournalLink(settings.state_dir, stop)
-    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
-    with capturing(settings, cluster, share, reader, link.append_rows, stop, beat) as capture:
-        link.append(orphans_of(settings, cluster, share, reader))
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
+    with open_capture(settings, cluster, share, reader, link.append_rows, stop, beat) as capture:
+        link.append(recover_orphans(settings, cluster, share, reader))
         capture.run(stop, beat)
 
 
 @contextmanager
-def capturing(
+def open_capture(
     settings: Settings,
     cluster: str,
     share: int,
     reader: JournalReader,
     append: AppendRows,
     stop: Stop,
-    beat: Beat,
-) -> Iterator[Capture]:
+    beat: SendHeartbeat,
+) -> Iterator[SpoolCapture]:
     """Open the capture of one share of a cluster's spool, with everything that it needs."""
     of = settings.cluster[cluster]
     plan = SpoolPlan(
         cluster=cluster,
-        root=patiently(lambda: spool_of(settings, cluster), stop, beat),
+        root=wait_for_resource(lambda: find_cluster_spool(settings, cluster), stop, beat),
         share=share,
         of=settings.capture_processes,
-        known=partial(_is_known, Known(settings.state_dir, reader), cluster),
-        unfinished=partial(unfinished_of, settings, cluster),
-        most_held=most_held(),
+        known=partial(_is_known, CapturedScripts(settings.state_dir, reader), cluster),
+        unfinished=partial(list_unfinished, settings, cluster),
+        most_held=get_most_held(),
         options={"torque_subdirs": of.torque_subdirs},
     )
-    spool = scheduler_called(of.scheduler).open(plan)
+    spool = load_scheduler(of.scheduler).open(plan)
     # Each process has its own stores, so that none closes another's descriptors.
-    stores = stores_of(settings)
-    yield Capture(
+    stores = make_stores(settings)
+    yield SpoolCapture(
         cluster,
         spool,
         list(stores),
-        redactor_of(settings),
+        make_redactor(settings),
         append,
         environments=settings.archive.environments,
     )
 
 
-def _is_known(known: Known, cluster: str, job_id: int, mtime_ns: int) -> bool:
+def _is_known(known: CapturedScripts, cluster: str, job_id: int, mtime_ns: int) -> bool:
     """Return True if a script was captured before."""
     try:
-        return known.known(cluster, script_key(job_id, mtime_ns))
+        return known.known(cluster, make_script_key(job_id, mtime_ns))
     except Unavailable as error:
         # Capturing a script twice is harmless; ending would drop those held open.
         log.warning("cannot look up what was captured before: %s", error)
         return False
 
 
-def most_held() -> int:
+def get_most_held() -> int:
     """Raise the descriptor limit; return how many scripts a capture may hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Services and shells start with a soft limit of 1024, for the sake of select(2).
@@ -424,18 +455,20 @@ def most_held() -> int:
     return min(4000, hard // 8)
 
 
-def orphans_of(settings: Settings, cluster: str, share: int, reader: JournalReader) -> list[Event]:
+def recover_orphans(
+    settings: Settings, cluster: str, share: int, reader: JournalReader
+) -> list[Event]:
     """Recover the events that a cluster's stored scripts lost, from all readable stores."""
     found: list[Event] = []
-    known = Known(settings.state_dir, reader)
-    scheduler = scheduler_called(settings.cluster[cluster].scheduler)
-    for store in stores_of(settings):
+    known = CapturedScripts(settings.state_dir, reader)
+    scheduler = load_scheduler(settings.cluster[cluster].scheduler)
+    for store in make_stores(settings):
         try:
-            found += recover(
+            found += recover_lost_scripts(
                 store,
                 cluster,
-                lambda job_id, mtime_ns: known.over(cluster, script_key(job_id, mtime_ns)),
-                lambda job_id, mtime_ns: reader.present(cluster, script_key(job_id, mtime_ns)),
+                lambda job_id, mtime_ns: known.over(cluster, make_script_key(job_id, mtime_ns)),
+                lambda job_id, mtime_ns: reader.present(cluster, make_script_key(job_id, mtime_ns)),
                 lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
             )
         except Unavailable as error:
@@ -445,7 +478,7 @@ def orphans_of(settings: Settings, cluster: str, share: int, reader: JournalRead
     return found
 
 
-def spool_of(settings: Settings, cluster: str) -> str:
+def find_cluster_spool(settings: Settings, cluster: str) -> str:
     """Return a cluster's spool: as configured, the scheduler's usual one, or as Slurm says.
 
     Raises:
@@ -454,6 +487,6 @@ def spool_of(settings: Settings, cluster: str) -> str:
     of = settings.cluster[cluster]
     return (
         of.spool
-        or scheduler_called(of.scheduler).default_root
+        or load_scheduler(of.scheduler).default_root
         or Slurm(cluster, of).config()["StateSaveLocation"]
     )

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 PASSWORD: Final = "correct-horse-battery-staple"  # noqa: S105 - invented, to be looked for on disk
-LARGE: Final = 1 << 20
-PEOPLE: Final = ("ada", "bela")
+LARGE_SCRIPT_BYTES: Final = 1 << 20
+USER_NAMES: Final = ("ada", "bela")
 """Names of the users who submit jobs."""
 
 RELAX: Final = """\
@@ -98,11 +98,11 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def typed(self) -> str:
         """Return the command as a user would type it, with its variables."""
-        words = [f"{name}={_quoted(value)}" for name, value in self.env.items()]
+        words = [f"{name}={_quote_for_bash(value)}" for name, value in self.env.items()]
         return " ".join([*words, shlex.join(self.argv)])
 
 
-def _quoted(value: str) -> str:
+def _quote_for_bash(value: str) -> str:
     """Quote a value for bash; bytes that are no text become escapes."""
     if value.isprintable() and value.isascii():
         return shlex.quote(value)
@@ -110,7 +110,7 @@ def _quoted(value: str) -> str:
     return "$'" + repr(data)[2:-1].replace("'", "\\'") + "'"
 
 
-def submissions() -> tuple[Submission, ...]:
+def list_submissions() -> tuple[Submission, ...]:
     """Return all jobs of the demo, in order."""
     return (
         Submission(about="a plain job", name="relax", author=0, script=RELAX.encode()),
@@ -143,7 +143,7 @@ def submissions() -> tuple[Submission, ...]:
             state="FAILED",
             exit_code=3,
         ),
-        Submission(about="a script of 1 MB", name="bundle", author=1, script=_bundle()),
+        Submission(about="a script of 1 MB", name="bundle", author=1, script=_make_large_script()),
         Submission(
             about="an interactive job, which has no script",
             name="look",
@@ -153,9 +153,9 @@ def submissions() -> tuple[Submission, ...]:
     )
 
 
-def _bundle() -> bytes:
+def _make_large_script() -> bytes:
     """Return a script of exactly LARGE bytes, most of which are not text."""
     head = _BUNDLE_HEAD.encode()
     # sbatch rejects NUL and DOS line ends; every other byte is valid in a script.
     line = bytes(byte for byte in range(1, 256) if byte != 13)
-    return (head + line * (LARGE // len(line) + 1))[:LARGE]
+    return (head + line * (LARGE_SCRIPT_BYTES // len(line) + 1))[:LARGE_SCRIPT_BYTES]

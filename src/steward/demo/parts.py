@@ -23,14 +23,14 @@ from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.plugins.build import build_plugins, find_headers
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
-from steward.bank.actions.upkeep import CheckAnswer
+from steward.bank.actions.upkeep import CheckReply
 from steward.core.errors import StewardError
 from steward.demo.jobs import Submission
-from steward.sandbox import Inside, Sandbox
+from steward.sandbox import Sandbox, SandboxProcess
 from steward.slurm.settings import ClusterSettings
 
 
-def configuration(
+def format_configuration(
     *,
     state_dir: str,
     socket: str,
@@ -52,15 +52,15 @@ def configuration(
         parts: Lines of the parts that have tables of their own.
     """
     lines = [
-        f"state_dir = {toml(state_dir)}",
-        f"socket = {toml(socket)}",
+        f"state_dir = {encode_toml(state_dir)}",
+        f"socket = {encode_toml(socket)}",
         "",
         f"[cluster.{cluster}]",
-        f"slurm_conf = {toml(slurm.slurm_conf)}",
-        f"slurm_bin = {toml(slurm.slurm_bin)}",
-        f"spool = {toml(slurm.spool)}",
+        f"slurm_conf = {encode_toml(slurm.slurm_conf)}",
+        f"slurm_bin = {encode_toml(slurm.slurm_bin)}",
+        f"spool = {encode_toml(slurm.spool)}",
         f"snapshot_interval_s = {slurm.snapshot_interval_s}",
-        f"munge_socket = {toml(munge_socket)}",
+        f"munge_socket = {encode_toml(munge_socket)}",
         "",
         # A job log needs a driver to close days; the demo is over before.
         "[accounting]",
@@ -68,19 +68,19 @@ def configuration(
         "",
         *parts,
         "[archive.sink.files]",
-        f"path = {toml(archive)}",
+        f"path = {encode_toml(archive)}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def toml(value: Any) -> str:
+def encode_toml(value: Any) -> str:
     """Encode a value as TOML, which equals JSON for the values used here."""
     return msgspec.json.encode(value).decode()
 
 
 UNANSWERED_S: Final = 10
 """SlurmdTimeout of the demo's cluster, in seconds."""
-SLURM: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
+SLURM_CONF_LINES: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
 """Lines of slurm.conf that let slurmctld notice a dead slurmd soon."""
 RULE: Final = "drain_what_fails"
 
@@ -107,7 +107,7 @@ context:
 """
 
 
-def settings(directory: str) -> list[str]:
+def format_rule_settings(directory: str) -> list[str]:
     """Return the configuration lines of the sensor and the rules."""
     return [
         "[sensor]",
@@ -134,9 +134,9 @@ def write_rule(directory: str) -> str:
 
 PLUGIN_DIRS: Final = ("{directory}/etc",)
 CONTROLLER_ENV: Final = {"STEWARD_GATE_CONF": "{directory}/steward/gate.conf"}
-LIBRARY: Final = "job_submit_steward.so"
+PLUGIN_LIBRARY: Final = "job_submit_steward.so"
 ACCOUNT: Final = "chemistry"
-REFUSED: Final = 1
+SBATCH_REJECTED: Final = 1
 """Exit code of sbatch if the job is rejected."""
 
 _PAID: Final = """\
@@ -148,17 +148,17 @@ _PAID: Final = """\
 sleep 4
 """
 
-PAID: Final = Submission(
+PAID_JOB: Final = Submission(
     about="four seconds on two CPUs, with a limit of five minutes",
     name="paid",
     author=0,
     script=_PAID.encode(),
     command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
 )
-LARGE: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
+UNAFFORDABLE: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
 """A submission that the account cannot pay."""
 
-OPENING: Final = (
+OPENING_COMMANDS: Final = (
     "steward bank rate create '*' --weight cpu=100",
     f"steward bank account create {ACCOUNT} --owners {{owner}}",
     f"steward bank deposit {ACCOUNT} 500 --reason 'a grant'",
@@ -166,7 +166,7 @@ OPENING: Final = (
 """Commands with which operators open the bank."""
 
 
-class Till:
+class DemoBank:
     """The bank's submit plugin in slurmctld.
 
     Args:
@@ -202,11 +202,11 @@ class Till:
     def _install(self) -> str:
         """Install the submit plugin in slurmctld; return why that failed, or ""."""
         directory = self._sandbox.directory
-        found = glob.glob(f"{glob.escape(directory)}/lib/*/{LIBRARY}")
+        found = glob.glob(f"{glob.escape(directory)}/lib/*/{PLUGIN_LIBRARY}")
         if not found:
-            return f"{LIBRARY} was not built"
+            return f"{PLUGIN_LIBRARY} was not built"
         try:
-            shutil.copy(found[0], f"{directory}/etc/{LIBRARY}")
+            shutil.copy(found[0], f"{directory}/etc/{PLUGIN_LIBRARY}")
             self._sandbox.configure("JobSubmitPlugins=steward")
             self._sandbox.run(["scontrol", "reconfigure"])
         except (OSError, StewardError) as error:
@@ -214,13 +214,13 @@ class Till:
         return ""
 
 
-def is_proved(answer: CheckAnswer) -> bool:
+def is_ledger_sound(answer: CheckReply) -> bool:
     """Return True if a check of the ledger found no problem and included the holds."""
     return not answer.findings and answer.holds is not None
 
 
 PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
-HELD: Final = 300 * 1024**2
+BURST_BYTES: Final = 300 * 1024**2
 """Memory that the job allocates for a moment, in bytes."""
 
 _BURST: Final = """\
@@ -230,7 +230,7 @@ _BURST: Final = """\
 head -c 300M /dev/zero | tail -c 300M | wc -c
 """
 
-BURST: Final = Submission(
+BURST_JOB: Final = Submission(
     about="300 MB for a moment",
     name="burst",
     author=0,
@@ -241,7 +241,7 @@ BURST: Final = Submission(
 )
 
 
-class Books:
+class DemoAgents:
     """SPANK plugin and node agents that report what jobs use, in a sandbox.
 
     Args:
@@ -255,14 +255,14 @@ class Books:
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
         self._sandbox = sandbox
         self._keep = keep
-        self._agent: Inside | None = None
-        self.listen = f"127.0.0.1:{_free_port()}"
+        self._agent: SandboxProcess | None = None
+        self.listen = f"127.0.0.1:{_find_free_port()}"
         self.trouble = self._build()
 
     @property
     def settings(self) -> list[str]:
         """Return the configuration lines of the node receiver."""
-        return [] if self.trouble else ["[nodes]", f"listen = {toml(self.listen)}", ""]
+        return [] if self.trouble else ["[nodes]", f"listen = {encode_toml(self.listen)}", ""]
 
     @property
     def _lines(self) -> str:
@@ -319,30 +319,30 @@ class Books:
             self._agent = None
 
 
-def is_told(page: PageAnswer) -> bool:
+def has_all_reports(page: PageAnswer) -> bool:
     """Return True if a job's page has all reports of its nodes."""
     runs = page.runs
     return bool(runs and runs[-1].steps) and not runs[-1].efficiency.at_least
 
 
-def peak_of(page: PageAnswer) -> int:
+def get_page_peak(page: PageAnswer) -> int:
     """Return the peak memory on a job's page, in bytes."""
     return page.runs[-1].efficiency.memory_used_bytes or 0
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-USER: Final = "steward-web"
+PAGES_USER: Final = "steward-web"
 """User that ``steward web`` runs as."""
 _LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
-_ANSWERS_S: Final = 60.0
+_WEB_TIMEOUT_S: Final = 60.0
 
 
-class Pages:
+class DemoWebServer:
     """The web server's process (``steward web``) in the sandbox.
 
     Args:
@@ -353,14 +353,14 @@ class Pages:
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
         self._sandbox = sandbox
         self._keep = keep
-        self._process: Inside | None = None
+        self._process: SandboxProcess | None = None
         self.trouble = (
             ""
-            if USER in sandbox.users
+            if PAGES_USER in sandbox.users
             else "only root can have users of its own, and the pages run as one"
         )
         """Why there are no pages; "" if there are."""
-        self._port = 0 if self.trouble else _free_port()
+        self._port = 0 if self.trouble else _find_free_port()
 
     @property
     def url(self) -> str:
@@ -375,7 +375,7 @@ class Pages:
         return [
             "[web]",
             f"listen = {json.dumps(f'127.0.0.1:{self._port}')}",
-            f"user = {json.dumps(USER)}",
+            f"user = {json.dumps(PAGES_USER)}",
             "",
         ]
 
@@ -392,14 +392,14 @@ class Pages:
         with open(log, "ab") as said:
             process = self._sandbox.popen(
                 argv,
-                user=USER,
+                user=PAGES_USER,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
             )
         if self._keep:
-            process.wait(_ANSWERS_S)
+            process.wait(_WEB_TIMEOUT_S)
         else:
             self._process = process
 
@@ -408,7 +408,7 @@ class Pages:
         import httpx
 
         try:
-            return httpx.get(f"{self.url}/healthz", timeout=_ANSWERS_S).status_code == 200
+            return httpx.get(f"{self.url}/healthz", timeout=_WEB_TIMEOUT_S).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -416,7 +416,7 @@ class Pages:
         """Return True if a login link works once and shows the user's jobs."""
         import httpx
 
-        with httpx.Client(base_url=self.url, timeout=_ANSWERS_S) as browser:
+        with httpx.Client(base_url=self.url, timeout=_WEB_TIMEOUT_S) as browser:
             if f"Continue as {user}" not in browser.get(link).text:
                 return False
             browser.post("/login", data={"secret": link.rpartition("/")[2]})
@@ -431,7 +431,7 @@ class Pages:
             self._process = None
 
 
-def link_in(said: bytes) -> str:
+def find_login_link(said: bytes) -> str:
     """Return the login link in the output of ``steward login``; "" if there is none."""
     found = _LINK.search(said)
     return found[0].decode() if found else ""

@@ -24,30 +24,30 @@ from rich.text import Text
 
 from steward.archive.requests import JobLine
 from steward.demo import checks
-from steward.demo.jobs import submissions
+from steward.demo.jobs import list_submissions
 from steward.demo.parts import (
     ACCOUNT,
-    BURST,
-    HELD,
-    LARGE,
-    OPENING,
-    PAID,
-    REFUSED,
+    BURST_BYTES,
+    BURST_JOB,
+    OPENING_COMMANDS,
+    PAID_JOB,
+    SBATCH_REJECTED,
+    UNAFFORDABLE,
     UNANSWERED_S,
-    is_proved,
-    peak_of,
+    get_page_peak,
+    is_ledger_sound,
     write_rule,
 )
-from steward.demo.parts import USER as WEB_USER
-from steward.demo.site import Site
-from steward.sandbox import default_directory
-from steward.sandbox.layout import free_directory
+from steward.demo.parts import PAGES_USER as WEB_USER
+from steward.demo.site import DemoSite
+from steward.sandbox import get_default_directory
+from steward.sandbox.layout import find_free_directory
 from steward.web.settings import WebSettings
 
 _WIDTH = 100
 
 
-class Stage:
+class DemoPrinter:
     """Printer of the demo: headings, paragraphs, prompts and results on standard output."""
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ class Stage:
         self._console.file.flush()
 
 
-Choice = tuple[str, str]
+NextStep = tuple[str, str]
 """A purpose, and the command or link for it."""
 
 
-def what_next(stage: Stage, site: Site, failed: int) -> None:
+def print_next_steps(stage: DemoPrinter, site: DemoSite, failed: int) -> None:
     """Print what to try next, or how many checks failed.
 
     Args:
@@ -131,19 +131,19 @@ def what_next(stage: Stage, site: Site, failed: int) -> None:
         return
     if site.keep:
         stage.act("What to open and type next", "All of it stays up.")
-        choices = _of_kept(site)
+        choices = _list_steps_while_up(site)
     else:
         stage.act("What to type next")
-        choices = _of_ended()
+        choices = _list_steps_after_end()
     for text, command in choices:
         if text:
             stage.line(text)
         stage.line(f"  {command}", style="bold")
 
 
-def _of_ended() -> Iterator[Choice]:
+def _list_steps_after_end() -> Iterator[NextStep]:
     """Yield next steps after the demo was removed."""
-    me = _me()
+    me = _get_command_name()
     yield (
         "The same, left up: to be clicked through in a browser, and to be gone on with:",
         ("make demo KEEP=1"),
@@ -155,13 +155,13 @@ def _of_ended() -> Iterator[Choice]:
     yield "What else there is:", f"{me} --help"
 
 
-def _of_kept(site: Site) -> Iterator[Choice]:
+def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
     """Yield next steps for a demo that stays up."""
-    me = _me()
-    is_usual = site.sandbox.directory == default_directory()
+    me = _get_command_name()
+    is_usual = site.sandbox.directory == get_default_directory()
     where = "" if is_usual else f" --dir {site.sandbox.directory}"
     inside = f"-- env STEWARD_SOCKET={site.socket}"
-    yield from _of_pages(site, f"{me} sandbox run{where} --user {site.users[0]} {inside} steward")
+    yield from _list_links(site, f"{me} sandbox run{where} --user {site.users[0]} {inside} steward")
     yield (
         "A shell as one of its users, to submit and look:",
         (f"{me} sandbox run{where} --user {site.users[-1]} {inside} bash"),
@@ -181,7 +181,7 @@ def _of_kept(site: Site) -> Iterator[Choice]:
     yield "The end of it, with all that is in it:", f"{me} sandbox down{where}"
 
 
-def _of_pages(site: Site, as_user: str) -> Iterator[Choice]:
+def _list_links(site: DemoSite, as_user: str) -> Iterator[NextStep]:
     """Yield links that open the web pages; none if there are no pages."""
     if site.pages.trouble:
         return
@@ -196,10 +196,10 @@ def _of_pages(site: Site, as_user: str) -> Iterator[Choice]:
         f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}",
     )
     yield f"More such links, as {first} and as an operator:", f"{as_user} login"
-    yield "", f"{_me()} login --config {site.config}"
+    yield "", f"{_get_command_name()} login --config {site.config}"
 
 
-def _me() -> str:
+def _get_command_name() -> str:
     """Return the command that starts this program from here."""
     found = shutil.which("steward")
     if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
@@ -207,10 +207,10 @@ def _me() -> str:
     return os.path.relpath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else "steward"
 
 
-_DIFFERENT: Final = 1
+_DIFF_CODE: Final = 1
 
 
-def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
+def run_demo(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
     """Run the whole demo.
 
     Args:
@@ -226,41 +226,41 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
         SandboxError: The cluster does not come up.
         DemoError: The demo fails before the checks.
     """
-    stage = Stage()
+    stage = DemoPrinter()
     stage.say(
         "Steward keeps the script and the environment of every job that Slurm runs. This demo "
         "brings up a real Slurm cluster of its own, has jobs submitted to it, and shows what is "
         "kept of them. It touches nothing outside of its own directory."
     )
     if keep and not directory:
-        directory = free_directory()
-    with _site(stage, directory, keep, slurm) as site:
+        directory = find_free_directory()
+    with _open_site(stage, directory, keep, slurm) as site:
         _open_bank(stage, site)
-        _submit(stage, site)
+        _submit_jobs(stage, site)
         with stage.working("Waiting for the jobs to end …", "All jobs have ended and are kept"):
             lines = site.wait_for_jobs()
-        _show(stage, site)
-        failed = _account(stage, site)
+        _show_archive(stage, site)
+        failed = _show_accounting(stage, site)
         # Slurm takes a while to notice.
-        node = _fail(stage, site)
-        failed += _pay(stage, site)
-        failed += _open_pages(stage, site)
-        failed += _act(stage, site, node)
-        failed += _check(stage, site, lines)
+        node = _kill_node(stage, site)
+        failed += _show_billing(stage, site)
+        failed += _show_pages(stage, site)
+        failed += _show_rule(stage, site, node)
+        failed += _run_checks(stage, site, lines)
         if not keep:
-            failed += _stop(stage, site)
-        what_next(stage, site, failed)
+            failed += _stop_daemon(stage, site)
+        print_next_steps(stage, site, failed)
         return failed
 
 
 @contextlib.contextmanager
-def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site]:
+def _open_site(stage: DemoPrinter, directory: str, keep: bool, slurm: str) -> Iterator[DemoSite]:
     """Bring up a site with a running daemon; end it after the block, unless it is kept."""
     stage.act("A Slurm cluster, and Steward in it")
-    site: Site | None = None
+    site: DemoSite | None = None
     try:
         with stage.working("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
-            site = Site.up(directory, keep=keep, slurm=slurm, booked=True, paid=True)
+            site = DemoSite.up(directory, keep=keep, slurm=slurm, booked=True, paid=True)
         cluster = site.sandbox
         names = " and ".join(site.users)
         stage.say(
@@ -281,7 +281,7 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
         site.down()
 
 
-def _open_bank(stage: Stage, site: Site) -> None:
+def _open_bank(stage: DemoPrinter, site: DemoSite) -> None:
     """Set a rate, and deposit SU in an account."""
     if site.bank.trouble:
         return
@@ -290,48 +290,50 @@ def _open_bank(stage: Stage, site: Site) -> None:
         "What a CPU costs for an hour, and an account with 500 units. Nothing is refused yet: a "
         "new bank only observes.",
     )
-    for command in OPENING:
-        _type(stage, site, "", command.format(owner=site.users[0]))
+    for command in OPENING_COMMANDS:
+        _run_command(stage, site, "", command.format(owner=site.users[0]))
     with stage.working("Waiting for the gate ...", "slurmctld can ask the gate"):
         site.wait_for_gate()
 
 
-def _submit(stage: Stage, site: Site) -> None:
+def _submit_jobs(stage: DemoPrinter, site: DemoSite) -> None:
     """Submit all jobs, showing each command."""
     who = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
     stage.act(who, "Slurm writes each script to its spool, and removes it when the job is over.")
-    for what in submissions():
+    for what in list_submissions():
         one = site.submit(what)
         stage.prompt(one.user, what.typed)
         stage.line(f"{f'job {one.job}':<8} {what.about}", style="dim")
 
 
-def _show(stage: Stage, site: Site) -> None:
+def _show_archive(stage: DemoPrinter, site: DemoSite) -> None:
     """Show the archive: list, script, environment, search, diff, permissions."""
     first = site.users[0]
     relax, finer, train = (site.job(name).job for name in ("relax", "relax-finer", "train"))
     stage.act("What is kept", "The jobs as operators see them; the interactive one has no script.")
-    _type(stage, site, "", "steward archive list")
+    _run_command(stage, site, "", "steward archive list")
     stage.act("One job, and the script it ran")
-    _type(stage, site, first, f"steward archive show {relax}")
+    _run_command(stage, site, first, f"steward archive show {relax}")
     stage.act(
         "The environment it was submitted with",
         "Just these variables. One secret is known by its variable's name, the other by its "
         "look; neither was ever written to a file of Steward's.",
     )
     names = " ".join(site.job("train").what.env)
-    _type(stage, site, first, f"steward archive env {train} {names}")
+    _run_command(stage, site, first, f"steward archive env {train} {names}")
     stage.act("Search in what was run", "Any text, as it is written: a path, a module, an option.")
-    _type(stage, site, first, "steward archive search gromacs/2024.2")
+    _run_command(stage, site, first, "steward archive search gromacs/2024.2")
     stage.act("What changed from one job to the next?")
-    _type(stage, site, first, f"steward archive diff {relax} {finer}", _DIFFERENT)
+    _run_command(stage, site, first, f"steward archive diff {relax} {finer}", _DIFF_CODE)
     if len(site.users) > 1:
         stage.act("Everybody's own", f"Job {relax} is {first}'s, so {site.users[1]} is refused.")
-        _type(stage, site, site.users[1], f"steward archive show {relax}", checks.REFUSED)
+        _run_command(
+            stage, site, site.users[1], f"steward archive show {relax}", checks.DENIED_CODE
+        )
     _show_files(stage, site)
 
 
-def _show_files(stage: Stage, site: Site) -> None:
+def _show_files(stage: DemoPrinter, site: DemoSite) -> None:
     """Show the archived files and their permissions."""
     stage.act(
         "Where it is",
@@ -339,14 +341,14 @@ def _show_files(stage: Stage, site: Site) -> None:
         "format, and a line of JSON for each fact. An owner may read them, nobody else.",
     )
     one = site.job("relax")
-    path = checks.path_of(site, one)
-    _type(stage, site, "", f"ls -l {os.path.dirname(path)}")
+    path = checks.get_script_path(site, one)
+    _run_command(stage, site, "", f"ls -l {os.path.dirname(path)}")
     if _has_acl(path) and len(site.users) > 1:
-        _type(stage, site, one.user, f"tail -n 3 {path}")
-        _type(stage, site, site.users[1], f"tail -n 3 {path}", 1)
+        _run_command(stage, site, one.user, f"tail -n 3 {path}")
+        _run_command(stage, site, site.users[1], f"tail -n 3 {path}", 1)
 
 
-def _account(stage: Stage, site: Site) -> int:
+def _show_accounting(stage: DemoPrinter, site: DemoSite) -> int:
     """Show the accounting record of a short job; return the number of failures."""
     stage.act(
         "What a job used",
@@ -356,31 +358,33 @@ def _account(stage: Stage, site: Site) -> int:
     if site.books.trouble:
         stage.line(f"Left out here: {site.books.trouble}.")
         return 0
-    one = site.order(BURST)
-    stage.prompt(one.user, BURST.typed)
-    stage.line(f"{f'job {one.job}':<8} {BURST.about}", style="dim")
+    one = site.order(BURST_JOB)
+    stage.prompt(one.user, BURST_JOB.typed)
+    stage.line(f"{f'job {one.job}':<8} {BURST_JOB.about}", style="dim")
     with stage.working("Waiting for the node's report ...", "The node has told of it"):
         page = site.wait_for_books(one)
     if site.sandbox.plan.spec.accounting:
         stage.say(
             "Slurm's own books, from samples of /proc every 30 seconds, which is its default:"
         )
-        _type(stage, site, one.user, f"sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state")
+        _run_command(
+            stage, site, one.user, f"sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state"
+        )
     else:
         stage.say("(slurmdbd is not installed, so Slurm's own books cannot be shown beside it.)")
-    _type(stage, site, one.user, f"steward job {one.job}")
-    _type(
+    _run_command(stage, site, one.user, f"steward job {one.job}")
+    _run_command(
         stage,
         site,
         one.user,
         f"steward sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state",
     )
-    is_right = peak_of(page) >= HELD
+    is_right = get_page_peak(page) >= BURST_BYTES
     stage.result(is_right, "the 300 MB that a job held for a moment are in its books")
     return int(not is_right)
 
 
-def _pay(stage: Stage, site: Site) -> int:
+def _show_billing(stage: DemoPrinter, site: DemoSite) -> int:
     """Show a quote, a rejected job, a charged job and the ledger; return the number of failures."""
     stage.act(
         "What a job may cost",
@@ -390,25 +394,25 @@ def _pay(stage: Stage, site: Site) -> int:
     if site.bank.trouble:
         stage.line(f"Left out here: {site.bank.trouble}.")
         return 0
-    _type(stage, site, "", "steward bank enforce gate --reason demo")
+    _run_command(stage, site, "", "steward bank enforce gate --reason demo")
     first = site.users[0]
-    one = site.order(PAID)
-    stage.prompt(one.user, PAID.typed)
-    stage.line(f"{f'job {one.job}':<8} {PAID.about}", style="dim")
-    _type(stage, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
-    _type(stage, site, first, shlex.join(LARGE), REFUSED)
+    one = site.order(PAID_JOB)
+    stage.prompt(one.user, PAID_JOB.typed)
+    stage.line(f"{f'job {one.job}':<8} {PAID_JOB.about}", style="dim")
+    _run_command(stage, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
+    _run_command(stage, site, first, shlex.join(UNAFFORDABLE), SBATCH_REJECTED)
     with stage.working("Waiting for the job to end ...", "It has ended and is charged"):
         amount = site.wait_for_charge(one)
-    _type(stage, site, first, f"steward bank explain {one.job}")
-    _type(stage, site, first, f"steward bank statement {ACCOUNT}")
-    _type(stage, site, "", "steward bank usage")
-    _type(stage, site, "", "steward bank check")
-    is_right = amount > 0 and is_proved(site.ask("bank.check"))
+    _run_command(stage, site, first, f"steward bank explain {one.job}")
+    _run_command(stage, site, first, f"steward bank statement {ACCOUNT}")
+    _run_command(stage, site, "", "steward bank usage")
+    _run_command(stage, site, "", "steward bank check")
+    is_right = amount > 0 and is_ledger_sound(site.ask("bank.check"))
     stage.result(is_right, "what was refused was not run, what ran was charged, the books agree")
     return int(not is_right)
 
 
-def _fail(stage: Stage, site: Site) -> str:
+def _kill_node(stage: DemoPrinter, site: DemoSite) -> str:
     """Install a rule for failing nodes, and kill a slurmd; return the node's name."""
     stage.act(
         "A node fails",
@@ -418,8 +422,8 @@ def _fail(stage: Stage, site: Site) -> str:
     cluster = site.sandbox
     node = f"node{cluster.plan.spec.nodes}"
     path = write_rule(site.rules)
-    _type(stage, site, "", f"cat {path}")
-    _type(stage, site, "", f"steward rules check {path}")
+    _run_command(stage, site, "", f"cat {path}")
+    _run_command(stage, site, "", f"steward rules check {path}")
     cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
     stage.line("")
     stage.say(
@@ -429,23 +433,23 @@ def _fail(stage: Stage, site: Site) -> str:
     return node
 
 
-def _act(stage: Stage, site: Site, node: str) -> int:
+def _show_rule(stage: DemoPrinter, site: DemoSite, node: str) -> int:
     """Show what the rule did about the failed node; return the number of failures."""
     stage.act(
         "What the rule did", f"{node} runs no more jobs until somebody has looked at it: now."
     )
     with stage.working("Waiting for Slurm to notice ...", "Slurm has noticed, and the rule acted"):
         is_right = site.wait_for_rule(node)
-    _type(stage, site, "", f"steward events list --nodelist {node} --failed")
-    _type(stage, site, "", "steward rules history")
+    _run_command(stage, site, "", f"steward events list --nodelist {node} --failed")
+    _run_command(stage, site, "", "steward rules history")
     site.sandbox.start_service(f"slurmd.{node}")
-    _type(stage, site, "", f"steward action run slurm.node.resume nodes={node}")
+    _run_command(stage, site, "", f"steward action run slurm.node.resume nodes={node}")
     promise = "the failure was told, the rule acted once, and the node is drained"
     stage.result(is_right, promise)
     return int(not is_right)
 
 
-def _open_pages(stage: Stage, site: Site) -> int:
+def _show_pages(stage: DemoPrinter, site: DemoSite) -> int:
     """Start the web server and check that a login link works; return the number of failures."""
     stage.act(
         "The pages",
@@ -473,30 +477,32 @@ def _has_acl(path: str) -> bool:
     return "system.posix_acl_access" in os.listxattr(path)
 
 
-def _type(stage: Stage, site: Site, user: str, command: str, wanted: int = 0) -> None:
+def _run_command(
+    stage: DemoPrinter, site: DemoSite, user: str, command: str, wanted: int = 0
+) -> None:
     """Run a command as a user and show its output.
 
     Raises:
         Wrong: The exit code is not the expected one.
     """
-    stage.prompt(user or _operator(site), command)
+    stage.prompt(user or _get_operator(site), command)
     code = site.show(shlex.split(command), user)
-    checks.expect(code == wanted, f"{command!r} ended with {code}, not {wanted}")
+    checks.require_that(code == wanted, f"{command!r} ended with {code}, not {wanted}")
 
 
-def _operator(site: Site) -> str:
+def _get_operator(site: DemoSite) -> str:
     """Return the user that the daemon runs as."""
     return site.steward_user or site.users[0]
 
 
-def _check(stage: Stage, site: Site, lines: Sequence[JobLine]) -> int:
+def _run_checks(stage: DemoPrinter, site: DemoSite, lines: Sequence[JobLine]) -> int:
     """Run all checks; return the number of failures."""
     stage.act("Is it so?", "Each of these is looked up now, in the files and by the commands.")
     failed = 0
-    for promise, find_out in checks.checks(site, lines):
+    for promise, find_out in checks.list_checks(site, lines):
         try:
             find_out()
-        except (checks.Wrong, OSError) as error:
+        except (checks.CheckFailed, OSError) as error:
             failed += 1
             stage.result(False, f"{promise}: {error}")
         else:
@@ -504,7 +510,7 @@ def _check(stage: Stage, site: Site, lines: Sequence[JobLine]) -> int:
     return failed
 
 
-def _stop(stage: Stage, site: Site) -> int:
+def _stop_daemon(stage: DemoPrinter, site: DemoSite) -> int:
     """Stop the daemon; return 1 if it did not end properly."""
     code = site.stop()
     how = "did not end" if code is None else f"ended with {code}"

@@ -19,35 +19,35 @@ import msgspec
 from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.journal import StatusAnswer
 from steward.archive.requests import JobLine
-from steward.automation.rules.requests import HistoryAnswer
+from steward.automation.rules.requests import RulesHistoryReply
 from steward.automation.rules.store import Execution
 from steward.client import Client
-from steward.core.errors import Missing, StewardError, Unavailable
+from steward.core.errors import NotFound, StewardError, Unavailable
 from steward.demo import parts
-from steward.demo.jobs import PEOPLE, Submission, submissions
+from steward.demo.jobs import USER_NAMES, Submission, list_submissions
 from steward.demo.parts import (
     CONTROLLER_ENV,
     PLUGIN_DIRS,
     PLUGSTACK,
-    SLURM,
-    Books,
-    Pages,
-    Till,
-    configuration,
-    is_told,
-    link_in,
+    SLURM_CONF_LINES,
+    DemoAgents,
+    DemoBank,
+    DemoWebServer,
+    find_login_link,
+    format_configuration,
+    has_all_reports,
 )
-from steward.demo.parts import USER as WEB_USER
-from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
+from steward.demo.parts import PAGES_USER as WEB_USER
+from steward.sandbox import Sandbox, SandboxProcess, SandboxSpec, SlurmMissing
 
-_COMMAND_S: Final = 30.0
+_COMMAND_TIMEOUT_S: Final = 30.0
 
 
 class DemoError(StewardError):
     """The demo cannot continue."""
 
 
-class Ground:
+class SandboxPaths:
     """A sandbox with the paths of Steward's files, and methods to run commands in it.
 
     Args:
@@ -151,7 +151,7 @@ class Ground:
             user=user or self.steward_user,
             cwd=self.home(user) if user else "/",
             env=self.environment(user),
-            timeout_s=_COMMAND_S,
+            timeout_s=_COMMAND_TIMEOUT_S,
             check=False,
             text=False,
         )
@@ -171,7 +171,7 @@ class Ground:
             stderr=subprocess.STDOUT,
         )
         try:
-            return process.wait(_COMMAND_S)
+            return process.wait(_COMMAND_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise DemoError(f"{' '.join(argv)} does not end", argv) from None
         finally:
@@ -181,17 +181,17 @@ class Ground:
 
 T = TypeVar("T")
 
-_UP_S: Final = 60.0
-_JOBS_S: Final = 120.0
-_STOP_S: Final = 20.0
-_GATE: Final = "steward/gate.sock"
-_LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
-_SUBMITTED = re.compile(r"Submitted batch job (\d+)")
-_SRUN = re.compile(r"job (\d+)")
-_ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+_START_TIMEOUT_S: Final = 60.0
+_JOBS_TIMEOUT_S: Final = 120.0
+_STOP_TIMEOUT_S: Final = 20.0
+_GATE_SOCKET: Final = "steward/gate.sock"
+_LOGIN_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
+_SBATCH_OUTPUT = re.compile(r"Submitted batch job (\d+)")
+_SRUN_OUTPUT = re.compile(r"job (\d+)")
+_FINAL_STATES: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 
-class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that Slurm accepted.
 
     Attributes:
@@ -205,7 +205,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     what: Submission
 
 
-class Site(Ground):
+class DemoSite(SandboxPaths):
     """A sandbox with the daemon, its parts, and the submitted jobs.
 
     Use it as a context manager, or end it with :meth:`down`. Create one with :meth:`up`.
@@ -214,12 +214,12 @@ class Site(Ground):
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
         super().__init__(sandbox)
         self.keep = keep
-        self.jobs: list[Submitted] = []
-        self.books = Books(sandbox, keep=keep)
+        self.jobs: list[SubmittedJob] = []
+        self.books = DemoAgents(sandbox, keep=keep)
         unpaid = "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
-        self.bank = Till(sandbox, self.books.trouble or unpaid)
-        self.pages = Pages(sandbox, keep=keep)
-        self._daemon: Inside | None = None
+        self.bank = DemoBank(sandbox, self.books.trouble or unpaid)
+        self.pages = DemoWebServer(sandbox, keep=keep)
+        self._daemon: SandboxProcess | None = None
 
     @classmethod
     def up(
@@ -246,11 +246,11 @@ class Site(Ground):
         spec = SandboxSpec(
             directory=directory,
             slurm=slurm,
-            extra=SLURM,
+            extra=SLURM_CONF_LINES,
             plugstack=PLUGSTACK,
             accounting=booked,
             plugin_dirs=PLUGIN_DIRS if paid else (),
-            user_names=(*PEOPLE, WEB_USER),
+            user_names=(*USER_NAMES, WEB_USER),
             controller_env=CONTROLLER_ENV if paid else {},
         )
         try:
@@ -293,10 +293,10 @@ class Site(Ground):
                 stderr=log,
             )
         if self.keep:
-            process.wait(_UP_S)
+            process.wait(_START_TIMEOUT_S)
         else:
             self._daemon = process
-        self._wait(self._answers, _UP_S, "the daemon does not answer")
+        self._wait(self._answers, _START_TIMEOUT_S, "the daemon does not answer")
         self.books.start()
 
     def serve_pages(self) -> None:
@@ -306,7 +306,7 @@ class Site(Ground):
             DemoError: The web server does not answer.
         """
         self.pages.start(self.socket, self.web_log)
-        self._wait(self.pages.answers, _UP_S, "the pages do not answer")
+        self._wait(self.pages.answers, _START_TIMEOUT_S, "the pages do not answer")
 
     def link(self, user: str = "") -> str:
         """Return a link that opens the web pages.
@@ -314,7 +314,7 @@ class Site(Ground):
         Args:
             user: User of the link; if empty, the daemon's.
         """
-        return link_in(self.steward(["login"], user).stdout)
+        return find_login_link(self.steward(["login"], user).stdout)
 
     def _configure(self) -> None:
         """Write the daemon's configuration file."""
@@ -323,7 +323,7 @@ class Site(Ground):
         if self.steward_user:
             shutil.chown(own, self.steward_user, self.steward_user)
         os.makedirs(self.rules, mode=0o755, exist_ok=True)
-        text = configuration(
+        text = format_configuration(
             state_dir=self.state_dir,
             socket=self.socket,
             cluster=self.sandbox.plan.spec.cluster,
@@ -334,7 +334,7 @@ class Site(Ground):
                 *self.books.settings,
                 *self.bank.settings,
                 *self.pages.settings,
-                *parts.settings(self.rules),
+                *parts.format_rule_settings(self.rules),
             ],
         )
         with open(self.config, "w", encoding="utf-8") as file:
@@ -350,12 +350,12 @@ class Site(Ground):
             return False  # the daemon is not ready
         return True
 
-    def submit(self, what: Submission) -> Submitted:
+    def submit(self, what: Submission) -> SubmittedJob:
         """Submit a job and record it in ``jobs``; raises as :meth:`order`."""
         self.jobs.append(self.order(what))
         return self.jobs[-1]
 
-    def order(self, what: Submission) -> Submitted:
+    def order(self, what: Submission) -> SubmittedJob:
         """Submit a job as one of the users, without recording it.
 
         Raises:
@@ -367,16 +367,16 @@ class Site(Ground):
             command = ["tee", "--", what.filename]
             self.sandbox.run(command, user=user, cwd=self.home(user), input=what.script, text=False)
         # Remove the caller's own variables from the environment of the jobs.
-        foreign = [name for name in os.environ if name not in _LOGIN]
+        foreign = [name for name in os.environ if name not in _LOGIN_VARIABLES]
         clean = ["env", *(f"--unset={name}" for name in foreign if name not in what.env)]
         result = self.sandbox.run(
             [*clean, *what.argv], user=user, cwd=self.home(user), env=what.env
         )
-        match = _SUBMITTED.search(result.stdout) or _SRUN.search(result.stderr)
+        match = _SBATCH_OUTPUT.search(result.stdout) or _SRUN_OUTPUT.search(result.stderr)
         job = int(match[1]) if match else self._newest_job(what)
-        return Submitted(job=job, user=user, what=what)
+        return SubmittedJob(job=job, user=user, what=what)
 
-    def wait_for_books(self, one: Submitted) -> PageAnswer:
+    def wait_for_books(self, one: SubmittedJob) -> PageAnswer:
         """Wait for the nodes' reports about a job; return its page.
 
         Raises:
@@ -387,9 +387,9 @@ class Site(Ground):
             page: PageAnswer = self.ask("accounting.job", job=str(one.job))
             return page
 
-        return self._until(ask, is_told, f"nothing is told of the steps of job {one.job}")
+        return self._until(ask, has_all_reports, f"nothing is told of the steps of job {one.job}")
 
-    def wait_for_charge(self, one: Submitted) -> int:
+    def wait_for_charge(self, one: SubmittedJob) -> int:
         """Wait until a job is charged; return the amount in micro-SU.
 
         Raises:
@@ -414,7 +414,7 @@ class Site(Ground):
 
     def _acted(self) -> list[Execution]:
         """List finished executions of rules."""
-        answer: HistoryAnswer = self.ask("rules.history")
+        answer: RulesHistoryReply = self.ask("rules.history")
         return [one for one in answer.executions if one.phase == "ended"]
 
     def wait_for_gate(self) -> None:
@@ -425,13 +425,13 @@ class Site(Ground):
         """
         self._until(
             lambda: self.ask("bank.holds"),
-            lambda _: os.path.exists(f"{self.sandbox.directory}/{_GATE}"),
+            lambda _: os.path.exists(f"{self.sandbox.directory}/{_GATE_SOCKET}"),
             "the gate does not answer",
         )
 
     def submit_all(self) -> None:
         """Submit all jobs of the demo."""
-        for what in submissions():
+        for what in list_submissions():
             self.submit(what)
 
     def _newest_job(self, what: Submission) -> int:
@@ -442,7 +442,7 @@ class Site(Ground):
             raise self._failed(f"Slurm shows no job {what.name}")
         return max(ids)
 
-    def job(self, name: str) -> Submitted:
+    def job(self, name: str) -> SubmittedJob:
         """Return a submitted job by its name."""
         return next(one for one in self.jobs if one.what.name == name)
 
@@ -456,7 +456,7 @@ class Site(Ground):
         with_script = sum(one.what.tasks or 1 for one in self.jobs if one.what.script is not None)
 
         def are_there(lines: tuple[JobLine, ...]) -> bool:
-            ended = [line for line in lines if line.state in _ENDED]
+            ended = [line for line in lines if line.state in _FINAL_STATES]
             kept = [line for line in ended if line.script_key]
             return len(ended) == wanted and len(kept) == with_script and self._is_indexed()
 
@@ -475,7 +475,7 @@ class Site(Ground):
             return None
         self._daemon.send_signal(signal.SIGTERM)
         try:
-            return self._daemon.wait(_STOP_S)
+            return self._daemon.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return None
 
@@ -495,11 +495,11 @@ class Site(Ground):
         def ready() -> bool:
             try:
                 found[:] = [ask()]
-            except (Missing, Unavailable):
+            except (NotFound, Unavailable):
                 return False  # unknown or unavailable so far
             return is_so(found[0])
 
-        self._wait(ready, _JOBS_S, otherwise)
+        self._wait(ready, _JOBS_TIMEOUT_S, otherwise)
         return found[0]
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float, otherwise: str) -> None:

@@ -6,57 +6,65 @@ that a command with one query does not load the consumer.
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
     from steward.jobs.consumer import JobsConsumer
-    from steward.jobs.filters import Job, JobFilter, Position, Run, ScopeLike, Script, identity_of
-    from steward.jobs.job_ids import JobName, JobNameError, display, parse
+    from steward.jobs.filters import (
+        Job,
+        JobFilter,
+        JobScope,
+        ListPosition,
+        Run,
+        Script,
+        build_identity,
+    )
+    from steward.jobs.job_ids import JobName, JobNameError, format_job_name, parse_job_name
     from steward.jobs.queries import Jobs
-    from steward.jobs.run_queries import KeptLaunch
-    from steward.jobs.tables import Gap, database_path
+    from steward.jobs.run_queries import StoredLaunch
+    from steward.jobs.tables import NodeLoss, database_path
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
-        run_queries=("KeptLaunch",),
+        run_queries=("StoredLaunch",),
         consumer=("JobsConsumer",),
         tables=(
-            "Gap",
+            "NodeLoss",
             "database_path",
         ),
         job_ids=(
             "JobName",
             "JobNameError",
-            "display",
-            "parse",
+            "format_job_name",
+            "parse_job_name",
         ),
         queries=("Jobs",),
         filters=(
             "Job",
             "JobFilter",
-            "Position",
+            "ListPosition",
             "Run",
-            "ScopeLike",
+            "JobScope",
             "Script",
-            "identity_of",
+            "build_identity",
         ),
     )
 
 __all__ = [
-    "Gap",
     "Job",
     "JobFilter",
     "JobName",
     "JobNameError",
+    "JobScope",
     "Jobs",
     "JobsConsumer",
-    "KeptLaunch",
-    "Position",
+    "ListPosition",
+    "NodeLoss",
     "Run",
-    "ScopeLike",
     "Script",
+    "StoredLaunch",
+    "build_identity",
     "database_path",
-    "display",
-    "identity_of",
-    "parse",
+    "format_job_name",
+    "parse_job_name",
 ]

@@ -29,26 +29,34 @@ from steward.core.events import (
     TASK_EXIT,
     ArchivePurge,
     Event,
-    JobsMissed,
+    MissedJobs,
     utc_now,
 )
-from steward.core.sqlite import Connection, open_database, transaction, translated
-from steward.core.timestamps import micros
-from steward.core.usage import AccountingExpire, Launch, StepAccounted
-from steward.jobs.event_intake import add, check, job_id_of
-from steward.jobs.identity import resolve
+from steward.core.sqlite import Connection, open_database, transaction, translate_errors
+from steward.core.timestamps import to_micros
+from steward.core.usage import AccountedStep, AccountingExpiry, Launch
+from steward.jobs.event_intake import add_event, get_job_id, validate_event
+from steward.jobs.identity import resolve_jobs
 from steward.jobs.launches import load_steps, put_accounted
-from steward.jobs.lines import widen
+from steward.jobs.lines import add_missing_columns
 from steward.jobs.outbox import Outbox
-from steward.jobs.retention import Leaders, expire, forget_scripts, take_out
-from steward.jobs.run_books import Books
-from steward.jobs.run_events import identities
-from steward.jobs.tables import MIGRATIONS, Group, database_path, known, load, put_gap, put_missed
-from steward.jobs.writes import Writes
+from steward.jobs.retention import LeaderScripts, drop_expired_events, expire_jobs, forget_scripts
+from steward.jobs.run_books import AccountingUpdate
+from steward.jobs.run_events import make_identity_events
+from steward.jobs.tables import (
+    MIGRATIONS,
+    JobIdGroup,
+    database_path,
+    find_known_ids,
+    load_groups,
+    put_gap,
+    put_missed,
+)
+from steward.jobs.writes import WriteBatch
 
 _CHUNK: Final = 500
 
-_ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSED})
+_LONE_KINDS: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSED})
 
 
 class JobsConsumer:
@@ -77,16 +85,16 @@ class JobsConsumer:
         self._path = database_path(settings.state_dir)
         self._clock = clock
         self._connection = open_database(self._path, MIGRATIONS)
-        with translated(self._path):
+        with translate_errors(self._path):
             # Overwrite replaced and deleted data, so that a purge leaves no copy in a free page.
             self._connection.execute("PRAGMA secure_delete=ON")
-            widen(self._connection)
+            add_missing_columns(self._connection)
             self._outbox = Outbox(self._connection, self._path)
         self._is_backfilled = False
 
     def cursor(self) -> int:
         """Return the journal position of the last applied event; 0 at first."""
-        with translated(self._path):
+        with translate_errors(self._path):
             (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
@@ -98,11 +106,11 @@ class JobsConsumer:
             Rejected: An event's body is not what its kind promises.
         """
         for event in events:
-            check(event)
+            validate_event(event)
         self._outbox.send(append)
         with self._durable() as connection:
             said: list[Event] = []
-            for kind, stretch in groupby(events, _alone):
+            for kind, stretch in groupby(events, _get_lone_kind):
                 if kind == ARCHIVE_PURGE:
                     said += self._purge(stretch)
                 elif kind:
@@ -117,7 +125,7 @@ class JobsConsumer:
         if said:
             self._outbox.send(append, upto, said)
         if any(event.kind == ARCHIVE_PURGE for event in events):
-            with translated(self._path):
+            with translate_errors(self._path):
                 # Purged text must not stay in the WAL until something overwrites it.
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -128,7 +136,7 @@ class JobsConsumer:
             SqliteUnavailable: The database cannot be written now.
         """
         self._outbox.send(append)
-        with translated(self._path):
+        with translate_errors(self._path):
             due = self._due()
             untold = {} if due or self._is_backfilled else self._untold()
             self._is_backfilled = not due and not untold
@@ -137,8 +145,8 @@ class JobsConsumer:
         with self._durable():
             said: list[Event] = []
             for cluster, job_ids in (due or untold).items():
-                writes = Writes(self._connection)
-                groups = load(self._connection, cluster, job_ids)
+                writes = WriteBatch(self._connection)
+                groups = load_groups(self._connection, cluster, job_ids)
                 for group in groups.values():
                     group.is_whole = group.is_due = True
                 said += self._settle(
@@ -154,9 +162,9 @@ class JobsConsumer:
         """Return job ids whose waiting time is over, by cluster."""
         rows = self._connection.execute(
             "SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT ?",
-            (micros(self._clock()), _CHUNK),
+            (to_micros(self._clock()), _CHUNK),
         )
-        return _by_cluster(rows)
+        return _group_by_cluster(rows)
 
     def _untold(self) -> dict[str, list[int]]:
         """Return job ids with runs that have no line yet.
@@ -166,14 +174,14 @@ class JobsConsumer:
         rows = self._connection.execute(
             "SELECT DISTINCT cluster, job_id FROM run WHERE told IS NULL LIMIT ?", (_CHUNK,)
         )
-        return _by_cluster(rows)
+        return _group_by_cluster(rows)
 
     def _until_due_s(self) -> float:
         """Return seconds until the next job id is due, at most an hour."""
         (at_us,) = self._connection.execute("SELECT min(at) FROM due").fetchone()
         if at_us is None:
             return 3600.0
-        wait_s: float = (at_us - micros(self._clock())) / 1e6
+        wait_s: float = (at_us - to_micros(self._clock())) / 1e6
         return min(3600.0, max(0.1, wait_s))
 
     @contextmanager
@@ -182,7 +190,7 @@ class JobsConsumer:
 
         Other transactions are not synced: the journal replays what a power loss takes of them.
         """
-        with translated(self._path):
+        with translate_errors(self._path):
             self._connection.execute("PRAGMA synchronous=FULL")
         try:
             with transaction(self._connection, self._path) as connection:
@@ -199,13 +207,13 @@ class JobsConsumer:
         by_cluster: dict[str, dict[int, list[Event]]] = {}
         for event in events:
             by_id = by_cluster.setdefault(event.cluster, {})
-            by_id.setdefault(job_id_of(event), []).append(event)
+            by_id.setdefault(get_job_id(event), []).append(event)
         said: list[Event] = []
         now = self._clock()
-        now_us = micros(now)
-        writes = Writes(self._connection)
+        now_us = to_micros(now)
+        writes = WriteBatch(self._connection)
         for cluster, by_id in by_cluster.items():
-            seen_before = known(self._connection, cluster, by_id)
+            seen_before = find_known_ids(self._connection, cluster, by_id)
             news = {}
             for job_id, of_job in by_id.items():
                 event = of_job[0]
@@ -215,17 +223,17 @@ class JobsConsumer:
                     news[job_id] = of_job
             groups = self._load(cluster, news) if news else {}
             for job_id, group in groups.items():
-                for event in take_out(self._connection, cluster, group, news[job_id]):
-                    if isinstance(event.body, StepAccounted):
+                for event in drop_expired_events(self._connection, cluster, group, news[job_id]):
+                    if isinstance(event.body, AccountedStep):
                         put_accounted(self._connection, cluster, event.body)
-                    add(group, event, now_us)
+                    add_event(group, event, now_us)
             said += self._settle(cluster, groups.values(), writes, now)
         writes.flush()
         return said
 
-    def _load(self, cluster: str, news: dict[int, list[Event]]) -> dict[int, Group]:
+    def _load(self, cluster: str, news: dict[int, list[Event]]) -> dict[int, JobIdGroup]:
         """Load the groups of some job ids, with the launches of the steps that events concern."""
-        groups = load(self._connection, cluster, news)
+        groups = load_groups(self._connection, cluster, news)
         steps = {
             (job_id, event.body.step)
             for job_id, events in news.items()
@@ -240,17 +248,17 @@ class JobsConsumer:
     def _settle(
         self,
         cluster: str,
-        groups: Iterable[Group],
-        writes: Writes,
+        groups: Iterable[JobIdGroup],
+        writes: WriteBatch,
         now: datetime,
         *,
         is_silent: bool = False,
     ) -> list[Event]:
         """Resolve groups into jobs and collect the rows to write; return the events to append."""
         said: list[Event] = []
-        leaders = Leaders(self._connection, cluster)
+        leaders = LeaderScripts(self._connection, cluster)
         resolved = [
-            (group, resolve(list(group.runs.values()), list(group.scripts.values())))
+            (group, resolve_jobs(list(group.runs.values()), list(group.scripts.values())))
             for group in groups
         ]
         leaders.look_up(job.record for _group, jobs in resolved for job in jobs)
@@ -264,17 +272,19 @@ class JobsConsumer:
                         run.blank()
                         group.dirty_runs.add((run.submit_us, run.restarts))
                 elif job.record is not None and job.scripts:
-                    said += identities(group, job, job.record, now)
-        said += Books(self._connection, now, is_silent=is_silent).settle(cluster, settled)
+                    said += make_identity_events(group, job, job.record, now)
+        said += AccountingUpdate(self._connection, now, is_silent=is_silent).settle(
+            cluster, settled
+        )
         for group, jobs, purged in settled:
             writes.put(group, jobs, purged)
         return said
 
     def _note(self, event: Event) -> None:
         """Apply an event that concerns no single job id."""
-        if isinstance(event.body, AccountingExpire):
-            expire(self._connection, event.cluster, event.body.before)
-        elif isinstance(event.body, JobsMissed):
+        if isinstance(event.body, AccountingExpiry):
+            expire_jobs(self._connection, event.cluster, event.body.before)
+        elif isinstance(event.body, MissedJobs):
             put_missed(self._connection, event)
         else:
             put_gap(self._connection, event)
@@ -290,18 +300,18 @@ class JobsConsumer:
             for start in range(0, len(keys), _CHUNK):
                 chunk = keys[start : start + _CHUNK]
                 for groups in forget_scripts(self._connection, event.cluster, chunk, _CHUNK):
-                    writes = Writes(self._connection)
+                    writes = WriteBatch(self._connection)
                     said += self._settle(event.cluster, groups, writes, event.seen_at)
                     writes.flush()
         return said
 
 
-def _alone(event: Event) -> str:
+def _get_lone_kind(event: Event) -> str:
     """Return the kind of an event that concerns no single job id; "" for all others."""
-    return event.kind if event.kind in _ALONE else ""
+    return event.kind if event.kind in _LONE_KINDS else ""
 
 
-def _by_cluster(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+def _group_by_cluster(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     """Group job ids by cluster."""
     found: dict[str, list[int]] = {}
     for cluster, job_id in rows:

@@ -1,8 +1,8 @@
 """Event intake of the jobs consumer: validate an event and add it to its job id's group.
 
-:func:`check` rejects events that must not reach jobs.db. :func:`add` puts a valid event into the
-:class:`steward.jobs.tables.Group` of its job id; :func:`run_key` and :func:`launch_key` say which
-run or launch it concerns.
+:func:`validate_event` rejects events that must not reach jobs.db. :func:`add_event` puts a valid
+event into the :class:`steward.jobs.tables.JobIdGroup` of its job id; :func:`make_run_key` and
+:func:`make_launch_key` say which run or launch it concerns.
 """
 
 from typing import Final
@@ -10,15 +10,15 @@ from typing import Final
 import msgspec
 
 from steward.core.consumers import Rejected
-from steward.core.events import JOB_SEEN, ArchivePurge, Event, JobFacts, JobScript, JobsMissed
+from steward.core.events import JOB_SEEN, ArchivePurge, Event, JobFacts, JobScript, MissedJobs
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.core.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
+from steward.core.timestamps import to_micros
+from steward.core.usage import AccountedStep, AccountingExpiry, ExitedTasks, Launch, NodeGap
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.run_merge import RunFacts
-from steward.jobs.tables import Group, ScriptRow
-from steward.slurm.job_states import base_state
+from steward.jobs.tables import JobIdGroup, ScriptRow
+from steward.slurm.job_states import strip_state_suffix
 
 _MAX_INT64: Final = 2**63 - 1
 
@@ -30,7 +30,7 @@ _HALTS: Final = frozenset({"RUNNING", "SUSPENDED"})
 _encode = msgspec.json.Encoder().encode
 
 
-def check(event: Event) -> None:
+def validate_event(event: Event) -> None:
     """Reject an event that must not reach the database, before anything is written."""
     body = event.body
     if isinstance(body, JobScript):
@@ -44,44 +44,44 @@ def check(event: Event) -> None:
             for number in (record.uid, record.array_job_id, record.het_job_id, record.het_offset)
         )
     elif isinstance(body, Launch):
-        good = _is_good_launch(body)
-    elif isinstance(body, StepAccounted):
+        good = _is_valid_launch(body)
+    elif isinstance(body, AccountedStep):
         good = 0 < body.job_id <= MAX_RAW_ID and 0 < len(body.line.step) <= _LONGEST
     else:
-        good = isinstance(body, ArchivePurge | AccountingExpire | NodeGap | JobsMissed)
+        good = isinstance(body, ArchivePurge | AccountingExpiry | NodeGap | MissedJobs)
     if not good:
         raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)
 
 
-def _is_good_launch(body: Launch) -> bool:
+def _is_valid_launch(body: Launch) -> bool:
     """Return True if the ids and names of a launch are in range."""
     good = 0 < body.job_id <= MAX_RAW_ID and abs(body.launched_us) <= _MAX_INT64
     good = good and 0 < len(body.step) <= _LONGEST and 0 < len(body.node) <= _LONGEST
-    if good and isinstance(body, TasksExited):
+    if good and isinstance(body, ExitedTasks):
         return all(abs(task.task) <= MAX_RAW_ID for task in body.tasks)
     return good
 
 
-def job_id_of(event: Event) -> int:
+def get_job_id(event: Event) -> int:
     """Return the job id of an event."""
     body = event.body
     return int(body.record.job_id if isinstance(body, JobFacts) else body.job_id)
 
 
-def launch_key(body: Launch) -> LaunchKey:
+def make_launch_key(body: Launch) -> LaunchKey:
     """Return the key of a launch within its job id: step, node and launch time."""
     return body.step, body.node, body.launched_us
 
 
-def run_key(event: Event) -> tuple[int, int]:
+def make_run_key(event: Event) -> tuple[int, int]:
     """Return the key of a record's run within its job id: submit time (µs) and restart count."""
     record: JobRecord = event.body.record
     # Imported archive trees lack submit times; the event's time is the closest value.
     submit = record.submit or event.at
-    return micros(submit.replace(microsecond=0)), record.restarts
+    return to_micros(submit.replace(microsecond=0)), record.restarts
 
 
-def add(group: Group, event: Event, now_us: int) -> None:
+def add_event(group: JobIdGroup, event: Event, now_us: int) -> None:
     """Add an event to the group of its job id.
 
     Args:
@@ -95,13 +95,13 @@ def add(group: Group, event: Event, now_us: int) -> None:
     elif isinstance(body, JobFacts):
         _add_record(group, event)
     elif isinstance(body, Launch):
-        key = launch_key(body)
+        key = make_launch_key(body)
         group.launches.setdefault(key, LaunchRow(key)).add(event, now_us)
     else:
         group.is_whole = True
 
 
-def _add_script(group: Group, event: Event) -> None:
+def _add_script(group: JobIdGroup, event: Event) -> None:
     """Add a job.script event to the group."""
     # A purged script keeps its row, so that it is not stored again.
     if event.key not in group.scripts:
@@ -111,14 +111,14 @@ def _add_script(group: Group, event: Event) -> None:
         )
 
 
-def _add_record(group: Group, event: Event) -> None:
+def _add_record(group: JobIdGroup, event: Event) -> None:
     """Add an observation of a run to the group."""
     record: JobRecord = event.body.record
-    key = run_key(event)
+    key = make_run_key(event)
     run = group.runs.get(key)
     if run is None:
         run = group.runs[key] = RunFacts(*key)
     run.add(event)
     group.dirty_runs.add(key)
-    if record.suspended_at is not None and base_state(record.state) in _HALTS:
-        group.suspensions.append((key, micros(record.suspended_at), record))
+    if record.suspended_at is not None and strip_state_suffix(record.state) in _HALTS:
+        group.suspensions.append((key, to_micros(record.suspended_at), record))

@@ -1,8 +1,9 @@
 """Job filters and the structs that jobs.db queries return: Job, Run, Script, JobFilter.
 
-:class:`JobFilter` says which jobs to list; :func:`conditions` turns it into a WHERE clause with
-bound values. :func:`scoped` adds the condition on what a person may see; :func:`called` the
-condition for a job named by a user. Limits on patterns keep one query from blocking others.
+:class:`JobFilter` says which jobs to list; :func:`build_conditions` turns it into a WHERE clause
+with bound values. :func:`build_scope_condition` adds the condition on what a person may see;
+:func:`match_name` the condition for a job named by a user. Limits on patterns keep one query from
+blocking others.
 """
 
 import re
@@ -15,12 +16,12 @@ import msgspec
 from steward.core.errors import UsageError
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.jobs.job_ids import JobName, display, parse
+from steward.core.timestamps import to_micros
+from steward.jobs.job_ids import JobName, format_job_name, parse_job_name
 
 
-class ScopeLike(Protocol):
-    """Jobs of one cluster that a person may see; ``steward.core.access.Scope`` implements it."""
+class JobScope(Protocol):
+    """Jobs of one cluster that a person may see; ``core.access.VisibleJobs`` implements it."""
 
     @property
     def everything(self) -> bool:
@@ -39,7 +40,7 @@ class ScopeLike(Protocol):
         """Accounts whose jobs are visible in addition."""
 
 
-Position = tuple[datetime, int, int]
+ListPosition = tuple[datetime, int, int]
 """Position in a job list: first submit time (whole seconds), job id and row number."""
 
 
@@ -75,15 +76,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Job name as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1."""
-        return display(self.record)
+        return format_job_name(self.record)
 
     @property
-    def position(self) -> "Position":
+    def position(self) -> "ListPosition":
         """Position in a list, newest first; pass it to ``Jobs.list`` as ``before``."""
         return self.first_submit, self.job_id, self.number
 
 
-def identity_of(job: Job, script_key: str) -> JobIdentity | None:
+def build_identity(job: Job, script_key: str) -> JobIdentity | None:
     """Return the identity of a script's job, as the jobs consumer published it.
 
     Args:
@@ -167,14 +168,14 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     until: datetime | None = None
     with_script: bool | None = None
-    scopes: Mapping[str, ScopeLike] | None = None
+    scopes: Mapping[str, JobScope] | None = None
 
 
 NOTHING: Final = "1 = 0"
 """SQL condition that holds for no row."""
 
 
-class Values(Protocol):
+class ValueBinder(Protocol):
     """Binder of SQL values, in the syntax of the queried database."""
 
     def bind(self, value: object) -> str:
@@ -186,7 +187,9 @@ class Values(Protocol):
         ...
 
 
-def scoped(scopes: Mapping[str, ScopeLike], values: Values, table: str = "") -> str:
+def build_scope_condition(
+    scopes: Mapping[str, JobScope], values: ValueBinder, table: str = ""
+) -> str:
     """Return the condition that a person may see a row.
 
     Args:
@@ -210,18 +213,18 @@ def scoped(scopes: Mapping[str, ScopeLike], values: Values, table: str = "") -> 
             charged = values.one_of(f"{table}account", sorted(scope.accounts))
             mine.append(f"({table}uid IS NOT NULL AND {charged})")
         if mine:
-            parts.append(f"({here} AND {any_of(mine)})")
-    return any_of(parts) if parts else NOTHING
+            parts.append(f"({here} AND {join_or(mine)})")
+    return join_or(parts) if parts else NOTHING
 
 
-def any_of(parts: Iterable[str]) -> str:
+def join_or(parts: Iterable[str]) -> str:
     """Join conditions with OR; there must be at least one."""
     alternatives = list(parts)
     if len(alternatives) == 1:
         return alternatives[0]
     # Halved rather than chained: SQLite limits the depth of expressions.
     half = len(alternatives) // 2
-    return f"({any_of(alternatives[:half])} OR {any_of(alternatives[half:])})"
+    return f"({join_or(alternatives[:half])} OR {join_or(alternatives[half:])})"
 
 
 MOST_PATTERNS: Final = 1000
@@ -238,7 +241,7 @@ _WILD: Final = re.compile(r"[*?\[]")
 _EVERYTHING: Final = "1"
 
 
-class _Values:
+class _SqliteBinder:
     """Binder that gives each bound value a name."""
 
     def __init__(self) -> None:
@@ -260,7 +263,7 @@ class _Values:
         return f"{column} IN (SELECT value FROM json_each({listed}))"  # noqa: S608 -- a bound value
 
 
-def conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
+def build_conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
     """Return the WHERE clause of a filter and its bound values.
 
     Raises:
@@ -268,32 +271,32 @@ def conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
         UsageError: There are more than :data:`MOST_PATTERNS` patterns of a kind, or array tasks,
             het components and SLUIDs, or a pattern is too expensive.
     """
-    values = _Values()
+    values = _SqliteBinder()
     parts = [
-        *_times(wanted, values),
-        *_columns(wanted, values),
-        *_patterns(wanted, values),
+        *_match_times(wanted, values),
+        *_match_job_columns(wanted, values),
+        *_match_patterns(wanted, values),
     ]
     if wanted.scopes is not None:
-        parts.append(scoped(wanted.scopes, values, "job."))
+        parts.append(build_scope_condition(wanted.scopes, values, "job."))
     if wanted.jobs:
-        parts.append(_named(wanted.jobs, values))
+        parts.append(_match_names(wanted.jobs, values))
     return " AND ".join(parts) or _EVERYTHING, values.bound
 
 
-def _named(jobs: Iterable[str], values: _Values) -> str:
+def _match_names(jobs: Iterable[str], values: _SqliteBinder) -> str:
     """Return the condition that a job has one of these names."""
-    names = [parse(text) for text in jobs]
+    names = [parse_job_name(text) for text in jobs]
     ids = sorted({name.job_id for name in names if name.is_whole})
     columns = ("job.job_id", "job.array_job_id", "job.het_job_id") if ids else ()
     named = [values.one_of(column, ids) for column in columns]
     others = [name for name in names if not name.is_whole]
     check_patterns(others, "array tasks, het components and SLUIDs")
     for number, name in enumerate(others):
-        condition, bound = called(name, is_exact=False, prefix=f"j{number}_")
+        condition, bound = match_name(name, is_exact=False, prefix=f"j{number}_")
         named.append(condition)
         values.bound |= bound
-    return any_of(named)
+    return join_or(named)
 
 
 def check_patterns(patterns: Sequence[object], what: str) -> None:
@@ -314,7 +317,7 @@ def check_patterns(patterns: Sequence[object], what: str) -> None:
         )
 
 
-def name_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+def normalize_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     """Validate patterns for job names; return each once, in its shortest form.
 
     Args:
@@ -349,7 +352,7 @@ def name_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def called(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dict[str, Any]]:
+def match_name(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dict[str, Any]]:
     """Return the condition that a job has this name.
 
     Args:
@@ -381,15 +384,15 @@ def called(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dic
     )
 
 
-def _times(wanted: JobFilter, values: _Values) -> Iterable[str]:
+def _match_times(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
     """Yield the conditions on the first submit time."""
     if wanted.since is not None:
-        yield f"job.first_submit >= {values.bind(micros(wanted.since))}"
+        yield f"job.first_submit >= {values.bind(to_micros(wanted.since))}"
     if wanted.until is not None:
-        yield f"job.first_submit < {values.bind(micros(wanted.until))}"
+        yield f"job.first_submit < {values.bind(to_micros(wanted.until))}"
 
 
-def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
+def _match_job_columns(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
     """Yield the conditions on columns with exact values."""
     if wanted.clusters:
         yield values.one_of("job.cluster", wanted.clusters)
@@ -398,38 +401,38 @@ def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
         uids = [int(user) for user in wanted.users if user.isdecimal()]
         either = [values.one_of("job.user", names)] if names else []
         either += [values.one_of("job.uid", uids)] if uids else []
-        yield any_of(either)
+        yield join_or(either)
     if wanted.accounts:
         yield values.one_of("job.account", wanted.accounts)
     if wanted.states:
         # For several states, the index would return each separately and all rows would be sorted.
-        beside = _beside(wanted) if len(wanted.states) == 1 else "+"
+        beside = _disable_index(wanted) if len(wanted.states) == 1 else "+"
         yield values.one_of(f"{beside}job.state", (state.upper() for state in wanted.states))
     if wanted.with_script is not None:
         yield f"job.script_key IS {'NOT ' if wanted.with_script else ''}NULL"
 
 
-def _patterns(wanted: JobFilter, values: _Values) -> Iterable[str]:
+def _match_patterns(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
     """Yield the conditions on partitions and on job name patterns."""
     if wanted.partitions:
         check_patterns(wanted.partitions, "partitions")
-        yield any_of(
+        yield join_or(
             f"instr(',' || job.partition || ',', {values.bind(f',{partition},')}) > 0"
             for partition in wanted.partitions
         )
     if wanted.names:
-        patterns = name_patterns(wanted.names)
+        patterns = normalize_patterns(wanted.names)
         plain = [pattern for pattern in patterns if not _WILD.search(pattern)]
-        either = [values.one_of(f"{_beside(wanted)}job.name", plain)] if plain else []
+        either = [values.one_of(f"{_disable_index(wanted)}job.name", plain)] if plain else []
         # GLOB is the shell's pattern, except for the negation of a set.
         either += [
             f"job.name GLOB {values.bind(pattern.replace('[!', '[^'))}"
             for pattern in patterns
             if _WILD.search(pattern)
         ]
-        yield any_of(either)
+        yield join_or(either)
 
 
-def _beside(wanted: JobFilter) -> str:
+def _disable_index(wanted: JobFilter) -> str:
     """Return "+", which disables a column's index, if one on users or jobs selects fewer rows."""
     return "+" if wanted.users or wanted.accounts or wanted.jobs else ""

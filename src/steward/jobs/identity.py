@@ -1,8 +1,8 @@
 """Job identity: assigns the runs and scripts of one job id to jobs.
 
-:func:`resolve` is a pure function of everything known about (cluster, job id), so events may come
-in any order. It walks through runs and scripts by time; each either continues the preceding job or
-starts a new one, because Slurm reuses job ids.
+:func:`resolve_jobs` is a pure function of everything known about (cluster, job id), so events may
+come in any order. It walks through runs and scripts by time; each either continues the preceding
+job or starts a new one, because Slurm reuses job ids.
 """
 
 from datetime import datetime
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.jobs.run_merge import RunFacts, merge_runs
 from steward.slurm.job_states import LOST
 
@@ -30,7 +30,7 @@ and must not go to the former owner.
 """
 
 
-class KeptScript(msgspec.Struct):
+class StoredScriptFacts(msgspec.Struct):
     """Script of a job id, as far as resolving needs it."""
 
     key: str
@@ -43,7 +43,7 @@ class KeptScript(msgspec.Struct):
         return self.spool_mtime_ns // 1000
 
 
-class Resolved(msgspec.Struct):
+class ResolvedJob(msgspec.Struct):
     """Job as resolved from runs and scripts.
 
     Attributes:
@@ -56,7 +56,7 @@ class Resolved(msgspec.Struct):
 
     first_submit_us: int
     runs: list[RunFacts]
-    scripts: list[KeptScript]
+    scripts: list[StoredScriptFacts]
     record: JobRecord | None = None
     is_replaced: bool = False
 
@@ -87,12 +87,12 @@ class Resolved(msgspec.Struct):
         if run.restarts == 0 or run.restarts < self.latest.restarts:
             return False
         return (
-            _agree(mine.uid, record.uid, None)
-            and _agree(mine.array_job_id, record.array_job_id, 0)
-            and _agree(mine.het_job_id, record.het_job_id, 0)
+            _is_compatible(mine.uid, record.uid, None)
+            and _is_compatible(mine.array_job_id, record.array_job_id, 0)
+            and _is_compatible(mine.het_job_id, record.het_job_id, 0)
         )
 
-    def takes(self, script: KeptScript) -> bool:
+    def takes(self, script: StoredScriptFacts) -> bool:
         """Return True if ``script``, which is not older than this job, belongs to it."""
         # slurmctld forgets that a requeued het component has a script.
         if not any(may_have_script(run.merged()) for run in self.runs):
@@ -113,20 +113,20 @@ def may_have_script(record: JobRecord) -> bool:
 
 def is_prompt(spool_mtime_ns: int, submit: datetime) -> bool:
     """Return True if a script was written at this submission, judging by its time."""
-    return -SLACK_US <= spool_mtime_ns // 1000 - micros(submit) <= PROMPT_US
+    return -SLACK_US <= spool_mtime_ns // 1000 - to_micros(submit) <= PROMPT_US
 
 
-def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:
+def resolve_jobs(runs: list[RunFacts], scripts: list[StoredScriptFacts]) -> list[ResolvedJob]:
     """Resolve the runs and scripts of one job id into jobs, oldest first.
 
     Args:
         runs: All known runs of this id.
         scripts: All stored scripts of this id.
     """
-    jobs: list[Resolved] = []
+    jobs: list[ResolvedJob] = []
     runs = [run for run in runs if not run.is_forgotten]
     # A script follows the record of its own submission, whatever the clocks say.
-    items: list[tuple[tuple[int, int, int, str], RunFacts | KeptScript]] = [
+    items: list[tuple[tuple[int, int, int, str], RunFacts | StoredScriptFacts]] = [
         ((run.submit_us, 0, run.restarts, ""), run) for run in runs
     ]
     items += [((script.mtime_us + SLACK_US, 1, 0, script.key), script) for script in scripts]
@@ -136,24 +136,24 @@ def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:
         if isinstance(item, RunFacts):
             _place_run(jobs, current, item)
         elif current is not None and current.takes(item):
-            _give(current, item)
+            _attach_script(current, item)
         else:
-            jobs.append(Resolved(whole_second(item.mtime_us), [], [item]))
+            jobs.append(ResolvedJob(floor_to_second(item.mtime_us), [], [item]))
     return jobs
 
 
-def _place_run(jobs: list[Resolved], current: Resolved | None, run: RunFacts) -> None:
+def _place_run(jobs: list[ResolvedJob], current: ResolvedJob | None, run: RunFacts) -> None:
     """Add a run to the current job, or start a new job with it."""
     record = run.merged()
     if current is not None and current.goes_on_with(run, record):
         current.runs.append(run)
         current.record = merge_runs(current.runs)
     else:
-        _replace(jobs, run)
-        jobs.append(Resolved(run.submit_us, [run], [], record))
+        _mark_replaced(jobs, run)
+        jobs.append(ResolvedJob(run.submit_us, [run], [], record))
 
 
-def _replace(jobs: list[Resolved], run: RunFacts) -> None:
+def _mark_replaced(jobs: list[ResolvedJob], run: RunFacts) -> None:
     """Mark the former job of the id as over.
 
     A killed slurmctld forgot it, perhaps without any poll before the id was reused. If Slurm
@@ -167,19 +167,19 @@ def _replace(jobs: list[Resolved], run: RunFacts) -> None:
             former.record = msgspec.structs.replace(former.record, state=LOST, reason="")
 
 
-def _give(job: Resolved, script: KeptScript) -> None:
+def _attach_script(job: ResolvedJob, script: StoredScriptFacts) -> None:
     """Add a script to a job."""
     if job.runs[0].restarts > 0:
         # The first run was missed, but the script dates from its submission.
-        job.first_submit_us = min(job.first_submit_us, whole_second(script.mtime_us))
+        job.first_submit_us = min(job.first_submit_us, floor_to_second(script.mtime_us))
     job.scripts.append(script)
 
 
-def whole_second(us: int) -> int:
+def floor_to_second(us: int) -> int:
     """Return the submit time Slurm would show for a script of this time, µs since the epoch."""
     return us // 1_000_000 * 1_000_000
 
 
-def _agree(mine: int | None, theirs: int | None, unknown: int | None) -> bool:
+def _is_compatible(mine: int | None, theirs: int | None, unknown: int | None) -> bool:
     """Return True if two values are equal, or one is unknown."""
     return unknown in (mine, theirs) or mine == theirs

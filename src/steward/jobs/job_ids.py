@@ -51,7 +51,7 @@ class JobName(msgspec.Struct, frozen=True, kw_only=True):
         return not self.sluid and self.task is None and self.offset is None
 
 
-def parse(text: str) -> JobName:
+def parse_job_name(text: str) -> JobName:
     """Parse a job name.
 
     Raises:
@@ -74,7 +74,7 @@ def parse(text: str) -> JobName:
     )
 
 
-def display(record: JobRecord) -> str:
+def format_job_name(record: JobRecord) -> str:
     """Format the name that Slurm prints for a job."""
     if record.array_job_id and record.array_task:
         if record.array_task.isdecimal():

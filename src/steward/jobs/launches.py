@@ -1,8 +1,8 @@
 """Step launches in jobs.db: the table ``launch``, and which run each launch belongs to.
 
 A launch is one step on one node, reported by the node's agent. :class:`LaunchFacts` merges its
-reports, :class:`LaunchRow` is its row, and :func:`run_of` finds its run; the rest reads and writes
-the tables ``launch`` and ``accounted`` (steps imported from slurmdbd).
+reports, :class:`LaunchRow` is its row, and :func:`find_run` finds its run; the rest reads and
+writes the tables ``launch`` and ``accounted`` (steps imported from slurmdbd).
 
 Nodes know a job id and a time, but no submit time. A launch belongs to the run whose time contains
 it, if that run is known to have had the node: a node may report only jobs that ran there. A run
@@ -18,14 +18,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from steward.core.events import Event
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import Connection
-from steward.core.timestamps import micros
-from steward.core.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.timestamps import to_micros
+from steward.core.usage import AccountedStep, ExitedTasks, Launch, StepEnd, StepStart, TaskUsage
 from steward.jobs.identity import SLACK_US
-from steward.jobs.lines import Spent, sum_up
+from steward.jobs.lines import LaunchUsage, sum_reports
 from steward.jobs.run_views import RunKey, RunView
-from steward.slurm.nodelists import NodeListError, expand
+from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 LaunchKey = tuple[str, str, int]
 """Key within a job id: step, node, launch time (µs since the epoch)."""
@@ -37,7 +37,7 @@ ANNOUNCED: Final = "+"
 RETRACTED: Final = "*"
 """Prefix for an announcement that was withdrawn."""
 
-_FEW: Final = 8
+_MAX_UNSTORED_TASKS: Final = 8
 """Up to this many tasks, usage is summed on each read; for more tasks the sum is stored."""
 
 
@@ -60,14 +60,14 @@ class LaunchFacts(msgspec.Struct, array_like=True):
         """Add one report, in any order."""
         body: Launch = event.body
         if isinstance(body, StepStart):
-            self.start = _better(self.start, body)
-        elif isinstance(body, TasksExited):
+            self.start = _choose_report(self.start, body)
+        elif isinstance(body, ExitedTasks):
             for task in body.tasks:
-                self.tasks[task.task] = _better(self.tasks.get(task.task), task)
+                self.tasks[task.task] = _choose_report(self.tasks.get(task.task), task)
             self.tasks = dict(sorted(self.tasks.items()))
         elif isinstance(body, StepEnd):
-            self.end = _better(self.end, body)
-            at_us = micros(event.at)
+            self.end = _choose_report(self.end, body)
+            at_us = to_micros(event.at)
             self.ended_us = at_us if self.ended_us is None else min(at_us, self.ended_us)
 
     def blank(self) -> None:
@@ -113,13 +113,13 @@ class LaunchRow(msgspec.Struct):
             self.open_facts = _unpack(self.packed) if self.packed else LaunchFacts()
         return self.open_facts
 
-    def spent(self) -> Spent:
+    def spent(self) -> LaunchUsage:
         """Return what the launch used."""
         if self.summed is not None and not self.is_news:
             return _decode_spent(self.summed)
         facts = self.facts
         _step, node, launched_us = self.key
-        return sum_up(
+        return sum_reports(
             node, launched_us, facts.ended_us, facts.start, list(facts.tasks.values()), facts.end
         )
 
@@ -169,7 +169,7 @@ class LaunchRow(msgspec.Struct):
         self.run, self.piece_us, self.is_dirty = run, piece_us, True
 
 
-def run_of(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
+def find_run(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
     """Return the run of a launch, or None if it fits none.
 
     Args:
@@ -180,53 +180,53 @@ def run_of(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
     found = [
         run
         for run in runs
-        if _holds(run, launched_us) and _has_node(run, node) and _is_users(run, row)
+        if _contains_time(run, launched_us) and _has_node(run, node) and _has_same_user(run, row)
     ]
     if len(found) > 1:
         restarts = row.restarts
         found = [run for run in found if run.run.restarts == restarts] or found
     # Of several candidates, the one that began last.
-    return max(found, key=_begin_us, default=None)
+    return max(found, key=_get_begin_us, default=None)
 
 
-def _begin_us(run: RunView) -> int:
+def _get_begin_us(run: RunView) -> int:
     """Return the start of a run, or its submit time if it has none."""
     start = run.record.start
-    return run.run.submit_us if start is None else micros(start)
+    return run.run.submit_us if start is None else to_micros(start)
 
 
-def _holds(run: RunView, launched_us: int) -> bool:
+def _contains_time(run: RunView, launched_us: int) -> bool:
     """Return True if a launch time lies within a run, with some tolerance."""
     if run.is_over and run.record.start is None and run.is_sure:
         return False
-    if launched_us < _begin_us(run) - SLACK_US:
+    if launched_us < _get_begin_us(run) - SLACK_US:
         return False
     end = run.record.end
-    until_us = micros(end) if end is not None else run.until_us
+    until_us = to_micros(end) if end is not None else run.until_us
     return until_us is None or launched_us <= until_us + SLACK_US
 
 
 def _has_node(run: RunView, node: str) -> bool:
     """Return True if a run is known to have had a node."""
-    return any(node == nodes or node in _nodes(nodes) for nodes in run.nodelists())
+    return any(node == nodes or node in _expand_nodes(nodes) for nodes in run.nodelists())
 
 
-def _is_users(run: RunView, row: LaunchRow) -> bool:
+def _has_same_user(run: RunView, row: LaunchRow) -> bool:
     """Return True unless run and launch have different uids."""
     uid = run.record.uid
     return uid is None or row.uid in (None, uid)
 
 
 @functools.lru_cache(maxsize=64)
-def _nodes(nodelist: str) -> frozenset[str]:
+def _expand_nodes(nodelist: str) -> frozenset[str]:
     """Expand a node list; empty if malformed."""
     try:
-        return frozenset(expand(nodelist))
+        return frozenset(expand_nodelist(nodelist))
     except NodeListError:
         return frozenset()
 
 
-def _better(known: _T | None, new: _T) -> _T:
+def _choose_report(known: _T | None, new: _T) -> _T:
     """Choose between two versions of one report, always the same one."""
     if known is None or known == new:
         return new
@@ -235,8 +235,8 @@ def _better(known: _T | None, new: _T) -> _T:
 
 _encode = msgspec.json.Encoder().encode
 _decode_facts = msgspec.json.Decoder(LaunchFacts).decode
-_decode_line = msgspec.json.Decoder(Line).decode
-_decode_spent = msgspec.json.Decoder(Spent).decode
+_decode_line = msgspec.json.Decoder(UsageLine).decode
+_decode_spent = msgspec.json.Decoder(LaunchUsage).decode
 
 
 def _unpack(stored: bytes) -> LaunchFacts:
@@ -247,7 +247,7 @@ def _unpack(stored: bytes) -> LaunchFacts:
 COLUMNS: Final = (
     "job_id, step, node, launched, submit, restarts, piece, ended, seen_at, said, summed, facts"
 )
-"""Columns of the table ``launch`` that :func:`launch_of` reads."""
+"""Columns of the table ``launch`` that :func:`row_to_launch` reads."""
 
 _PUT: Final = (
     f"INSERT INTO launch (cluster, {COLUMNS}) VALUES ({', '.join('?' * 13)}) "  # noqa: S608 -- our own columns
@@ -260,22 +260,22 @@ _PUT: Final = (
 
 def load_accounted(
     connection: Connection, cluster: str, job_ids: Iterable[int]
-) -> dict[int, list[Line]]:
+) -> dict[int, list[UsageLine]]:
     """Load imported step lines by job id; each line has its run's submit time."""
     rows = connection.execute(
         "SELECT job_id, line FROM accounted WHERE cluster = ? "
         "AND job_id IN (SELECT value FROM json_each(?)) ORDER BY job_id, submit, step",
         (cluster, _encode(list(job_ids)).decode()),
     )
-    found: dict[int, list[Line]] = {}
+    found: dict[int, list[UsageLine]] = {}
     for job_id, line in rows:
         found.setdefault(job_id, []).append(_decode_line(line))
     return found
 
 
-def put_accounted(connection: Connection, cluster: str, facts: StepAccounted) -> None:
+def put_accounted(connection: Connection, cluster: str, facts: AccountedStep) -> None:
     """Store a step's line that was imported from other accounting."""
-    submit_us = micros(facts.submit.replace(microsecond=0))
+    submit_us = to_micros(facts.submit.replace(microsecond=0))
     line = msgspec.structs.replace(facts.line, submit_us=submit_us)
     connection.execute(
         "INSERT OR REPLACE INTO accounted (cluster, job_id, submit, step, line) "
@@ -293,7 +293,7 @@ def load_launches(
         "AND job_id IN (SELECT value FROM json_each(?))",
         (cluster, _encode(list(job_ids)).decode()),
     )
-    return _rows(rows)
+    return _group_rows(rows)
 
 
 def load_steps(
@@ -305,19 +305,19 @@ def load_steps(
         "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
         (cluster, _encode(list(steps)).decode()),
     )
-    return _rows(rows)
+    return _group_rows(rows)
 
 
-def _rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
+def _group_rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
     """Group the launches of a query by job id."""
     found: dict[int, dict[LaunchKey, LaunchRow]] = {}
     for row in rows:
-        job_id, launch = launch_of(row)
+        job_id, launch = row_to_launch(row)
         found.setdefault(job_id, {})[launch.key] = launch
     return found
 
 
-def launch_of(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
+def row_to_launch(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
     """Convert a row of the table into job id and launch."""
     job_id, step, node, launched, submit, restarts, piece, ended, seen, said, summed, facts = row
     run = None if submit is None else (submit, restarts)
@@ -337,7 +337,7 @@ def _to_row(cluster: str, job_id: int, row: LaunchRow) -> tuple[object, ...]:
     if row.open_facts is not None:
         data = _encode(row.open_facts)
         row.packed = zlib.compress(data, 1) if row.ended else data
-        is_many = len(row.open_facts.tasks) > _FEW
+        is_many = len(row.open_facts.tasks) > _MAX_UNSTORED_TASKS
         row.summed = _encode(row.spent()) if is_many else None
         row.is_news = False
     submit, restarts = row.run or (None, None)

@@ -1,7 +1,8 @@
 """Queries on accounting lines: a filter as SQL for both SQLite and DuckDB.
 
-:class:`LineFilter` says which lines; :func:`statement` builds the SELECT, :func:`candidates` a
-cheap superset of job ids. ``steward sacct`` and reports use them on jobs.db and on Parquet files.
+:class:`LineFilter` says which lines; :func:`build_statement` builds the SELECT,
+:func:`build_candidates` a cheap superset of job ids. ``steward sacct`` and reports use them on
+jobs.db and on Parquet files.
 
 The filter is decided on a run's own line; its steps follow it. So each row carries a *mark*
 (:data:`HIDDEN_RUN` to :data:`HIDDEN_STEP`) with that decision, and rows come in sacct's order: the
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.errors import UsageError
-from steward.jobs.filters import NOTHING, ScopeLike, any_of, scoped
+from steward.jobs.filters import NOTHING, JobScope, build_scope_condition, join_or
 from steward.slurm.job_states import PENDING, WAITING
 
 HIDDEN_RUN: Final = 0
@@ -27,7 +28,7 @@ UNNAMED_PIECE: Final = 4
 SHOWN_STEP: Final = 5
 HIDDEN_STEP: Final = 6
 
-MOST_NAMED: Final = 20_000
+MAX_NAMED_JOBS: Final = 20_000
 """Maximum number of jobs and steps named in one query."""
 
 KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
@@ -42,11 +43,11 @@ _MOST_LETTERS: Final = 4_000_000
 Tasks = Mapping[int, frozenset[int]]
 """Array tasks by the array's job id."""
 
-Holds = Callable[[Tasks], str]
+TaskCondition = Callable[[Tasks], str]
 """Builds the condition that a line is one of these tasks or has an expression with one."""
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class NamedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Job or step named by a user.
 
     Attributes:
@@ -64,7 +65,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     step: str = ""
 
 
-class Range(msgspec.Struct, frozen=True):
+class NumberRange(msgspec.Struct, frozen=True):
     """Range of numbers, both ends included."""
 
     least: int
@@ -92,8 +93,8 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     clusters: tuple[str, ...] = ()
-    scopes: Mapping[str, ScopeLike] | None = None
-    jobs: tuple[Named, ...] | None = None
+    scopes: Mapping[str, JobScope] | None = None
+    jobs: tuple[NamedJob, ...] | None = None
     users: tuple[str, ...] = ()
     uids: tuple[int, ...] = ()
     groups: tuple[str, ...] = ()
@@ -106,9 +107,9 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    nodes: Range | None = None
-    cpus: Range | None = None
-    time_limit_s: Range | None = None
+    nodes: NumberRange | None = None
+    cpus: NumberRange | None = None
+    time_limit_s: NumberRange | None = None
     since_us: int = 0
     until_us: int = 0
     states: tuple[str, ...] = ()
@@ -121,14 +122,14 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.jobs or self.users or self.uids or self.accounts)
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
     """SQL statement with its values, bound as ``$name``."""
 
     sql: str
     values: dict[str, Any]
 
 
-class _Values:
+class _NamedBinder:
     """Binder for SQLite and DuckDB; numbers are written into the SQL."""
 
     def __init__(self) -> None:
@@ -144,10 +145,12 @@ class _Values:
     def one_of(self, column: str, values: Iterable[object]) -> str:
         """Return the condition that a column has one of these values."""
         chosen = [str(value) if type(value) is int else self.bind(value) for value in values]
-        return f"{column} = {chosen[0]}" if len(chosen) == 1 else f"{column} IN ({_list(chosen)})"
+        return (
+            f"{column} = {chosen[0]}" if len(chosen) == 1 else f"{column} IN ({_join_list(chosen)})"
+        )
 
 
-def statement(
+def build_statement(
     wanted: LineFilter,
     columns: Sequence[str],
     *,
@@ -155,8 +158,8 @@ def statement(
     steps: bool = True,
     by_index: bool = True,
     only: str = "",
-    holds: Holds,
-) -> Query:
+    holds: TaskCondition,
+) -> LineQuery:
     """Build the query for a filter, in sacct's order: the mark, then the columns.
 
     Args:
@@ -172,34 +175,37 @@ def statement(
     Raises:
         UsageError: Too many jobs are named.
     """
-    values = _Values()
-    where = _seen(wanted, values)
-    run, shown = _meant(wanted, values, table, holds)
+    values = _NamedBinder()
+    where = _build_scope(wanted, values)
+    run, shown = _build_run_condition(wanted, values, table, holds)
     if by_index:
-        where.append(f"job_id IN ({_candidates(wanted, values, table)})")
+        where.append(f"job_id IN ({_select_candidates(wanted, values, table)})")
     if only:
         where.append(only)
     if not steps:
         # Without steps, rows need no mark to follow their run.
         where += [_IS_RUN, run]
-    order = _list(KEY)
+    order = _join_list(KEY)
     sql = (
-        f"SELECT {_list([_mark(run, shown), *columns])} FROM {table} "  # noqa: S608 -- bound values
-        f"WHERE {_all(where)} ORDER BY {order}"
+        f"SELECT {_join_list([_build_mark(run, shown), *columns])} FROM {table} "  # noqa: S608 -- bound values
+        f"WHERE {_join_and(where)} ORDER BY {order}"
     )
     if len(sql) > _MOST_LETTERS:
         raise UsageError("more jobs and steps are named than can be looked for at once")
-    return Query(sql=sql, values=values.bound)
+    return LineQuery(sql=sql, values=values.bound)
 
 
-def candidates(wanted: LineFilter, *, table: str = "line") -> Query:
+def build_candidates(wanted: LineFilter, *, table: str = "line") -> LineQuery:
     """Build the query for a superset of the matching job ids."""
-    values = _Values()
-    found = _candidates(wanted, values, table)
-    return Query(sql=f"SELECT DISTINCT job_id FROM ({found}) ORDER BY job_id", values=values.bound)  # noqa: S608 -- bound values
+    values = _NamedBinder()
+    found = _select_candidates(wanted, values, table)
+    return LineQuery(
+        sql=f"SELECT DISTINCT job_id FROM ({found}) ORDER BY job_id",  # noqa: S608 -- bound values
+        values=values.bound,
+    )
 
 
-def _mark(run: str, shown: str) -> str:
+def _build_mark(run: str, shown: str) -> str:
     """Return the SQL of a row's mark."""
 
     def either(yes: int, no: int) -> str:
@@ -216,17 +222,17 @@ _IS_RUN: Final = "step = ''"
 _ALWAYS: Final = "1 = 1"
 
 
-def _seen(wanted: LineFilter, values: _Values) -> list[str]:
+def _build_scope(wanted: LineFilter, values: _NamedBinder) -> list[str]:
     """Return the conditions that apply to runs and steps alike."""
     parts = []
     if wanted.clusters:
         parts.append(values.one_of("cluster", wanted.clusters))
     if wanted.scopes is not None:
-        parts.append(scoped(wanted.scopes, values))
+        parts.append(build_scope_condition(wanted.scopes, values))
     return parts
 
 
-def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
+def _select_candidates(wanted: LineFilter, values: _NamedBinder, table: str) -> str:
     """Build the SELECT for a superset of the matching job ids, one index for each part."""
     if wanted.jobs is not None:
         parts = _named_ids(wanted.jobs, values)
@@ -252,7 +258,7 @@ def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
     )
 
 
-def _named_ids(jobs: Sequence[Named], values: _Values) -> list[str]:
+def _named_ids(jobs: Sequence[NamedJob], values: _NamedBinder) -> list[str]:
     """Return conditions that select the ids of named jobs, one index each."""
     ids = sorted({named.job_id for named in jobs if not named.sluid})
     sluids = sorted({named.sluid for named in jobs if named.sluid})
@@ -266,40 +272,49 @@ def _named_ids(jobs: Sequence[Named], values: _Values) -> list[str]:
     return parts or [NOTHING]
 
 
-def _meant(wanted: LineFilter, values: _Values, table: str, holds: Holds) -> tuple[str, str]:
+def _build_run_condition(
+    wanted: LineFilter, values: _NamedBinder, table: str, holds: TaskCondition
+) -> tuple[str, str]:
     """Return two conditions: a run matches, by its own line; and one of its lines is shown."""
-    parts = [*_columns(wanted, values), *_numbers(wanted), _in_time(wanted, values)]
+    parts = [
+        *_match_line_columns(wanted, values),
+        *_match_numbers(wanted),
+        _match_window(wanted, values),
+    ]
     shown = _ALWAYS
     if wanted.jobs is not None:
         whole = [named for named in wanted.jobs if not named.step]
-        stepped: dict[str, list[Named]] = {}
+        stepped: dict[str, list[NamedJob]] = {}
         for named in wanted.jobs:
             if named.step:
                 stepped.setdefault(named.step, []).append(named)
-        if len(wanted.jobs) > MOST_NAMED:
+        if len(wanted.jobs) > MAX_NAMED_JOBS:
             raise UsageError(
-                f"{len(wanted.jobs)} jobs are too many to name at once: give at most {MOST_NAMED}"
+                f"{len(wanted.jobs)} jobs are too many to name at once: give at most "
+                f"{MAX_NAMED_JOBS}"
             )
-        names = _Names(wanted, values, table, holds)
+        names = _NameConditions(wanted, values, table, holds)
         by_name = names.any_of(whole)
         by_step = [
             f"({names.any_of(of)} AND step = {values.bind(step)})" for step, of in stepped.items()
         ]
         parts.append(names.any_of(wanted.jobs))
-        shown = any_of([by_name, *by_step]) if stepped else shown
-    return _all(parts), shown
+        shown = join_or([by_name, *by_step]) if stepped else shown
+    return _join_and(parts), shown
 
 
-class _Names:
+class _NameConditions:
     """Converts named jobs into conditions."""
 
-    def __init__(self, wanted: LineFilter, values: _Values, table: str, holds: Holds) -> None:
+    def __init__(
+        self, wanted: LineFilter, values: _NamedBinder, table: str, holds: TaskCondition
+    ) -> None:
         self._table = table
         self._whole_hetjob = wanted.whole_hetjob
         self._values = values
         self._holds = holds
 
-    def any_of(self, named: Sequence[Named]) -> str:
+    def any_of(self, named: Sequence[NamedJob]) -> str:
         """Return the condition that a job is one of these; no job if there are none."""
         ids = sorted({name.job_id for name in named if _is_whole(name)})
         parts = []
@@ -324,9 +339,9 @@ class _Names:
             # One condition for all tasks: 20,000 conditions would take gigabytes.
             held = self._holds({job_id: frozenset(tasks) for job_id, tasks in arrays.items()})
             parts.append(f"({self._values.one_of('array_job_id', sorted(arrays))} AND {held})")
-        return any_of(parts) if parts else NOTHING
+        return join_or(parts) if parts else NOTHING
 
-    def _components(self, named: Sequence[Named]) -> list[str]:
+    def _components(self, named: Sequence[NamedJob]) -> list[str]:
         """Return conditions for named het components."""
         by_offset: dict[int, set[int]] = {}
         for name in named:
@@ -345,18 +360,18 @@ class _Names:
         return f"(het_job_id <> 0 AND het_job_id IN ({leaders}))"
 
 
-def _is_whole(name: Named) -> bool:
+def _is_whole(name: NamedJob) -> bool:
     """Return True if a whole job was named, not a task, component or SLUID."""
     return not name.sluid and not name.tasks and name.offset is None
 
 
-def _columns(wanted: LineFilter, values: _Values) -> Iterable[str]:
+def _match_line_columns(wanted: LineFilter, values: _NamedBinder) -> Iterable[str]:
     """Yield the conditions on text columns."""
     people = [values.one_of("uid", wanted.uids)] if wanted.uids else []
     people += [values.one_of('"user"', wanted.users)] if wanted.users else []
     groups = [values.one_of("gid", wanted.gids)] if wanted.gids else []
     groups += [values.one_of('"group"', wanted.groups)] if wanted.groups else []
-    yield from (any_of(either) for either in (people, groups) if either)
+    yield from (join_or(either) for either in (people, groups) if either)
     for column, chosen in (
         ("account", wanted.accounts),
         ("qos", wanted.qos),
@@ -367,19 +382,19 @@ def _columns(wanted: LineFilter, values: _Values) -> Iterable[str]:
         if chosen:
             yield values.one_of(column, chosen)
     if wanted.partitions:
-        yield any_of([_holds_word("partition", word, values) for word in wanted.partitions])
+        yield join_or([_match_word("partition", word, values) for word in wanted.partitions])
     if wanted.flags:
-        yield any_of([f"instr(flags, {values.bind(flag)}) > 0" for flag in wanted.flags])
+        yield join_or([f"instr(flags, {values.bind(flag)}) > 0" for flag in wanted.flags])
     for feature in wanted.constraints:
         yield f"instr(constraints, {values.bind(feature)}) > 0"
 
 
-def _holds_word(column: str, word: str, values: _Values) -> str:
+def _match_word(column: str, word: str, values: _NamedBinder) -> str:
     """Return the condition that a comma-separated column contains a word."""
     return f"instr(',' || {column} || ',', {values.bind(f',{word},')}) > 0"
 
 
-def _numbers(wanted: LineFilter) -> Iterable[str]:
+def _match_numbers(wanted: LineFilter) -> Iterable[str]:
     """Yield the conditions on ranges of numbers."""
     for column, chosen in (
         ("nodes", wanted.nodes),
@@ -390,11 +405,11 @@ def _numbers(wanted: LineFilter) -> Iterable[str]:
             yield f"{column} BETWEEN {chosen.least} AND {chosen.most}"
 
 
-def _in_time(wanted: LineFilter, values: _Values) -> str:
+def _match_window(wanted: LineFilter, values: _NamedBinder) -> str:
     """Return the condition for the time window."""
     since, until = wanted.since_us, wanted.until_us
     if wanted.states:
-        return any_of([_in_state(state, since, until, values) for state in wanted.states])
+        return join_or([_match_state(state, since, until, values) for state in wanted.states])
     eligible = f"eligible_us < {until}"
     if wanted.eligible_only:
         # If only the end of a run was reported, its eligible time is unknown; its start is used.
@@ -403,7 +418,7 @@ def _in_time(wanted: LineFilter, values: _Values) -> str:
     return f"((end_us >= {since} OR end_us = 0) AND {eligible})" if since else eligible
 
 
-def _in_state(state: str, since: int, until: int, values: _Values) -> str:
+def _match_state(state: str, since: int, until: int, values: _NamedBinder) -> str:
     """Return the condition for a state within the window, as sacct(1) defines --state."""
     if state == "PENDING":
         waiting = f"(start_us = 0 AND end_us = 0 AND {values.one_of('state', sorted(WAITING))})"
@@ -426,9 +441,9 @@ def _in_state(state: str, since: int, until: int, values: _Values) -> str:
     return f"({own} AND (end_us = 0 OR end_us BETWEEN {since} AND {until}))"
 
 
-def _list(parts: Iterable[str]) -> str:
+def _join_list(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def _all(parts: Iterable[str]) -> str:
+def _join_and(parts: Iterable[str]) -> str:
     return " AND ".join(parts) or "1 = 1"

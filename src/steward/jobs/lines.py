@@ -1,8 +1,8 @@
 """Accounting lines in jobs.db: the table ``line``, and the sums of launches it is made of.
 
 A line is what sacct shows of a run or step. Lines are made when events arrive, not when somebody
-asks. :class:`Spent` sums up one launch; the second half of the module creates, reads and writes
-the table.
+asks. :class:`LaunchUsage` sums up one launch; the second half of the module creates, reads and
+writes the table.
 
 The primary key is sacct's order: by job id, each run before its steps. So a complete listing is
 one scan without a sort.
@@ -15,18 +15,18 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.records import FIELDS, Line
+from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
-MOST: Final = 2**63 - 1
+MAX_INTEGER: Final = 2**63 - 1
 """Largest integer of SQLite and Parquet; larger sums are cut to it."""
 
 Top = tuple[int | None, str, int | None]
 """Maximum: value (None if unknown), node and task."""
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
+class LaunchUsage(msgspec.Struct, frozen=True, array_like=True):
     """Resources that one launch used.
 
     Attributes:
@@ -106,23 +106,23 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
         return value, getattr(self, f"{name}_task")
 
 
-def spent_by(launch: StepUsage) -> Spent:
+def sum_launch(launch: StepUsage) -> LaunchUsage:
     """Sum up what a launch used."""
-    return sum_up(
+    return sum_reports(
         launch.node, launch.launched_us, launch.ended_us, launch.start, launch.tasks, launch.end
     )
 
 
-def sum_up(
+def sum_reports(
     node: str,
     launched_us: int,
     ended_us: int | None,
     start: StepStart | None,
     tasks: Sequence[TaskUsage],
     end: StepEnd | None,
-) -> Spent:
+) -> LaunchUsage:
     """Sum up a launch from its parts: reports of its start, its tasks and its end."""
-    spent = Spent(
+    spent = LaunchUsage(
         node=node,
         launched_us=launched_us,
         ended_us=ended_us if end is not None else None,
@@ -136,39 +136,39 @@ def sum_up(
         lost=end.lost if end else 0,
         uid=start.uid if start else None,
     )
-    changes = _of_tasks(tasks) if tasks else {}
+    changes = _sum_tasks(tasks) if tasks else {}
     if end is not None:
-        changes |= _of_node(end, tasks, changes)
+        changes |= _sum_node(end, tasks, changes)
     return msgspec.structs.replace(spent, **changes) if changes else spent
 
 
-def _of_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
+def _sum_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
     """Sum up the usage of tasks."""
     peaks = [(task.max_rss_bytes, "", task.task) for task in tasks if task.max_rss_bytes]
-    rss, _, rss_task = most(peaks)
-    pages, _, pages_task = most((task.major_faults, "", task.task) for task in tasks)
-    read, _, read_task = most((task.read_bytes, "", task.task) for task in tasks)
-    written, _, written_task = most((task.written_bytes, "", task.task) for task in tasks)
-    cpu, _, cpu_task = least(
-        (total((task.user_us, task.system_us)), "", task.task) for task in tasks
+    rss, _, rss_task = find_maximum(peaks)
+    pages, _, pages_task = find_maximum((task.major_faults, "", task.task) for task in tasks)
+    read, _, read_task = find_maximum((task.read_bytes, "", task.task) for task in tasks)
+    written, _, written_task = find_maximum((task.written_bytes, "", task.task) for task in tasks)
+    cpu, _, cpu_task = find_minimum(
+        (sum_known((task.user_us, task.system_us)), "", task.task) for task in tasks
     )
-    total_read = total(task.read_bytes for task in tasks)
-    total_written = total(task.written_bytes for task in tasks)
+    total_read = sum_known(task.read_bytes for task in tasks)
+    total_written = sum_known(task.written_bytes for task in tasks)
     return {
         "status": max(task.status for task in tasks),
-        "user_us": total(task.user_us for task in tasks),
-        "system_us": total(task.system_us for task in tasks),
+        "user_us": sum_known(task.user_us for task in tasks),
+        "system_us": sum_known(task.system_us for task in tasks),
         "min_cpu_us": cpu,
         "min_cpu_task": cpu_task,
         "max_rss_bytes": rss,
         "max_rss_task": rss_task,
-        "rss_sum": total(peak for peak, _, _ in peaks) or 0,
+        "rss_sum": sum_known(peak for peak, _, _ in peaks) or 0,
         "rss_known": len(peaks),
         "peak_bytes": rss,
-        "minor_faults": total(task.minor_faults for task in tasks),
+        "minor_faults": sum_known(task.minor_faults for task in tasks),
         "max_pages": pages,
         "max_pages_task": pages_task,
-        "pages_sum": total(task.major_faults for task in tasks),
+        "pages_sum": sum_known(task.major_faults for task in tasks),
         "max_read": read,
         "max_read_task": read_task,
         "task_read_sum": total_read,
@@ -180,7 +180,7 @@ def _of_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
     }
 
 
-def _of_node(
+def _sum_node(
     end: StepEnd, tasks: Sequence[TaskUsage], found: dict[str, object]
 ) -> dict[str, object]:
     """Return what the end report adds: the node's peak and the cgroup's totals."""
@@ -209,28 +209,30 @@ def _of_node(
     return changes
 
 
-def most(found: Iterable[Top]) -> Top:
+def find_maximum(found: Iterable[Top]) -> Top:
     """Return the largest value; of equal ones the lowest task, on the first node."""
     best: Top = (None, "", None)
     for one in found:
-        if one[0] is not None and (best[0] is None or _order(one) < _order(best)):
+        if one[0] is not None and (best[0] is None or _sort_key(one) < _sort_key(best)):
             best = one
     return best
 
 
-def least(found: Iterable[Top]) -> Top:
+def find_minimum(found: Iterable[Top]) -> Top:
     """Return the smallest value; of equal ones the lowest task, on the first node."""
-    value, node, task = most((None if one[0] is None else -one[0], *one[1:]) for one in found)
+    value, node, task = find_maximum(
+        (None if one[0] is None else -one[0], *one[1:]) for one in found
+    )
     return (None if value is None else -value), node, task
 
 
-def total(values: Iterable[int | None]) -> int | None:
-    """Sum the known values, at most :data:`MOST`; None if none is known."""
+def sum_known(values: Iterable[int | None]) -> int | None:
+    """Sum the known values, at most :data:`MAX_INTEGER`; None if none is known."""
     known = [value for value in values if value is not None]
-    return min(sum(known), MOST) if known else None
+    return min(sum(known), MAX_INTEGER) if known else None
 
 
-def _order(one: Top) -> tuple[int, int, str]:
+def _sort_key(one: Top) -> tuple[int, int, str]:
     """Return the sort key of a maximum: largest value, lowest task, first node."""
     value, node, task = one
     return -(value or 0), -1 if task is None else task, node
@@ -241,15 +243,15 @@ RUN_RANK: Final = -1_000_000
 
 _RANKS: Final = {"": RUN_RANK, "interactive": -6, "batch": -5, "extern": -4}
 _NUMBERED: Final = re.compile(r"([0-9]{1,10})(?:\+[0-9]{1,10})?")
-_HINTS: Final = typing.get_type_hints(Line)
+_HINTS: Final = typing.get_type_hints(UsageLine)
 _KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
-_TEXTS: Final = tuple(_HINTS[field] is str and field not in _KEY for field in FIELDS)
+_TEXTS: Final = tuple(_HINTS[field] is str and field not in _KEY for field in USAGE_LINE_FIELDS)
 
-COLUMNS: Final = ", ".join(f'"{field}"' for field in FIELDS)
-"""All fields of a Line in order, for a SELECT that :func:`line_of` reads."""
+COLUMNS: Final = ", ".join(f'"{field}"' for field in USAGE_LINE_FIELDS)
+"""All fields of a Line in order, for a SELECT that :func:`row_to_line` reads."""
 
 
-def _column(field: str) -> str:
+def _declare_column(field: str) -> str:
     """Return the SQL declaration of a column."""
     kind = "TEXT" if _HINTS[field] is str else "INTEGER"
     must = " NOT NULL" if field in _KEY else ""
@@ -259,7 +261,7 @@ def _column(field: str) -> str:
 TABLE: Final = f"""
     CREATE TABLE line (
         rank INTEGER NOT NULL,
-        {", ".join(map(_column, FIELDS))},
+        {", ".join(map(_declare_column, USAGE_LINE_FIELDS))},
         PRIMARY KEY ({", ".join(_KEY)})
     ) WITHOUT ROWID;
     CREATE INDEX line_by_end ON line (end_us, start_us, eligible_us) WHERE step = '';
@@ -274,15 +276,15 @@ TABLE: Final = f"""
 
 _PUT: Final = (
     f"INSERT OR REPLACE INTO line (rank, {COLUMNS}) "  # noqa: S608 -- our own column names
-    f"VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
+    f"VALUES ({', '.join('?' * (len(USAGE_LINE_FIELDS) + 1))})"
 )
 
-_FIRST_USED: Final = FIELDS.index("user_us")
-_LAST_USED: Final = FIELDS.index("minor_faults") + 1
-_UNUSED: Final = msgspec.structs.astuple(Line(cluster="", job_id=0, label=""))[
+_FIRST_USED: Final = USAGE_LINE_FIELDS.index("user_us")
+_LAST_USED: Final = USAGE_LINE_FIELDS.index("minor_faults") + 1
+_UNUSED: Final = msgspec.structs.astuple(UsageLine(cluster="", job_id=0, label=""))[
     _FIRST_USED:_LAST_USED
 ]
-_FEWER: Final = (*FIELDS[:_FIRST_USED], *FIELDS[_LAST_USED:])
+_FEWER: Final = (*USAGE_LINE_FIELDS[:_FIRST_USED], *USAGE_LINE_FIELDS[_LAST_USED:])
 _PUT_FEWER: Final = (
     f"""INSERT OR REPLACE INTO line (rank, {", ".join(f'"{field}"' for field in _FEWER)}) """  # noqa: S608 -- our own column names
     f"VALUES ({', '.join('?' * (len(_FEWER) + 1))})"
@@ -292,19 +294,19 @@ _PUT_FEWER: Final = (
 _OF_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
 _SUMMED: Final = (
     *("cluster", "job_id", "label", "step", "piece_us", "tasks", "doubts"),
-    *FIELDS[_FIRST_USED:_LAST_USED],
+    *USAGE_LINE_FIELDS[_FIRST_USED:_LAST_USED],
 )
 _SUMMED_TEXTS: Final = tuple(_HINTS[field] is str for field in _SUMMED)
 _STEPS: Final = f"SELECT {', '.join(_SUMMED)} FROM line {_OF_RUN} AND step <> ''"  # noqa: S608 -- our own columns
 _DROP: Final = f"DELETE FROM line {_OF_RUN}"  # noqa: S608 -- our own condition
 
-RunKey3 = tuple[int, int, int]
+FullRunKey = tuple[int, int, int]
 """Job id, submit time (µs since the epoch) and restart count of a run."""
 
 _to_tuple = msgspec.structs.astuple
 
 
-def rank_of(step: str) -> int:
+def rank_step(step: str) -> int:
     """Return the position of a step within its run, in Slurm's order."""
     rank = _RANKS.get(step)
     if rank is not None:
@@ -313,25 +315,25 @@ def rank_of(step: str) -> int:
     return int(numbered[1]) if numbered else -1
 
 
-def row_of(line: Line) -> tuple[Any, ...]:
+def line_to_row(line: UsageLine) -> tuple[Any, ...]:
     """Convert a line to a row: its rank, then its fields."""
     fields = zip(_TEXTS, _to_tuple(line), strict=True)
     return (
-        rank_of(line.step),
+        rank_step(line.step),
         *[None if is_text and not value else value for is_text, value in fields],
     )
 
 
-def line_of(row: Sequence[Any]) -> Line:
+def row_to_line(row: Sequence[Any]) -> UsageLine:
     """Convert a row with :data:`COLUMNS` to a line."""
     fields: dict[str, Any] = {
         field: "" if is_text and value is None else value
-        for field, is_text, value in zip(FIELDS, _TEXTS, row, strict=True)
+        for field, is_text, value in zip(USAGE_LINE_FIELDS, _TEXTS, row, strict=True)
     }
-    return Line(**fields)
+    return UsageLine(**fields)
 
 
-def used_by_steps(connection: Connection, cluster: str, run: RunKey3) -> list[Line]:
+def load_step_usage(connection: Connection, cluster: str, run: FullRunKey) -> list[UsageLine]:
     """Read the step lines of a run with their usage fields only, as there may be thousands.
 
     Args:
@@ -345,29 +347,29 @@ def used_by_steps(connection: Connection, cluster: str, run: RunKey3) -> list[Li
             field: "" if is_text and value is None else value
             for field, is_text, value in zip(_SUMMED, _SUMMED_TEXTS, row, strict=True)
         }
-        found.append(Line(**fields))
+        found.append(UsageLine(**fields))
     return found
 
 
-def drop_lines(connection: Connection, cluster: str, runs: Iterable[RunKey3]) -> None:
+def drop_lines(connection: Connection, cluster: str, runs: Iterable[FullRunKey]) -> None:
     """Delete the lines of these runs, with their steps and pieces."""
     connection.executemany(_DROP, [(cluster, *run) for run in runs])
 
 
-def widen(connection: Connection) -> None:
+def add_missing_columns(connection: Connection) -> None:
     """Add the columns that Line gained since the table was created."""
     there = {row[1] for row in connection.execute("PRAGMA table_info(line)")}
-    for field in FIELDS:
+    for field in USAGE_LINE_FIELDS:
         if field not in there:
-            connection.execute(f"ALTER TABLE line ADD COLUMN {_column(field)}")
+            connection.execute(f"ALTER TABLE line ADD COLUMN {_declare_column(field)}")
 
 
-def put_lines(connection: Connection, lines: Iterable[Line]) -> None:
+def put_lines(connection: Connection, lines: Iterable[UsageLine]) -> None:
     """Insert or replace lines, inside a transaction."""
     used: list[tuple[Any, ...]] = []
     unused: list[tuple[Any, ...]] = []
     for line in lines:
-        row = row_of(line)
+        row = line_to_row(line)
         if line.user_us is None and _to_tuple(line)[_FIRST_USED:_LAST_USED] == _UNUSED:
             unused.append((*row[: _FIRST_USED + 1], *row[_LAST_USED + 1 :]))
         else:
@@ -379,9 +381,12 @@ def put_lines(connection: Connection, lines: Iterable[Line]) -> None:
             connection.executemany(statement, rows)
         except OverflowError:
             # A number out of range must not cost a job its line.
-            connection.executemany(statement, [_fitting(row) for row in rows])
+            connection.executemany(statement, [_clamp_row(row) for row in rows])
 
 
-def _fitting(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def _clamp_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a row with its integers cut to the range of SQLite."""
-    return tuple(max(-MOST, min(value, MOST)) if isinstance(value, int) else value for value in row)
+    return tuple(
+        max(-MAX_INTEGER, min(value, MAX_INTEGER)) if isinstance(value, int) else value
+        for value in row
+    )

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from steward.core.consumers import Append
-from steward.core.events import Event, decode, encode
+from steward.core.events import Event, decode_event, encode_event
 from steward.core.sqlite import Connection, transaction
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class _StoredEvent(msgspec.Struct, frozen=True, array_like=True):
     """Stored event of a batch."""
 
     kind: str
@@ -26,7 +26,7 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 _pack: Final = msgspec.json.Encoder().encode
-_unpack: Final = msgspec.json.Decoder(list[_Kept]).decode
+_unpack: Final = msgspec.json.Decoder(list[_StoredEvent]).decode
 
 
 class Outbox:
@@ -42,7 +42,7 @@ class Outbox:
         self._path = path
         rows = connection.execute("SELECT events FROM outbox ORDER BY number").fetchall()
         self._events: list[Event] = [
-            decode(0, kept.kind, kept.cluster, kept.key, bytes(kept.data))
+            decode_event(0, kept.kind, kept.cluster, kept.key, bytes(kept.data))
             for (packed,) in rows
             for kept in _unpack(packed)
         ]
@@ -50,7 +50,7 @@ class Outbox:
     def put(self, events: Sequence[Event]) -> None:
         """Store events to append, inside a transaction."""
         kept = [
-            _Kept(event.kind, event.cluster, event.key, msgspec.Raw(encode(event)))
+            _StoredEvent(event.kind, event.cluster, event.key, msgspec.Raw(encode_event(event)))
             for event in events
         ]
         self._connection.execute("INSERT INTO outbox (events) VALUES (?)", (_pack(kept),))

@@ -1,8 +1,8 @@
 """Job queries on jobs.db for views: find, list, count, and read runs and scripts.
 
-:class:`Jobs` is the read-only interface to jobs.db. It inherits :class:`Listings` (lists and
-counts, below) and :class:`steward.jobs.run_queries.Accounts` (runs and steps). Every query uses an
-index and sees one consistent snapshot. :func:`clusters_of` lists the clusters with jobs.
+:class:`Jobs` is the read-only interface to jobs.db. It inherits :class:`ListQueries` (lists and
+counts, below) and :class:`steward.jobs.run_queries.RunQueries` (runs and steps). Every query uses
+an index and sees one consistent snapshot. :func:`list_clusters` lists the clusters with jobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +14,25 @@ import msgspec
 
 from steward.core.config import Settings
 from steward.core.events import JobScript
-from steward.core.records import JobRecord, Line
-from steward.core.sqlite import SqliteUnavailable, open_reader, translated
-from steward.core.timestamps import micros, micros_or_0, moment
-from steward.jobs.filters import Job, JobFilter, Position, Run, Script, called, conditions
+from steward.core.records import JobRecord, UsageLine
+from steward.core.sqlite import SqliteUnavailable, open_reader, translate_errors
+from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.jobs.filters import (
+    Job,
+    JobFilter,
+    ListPosition,
+    Run,
+    Script,
+    build_conditions,
+    match_name,
+)
 from steward.jobs.identity import PROMPT_US, SLACK_US
-from steward.jobs.job_ids import parse
-from steward.jobs.lines import COLUMNS, line_of
-from steward.jobs.retention import leader_of
-from steward.jobs.run_queries import Accounts
-from steward.jobs.tables import database_path, unpack
-from steward.slurm.arrays import count_tasks, covers
+from steward.jobs.job_ids import parse_job_name
+from steward.jobs.lines import COLUMNS, row_to_line
+from steward.jobs.retention import get_leader_id
+from steward.jobs.run_queries import RunQueries
+from steward.jobs.tables import database_path, unpack_run
+from steward.slurm.arrays import count_tasks, includes_task
 
 Order = Literal["-submit", "submit", "-end", "end"]
 """Sort order: by first submit time, or by end for ended jobs; ``-`` puts the latest first."""
@@ -36,7 +44,7 @@ Array = tuple[str, int]
 """Cluster and job id of an array."""
 
 
-class ListPlace(msgspec.Struct, frozen=True, array_like=True):
+class PageStart(msgspec.Struct, frozen=True, array_like=True):
     """Position at which the next page of a list begins.
 
     Attributes:
@@ -52,7 +60,7 @@ class ListPlace(msgspec.Struct, frozen=True, array_like=True):
     told: tuple[Array, ...] = ()
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListRow(msgspec.Struct, frozen=True):
     """Row of a list: a job or an array.
 
     Attributes:
@@ -64,7 +72,7 @@ class Listed(msgspec.Struct, frozen=True):
     array: Array | None = None
 
 
-class Listings(Accounts):
+class ListQueries(RunQueries):
     """List and count queries of :class:`Jobs`."""
 
     def listed(
@@ -72,10 +80,10 @@ class Listings(Accounts):
         wanted: JobFilter,
         order: Order,
         limit: int,
-        after: ListPlace | None = None,
+        after: PageStart | None = None,
         *,
         together: bool = True,
-    ) -> tuple[list[Listed], ListPlace | None]:
+    ) -> tuple[list[ListRow], PageStart | None]:
         """Return one page of a list, and where the next begins; None on the last page.
 
         Args:
@@ -88,26 +96,26 @@ class Listings(Accounts):
         Raises:
             JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
-        condition, values = conditions(wanted)
+        condition, values = build_conditions(wanted)
         if after is not None:
             by, sign = _BY[order.removeprefix("-")], "<" if order.startswith("-") else ">"
             condition += f" AND ({by}, job.job_id, job.number) {sign} (:at_us, :id, :number)"
             values |= {"at_us": after.at_us, "id": after.job_id, "number": after.number}
-        found: list[Listed] = []
+        found: list[ListRow] = []
         told: dict[Array, int] = dict.fromkeys(after.told, after.at_us) if after else {}
-        place: ListPlace | None = None
-        with translated(self._path):
-            cursor = self._connection.execute(_statement(condition, order), values)
+        place: PageStart | None = None
+        with translate_errors(self._path):
+            cursor = self._connection.execute(_build_list_query(condition, order), values)
             try:
                 for number, cluster, job_id, at_us, array_id in cursor:
                     array = (cluster, array_id) if array_id and together else None
                     if array is None or array not in told:
                         if len(found) == limit:
-                            return found, _with_told(place, told)
-                        found.append(Listed(number, array))
+                            return found, _keep_listed_arrays(place, told)
+                        found.append(ListRow(number, array))
                     if array is not None:
                         told[array] = at_us
-                    place = ListPlace(at_us, job_id, number)
+                    place = PageStart(at_us, job_id, number)
             finally:
                 cursor.close()
         return found, None
@@ -117,7 +125,7 @@ class Listings(Accounts):
         wanted = set(arrays)
         listed = msgspec.json.encode(sorted({array_id for _, array_id in wanted})).decode()
         found: dict[Array, dict[str, int]] = {}
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(
                 "SELECT cluster, array_job_id, state, count(*) FROM job "
                 "WHERE array_job_id IN (SELECT value FROM json_each(?)) "
@@ -148,19 +156,19 @@ class Listings(Accounts):
         Raises:
             JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
-        condition, values = conditions(wanted)
+        condition, values = build_conditions(wanted)
         # Without filters on people or names the index alone gives the counts.
         is_narrow = bool(wanted.users or wanted.accounts or wanted.names or wanted.jobs)
         is_narrow |= any(not scope.everything for scope in (wanted.scopes or {}).values())
         some = f"(SELECT job.state FROM job WHERE {condition} LIMIT {limit:d})"  # noqa: S608 -- values are bound
         whole = f"job WHERE {condition}"
         statement = f"SELECT state, count(*) FROM {some if is_narrow else whole} GROUP BY state"  # noqa: S608 -- values are bound
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(statement, values).fetchall()
         found = {state or "": jobs for state, jobs in rows}
         return found, not is_narrow or sum(found.values()) < limit
 
-    def last_lines(self, jobs: Sequence[Job]) -> dict[int, Line]:
+    def last_lines(self, jobs: Sequence[Job]) -> dict[int, UsageLine]:
         """Return the accounting line of each job's last run, by row number.
 
         Runs without one are left out.
@@ -169,26 +177,26 @@ class Listings(Accounts):
             f"SELECT {COLUMNS} FROM line WHERE cluster = ? AND job_id = ? AND submit_us = ? "  # noqa: S608 -- our own columns
             "AND restarts = ? AND piece_us = 0 AND step = ''"
         )
-        found: dict[int, Line] = {}
-        with translated(self._path):
+        found: dict[int, UsageLine] = {}
+        with translate_errors(self._path):
             for job in jobs:
-                key = (*(job.cluster, job.job_id), micros_or_0(job.record.submit))
+                key = (*(job.cluster, job.job_id), to_micros_or_zero(job.record.submit))
                 row: Any = self._connection.execute(
                     statement, (*key, job.record.restarts)
                 ).fetchone()
                 if row is not None:
-                    found[job.number] = line_of(row)
+                    found[job.number] = row_to_line(row)
         return found
 
     def plan_of_list(self, wanted: JobFilter, order: Order) -> str:
         """Return SQLite's query plan of ``listed``, one step per line."""
-        condition, values = conditions(wanted)
-        with translated(self._path):
-            plan = f"EXPLAIN QUERY PLAN {_statement(condition, order)}"
+        condition, values = build_conditions(wanted)
+        with translate_errors(self._path):
+            plan = f"EXPLAIN QUERY PLAN {_build_list_query(condition, order)}"
             return "\n".join(row[3] for row in self._connection.execute(plan, values))
 
 
-def _statement(condition: str, order: Order) -> str:
+def _build_list_query(condition: str, order: Order) -> str:
     """Return the SELECT of a job list in an order."""
     by = _BY[order.removeprefix("-")]
     direction = "DESC" if order.startswith("-") else "ASC"
@@ -200,7 +208,7 @@ def _statement(condition: str, order: Order) -> str:
     )
 
 
-def _with_told(place: ListPlace | None, told: dict[Array, int]) -> ListPlace | None:
+def _keep_listed_arrays(place: PageStart | None, told: dict[Array, int]) -> PageStart | None:
     """Return a position with the arrays whose remaining tasks share its sort key."""
     if place is None:
         return None
@@ -217,7 +225,7 @@ _decode_record = msgspec.json.Decoder(JobRecord).decode
 _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
-def clusters_of(settings: Settings) -> list[str]:
+def list_clusters(settings: Settings) -> list[str]:
     """Return all clusters that may have jobs: the configured ones, then others found in jobs.db.
 
     A person who asks for everything must have permission on each of them.
@@ -238,7 +246,7 @@ def clusters_of(settings: Settings) -> list[str]:
     return list(dict.fromkeys((*settings.cluster, *known))) or [""]
 
 
-class Jobs(Listings):
+class Jobs(ListQueries):
     """Read-only interface to jobs.db. Use it from one thread at a time.
 
     Args:
@@ -259,7 +267,7 @@ class Jobs(Listings):
         if self._in_snapshot:
             yield
             return
-        with translated(self._path):
+        with translate_errors(self._path):
             self._connection.execute("BEGIN")
             self._in_snapshot = True
             try:
@@ -279,11 +287,11 @@ class Jobs(Listings):
         Raises:
             JobNameError: The text is not a job name.
         """
-        name = parse(text)
+        name = parse_job_name(text)
         where = "job.cluster = :cluster AND " if cluster else ""
         with self.snapshot():
             for is_exact in (True, False):
-                condition, values = called(name, is_exact=is_exact)
+                condition, values = match_name(name, is_exact=is_exact)
                 jobs = self._select(where + condition, {"cluster": cluster, **values})
                 if jobs:
                     return jobs
@@ -293,7 +301,7 @@ class Jobs(Listings):
         """Return jobs by row number."""
         rows = self._select(
             "job.number IN (SELECT value FROM json_each(:numbers))",
-            {"numbers": _json(list(numbers))},
+            {"numbers": _encode_json(list(numbers))},
         )
         return {job.number: job for job in rows}
 
@@ -304,10 +312,10 @@ class Jobs(Listings):
             "WHERE script.key IN (SELECT value FROM json_each(:keys)) AND script.purged = 0 "
             "AND (:cluster = '' OR script.cluster = :cluster)"
         )
-        values = {"keys": _json(list(keys)), "cluster": cluster}
-        with translated(self._path):
+        values = {"keys": _encode_json(list(keys)), "cluster": cluster}
+        with translate_errors(self._path):
             rows = self._connection.execute(statement, values).fetchall()
-        return {row[0]: _job(row[1:]) for row in rows}
+        return {row[0]: _row_to_job(row[1:]) for row in rows}
 
     def script_of(self, job: Job) -> Script | None:
         """Return the script that a job ran: its own, its array's or its het leader's."""
@@ -324,7 +332,7 @@ class Jobs(Listings):
 
     def runs_of(self, job: Job) -> list[Run]:
         """Return the runs of a job, first to last."""
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(
                 "SELECT facts FROM run WHERE cluster = ? AND job_id = ? AND job = ? "
                 "ORDER BY submit, restarts",
@@ -332,7 +340,7 @@ class Jobs(Listings):
             ).fetchall()
         # While a requeued job completes, Slurm shows its new restart count with the old submit
         # time. Of two runs with the same count, the one with the later submit time is real.
-        return list({run.restarts: run for run in map(_run, rows)}.values())
+        return list({run.restarts: run for run in map(_row_to_run, rows)}.values())
 
     def clusters(self) -> list[str]:
         """Return every cluster with runs or scripts."""
@@ -343,7 +351,7 @@ class Jobs(Listings):
             "WHERE name IS NOT NULL) SELECT name FROM known WHERE name IS NOT NULL"
         )
         found: set[str] = set()
-        with translated(self._path):
+        with translate_errors(self._path):
             for table in ("run", "script"):
                 rows = self._connection.execute(statement.format(table)).fetchall()
                 found.update(name for (name,) in rows)
@@ -351,7 +359,7 @@ class Jobs(Listings):
 
     def unfinished(self, cluster: str) -> list[JobRecord]:
         """Return the latest records of a cluster's jobs that have not ended, as far as known."""
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(
                 "SELECT record FROM job WHERE cluster = ? AND ended = 0 AND verified = 1 "
                 "AND record IS NOT NULL",
@@ -371,7 +379,7 @@ class Jobs(Listings):
         if leaders is not None:
             among = "(SELECT value FROM json_each(:leaders))"
             condition += f" AND (job.job_id IN {among} OR job.array_job_id IN {among})"
-            values["leaders"] = _json(sorted(leaders))
+            values["leaders"] = _encode_json(sorted(leaders))
         return self._select(condition, values)
 
     def unconfirmed(
@@ -384,7 +392,7 @@ class Jobs(Listings):
         return self._select(
             "job.verified = 0 AND job.purged = 0 AND job.first_submit >= :since "
             "AND job.first_submit < :until AND (:cluster = '' OR job.cluster = :cluster)",
-            {"since": micros(since), "until": micros(until), "cluster": cluster},
+            {"since": to_micros(since), "until": to_micros(until), "cluster": cluster},
             limit,
         )
 
@@ -402,7 +410,7 @@ class Jobs(Listings):
 
     def is_purged(self, cluster: str, key: str) -> bool | None:
         """Return True if a script was purged, by its event's key; None if it never existed."""
-        with translated(self._path):
+        with translate_errors(self._path):
             row = self._connection.execute(
                 "SELECT purged FROM script WHERE key = ? AND cluster = ?", (key, cluster)
             ).fetchone()
@@ -416,8 +424,8 @@ class Jobs(Listings):
             job_id: Raw id: for an array the array's, for a het job its leader's.
             submit: Submit time of one of its runs.
         """
-        submit_us = micros(submit)
-        with translated(self._path):
+        submit_us = to_micros(submit)
+        with translate_errors(self._path):
             row = self._connection.execute(
                 "SELECT 1 FROM script WHERE cluster = :cluster AND job_id = :id AND ("
                 "spool_mtime_ns BETWEEN :first AND :last OR job IN (SELECT job FROM run "
@@ -434,7 +442,7 @@ class Jobs(Listings):
 
     def cursor(self) -> int:
         """Return the journal position up to which events are applied."""
-        with translated(self._path):
+        with translate_errors(self._path):
             (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
@@ -444,21 +452,23 @@ class Jobs(Listings):
 
     def plan(self, wanted: JobFilter) -> str:
         """Return SQLite's query plan of ``list``, one step per line."""
-        condition, values = conditions(wanted)
+        condition, values = build_conditions(wanted)
         values |= {"limit": 1}
-        with translated(self._path):
-            rows = self._connection.execute(f"EXPLAIN QUERY PLAN {_list(condition)}", values)
+        with translate_errors(self._path):
+            rows = self._connection.execute(
+                f"EXPLAIN QUERY PLAN {_build_select(condition)}", values
+            )
             return "\n".join(row[3] for row in rows)
 
     def _select(self, condition: str, values: dict[str, Any], limit: int = -1) -> list[Job]:
         """Return the jobs that match a condition, newest first."""
         with self.snapshot():
-            rows = self._connection.execute(_list(condition), {**values, "limit": limit})
-            return self._with_leaders([_job(row) for row in rows])
+            rows = self._connection.execute(_build_select(condition), {**values, "limit": limit})
+            return self._with_leaders([_row_to_job(row) for row in rows])
 
     def _scripts(self, condition: str, values: tuple[object, ...]) -> list[Script]:
         """Return the scripts that match a condition and are not purged."""
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(
                 f"SELECT key, cluster, body, job FROM script WHERE {condition} "  # noqa: S608 -- our own conditions
                 "AND purged = 0 ORDER BY spool_mtime_ns",
@@ -473,7 +483,7 @@ class Jobs(Listings):
         """Fill in the script key of array tasks and het components from their leader."""
         wanted: dict[str, set[int]] = {}
         for job in jobs:
-            leader = leader_of(job.record)
+            leader = get_leader_id(job.record)
             if leader != job.job_id and not job.script_key:
                 wanted.setdefault(job.cluster, set()).add(leader)
         if not wanted:
@@ -486,7 +496,7 @@ class Jobs(Listings):
                 "script.purged FROM script JOIN job ON job.number = script.job "
                 "WHERE script.cluster = ? AND script.job_id IN (SELECT value FROM json_each(?)) "
                 "AND job.verified ORDER BY script.spool_mtime_ns",
-                (cluster, _json(sorted(leaders))),
+                (cluster, _encode_json(sorted(leaders))),
             )
             for leader, uid, mtime_us, key, purged in rows:
                 kept.setdefault((cluster, leader, uid), []).append((mtime_us, key, bool(purged)))
@@ -497,10 +507,10 @@ class Jobs(Listings):
         job: Job, kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]]
     ) -> Job:
         """Fill in the script key of one job: its leader's latest script before the job."""
-        leader, uid = leader_of(job.record), job.record.uid
+        leader, uid = get_leader_id(job.record), job.record.uid
         if job.script_key or leader == job.job_id or uid is None:
             return job
-        latest_us = micros(job.first_submit) + PROMPT_US
+        latest_us = to_micros(job.first_submit) + PROMPT_US
         keys = [
             "" if purged else key
             for mtime_us, key, purged in kept.get((job.cluster, leader, uid), ())
@@ -513,7 +523,7 @@ class Jobs(Listings):
         self,
         wanted: JobFilter,
         limit: int = 1000,
-        before: Position | None = None,
+        before: ListPosition | None = None,
     ) -> list[Job]:
         """Return jobs by first submit time, newest first; within a second, highest id first.
 
@@ -525,18 +535,18 @@ class Jobs(Listings):
         Raises:
             JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
-        condition, values = conditions(wanted)
+        condition, values = build_conditions(wanted)
         if before is not None:
             condition += (
                 " AND (job.first_submit, job.job_id, job.number) "
                 "< (:before_us, :before_id, :before_number)"
             )
             when, job_id, number = before
-            values |= {"before_us": micros(when), "before_id": job_id, "before_number": number}
+            values |= {"before_us": to_micros(when), "before_id": job_id, "before_number": number}
         return self._select(condition, values, limit)
 
 
-def _list(condition: str) -> str:
+def _build_select(condition: str) -> str:
     """Return the SELECT of jobs, newest first."""
     return (
         f"SELECT {_COLUMNS} FROM job WHERE {condition} "  # noqa: S608 -- values are bound
@@ -544,7 +554,7 @@ def _list(condition: str) -> str:
     )
 
 
-def _job(row: tuple[Any, ...]) -> Job:
+def _row_to_job(row: tuple[Any, ...]) -> Job:
     """Convert a row to a job."""
     number, cluster, job_id, first_submit_us, verified, purged, ended, key, name, record = row
     return Job(
@@ -560,9 +570,9 @@ def _job(row: tuple[Any, ...]) -> Job:
     )
 
 
-def _run(row: tuple[bytes]) -> Run:
+def _row_to_run(row: tuple[bytes]) -> Run:
     """Convert stored facts to a run."""
-    facts = unpack(row[0])
+    facts = unpack_run(row[0])
     late = facts.late_end_us
     return Run(
         restarts=facts.restarts,
@@ -573,10 +583,10 @@ def _run(row: tuple[bytes]) -> Run:
     )
 
 
-def _json(value: object) -> str:
+def _encode_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
 def _holds_task(expression: str | None, task: int) -> bool:
     """Implement the SQL function ``holds_task``."""
-    return expression is not None and covers(expression, task)
+    return expression is not None and includes_task(expression, task)

@@ -1,13 +1,13 @@
 """Retention in jobs.db: purge scripts and private text, and expire old jobs.
 
-:func:`forget_scripts` and :class:`Leaders` apply archive.purge: they remove scripts and the text
-that people wrote. Ids, times and the uid stay for accounting. A purged script keeps a row with its
-job id and time: it separates the jobs of a reused id, and blocks the private text if Slurm reports
-it again. If a purge arrives before its script, as it may from a Kafka topic, the row is made then,
-so the script finds its place taken.
+:func:`forget_scripts` and :class:`LeaderScripts` apply archive.purge: they remove scripts and the
+text that people wrote. Ids, times and the uid stay for accounting. A purged script keeps a row with
+its job id and time: it separates the jobs of a reused id, and blocks the private text if Slurm
+reports it again. If a purge arrives before its script, as it may from a Kafka topic, the row is
+made then, so the script finds its place taken.
 
-:func:`expire` deletes jobs that ended before a time (accounting.expire); :func:`take_out` drops
-late events of such jobs.
+:func:`expire_jobs` deletes jobs that ended before a time (accounting.expire);
+:func:`drop_expired_events` drops late events of such jobs.
 """
 
 import re
@@ -20,28 +20,28 @@ import msgspec
 from steward.core.events import Event, JobFacts, JobScript
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
-from steward.core.timestamps import micros
-from steward.jobs.event_intake import run_key
-from steward.jobs.identity import PROMPT_US, Resolved
+from steward.core.timestamps import to_micros
+from steward.jobs.event_intake import make_run_key
+from steward.jobs.identity import PROMPT_US, ResolvedJob
 from steward.jobs.job_ids import MAX_JOB_ID
 from steward.jobs.run_merge import IMPORTED
-from steward.jobs.tables import EXPIRED, OF_NO_JOB, Group, ScriptRow, Told, load
-from steward.slurm.job_states import FINISHED, base_state
+from steward.jobs.tables import EXPIRED, NO_JOB, JobIdGroup, PublishedRun, ScriptRow, load_groups
+from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
-"""Format of ``steward.core.events.script_key``."""
+"""Format of ``steward.core.events.make_script_key``."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-def leader_of(record: JobRecord) -> int:
+def get_leader_id(record: JobRecord) -> int:
     """Return the id of the job whose script a job runs: its array's, het leader's, or its own."""
     return record.array_job_id or record.het_job_id or record.job_id
 
 
 def forget_scripts(
     connection: Connection, cluster: str, keys: Sequence[str], limit: int
-) -> Iterator[list[Group]]:
+) -> Iterator[list[JobIdGroup]]:
     """Mark scripts as purged in their groups.
 
     Args:
@@ -59,22 +59,22 @@ def forget_scripts(
         "AND key IN (SELECT value FROM json_each(?))",
         (cluster, _encode(list(keys)).decode()),
     )
-    wanted = {key: parsed for key in keys if (parsed := parsed_key(key)) is not None}
+    wanted = {key: parsed for key in keys if (parsed := parse_script_key(key)) is not None}
     wanted |= {key: (job_id, mtime_ns) for key, job_id, mtime_ns in rows}
     job_ids = list({job_id for job_id, _ in wanted.values()})
-    groups = load(connection, cluster, job_ids)
+    groups = load_groups(connection, cluster, job_ids)
     for key, (job_id, mtime_ns) in wanted.items():
         scripts = groups[job_id].scripts
         body = _encode(JobScript(job_id=job_id, spool_mtime_ns=mtime_ns))
         row = scripts.setdefault(key, ScriptRow(key, mtime_ns))
         row.purged, row.is_dirty, row.said, row.body = True, True, None, body
     yield list(groups.values())
-    parts = _parts(connection, cluster, job_ids)
+    parts = _list_parts(connection, cluster, job_ids)
     for start in range(0, len(parts), limit):
-        yield list(load(connection, cluster, parts[start : start + limit]).values())
+        yield list(load_groups(connection, cluster, parts[start : start + limit]).values())
 
 
-def parsed_key(key: str) -> tuple[int, int] | None:
+def parse_script_key(key: str) -> tuple[int, int] | None:
     """Parse a script's key into job id and spool time (ns); None if malformed."""
     found = _KEY.fullmatch(key)
     if found is None:
@@ -83,7 +83,7 @@ def parsed_key(key: str) -> tuple[int, int] | None:
     return (job_id, mtime_ns) if job_id <= MAX_JOB_ID and mtime_ns < 2**63 else None
 
 
-def _parts(connection: Connection, cluster: str, leaders: Sequence[int]) -> list[int]:
+def _list_parts(connection: Connection, cluster: str, leaders: Sequence[int]) -> list[int]:
     """Return the ids of the array tasks and het components of these leaders."""
     ids = _encode(list(leaders)).decode()
     rows = connection.execute(
@@ -96,7 +96,7 @@ def _parts(connection: Connection, cluster: str, leaders: Sequence[int]) -> list
     return [job_id for (job_id,) in rows]
 
 
-class Leaders:
+class LeaderScripts:
     """Lookup that tells if the script of a task's or component's leader was purged.
 
     Args:
@@ -114,7 +114,7 @@ class Leaders:
         leaders = {
             leader
             for record in records
-            if record is not None and (leader := leader_of(record)) != record.job_id
+            if record is not None and (leader := get_leader_id(record)) != record.job_id
         }
         if not leaders:
             return
@@ -126,13 +126,13 @@ class Leaders:
         for job_id, mtime_us, purged in rows:
             self._scripts.setdefault(job_id, []).append((mtime_us, bool(purged)))
 
-    def is_purged(self, job: Resolved) -> bool:
+    def is_purged(self, job: ResolvedJob) -> bool:
         """Return True if the script that a job ran was purged."""
         if any(script.purged for script in job.scripts):
             return True
         if job.record is None:
             return False
-        scripts = self._scripts.get(leader_of(job.record), ())
+        scripts = self._scripts.get(get_leader_id(job.record), ())
         then = [purged for at_us, purged in scripts if at_us <= job.first_submit_us + PROMPT_US]
         return bool(then) and then[-1]
 
@@ -143,20 +143,20 @@ _ENDED: Final = """
     AND EXISTS (SELECT 1 FROM run WHERE run.cluster = job.cluster AND run.job_id = job.job_id
                 AND run.job = job.number AND coalesce(run.told, x'') <> ?)
 """
-_MARK: Final = msgspec.json.encode(Told(basis=EXPIRED))
+_EXPIRED_MARK: Final = msgspec.json.encode(PublishedRun(basis=EXPIRED))
 
 
-def expirable(connection: Connection, cluster: str, before: datetime) -> int:
-    """Count the jobs of a cluster that :func:`expire` would delete."""
+def count_expirable(connection: Connection, cluster: str, before: datetime) -> int:
+    """Count the jobs of a cluster that :func:`expire_jobs` would delete."""
     (count,) = connection.execute(
         f"SELECT count(*) {_ENDED}",
-        (cluster, micros(before), _MARK),
+        (cluster, to_micros(before), _EXPIRED_MARK),
     ).fetchone()
     return int(count)
 
 
-def take_out(
-    connection: Connection, cluster: str, group: Group, events: Sequence[Event]
+def drop_expired_events(
+    connection: Connection, cluster: str, group: JobIdGroup, events: Sequence[Event]
 ) -> Sequence[Event]:
     """Return the events that do not concern expired runs, or runs that would be expired by now.
 
@@ -170,11 +170,11 @@ def take_out(
         events: New events of the job id.
     """
     ends = {
-        run_key(event): event.body.record.end
+        make_run_key(event): event.body.record.end
         for event in events
-        if isinstance(event.body, JobFacts) and _tells_end(event, group)
+        if isinstance(event.body, JobFacts) and _is_end_report(event, group)
     }
-    unknown = {key: micros(end) for key, end in ends.items() if key not in group.runs and end}
+    unknown = {key: to_micros(end) for key, end in ends.items() if key not in group.runs and end}
     if not unknown:
         return events
     (before_us,) = connection.execute(
@@ -186,30 +186,30 @@ def take_out(
         for event in events
         if not isinstance(event.body, JobFacts)
         or event.source == IMPORTED
-        or run_key(event) not in gone
+        or make_run_key(event) not in gone
     ]
 
 
-def _tells_end(event: Event, group: Group) -> bool:
+def _is_end_report(event: Event, group: JobIdGroup) -> bool:
     """Return True if an event reports the final end of a run."""
     if event.source == IMPORTED or event.body.record.end is None:
         return False
-    state = base_state(event.body.record.state)
+    state = strip_state_suffix(event.body.record.state)
     # If other runs of a requeued job are known, it goes on.
     return state in FINISHED or (state == "REQUEUED" and not group.runs)
 
 
-def expire(connection: Connection, cluster: str, before: datetime) -> int:
+def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
     """Delete jobs that ended before a time, inside a transaction; return their number."""
     # Queries for earlier lines must also read the closed days of the job log.
     connection.execute(
         "INSERT INTO expired VALUES (?, ?) ON CONFLICT (cluster) "
         "DO UPDATE SET before = max(before, excluded.before)",
-        (cluster, micros(before)),
+        (cluster, to_micros(before)),
     )
     jobs = connection.execute(
         f"SELECT job.number, job.job_id, job.script_key IS NOT NULL {_ENDED}",
-        (cluster, micros(before), _MARK),
+        (cluster, to_micros(before), _EXPIRED_MARK),
     ).fetchall()
     for number, job_id, has_script in jobs:
         runs = connection.execute(
@@ -228,19 +228,21 @@ def expire(connection: Connection, cluster: str, before: datetime) -> int:
                 "DELETE FROM accounted WHERE cluster = ? AND job_id = ? AND submit = ?", key
             )
             if has_script:
-                connection.execute("UPDATE run SET told = ? WHERE number = ?", (_MARK, run))
+                connection.execute("UPDATE run SET told = ? WHERE number = ?", (_EXPIRED_MARK, run))
             else:
                 connection.execute("DELETE FROM run WHERE number = ?", (run,))
         if not has_script:
             connection.execute("DELETE FROM job WHERE number = ?", (number,))
     connection.execute(
         "DELETE FROM run WHERE cluster = ? AND job = ? AND submit < ?",
-        (cluster, OF_NO_JOB, micros(before)),
+        (cluster, NO_JOB, to_micros(before)),
     )
-    connection.execute("DELETE FROM gap WHERE cluster = ? AND at < ?", (cluster, micros(before)))
-    connection.execute("DELETE FROM missed WHERE cluster = ? AND at < ?", (cluster, micros(before)))
+    connection.execute("DELETE FROM gap WHERE cluster = ? AND at < ?", (cluster, to_micros(before)))
+    connection.execute(
+        "DELETE FROM missed WHERE cluster = ? AND at < ?", (cluster, to_micros(before))
+    )
     connection.execute(
         "DELETE FROM launch WHERE cluster = ? AND submit IS NULL AND launched < ?",
-        (cluster, micros(before)),
+        (cluster, to_micros(before)),
     )
     return len(jobs)

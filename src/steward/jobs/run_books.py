@@ -1,8 +1,8 @@
 """Accounting update of the jobs consumer: attribute launches to runs, write lines, append events.
 
-:class:`Books` settles the groups of changed job ids. If a run changed in anything its steps' lines
-depend on, all lines of its job id are rebuilt. Otherwise only the steps with new events are,
-because a job may have thousands of steps on thousands of nodes.
+:class:`AccountingUpdate` settles the groups of changed job ids. If a run changed in anything its
+steps' lines depend on, all lines of its job id are rebuilt. Otherwise only the steps with new
+events are, because a job may have thousands of steps on thousands of nodes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,17 +12,17 @@ from typing import Final
 import msgspec
 
 from steward.core.events import Event
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.sqlite import Connection
-from steward.core.timestamps import micros
-from steward.core.usage import RunFact
-from steward.jobs.identity import Resolved
-from steward.jobs.launches import LaunchRow, load_accounted, load_launches, put_launches, run_of
-from steward.jobs.lines import drop_lines, put_lines, used_by_steps
-from steward.jobs.run_events import Sayer, digest
-from steward.jobs.run_views import RunKey, RunView, views
-from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
-from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
+from steward.core.timestamps import to_micros
+from steward.core.usage import RunEvent
+from steward.jobs.identity import ResolvedJob
+from steward.jobs.launches import LaunchRow, find_run, load_accounted, load_launches, put_launches
+from steward.jobs.lines import drop_lines, load_step_usage, put_lines
+from steward.jobs.run_events import RunEventMaker, make_digest
+from steward.jobs.run_views import RunKey, RunView, build_run_views
+from steward.jobs.tables import EXPIRED, NO_RUN, JobIdGroup, PublishedRun
+from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_summed_step_line
 
 _Part = tuple[RunKey, int]
 """Key of a run, and end (µs) of its piece; 0 for its current size."""
@@ -37,7 +37,7 @@ _LATER: Final = _PUT_DUE.format("excluded.at")
 _SOONER: Final = _PUT_DUE.format("min(at, excluded.at)")
 
 
-class Books:
+class AccountingUpdate:
     """Updates lines, launches and events of changed job ids.
 
     Args:
@@ -50,10 +50,12 @@ class Books:
         self._connection = connection
         self._now = now
         self._is_silent = is_silent
-        self._lines: list[Line] = []
+        self._lines: list[UsageLine] = []
 
     def settle(
-        self, cluster: str, resolved: Iterable[tuple[Group, Sequence[Resolved], Sequence[bool]]]
+        self,
+        cluster: str,
+        resolved: Iterable[tuple[JobIdGroup, Sequence[ResolvedJob], Sequence[bool]]],
     ) -> list[Event]:
         """Update the accounting of some job ids of one cluster; return the events to append.
 
@@ -65,7 +67,7 @@ class Books:
         Returns:
             The events to append to the journal.
         """
-        books = [_Book(group, jobs, purged) for group, jobs, purged in resolved]
+        books = [_JobIdUpdate(group, jobs, purged) for group, jobs, purged in resolved]
         self._complete(cluster, [book for book in books if book.is_whole])
         for book in books:
             book.attribute()
@@ -82,7 +84,7 @@ class Books:
         self._lines = []
         return said
 
-    def _complete(self, cluster: str, books: Sequence["_Book"]) -> None:
+    def _complete(self, cluster: str, books: Sequence["_JobIdUpdate"]) -> None:
         """Load all launches of these job ids."""
         if not books:
             return
@@ -96,7 +98,7 @@ class Books:
         for book in books:
             book.is_complete = True
 
-    def _write(self, book: "_Book") -> None:
+    def _write(self, book: "_JobIdUpdate") -> None:
         """Write the lines of a job id's runs and steps; delete stale ones."""
         group = book.group
         job_id = group.job_id
@@ -118,26 +120,28 @@ class Books:
                 book.tell(key, NO_RUN)
 
     def _of_run(
-        self, book: "_Book", view: RunView, touched: dict[_Part, dict[str, list[LaunchRow]]]
-    ) -> Iterable[Line]:
+        self, book: "_JobIdUpdate", view: RunView, touched: dict[_Part, dict[str, list[LaunchRow]]]
+    ) -> Iterable[UsageLine]:
         """Yield the lines of a run and of its steps that are updated."""
         group = book.group
-        told = group.told.setdefault(view.key, Told())
-        others: list[Line] = []
+        told = group.told.setdefault(view.key, PublishedRun())
+        others: list[UsageLine] = []
         if told.has_steps and not book.is_complete:
-            others = used_by_steps(self._connection, group.cluster, (group.job_id, *view.key))
+            others = load_step_usage(self._connection, group.cluster, (group.job_id, *view.key))
         has_steps = bool(others)
         source = "" if view.run.is_ours else "slurmdbd"
-        facts: list[RunFact] = [view.fact(group.job_id, piece) for piece in view.parts]
+        facts: list[RunEvent] = [view.fact(group.job_id, piece) for piece in view.parts]
         for fact in (*facts, view.current(group.job_id)):
             is_piece = fact.piece_end is not None
             is_latest = view.is_latest and not is_piece
-            line = run_line(group.cluster, fact, is_latest=is_latest, source=source)
+            line = build_run_line(group.cluster, fact, is_latest=is_latest, source=source)
             mine = touched.get((view.key, line.piece_us), {})
             fresh = [
-                _less_suspended(
+                _add_suspension(
                     view,
-                    step_line_of(line, step, [row.spent() for row in rows], is_over=view.is_over),
+                    build_summed_step_line(
+                        line, step, [row.spent() for row in rows], is_over=view.is_over
+                    ),
                 )
                 for step, rows in mine.items()
             ]
@@ -152,10 +156,10 @@ class Books:
             yield from fresh
         book.tell(view.key, book.basis_of(view), has_steps=has_steps)
 
-    def _say(self, book: "_Book") -> list[Event]:
+    def _say(self, book: "_JobIdUpdate") -> list[Event]:
         """Collect the events of a job id, and write its launches."""
         group = book.group
-        sayer = Sayer(group, self._now)
+        sayer = RunEventMaker(group, self._now)
         by_run: dict[RunKey, list[LaunchRow]] = {}
         for row in group.launches.values():
             if row.run is not None:
@@ -175,7 +179,7 @@ class Books:
         self._put_due(book, sayer.due_us)
         return sayer.said
 
-    def _put_due(self, book: "_Book", due_us: int | None) -> None:
+    def _put_due(self, book: "_JobIdUpdate", due_us: int | None) -> None:
         """Store when to settle the job id again, or clear it."""
         key = (book.group.cluster, book.group.job_id)
         if due_us is not None:
@@ -185,26 +189,30 @@ class Books:
             self._connection.execute("DELETE FROM due WHERE cluster = ? AND job_id = ?", key)
 
 
-class _Book:
+class _JobIdUpdate:
     """Job id while it is settled."""
 
-    def __init__(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
+    def __init__(
+        self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]
+    ) -> None:
         self.group = group
         self.expired = {key for key, told in group.told.items() if told.basis == EXPIRED}
         self.runs: list[RunView] = []
         self.is_purged: dict[RunKey, bool] = {}
         for job, is_purged in zip(jobs, purged, strict=True):
-            for view in views(job, is_purged=is_purged):
+            for view in build_run_views(job, is_purged=is_purged):
                 if view.key in self.expired:
                     continue
                 self.runs.append(view)
                 self.is_purged[view.key] = is_purged
         self.by_key = {view.key: view for view in self.runs}
-        self._bases = {view.key: _basis(view, self.is_purged[view.key]) for view in self.runs}
+        self._bases = {
+            view.key: _digest_basis(view, self.is_purged[view.key]) for view in self.runs
+        }
         then = {key: told.basis for key, told in group.told.items() if told.basis not in _NONE}
         self.is_whole = group.is_whole or then != self._bases
         self.is_complete = False
-        self.accounted: list[Line] = []
+        self.accounted: list[UsageLine] = []
 
     def basis_of(self, view: RunView) -> str:
         """Return the digest of what the step lines of a run depend on."""
@@ -212,7 +220,7 @@ class _Book:
 
     def tell(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
         """Record the digest that a run's lines were made from."""
-        told = self.group.told.setdefault(key, Told())
+        told = self.group.told.setdefault(key, PublishedRun())
         if (told.basis, told.has_steps) != (basis, has_steps):
             told.basis, told.has_steps = basis, has_steps
             self.group.dirty_runs.add(key)
@@ -226,7 +234,7 @@ class _Book:
         for rows in self._by_place():
             free = self.runs
             for row in rows:
-                view = run_of(row, free)
+                view = find_run(row, free)
                 self._attribute(row, view)
                 free = [run for run in free if run is not view]
 
@@ -272,30 +280,30 @@ class _Book:
                 found.setdefault((row.run, row.piece_us), {}).setdefault(step, []).append(row)
         return found
 
-    def imported(self, view: RunView, line: Line, mine: set[str]) -> list[Line]:
+    def imported(self, view: RunView, line: UsageLine, mine: set[str]) -> list[UsageLine]:
         """Return the step lines that are known only from imported accounting."""
         if line.piece_us:
             return []
         return [
-            as_step_of(line, theirs)
+            adopt_step_line(line, theirs)
             for theirs in self.accounted
             if theirs.submit_us == view.run.submit_us and theirs.step not in mine
         ]
 
 
-def _less_suspended(view: RunView, step: Line) -> Line:
+def _add_suspension(view: RunView, step: UsageLine) -> UsageLine:
     """Return a step's line with the suspended time of its run, which nodes do not see."""
     suspended_s = view.suspended_between(step.start_us, step.end_us)
     return msgspec.structs.replace(step, suspended_s=suspended_s) if suspended_s else step
 
 
-def _basis(view: RunView, is_purged: bool) -> str:
+def _digest_basis(view: RunView, is_purged: bool) -> str:
     """Return the digest of everything that the step lines of a run depend on."""
     record = view.record
-    return digest(
+    return make_digest(
         [
             (view.first_submit_us, view.is_latest, view.is_over, view.until_us, is_purged),
-            (record.state, micros(record.start) if record.start else None, record.end),
+            (record.state, to_micros(record.start) if record.start else None, record.end),
             (record.user, record.uid, record.gid, record.group, record.account, record.qos),
             (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
             (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),

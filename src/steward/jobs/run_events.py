@@ -1,8 +1,9 @@
 """Run events of the jobs consumer: job.identity, run.start, run.suspend, run.end, step.usage.
 
-:func:`identities` makes the events that tell the archive which job a script belongs to, again
-whenever what the archive keeps changes. :class:`Sayer` makes the events about runs and launches of
-one job id. Both compare with what was published before, and publish corrections under new keys.
+:func:`make_identity_events` makes the events that tell the archive which job a script belongs to,
+again whenever what the archive keeps changes. :class:`RunEventMaker` makes the events about runs
+and launches of one job id. Both compare with what was published before, and publish corrections
+under new keys.
 """
 
 import hashlib
@@ -22,12 +23,12 @@ from steward.core.events import (
     JobIdentity,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros, micros_or_0, moment
-from steward.core.usage import RunFact, StepUsage
-from steward.jobs.identity import SLACK_US, Resolved
+from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.usage import RunEvent, StepUsage
+from steward.jobs.identity import SLACK_US, ResolvedJob
 from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow
 from steward.jobs.run_views import RunKey, RunView
-from steward.jobs.tables import Group, Said, Told
+from steward.jobs.tables import JobIdGroup, PublishedIdentity, PublishedRun
 
 SOURCE: Final = "jobs"
 
@@ -55,7 +56,9 @@ _LASTING: Final = (
 _encode = msgspec.json.Encoder().encode
 
 
-def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) -> list[Event]:
+def make_identity_events(
+    group: JobIdGroup, job: ResolvedJob, record: JobRecord, now: datetime
+) -> list[Event]:
     """Return the new job.identity events for a job's scripts."""
     lasting = _digest(_encode([getattr(record, field) for field in _LASTING]))
     last = job.latest
@@ -66,12 +69,12 @@ def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) ->
         if row.purged:
             continue
         facts = (job.first_submit_us, record.uid, record.user, end_us, lasting)
-        why = _news(row.said, facts)
+        why = _find_change(row.said, facts)
         if not why:
             continue
         before = row.said.chain if row.said else ""
         chain = _digest(_encode([before, facts]))
-        row.said = Said(*facts, chain)
+        row.said = PublishedIdentity(*facts, chain)
         row.is_dirty = True
         identity = JobIdentity(
             script_key=row.key,
@@ -94,7 +97,9 @@ def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) ->
     return events
 
 
-def _news(said: Said | None, facts: tuple[int, int | None, str, int | None, str]) -> str:
+def _find_change(
+    said: PublishedIdentity | None, facts: tuple[int, int | None, str, int | None, str]
+) -> str:
     """Return why a script's identity must be published (again), or ""."""
     first_submit_us, uid, user, end_us, lasting = facts
     if said is None or (said.first_submit_us, said.uid) != (first_submit_us, uid):
@@ -110,19 +115,19 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-UNSURE_US: Final = 120_000_000
+END_TIME_WAIT_US: Final = 120_000_000
 """Wait for a source with the end time, if only a run's absence shows that it ended, in µs."""
 
-ENDLESS_US: Final = 600_000_000
+LAUNCH_END_WAIT_US: Final = 600_000_000
 """Wait for the end of a launch, after the run's end and the last report, in µs."""
 
 
-def digest(value: object) -> str:
+def make_digest(value: object) -> str:
     """Return a short digest of a value that JSON can encode."""
     return hashlib.blake2b(_encode(value), digest_size=9).hexdigest()
 
 
-class Sayer:
+class RunEventMaker:
     """Makes the new events about runs and launches of one job id.
 
     Args:
@@ -130,10 +135,10 @@ class Sayer:
         now: Present time.
     """
 
-    def __init__(self, group: Group, now: datetime) -> None:
+    def __init__(self, group: JobIdGroup, now: datetime) -> None:
         self._group = group
         self._now = now
-        self._now_us = micros(now)
+        self._now_us = to_micros(now)
         self.said: list[Event] = []
         self.due_us: int | None = None
         """When to settle the job id again without a new event, µs since the epoch.
@@ -167,11 +172,11 @@ class Sayer:
         if _encode(told) != before:
             self._group.dirty_runs.add(view.key)
 
-    def _told(self, view: RunView) -> Told:
+    def _told(self, view: RunView) -> PublishedRun:
         """Return what was published about a run."""
-        return self._group.told.setdefault(view.key, Told())
+        return self._group.told.setdefault(view.key, PublishedRun())
 
-    def _start(self, view: RunView, told: Told, launches: list[LaunchRow]) -> None:
+    def _start(self, view: RunView, told: PublishedRun, launches: list[LaunchRow]) -> None:
         """Publish or correct run.start; without a start time, use the first launch."""
         record = view.record
         is_guess = record.start is None
@@ -180,7 +185,7 @@ class Sayer:
                 return
             first_us = min(row.key[2] for row in launches)
             record = msgspec.structs.replace(record, start=moment(first_us), state="RUNNING")
-        start_us = micros_or_0(record.start)
+        start_us = to_micros_or_zero(record.start)
         if told.start is None:
             told.start = (start_us, record.nodelist, record.tres_allocated)
             told.is_guess = is_guess
@@ -196,7 +201,7 @@ class Sayer:
         told.is_guess = told.is_guess and is_same
         self._correct(RUN_START, view, told, record, record.start, told.start)
 
-    def _suspensions(self, view: RunView, told: Told) -> None:
+    def _suspensions(self, view: RunView, told: PublishedRun) -> None:
         """Publish new suspensions and resumptions of a run."""
         mine = [found for found in self._group.suspensions if found[0] == view.key]
         for _key, at_us, seen in sorted(mine, key=lambda found: found[1]):
@@ -211,10 +216,10 @@ class Sayer:
             )
             self._say(RUN_SUSPEND, view, record, at=moment(at_us), of=f":{at_us}")
 
-    def _piece(self, view: RunView, told: Told, piece: JobRecord) -> None:
+    def _piece(self, view: RunView, told: PublishedRun, piece: JobRecord) -> None:
         """Publish or correct the end of a former size of a resized job."""
-        end_us = micros_or_0(piece.end)
-        content = _ending(piece)
+        end_us = to_micros_or_zero(piece.end)
+        content = _digest_end(piece)
         before = told.pieces.get(end_us)
         if before == content:
             return
@@ -224,13 +229,13 @@ class Sayer:
         else:
             self._correct(RUN_END, view, told, piece, piece.end, content, is_piece=True)
 
-    def _end(self, view: RunView, told: Told) -> None:
+    def _end(self, view: RunView, told: PublishedRun) -> None:
         """Publish or correct run.end; wait while the end time is uncertain."""
         if not view.is_over:
             return
-        if not view.is_sure and not told.end and not self._is_due(told.over_us + UNSURE_US):
+        if not view.is_sure and not told.end and not self._is_due(told.over_us + END_TIME_WAIT_US):
             return
-        content = _ending(view.record)
+        content = _digest_end(view.record)
         if told.end == content:
             return
         # If no source gave the end time, use the time when the end was first noticed.
@@ -249,7 +254,7 @@ class Sayer:
             if not view.is_over:
                 self._announce(view, row)
                 return
-            if not self._is_due(max(row.seen_us, told.over_us) + ENDLESS_US):
+            if not self._is_due(max(row.seen_us, told.over_us) + LAUNCH_END_WAIT_US):
                 return
         facts = row.facts
         step, node, launched_us = row.key
@@ -269,7 +274,7 @@ class Sayer:
             correction=row.has_usage,
             announced=row.is_announced,
         )
-        content = digest([view.key, _nameless(usage)])
+        content = make_digest([view.key, _strip_volatile(usage)])
         if row.said.partition(":")[0] == content:
             return
         at = self._now if facts.ended_us is None else moment(facts.ended_us)
@@ -326,9 +331,9 @@ class Sayer:
         """Add an event about a launch, under a new key if it corrects another."""
         key = f"{kind}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
         if row.has_usage or (row.said and kind == STEP_LAUNCH):
-            key += f":{digest([row.said, content])}"
+            key += f":{make_digest([row.said, content])}"
         # The last content, and a digest of all before it: the same content after another is new.
-        row.said = f"{content}:{digest([row.said])}"
+        row.said = f"{content}:{make_digest([row.said])}"
         row.is_dirty = True
         self._event(kind, key, at, usage)
 
@@ -352,7 +357,7 @@ class Sayer:
     ) -> None:
         """Add an event about a run."""
         job_id = self._group.job_id
-        fact = RunFact(
+        fact = RunEvent(
             job_id=job_id,
             first_submit=moment(view.first_submit_us),
             restarts=view.run.restarts,
@@ -368,7 +373,7 @@ class Sayer:
         self,
         kind: str,
         view: RunView,
-        told: Told,
+        told: PublishedRun,
         record: JobRecord,
         at: datetime | None,
         content: object,
@@ -376,7 +381,7 @@ class Sayer:
         is_piece: bool = False,
     ) -> None:
         """Add a correction, under a key that depends on all corrections before."""
-        told.chain = digest([told.chain, kind, content])
+        told.chain = make_digest([told.chain, kind, content])
         self._say(
             kind,
             view,
@@ -387,7 +392,7 @@ class Sayer:
             is_correction=True,
         )
 
-    def _event(self, kind: str, key: str, at: datetime, body: RunFact | StepUsage) -> None:
+    def _event(self, kind: str, key: str, at: datetime, body: RunEvent | StepUsage) -> None:
         """Add an event to the list."""
         self.said.append(
             Event(
@@ -402,9 +407,9 @@ class Sayer:
         )
 
 
-def _ending(record: JobRecord) -> str:
+def _digest_end(record: JobRecord) -> str:
     """Return the digest of everything published about an end."""
-    return digest(
+    return make_digest(
         [
             record.start,
             record.end,
@@ -418,7 +423,7 @@ def _ending(record: JobRecord) -> str:
     )
 
 
-def _nameless(usage: StepUsage) -> StepUsage:
+def _strip_volatile(usage: StepUsage) -> StepUsage:
     """Return a usage without fields whose change is no news: the run's end, purged names."""
     start = usage.start
     if start is not None and start.name:

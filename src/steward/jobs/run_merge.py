@@ -1,9 +1,9 @@
 """Run merging: combine the observations of a run into one job record.
 
-:class:`Seen` is one observation from one source; :class:`RunFacts` keeps what matters of all
-observations of a run, in whatever order they arrive, and merges them into a record. :func:`end_of`
-chooses among several reports of an end; :func:`merge_runs` builds the record of a job from its
-runs.
+:class:`Observation` is one observation from one source; :class:`RunFacts` keeps what matters of all
+observations of a run, in whatever order they arrive, and merges them into a record.
+:func:`choose_end` chooses among several reports of an end; :func:`merge_runs` builds the record of
+a job from its runs.
 
 Times ending in ``_us`` are µs since the epoch. Reports that slurmctld wrote at the end (jobcomp,
 slurmdbd) take precedence over polls for the same end.
@@ -16,8 +16,8 @@ import msgspec
 
 from steward.core.events import JOB_END, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, base_state
+from steward.core.timestamps import to_micros
+from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, strip_state_suffix
 
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"
@@ -48,7 +48,7 @@ PRIVATE: Final = dict.fromkeys(
 )
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class Observation(msgspec.Struct, frozen=True, array_like=True):
     """Observation of a run by one source.
 
     Attributes:
@@ -68,17 +68,19 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         """Return the sort key of observations."""
         return self.at_us, self.key
 
-    def blanked(self) -> "Seen":
+    def blanked(self) -> "Observation":
         """Return the observation without private text."""
-        return Seen(self.at_us, self.key, blanked(self.record), self.of_books)
+        return Observation(self.at_us, self.key, remove_private_text(self.record), self.of_books)
 
 
-def blanked(record: JobRecord) -> JobRecord:
+def remove_private_text(record: JobRecord) -> JobRecord:
     """Return a record without private text; ids, times and the uid stay for accounting."""
     return msgspec.structs.replace(record, **PRIVATE)
 
 
-def end_of(final: Seen | None, requeued: Seen | None, preempted: Seen | None) -> Seen | None:
+def choose_end(
+    final: Observation | None, requeued: Observation | None, preempted: Observation | None
+) -> Observation | None:
     """Return the observation that tells how a run ended.
 
     Args:
@@ -87,44 +89,46 @@ def end_of(final: Seen | None, requeued: Seen | None, preempted: Seen | None) ->
         preempted: The latest report that it was preempted.
     """
     # A job preempted for good may be requeued after its end, which is then reported again.
-    cut = preempted if requeued is None else earlier(preempted, requeued)
+    cut = preempted if requeued is None else choose_earlier_end(preempted, requeued)
     if final is None or cut is None or final.record.end is None:
         return cut or final
     # Two ends that slurmctld wrote to Steward are distinct, even if a second apart.
     is_ours = min(final.of_books, cut.of_books) == OWN
-    if cut.record.end is None or end_us(final) > end_us(cut) + (0 if is_ours else _SLACK_US):
+    if cut.record.end is None or get_end_us(final) > get_end_us(cut) + (
+        0 if is_ours else _SLACK_US
+    ):
         # It went on: a killed slurmctld forgot the preemption or requeue.
         return final
-    return earlier(final, cut)
+    return choose_earlier_end(final, cut)
 
 
-def earlier(one: Seen | None, other: Seen) -> Seen:
+def choose_earlier_end(one: Observation | None, other: Observation) -> Observation:
     """Return the observation with the earlier end."""
     if one is None:
         return other
-    then_us, now_us = end_us(one), end_us(other)
-    return other if now_us < then_us or (now_us == then_us and _is_better(other, one)) else one
+    then_us, now_us = get_end_us(one), get_end_us(other)
+    return other if now_us < then_us or (now_us == then_us and _is_preferred(other, one)) else one
 
 
-def later(one: Seen | None, other: Seen) -> Seen:
+def choose_later_end(one: Observation | None, other: Observation) -> Observation:
     """Return the observation of an interruption with the later end.
 
     The run went on in between, because a killed slurmctld forgot the first interruption.
     """
     if one is None:
         return other
-    then, now = (-1 if seen.record.end is None else end_us(seen) for seen in (one, other))
-    return other if now > then or (now == then and _is_better(other, one)) else one
+    then, now = (-1 if seen.record.end is None else get_end_us(seen) for seen in (one, other))
+    return other if now > then or (now == then and _is_preferred(other, one)) else one
 
 
-def _is_better(one: Seen, other: Seen) -> bool:
+def _is_preferred(one: Observation, other: Observation) -> bool:
     """Compare two reports of the same end: accounting wins, then the later report."""
     return (one.of_books, one.stamp()) > (other.of_books, other.stamp())
 
 
-def end_us(seen: Seen) -> int:
+def get_end_us(seen: Observation) -> int:
     """Return the end time of an observation, µs since the epoch; a very late time if none."""
-    return _NEVER if seen.record.end is None else micros(seen.record.end)
+    return _NEVER if seen.record.end is None else to_micros(seen.record.end)
 
 
 # Includes the states that sacct shows for earlier runs of a requeued job.
@@ -136,14 +140,14 @@ WHOLE: Final = "whole"
 """Stands for all sources of complete records, which agree with each other."""
 
 # Sources about the past: their report does not mean that Slurm still has the job.
-_HINDSIGHT: Final = frozenset({"import", "sacct", "slurmdbd"})
+_PAST_SOURCES: Final = frozenset({"import", "sacct", "slurmdbd"})
 _SLURMDBD: Final = frozenset({"sacct", "slurmdbd"})
 # Sources about the past that surely mean the job that had the id at the event's time.
 _DATED: Final = frozenset({"kafka"})
 
 # Reports that slurmctld wrote at the end have the exit code that sacct shows; a later poll of a
 # cancelled job shows the signal that its script got.
-_BOOKS: Final = frozenset({"jobcomp", "sacct", "slurmdbd"})
+_ACCOUNTING_SOURCES: Final = frozenset({"jobcomp", "sacct", "slurmdbd"})
 _OWN_BOOKS: Final = "jobcomp"
 IMPORTED: Final = "slurmdbd"
 """Source of events from an import of other accounting."""
@@ -236,66 +240,66 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     submit_us: int
     restarts: int
-    shown: dict[str, Seen] = msgspec.field(default_factory=dict)
-    final: Seen | None = None
+    shown: dict[str, Observation] = msgspec.field(default_factory=dict)
+    final: Observation | None = None
     late_end_us: int = -1
     shown_until_us: int = 0
     user: str = ""
     user_at: tuple[int, str] = (_NEVER, "")
-    pieces: dict[int, Seen] = msgspec.field(default_factory=dict)
+    pieces: dict[int, Observation] = msgspec.field(default_factory=dict)
     is_ours: bool = False
     cancelled_by: int | None = None
     halts: dict[int, int] = msgspec.field(default_factory=dict)
-    requeued: Seen | None = None
-    preempted: Seen | None = None
-    again: dict[int, Seen] = msgspec.field(default_factory=dict)
+    requeued: Observation | None = None
+    preempted: Observation | None = None
+    again: dict[int, Observation] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Add one observation of this run (a JobFacts event), in any order."""
         self.__dict__.pop("_merged", None)
         facts: JobFacts = event.body
         record = facts.record
-        seen = Seen(micros(event.seen_at), event.key, record, _rank(event.source))
+        seen = Observation(to_micros(event.seen_at), event.key, record, _rank_source(event.source))
         if record.cancelled_by is not None:
             self.cancelled_by = max(record.cancelled_by, self.cancelled_by or 0)
         if record.suspended_at is not None and record.suspended_s is not None:
-            self._add_halt(micros(record.suspended_at) // 1_000_000, record.suspended_s)
+            self._add_halt(to_micros(record.suspended_at) // 1_000_000, record.suspended_s)
         first_look = seen.stamp()
         if event.source == IMPORTED:
             # All other sources take precedence over an import.
-            seen = Seen(0, event.key, record)
+            seen = Observation(0, event.key, record)
         else:
             self.is_ours = True
-        if event.kind == JOB_END and base_state(record.state) == RESIZING:
+        if event.kind == JOB_END and strip_state_suffix(record.state) == RESIZING:
             self._add_piece(event, seen)
             return
         self._add_latest(WHOLE if facts.whole else event.source, seen)
         if record.user and first_look < self.user_at:
             self.user, self.user_at = record.user, first_look
-        shown_us = -1 if event.source in _HINDSIGHT else seen.at_us
+        shown_us = -1 if event.source in _PAST_SOURCES else seen.at_us
         if event.source in _DATED:
-            shown_us = micros(event.at)
+            shown_us = to_micros(event.at)
         if _is_final(event.kind, record):
             self._add_final(seen)
-            shown_us = -1 if record.end is None else micros(record.end)
+            shown_us = -1 if record.end is None else to_micros(record.end)
         self.shown_until_us = max(self.shown_until_us, shown_us)
 
-    def _add_piece(self, event: Event, seen: Seen) -> None:
+    def _add_piece(self, event: Event, seen: Observation) -> None:
         """Add the end of a former size of a resized job."""
         # Some sources give a piece the expected end of the job.
         end = min(seen.record.end or event.at, event.at)
         # Only slurmdbd gives the suspended time of the piece; others give the whole run's.
         suspended_s = seen.record.suspended_s if event.source in _SLURMDBD else None
-        second = micros(end) // 1_000_000
+        second = to_micros(end) // 1_000_000
         former = self.pieces.get(second)
         if former is not None:
-            suspended_s = _more(suspended_s, former.record.suspended_s)
+            suspended_s = _max_known(suspended_s, former.record.suspended_s)
         if former is not None and former.stamp() <= seen.stamp():
             seen = former
         record = msgspec.structs.replace(seen.record, end=end, suspended_s=suspended_s)
-        self.pieces[second] = Seen(seen.at_us, seen.key, record, True)
+        self.pieces[second] = Observation(seen.at_us, seen.key, record, True)
         self.pieces = dict(sorted(self.pieces.items()))
-        self.shown_until_us = max(self.shown_until_us, micros(end))
+        self.shown_until_us = max(self.shown_until_us, to_micros(end))
 
     def _add_halt(self, second: int, suspended_s: int) -> None:
         """Add a suspension or resumption; keep a limited number."""
@@ -311,7 +315,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         """Return the suspended time up to a moment (µs), in seconds, as far as known."""
         return max((total for at, total in self.halts.items() if at * 1_000_000 <= us), default=0)
 
-    def _add_latest(self, origin: str, seen: Seen) -> None:
+    def _add_latest(self, origin: str, seen: Observation) -> None:
         """Keep an observation if it is the latest of its source."""
         former = self.shown.get(origin)
         if former is None or former.stamp() < seen.stamp():
@@ -326,29 +330,29 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
                 if whole is None or other is whole or other.stamp() > whole.stamp()
             }
 
-    def _add_final(self, seen: Seen) -> None:
+    def _add_final(self, seen: Observation) -> None:
         """Add a report of an end."""
         if seen.record.end is not None:
-            self.late_end_us = max(self.late_end_us, micros(seen.record.end))
+            self.late_end_us = max(self.late_end_us, to_micros(seen.record.end))
         former = (self.final, self.requeued, self.preempted, *self.again.values())
-        state = base_state(seen.record.state)
+        state = strip_state_suffix(seen.record.state)
         if state == REQUEUED:
-            self.requeued = later(self.requeued, seen)
+            self.requeued = choose_later_end(self.requeued, seen)
         elif state == PREEMPTED:
-            self.preempted = later(self.preempted, seen)
+            self.preempted = choose_later_end(self.preempted, seen)
         else:
-            self.final = earlier(self.final, seen)
+            self.final = choose_earlier_end(self.final, seen)
         self._add_again([seen, *(end for end in former if end is not None)])
 
-    def _add_again(self, ends: "list[Seen]") -> None:
+    def _add_again(self, ends: "list[Observation]") -> None:
         """Keep the ends at times other than the run's own: it also ran then."""
-        by_start: dict[int, Seen] = {}
+        by_start: dict[int, Observation] = {}
         for seen in ends:
             start, end = seen.record.start, seen.record.end
             if start is not None and end is not None and start < end and seen.record.nodelist:
-                second = micros(start) // 1_000_000
-                by_start[second] = earlier(by_start.get(second), seen)
-        again: dict[int, Seen] = {}
+                second = to_micros(start) // 1_000_000
+                by_start[second] = choose_earlier_end(by_start.get(second), seen)
+        again: dict[int, Observation] = {}
         own = [] if self.ending is None else [self.ending]
         for second, seen in sorted(by_start.items()):
             if own and all(
@@ -358,18 +362,18 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self.again = dict(list(again.items())[:_AGAIN_KEPT])
 
     @property
-    def ending(self) -> Seen | None:
+    def ending(self) -> Observation | None:
         """Observation of its end; None if it has not ended."""
-        final = end_of(self.final, self.requeued, self.preempted)
+        final = choose_end(self.final, self.requeued, self.preempted)
         if final is None or final.record.end is not None:
             return final
         # No source saw the end, the job was only gone; a later observation revokes that.
         return None if self._is_back_after(final) else final
 
-    def _is_back_after(self, gone: Seen) -> bool:
+    def _is_back_after(self, gone: Observation) -> bool:
         """Return True if the job was observed again after it seemed gone."""
         return any(
-            seen.stamp() > gone.stamp() and base_state(seen.record.state) in _UNDECIDED
+            seen.stamp() > gone.stamp() and strip_state_suffix(seen.record.state) in _UNDECIDED
             for seen in self.shown.values()
         )
 
@@ -382,7 +386,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         ending, gone = self.ending, self.final
         return (
             ending is not None
-            and base_state(ending.record.state) == REQUEUED
+            and strip_state_suffix(ending.record.state) == REQUEUED
             and gone is not None
             and gone.record.end is None
             and gone.record.reason != FORGOTTEN
@@ -399,7 +403,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def end_us(self) -> int:
         """End time, µs since the epoch; -1 if it has not ended or the time is unknown."""
         ending = self.ending
-        return -1 if ending is None or ending.record.end is None else end_us(ending)
+        return -1 if ending is None or ending.record.end is None else get_end_us(ending)
 
     @property
     def is_over(self) -> bool:
@@ -407,7 +411,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         ending = self.ending
         if ending is None:
             return False
-        return base_state(ending.record.state) != REQUEUED or self.is_lost
+        return strip_state_suffix(ending.record.state) != REQUEUED or self.is_lost
 
     def merged(self) -> JobRecord:
         """Return the record of this run, merged from all observations."""
@@ -420,15 +424,15 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         ending = self.ending
         if ending is not None:
             latest = record
-            record = _overlay(record, ending.record)
+            record = _update_record(record, ending.record)
             if self.is_lost and self.final is not None:
                 record = msgspec.structs.replace(record, state=self.final.record.state)
             if latest.reason and latest.state == ending.record.state and not record.reason:
                 # Accounting records have no reasons.
                 record = msgspec.structs.replace(record, reason=latest.reason)
-            if self.cancelled_by is not None and base_state(record.state) == "CANCELLED":
+            if self.cancelled_by is not None and strip_state_suffix(record.state) == "CANCELLED":
                 record = msgspec.structs.replace(record, cancelled_by=self.cancelled_by)
-            if _derived(latest) > _derived(record):
+            if _get_derived_exit(latest) > _get_derived_exit(record):
                 # A step may end after its job's end was recorded.
                 record = msgspec.structs.replace(
                     record,
@@ -443,14 +447,14 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     def _latest(self) -> JobRecord:
         """Return the record merged from observations, without the end."""
-        in_time = sorted(self.shown.values(), key=Seen.stamp)
+        in_time = sorted(self.shown.values(), key=Observation.stamp)
         if not in_time:
             # Only pieces are known: it went on after the last of them.
             last = list(self.pieces.values())[-1].record
             return msgspec.structs.replace(last, state="RUNNING", end=None)
         record = in_time[0].record
         for newer in in_time[1:]:
-            record = _overlay(record, newer.record)
+            record = _update_record(record, newer.record)
         return record
 
     def blank(self) -> None:
@@ -492,7 +496,7 @@ def merge_runs(runs: "list[RunFacts]") -> JobRecord:
     return msgspec.structs.replace(last, **changes)
 
 
-def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
+def fill_from_earlier_run(record: JobRecord, earlier: JobRecord) -> JobRecord:
     """Complete a run's record with unchanging fields from an earlier run.
 
     Args:
@@ -509,17 +513,17 @@ def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
     return msgspec.structs.replace(record, **changes)
 
 
-def _rank(source: str) -> bool | int:
+def _rank_source(source: str) -> bool | int:
     """Return the rank of a source's end reports."""
-    return OWN if source == _OWN_BOOKS else source in _BOOKS
+    return OWN if source == _OWN_BOOKS else source in _ACCOUNTING_SOURCES
 
 
-def _more(one: int | None, other: int | None) -> int | None:
+def _max_known(one: int | None, other: int | None) -> int | None:
     """Return the larger of two values, of which either may be None."""
     return max((value for value in (one, other) if value is not None), default=None)
 
 
-def _derived(record: JobRecord) -> tuple[int, int]:
+def _get_derived_exit(record: JobRecord) -> tuple[int, int]:
     """Return the derived exit code and signal; 0 if unknown."""
     return record.derived_exit_code or 0, record.derived_exit_signal or 0
 
@@ -545,11 +549,11 @@ def _is_apart(one: JobRecord, other: JobRecord) -> bool:
 
 def _is_final(kind: str, record: JobRecord) -> bool:
     """Return True if a record reports an end."""
-    state = base_state(record.state)
+    state = strip_state_suffix(record.state)
     return state in _FINAL or (kind == JOB_END and state not in _UNDECIDED)
 
 
-def _overlay(older: JobRecord, newer: JobRecord) -> JobRecord:
+def _update_record(older: JobRecord, newer: JobRecord) -> JobRecord:
     """Return ``older`` updated with all known fields of ``newer``."""
     values = zip(_FIELDS, _UNKNOWN, msgspec.structs.astuple(newer), strict=True)
     changes = {

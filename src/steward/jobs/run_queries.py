@@ -1,6 +1,6 @@
 """Run and step queries on jobs.db: accounting lines, launches, and missing data.
 
-:class:`Accounts` is the base class of :class:`steward.jobs.queries.Jobs` with these queries. The
+:class:`RunQueries` is the base class of :class:`steward.jobs.queries.Jobs` with these queries. The
 job page, ``steward accounting gaps`` and the bank's billing and reconciliation use them.
 """
 
@@ -10,25 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.records import Line
-from steward.core.sqlite import Connection, translated
-from steward.core.timestamps import micros, moment
-from steward.core.usage import RunFact, StepUsage
+from steward.core.records import UsageLine
+from steward.core.sqlite import Connection, translate_errors
+from steward.core.timestamps import moment, to_micros
+from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.filters import Job
-from steward.jobs.identity import resolve
+from steward.jobs.identity import resolve_jobs
 from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
-from steward.jobs.launches import launch_of
-from steward.jobs.lines import COLUMNS, line_of
-from steward.jobs.retention import expirable
-from steward.jobs.run_views import views
-from steward.jobs.tables import Gap, MissedJob, count_missed, gaps, load, missed
+from steward.jobs.launches import row_to_launch
+from steward.jobs.lines import COLUMNS, row_to_line
+from steward.jobs.retention import count_expirable
+from steward.jobs.run_views import build_run_views
+from steward.jobs.tables import (
+    MissedJob,
+    NodeLoss,
+    count_missed,
+    list_gaps,
+    list_missed,
+    load_groups,
+)
 from steward.slurm.job_states import LOST
 
 _ALL_TIME: Final = 2**62
 _LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))
 
 
-class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class StoredLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Launch as stored in jobs.db.
 
     Attributes:
@@ -43,7 +50,7 @@ class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
     usage: StepUsage
 
 
-class Accounts:
+class RunQueries:
     """Run and step queries of :class:`steward.jobs.queries.Jobs`.
 
     Args:
@@ -55,7 +62,7 @@ class Accounts:
         self._path = path
         self._connection = connection
 
-    def lines_of(self, job: Job) -> list[Line]:
+    def lines_of(self, job: Job) -> list[UsageLine]:
         """Return the lines of a job: runs in order, each run or piece before its steps."""
         return self._lines(
             "JOIN run ON run.cluster = line.cluster AND run.job_id = line.job_id "
@@ -91,7 +98,7 @@ class Accounts:
         until: datetime | None = None,
         cluster: str = "",
         limit: int = 1000,
-    ) -> list[KeptLaunch]:
+    ) -> list[StoredLaunch]:
         """Return launches whose run is unknown, oldest first.
 
         Args:
@@ -103,7 +110,7 @@ class Accounts:
         return self._launches(
             "launch.submit IS NULL AND launch.launched >= :since AND launch.launched < :until "
             "AND (:cluster = '' OR launch.cluster = :cluster)",
-            {**_window(since, until), "cluster": cluster},
+            {**_bind_window(since, until), "cluster": cluster},
             limit,
         )
 
@@ -113,7 +120,7 @@ class Accounts:
         until: datetime | None = None,
         cluster: str = "",
         limit: int = 1000,
-    ) -> list[KeptLaunch]:
+    ) -> list[StoredLaunch]:
         """Return launches of ended runs whose own end was never reported; oldest first.
 
         Args:
@@ -129,7 +136,7 @@ class Accounts:
             "AND line.job_id = launch.job_id AND line.submit_us = launch.submit "
             "AND line.restarts = launch.restarts AND line.piece_us = 0 AND line.step = '' "
             "AND line.end_us > 0)",
-            {**_window(since, until), "cluster": cluster},
+            {**_bind_window(since, until), "cluster": cluster},
             limit,
         )
 
@@ -139,7 +146,7 @@ class Accounts:
         until: datetime | None = None,
         cluster: str = "",
         limit: int = 1000,
-    ) -> list[Line]:
+    ) -> list[UsageLine]:
         """Return ended runs without any known step; oldest end first.
 
         Args:
@@ -156,7 +163,7 @@ class Accounts:
             "AND part.job_id = line.job_id AND part.submit_us = line.submit_us "
             "AND part.restarts = line.restarts AND part.step <> '') "
             "ORDER BY line.end_us, line.job_id LIMIT :limit",
-            {**_window(since, until), "cluster": cluster, "limit": limit},
+            {**_bind_window(since, until), "cluster": cluster, "limit": limit},
         )
 
     def ended_runs(
@@ -167,7 +174,7 @@ class Accounts:
         *,
         limit: int = 1000,
         after: tuple[int, int] = (0, 0),
-    ) -> list[Line]:
+    ) -> list[UsageLine]:
         """Return runs, and pieces of runs, that started and ended; oldest end in the period first.
 
         Args:
@@ -183,7 +190,7 @@ class Accounts:
             "AND (line.end_us, line.job_id) > (:after_us, :after_id) "
             "ORDER BY line.end_us, line.job_id LIMIT :limit",
             {
-                **_window(since, until),
+                **_bind_window(since, until),
                 "cluster": cluster,
                 "limit": limit,
                 "after_us": after[0],
@@ -191,19 +198,19 @@ class Accounts:
             },
         )
 
-    def run_facts(self, cluster: str, job_ids: Iterable[int]) -> list[RunFact]:
+    def run_facts(self, cluster: str, job_ids: Iterable[int]) -> list[RunEvent]:
         """Return the ended runs, and pieces of runs, under some raw ids, as run.end publishes them.
 
         Args:
             cluster: Cluster name.
             job_ids: The ids; some hundreds at most.
         """
-        found: list[RunFact] = []
-        with translated(self._path):
-            groups = load(self._connection, cluster, sorted(set(job_ids)))
+        found: list[RunEvent] = []
+        with translate_errors(self._path):
+            groups = load_groups(self._connection, cluster, sorted(set(job_ids)))
         for job_id, group in groups.items():
-            for job in resolve(list(group.runs.values()), list(group.scripts.values())):
-                for view in views(job):
+            for job in resolve_jobs(list(group.runs.values()), list(group.scripts.values())):
+                for view in build_run_views(job):
                     found += [view.fact(job_id, piece) for piece in view.parts]
                     if view.is_over:
                         found.append(view.fact(job_id))
@@ -215,7 +222,7 @@ class Accounts:
         until: datetime | None = None,
         cluster: str = "",
         limit: int = 1000,
-    ) -> list[Line]:
+    ) -> list[UsageLine]:
         """Return runs that disappeared from Slurm without a reported end; oldest first.
 
         Args:
@@ -229,7 +236,7 @@ class Accounts:
             "AND line.submit_us >= :since AND line.submit_us < :until "
             "AND (:cluster = '' OR line.cluster = :cluster) "
             "ORDER BY line.submit_us, line.job_id LIMIT :limit",
-            {**_window(since, until), "lost": LOST, "cluster": cluster, "limit": limit},
+            {**_bind_window(since, until), "lost": LOST, "cluster": cluster, "limit": limit},
         )
 
     def doubtful_steps(
@@ -238,7 +245,7 @@ class Accounts:
         until: datetime | None = None,
         cluster: str = "",
         limit: int = 1000,
-    ) -> list[Line]:
+    ) -> list[UsageLine]:
         """Return steps with doubts, or whose cgroup used more CPU time than their tasks.
 
         Args:
@@ -254,45 +261,45 @@ class Accounts:
             "WHERE run.step = '' AND run.end_us > 0 AND run.end_us >= :since "
             "AND run.end_us < :until AND (:cluster = '' OR run.cluster = :cluster) "
             "AND (run.doubts <> '' OR run.cgroup_user_us IS NOT NULL)) LIMIT :limit",
-            {**_window(since, until), "cluster": cluster, "limit": limit},
+            {**_bind_window(since, until), "cluster": cluster, "limit": limit},
         )
 
     def gaps(
         self, since: datetime | None = None, until: datetime | None = None, cluster: str = ""
-    ) -> list[Gap]:
+    ) -> list[NodeLoss]:
         """Return the losses that nodes reported in a period, oldest first."""
-        with translated(self._path):
-            return gaps(self._connection, since, until, cluster)
+        with translate_errors(self._path):
+            return list_gaps(self._connection, since, until, cluster)
 
     def missed(self, since: datetime, until: datetime, cluster: str, limit: int) -> list[MissedJob]:
         """Return jobs whose scripts capture missed in a period, oldest first."""
-        with translated(self._path):
-            return missed(self._connection, since, until, cluster, limit)
+        with translate_errors(self._path):
+            return list_missed(self._connection, since, until, cluster, limit)
 
     def count_missed(self, cluster: str) -> int:
         """Count the jobs of a cluster that capture missed and jobs.db still remembers."""
-        with translated(self._path):
+        with translate_errors(self._path):
             return count_missed(self._connection, cluster)
 
     def expirable(self, before: datetime, cluster: str = "") -> int:
         """Count the jobs that ended before a time and would be deleted."""
-        with translated(self._path):
+        with translate_errors(self._path):
             clusters: Iterable[str] = [cluster]
             if not cluster:
                 rows = self._connection.execute("SELECT DISTINCT cluster FROM job").fetchall()
                 clusters = [name for (name,) in rows]
-            return sum(expirable(self._connection, name, before) for name in clusters)
+            return sum(count_expirable(self._connection, name, before) for name in clusters)
 
-    def _lines(self, condition: str, values: Sequence[Any] | dict[str, Any]) -> list[Line]:
+    def _lines(self, condition: str, values: Sequence[Any] | dict[str, Any]) -> list[UsageLine]:
         """Return the lines that match a condition."""
         columns = ", ".join(f"line.{name}" for name in COLUMNS.split(", "))
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(f"SELECT {columns} FROM line {condition}", values)  # noqa: S608 -- our own conditions
-            return [line_of(row) for row in rows]
+            return [row_to_line(row) for row in rows]
 
     def _launches(
         self, condition: str, values: dict[str, Any], limit: int = -1
-    ) -> list[KeptLaunch]:
+    ) -> list[StoredLaunch]:
         """Return the launches that match a condition, by launch time."""
         statement = (
             f"SELECT launch.cluster, job.first_submit, run.end_time, {_LAUNCHES} FROM launch "  # noqa: S608 -- our own conditions
@@ -301,15 +308,15 @@ class Accounts:
             f"LEFT JOIN job ON job.number = run.job WHERE {condition} "
             "ORDER BY launch.launched, launch.node LIMIT :limit"
         )
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._connection.execute(statement, {**values, "limit": limit}).fetchall()
-        return [_kept(row) for row in rows]
+        return [_row_to_stored_launch(row) for row in rows]
 
 
-def _kept(found: tuple[Any, ...]) -> KeptLaunch:
+def _row_to_stored_launch(found: tuple[Any, ...]) -> StoredLaunch:
     """Convert a row to a stored launch."""
     cluster, first_submit_us, end_us, *columns = found
-    job_id, row = launch_of(tuple(columns))
+    job_id, row = row_to_launch(tuple(columns))
     facts = row.facts
     step, node, launched_us = row.key
     is_attributed = row.run is not None and first_submit_us is not None
@@ -326,12 +333,12 @@ def _kept(found: tuple[Any, ...]) -> KeptLaunch:
         tasks=tuple(facts.tasks.values()),
         end=facts.end,
     )
-    return KeptLaunch(cluster=cluster, is_attributed=is_attributed, usage=usage)
+    return StoredLaunch(cluster=cluster, is_attributed=is_attributed, usage=usage)
 
 
-def _window(since: datetime | None, until: datetime | None) -> dict[str, int]:
+def _bind_window(since: datetime | None, until: datetime | None) -> dict[str, int]:
     """Return the bound values of a time window."""
     return {
-        "since": -_ALL_TIME if since is None else micros(since),
-        "until": _ALL_TIME if until is None else micros(until),
+        "since": -_ALL_TIME if since is None else to_micros(since),
+        "until": _ALL_TIME if until is None else to_micros(until),
     }

@@ -1,8 +1,8 @@
 """Run views: the runs of a resolved job, with start, end and pieces as accounting needs them.
 
-:func:`views` turns a job's observations into :class:`RunView` objects. The jobs consumer makes
-lines and run events from them; :meth:`steward.jobs.run_queries.Accounts.run_facts` gives them to
-the bank.
+:func:`build_run_views` turns a job's observations into :class:`RunView` objects. The jobs consumer
+makes lines and run events from them; :meth:`steward.jobs.run_queries.RunQueries.run_facts` gives
+them to the bank.
 """
 
 import sys
@@ -11,12 +11,12 @@ from datetime import datetime
 import msgspec
 
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros, micros_or_0, moment
-from steward.core.usage import RunFact
-from steward.jobs.identity import SLACK_US, Resolved
-from steward.jobs.run_merge import REQUEUED, RunFacts, blanked, fill_lasting
-from steward.slurm.accounting import whole_runs
-from steward.slurm.job_states import LOST, WAITING, base_state
+from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.usage import RunEvent
+from steward.jobs.identity import SLACK_US, ResolvedJob
+from steward.jobs.run_merge import REQUEUED, RunFacts, fill_from_earlier_run, remove_private_text
+from steward.slurm.accounting import merge_resized_runs
+from steward.slurm.job_states import LOST, WAITING, strip_state_suffix
 
 RunKey = tuple[int, int]
 """Submit time (µs since the epoch) and restart count; with cluster and job id, a run's key."""
@@ -54,9 +54,9 @@ class RunView(msgspec.Struct):
         """Key of the run within its job id."""
         return self.run.submit_us, self.run.restarts
 
-    def fact(self, job_id: int, piece: JobRecord | None = None) -> RunFact:
+    def fact(self, job_id: int, piece: JobRecord | None = None) -> RunEvent:
         """Return the body of an event about the run or one of its pieces."""
-        return RunFact(
+        return RunEvent(
             job_id=job_id,
             first_submit=moment(self.first_submit_us),
             restarts=self.run.restarts,
@@ -66,7 +66,7 @@ class RunView(msgspec.Struct):
             suspended_before_s=self.suspended_before_s if piece is None else 0,
         )
 
-    def current(self, job_id: int) -> RunFact:
+    def current(self, job_id: int) -> RunEvent:
         """Return the body for its current size only, which began where the last piece ended."""
         fact = self.fact(job_id)
         if not self.pieces:
@@ -102,19 +102,19 @@ class RunView(msgspec.Struct):
             return min(during_s, self.suspended_before_s + whole_s) if self.is_over else during_s
         # The suspension times are unknown; only a step as long as the run surely has all of it.
         is_all = (
-            abs(start_us - micros_or_0(self.record.start)) <= SLACK_US
-            and abs(end_us - micros_or_0(self.record.end)) <= SLACK_US
+            abs(start_us - to_micros_or_zero(self.record.start)) <= SLACK_US
+            and abs(end_us - to_micros_or_zero(self.record.end)) <= SLACK_US
         )
         return whole_s if is_all and not self.pieces else 0
 
     def piece_at(self, us: int) -> int:
         """Return the end (µs) of the piece that contains a moment; 0 for the current size."""
         for part in self.again:
-            if part.start and part.end and micros(part.start) <= us <= micros(part.end):
-                return micros(part.end)
+            if part.start and part.end and to_micros(part.start) <= us <= to_micros(part.end):
+                return to_micros(part.end)
         for piece in self.pieces:
-            if piece.end is not None and us < micros(piece.end):
-                return micros(piece.end)
+            if piece.end is not None and us < to_micros(piece.end):
+                return to_micros(piece.end)
         return 0
 
     def nodelists(self) -> list[str]:
@@ -123,7 +123,7 @@ class RunView(msgspec.Struct):
         return list(dict.fromkeys(filter(None, lists)))
 
 
-def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
+def build_run_views(job: ResolvedJob, *, is_purged: bool = False) -> list[RunView]:
     """Return the runs of a job, first to last; empty if Slurm has not shown it.
 
     Args:
@@ -132,38 +132,40 @@ def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
     """
     if job.record is None:
         return []
-    runs = _real(job.runs)
+    runs = _drop_duplicate_runs(job.runs)
     found: list[RunView] = []
     before: JobRecord | None = None
     for number, run in enumerate(runs):
         follower = runs[number + 1] if number + 1 < len(runs) else None
         record = job.record if len(job.runs) == 1 else run.merged()
         if run.pieces and run.shown and not run.is_ours:
-            record = whole_runs([*(seen.record for seen in run.pieces.values()), record])[-1]
+            record = merge_resized_runs([*(seen.record for seen in run.pieces.values()), record])[
+                -1
+            ]
         if is_purged:
-            record = blanked(record)
+            record = remove_private_text(record)
         if before is not None:
-            record = fill_lasting(record, before)
+            record = fill_from_earlier_run(record, before)
         before = record
         ending = run.ending
         is_gone = follower is None and job.is_gone
         found.append(
             RunView(
                 run=run,
-                record=_settled(run, record, follower, is_gone=is_gone),
-                pieces=_pieces(run, record),
+                record=_complete_times(run, record, follower, is_gone=is_gone),
+                pieces=_build_pieces(run, record),
                 is_over=ending is not None or follower is not None or is_gone,
                 is_sure=ending is not None and ending.record.end is not None,
                 is_latest=follower is None,
                 first_submit_us=job.first_submit_us,
                 until_us=None if follower is None else follower.submit_us,
-                again=_again(run, record, is_purged=is_purged),
+                again=_build_repeated_runs(run, record, is_purged=is_purged),
             )
         )
     return found
 
 
-def _real(runs: list[RunFacts]) -> list[RunFacts]:
+def _drop_duplicate_runs(runs: list[RunFacts]) -> list[RunFacts]:
     """Return the runs without entries that are not runs.
 
     While a requeued job completes, Slurm shows its new restart count with the old submit time.
@@ -178,11 +180,11 @@ def _real(runs: list[RunFacts]) -> list[RunFacts]:
     return list(found.values())
 
 
-def _settled(
+def _complete_times(
     run: RunFacts, record: JobRecord, follower: RunFacts | None, *, is_gone: bool
 ) -> JobRecord:
     """Return a run's record with its real times and state."""
-    changes: dict[str, object] = {"start": _start(run, record)}
+    changes: dict[str, object] = {"start": _get_start(run, record)}
     if record.submit is None or record.restarts != run.restarts:
         changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
     if run.ending is None:
@@ -200,44 +202,44 @@ def _settled(
     return msgspec.structs.replace(record, **changes)
 
 
-def _start(run: RunFacts, record: JobRecord) -> datetime | None:
+def _get_start(run: RunFacts, record: JobRecord) -> datetime | None:
     """Return when a run began; None if it did not.
 
     For a pending job, Slurm shows the expected start; for a job cancelled before its start, the
     end as its start.
     """
     if run.ending is None:
-        return None if base_state(record.state) in WAITING else record.start
+        return None if strip_state_suffix(record.state) in WAITING else record.start
     is_nothing = record.start == record.end and not record.nodelist
     return None if is_nothing else record.start
 
 
-def _again(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobRecord]:
+def _build_repeated_runs(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobRecord]:
     """Return repeated runs after the run's end as records of their own."""
     found = []
     for seen in run.again.values():
-        own = blanked(seen.record) if is_purged else seen.record
+        own = remove_private_text(seen.record) if is_purged else seen.record
         submit = moment(run.submit_us)
-        found.append(msgspec.structs.replace(fill_lasting(own, record), submit=submit))
+        found.append(msgspec.structs.replace(fill_from_earlier_run(own, record), submit=submit))
     return found
 
 
-def _suspended_s(
+def _get_suspended_s(
     run: RunFacts, piece: JobRecord, start: datetime | None, end: datetime
 ) -> int | None:
     """Return the suspended seconds of a piece, from slurmdbd or else from the queue."""
     if piece.suspended_s is not None or not run.halts:
         return piece.suspended_s
-    before_s = 0 if start is None else run.suspended_by(micros(start))
-    return run.suspended_by(micros(end)) - before_s
+    before_s = 0 if start is None else run.suspended_by(to_micros(start))
+    return run.suspended_by(to_micros(end)) - before_s
 
 
-def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
+def _build_pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
     """Return the former sizes of a run; two reports within seconds count as one."""
     found: list[JobRecord] = []
     if not run.pieces:
         return found
-    start = _start(run, record)
+    start = _get_start(run, record)
     for seen in run.pieces.values():
         piece = seen.record
         end = piece.end
@@ -245,18 +247,18 @@ def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
             continue
         last = found[-1] if found else None
         if last is not None and last.end is not None and last.nodelist == piece.nodelist:
-            is_told_twice = micros(end) - micros(last.end) <= SLACK_US
+            is_told_twice = to_micros(end) - to_micros(last.end) <= SLACK_US
             if is_told_twice:
                 continue
         start = found[-1].end if found else (start or piece.start)
-        full = fill_lasting(piece, record)
+        full = fill_from_earlier_run(piece, record)
         found.append(
             msgspec.structs.replace(
                 full,
                 start=start,
                 submit=moment(run.submit_us),
                 eligible=piece.eligible or record.eligible,
-                suspended_s=_suspended_s(run, piece, start, end),
+                suspended_s=_get_suspended_s(run, piece, start, end),
             )
         )
     return found

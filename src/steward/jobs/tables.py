@@ -1,7 +1,8 @@
-"""Schema of jobs.db, and loading of everything known about a job id (:class:`Group`).
+"""Schema of jobs.db, and loading of everything known about a job id (:class:`JobIdGroup`).
 
-:data:`MIGRATIONS` creates the tables; :func:`load` reads the groups of some job ids with a few
-queries. The last part stores and reads gaps that nodes reported and scripts that capture missed.
+:data:`MIGRATIONS` creates the tables; :func:`load_groups` reads the groups of some job ids with a
+few queries. The last part stores and reads gaps that nodes reported and scripts that capture
+missed.
 
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
@@ -13,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from steward.core.events import Event, JobScript, JobsMissed
+from steward.core.events import Event, JobScript, MissedJobs
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
-from steward.core.timestamps import micros, moment
+from steward.core.timestamps import moment, to_micros
 from steward.core.usage import NodeGap
-from steward.jobs.identity import KeptScript
+from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.lines import TABLE
 from steward.jobs.run_merge import RunFacts
@@ -183,7 +184,7 @@ MIGRATIONS: Final = (
 )
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class PublishedIdentity(msgspec.Struct, frozen=True, array_like=True):
     """Content of the last job.identity event of a script, to detect changes.
 
     Attributes:
@@ -203,7 +204,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     chain: str
 
 
-class Told(msgspec.Struct, array_like=True):
+class PublishedRun(msgspec.Struct, array_like=True):
     """What was published about a run, to detect changes.
 
     Attributes:
@@ -237,20 +238,20 @@ Of an entry that turned out not to be a run, and of a run whose lines are delete
 """
 
 
-OF_NO_JOB: Final = 0
+NO_JOB: Final = 0
 """Job number of a run that slurmctld forgot as if it had never been submitted."""
 
 
-class ScriptRow(KeptScript):
+class ScriptRow(StoredScriptFacts):
     """Row of the table ``script``; ``body`` is the body of job.script as JSON."""
 
     body: bytes = b""
     job: int | None = None
-    said: Said | None = None
+    said: PublishedIdentity | None = None
     is_dirty: bool = False
 
 
-class Group(msgspec.Struct):
+class JobIdGroup(msgspec.Struct):
     """Everything known about one job id of one cluster.
 
     Attributes:
@@ -275,7 +276,7 @@ class Group(msgspec.Struct):
     run_jobs: dict[tuple[int, int], int] = msgspec.field(default_factory=dict)
     scripts: dict[str, ScriptRow] = msgspec.field(default_factory=dict)
     dirty_runs: set[tuple[int, int]] = msgspec.field(default_factory=set)
-    told: dict[tuple[int, int], Told] = msgspec.field(default_factory=dict)
+    told: dict[tuple[int, int], PublishedRun] = msgspec.field(default_factory=dict)
     launches: dict[LaunchKey, LaunchRow] = msgspec.field(default_factory=dict)
     suspensions: list[tuple[tuple[int, int], int, JobRecord]] = msgspec.field(default_factory=list)
     is_whole: bool = False
@@ -284,23 +285,23 @@ class Group(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _decode_facts = msgspec.json.Decoder(RunFacts).decode
-_decode_told = msgspec.json.Decoder(Told).decode
-_decode_said = msgspec.json.Decoder(Said).decode
+_decode_told = msgspec.json.Decoder(PublishedRun).decode
+_decode_said = msgspec.json.Decoder(PublishedIdentity).decode
 _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
-def pack(run: RunFacts) -> bytes:
+def pack_run(run: RunFacts) -> bytes:
     """Encode a run as JSON, compressed once it ended, because most stored runs have."""
     data = _encode(run)
     return data if run.ending is None else zlib.compress(data, 1)
 
 
-def unpack(stored: bytes) -> RunFacts:
-    """Decode what :func:`pack` encoded."""
+def unpack_run(stored: bytes) -> RunFacts:
+    """Decode what :func:`pack_run` encoded."""
     return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
 
 
-def known(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[int]:
+def find_known_ids(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[int]:
     """Return those ids about which something is stored."""
     values = {"cluster": cluster, "ids": _encode(list(job_ids)).decode()}
     rows = connection.execute(
@@ -313,9 +314,11 @@ def known(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[i
     return {job_id for (job_id,) in rows}
 
 
-def load(connection: Connection, cluster: str, job_ids: Iterable[int]) -> dict[int, Group]:
+def load_groups(
+    connection: Connection, cluster: str, job_ids: Iterable[int]
+) -> dict[int, JobIdGroup]:
     """Load the groups of these ids, with a few queries however many they are."""
-    groups = {job_id: Group(cluster, job_id) for job_id in job_ids}
+    groups = {job_id: JobIdGroup(cluster, job_id) for job_id in job_ids}
     within = (cluster, _encode(list(groups)).decode())
     for job_id, number in connection.execute(
         "SELECT job_id, number FROM job WHERE cluster = ? "
@@ -328,7 +331,7 @@ def load(connection: Connection, cluster: str, job_ids: Iterable[int]) -> dict[i
         "AND job_id IN (SELECT value FROM json_each(?))",
         within,
     ):
-        run = unpack(facts)
+        run = unpack_run(facts)
         key = (run.submit_us, run.restarts)
         groups[job_id].runs[key] = run
         groups[job_id].run_jobs[key] = job
@@ -345,7 +348,7 @@ def load(connection: Connection, cluster: str, job_ids: Iterable[int]) -> dict[i
     return groups
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of data that a node reported (node.gap).
 
     Attributes:
@@ -368,11 +371,11 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 def put_gap(connection: Connection, event: Event) -> None:
     """Store a node.gap event, inside a transaction."""
     gap: NodeGap = event.body
-    since = None if gap.since is None else micros(gap.since)
+    since = None if gap.since is None else to_micros(gap.since)
     connection.execute(
         "INSERT OR IGNORE INTO gap (key, cluster, node, why, lines, since, at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (event.key, event.cluster, gap.node, gap.why, gap.lines, since, micros(event.at)),
+        (event.key, event.cluster, gap.node, gap.why, gap.lines, since, to_micros(event.at)),
     )
 
 
@@ -392,21 +395,21 @@ class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 def put_missed(connection: Connection, event: Event) -> None:
     """Store the jobs of a job.missed event, inside a transaction."""
-    body: JobsMissed = event.body
+    body: MissedJobs = event.body
     connection.executemany(
         "INSERT OR IGNORE INTO missed (key, cluster, job_id, at) VALUES (?, ?, ?, ?)",
-        [(event.key, event.cluster, job_id, micros(event.at)) for job_id in body.job_ids],
+        [(event.key, event.cluster, job_id, to_micros(event.at)) for job_id in body.job_ids],
     )
 
 
-def missed(
+def list_missed(
     connection: Connection, since: datetime, until: datetime, cluster: str, limit: int
 ) -> list[MissedJob]:
     """Return missed jobs of a period, oldest first."""
     rows = connection.execute(
         "SELECT cluster, job_id, at FROM missed WHERE cluster = ? AND at >= ? AND at < ? "
         "ORDER BY at, job_id LIMIT ?",
-        (cluster, micros(since), micros(until), limit),
+        (cluster, to_micros(since), to_micros(until), limit),
     )
     return [
         MissedJob(cluster=cluster, job_id=job_id, at=moment(at_us))
@@ -422,9 +425,9 @@ def count_missed(connection: Connection, cluster: str) -> int:
     return int(count)
 
 
-def gaps(
+def list_gaps(
     connection: Connection, since: datetime | None, until: datetime | None, cluster: str
-) -> list[Gap]:
+) -> list[NodeLoss]:
     """Return the gaps that nodes reported in a period, oldest first."""
     rows = connection.execute(
         "SELECT cluster, node, why, lines, since, at FROM gap "
@@ -432,12 +435,12 @@ def gaps(
         "ORDER BY at, cluster, node",
         {
             "cluster": cluster,
-            "since": -(2**62) if since is None else micros(since),
-            "until": 2**62 if until is None else micros(until),
+            "since": -(2**62) if since is None else to_micros(since),
+            "until": 2**62 if until is None else to_micros(until),
         },
     )
     return [
-        Gap(
+        NodeLoss(
             cluster=cluster,
             node=node,
             why=why,

@@ -1,8 +1,8 @@
 """Usage of runs and steps: build accounting lines, as sacct shows them, from reports.
 
-:func:`run_line` makes a run's line, :func:`step_line` a step's, and :func:`add_steps` adds the
-steps' usage to the run. All are pure functions, because both the jobs consumer and readers of a
-job log make lines, and must get the same result.
+:func:`build_run_line` makes a run's line, :func:`build_step_line` a step's, and :func:`add_steps`
+adds the steps' usage to the run. All are pure functions, because both the jobs consumer and readers
+of a job log make lines, and must get the same result.
 """
 
 import os
@@ -11,13 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.records import Line
-from steward.core.timestamps import micros, micros_or_0
-from steward.core.usage import RunFact, StepUsage
-from steward.jobs.job_ids import display
-from steward.jobs.lines import MOST, Spent, least, most, spent_by, total
-from steward.slurm.job_states import base_state
-from steward.slurm.nodelists import NodeListError, fold
+from steward.core.records import UsageLine
+from steward.core.timestamps import to_micros, to_micros_or_zero
+from steward.core.usage import RunEvent, StepUsage
+from steward.jobs.job_ids import format_job_name
+from steward.jobs.lines import (
+    MAX_INTEGER,
+    LaunchUsage,
+    find_maximum,
+    find_minimum,
+    sum_known,
+    sum_launch,
+)
+from steward.slurm.job_states import strip_state_suffix
+from steward.slurm.nodelists import NodeListError, fold_nodelist
 
 _NAMED: Final = frozenset({"batch", "extern", "interactive"})
 
@@ -40,7 +47,9 @@ _MAXIMA: Final = {
 """Prefix of ``_node`` and ``_task`` for each maximum, and the field with its value."""
 
 
-def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str = "") -> Line:
+def build_run_line(
+    cluster: str, fact: RunEvent, *, is_latest: bool = True, source: str = ""
+) -> UsageLine:
     """Build the line of a run, or of a piece of one, without its steps' usage.
 
     Args:
@@ -50,13 +59,13 @@ def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str
         source: Where it comes from, see ``Line.source``.
     """
     record = fact.record
-    return Line(
+    return UsageLine(
         cluster=cluster,
         job_id=fact.job_id,
-        label=display(record),
-        first_submit_us=micros(fact.first_submit),
+        label=format_job_name(record),
+        first_submit_us=to_micros(fact.first_submit),
         restarts=fact.restarts,
-        piece_us=micros_or_0(fact.piece_end),
+        piece_us=to_micros_or_zero(fact.piece_end),
         is_latest=int(is_latest),
         sluid=record.sluid,
         original_sluid=record.original_sluid,
@@ -74,17 +83,17 @@ def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str
         wckey=record.wckey,
         reservation=record.reservation,
         name=record.name,
-        state=base_state(record.state),
+        state=strip_state_suffix(record.state),
         cancelled_by=record.cancelled_by,
         reason=record.reason,
         exit_code=record.exit_code,
         exit_signal=record.exit_signal,
         derived_exit_code=record.derived_exit_code,
         derived_exit_signal=record.derived_exit_signal,
-        submit_us=micros_or_0(record.submit),
-        eligible_us=micros_or_0(record.eligible),
-        start_us=micros_or_0(record.start),
-        end_us=micros_or_0(record.end),
+        submit_us=to_micros_or_zero(record.submit),
+        eligible_us=to_micros_or_zero(record.eligible),
+        start_us=to_micros_or_zero(record.start),
+        end_us=to_micros_or_zero(record.end),
         suspended_s=record.suspended_s or 0,
         time_limit_s=record.time_limit_s,
         nodes=record.nodes or 0,
@@ -114,7 +123,9 @@ def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str
     )
 
 
-def step_line(run: Line, launches: Iterable[StepUsage], *, is_over: bool | None = None) -> Line:
+def build_step_line(
+    run: UsageLine, launches: Iterable[StepUsage], *, is_over: bool | None = None
+) -> UsageLine:
     """Build the line of a step.
 
     Args:
@@ -124,22 +135,24 @@ def step_line(run: Line, launches: Iterable[StepUsage], *, is_over: bool | None 
         is_over: Whether the run ended; None to read that from its line.
     """
     found = list(launches)
-    return step_line_of(run, found[0].step, [spent_by(launch) for launch in found], is_over=is_over)
+    return build_summed_step_line(
+        run, found[0].step, [sum_launch(launch) for launch in found], is_over=is_over
+    )
 
 
-def step_line_of(
-    run: Line, step: str, spent: Sequence[Spent], *, is_over: bool | None = None
-) -> Line:
+def build_summed_step_line(
+    run: UsageLine, step: str, spent: Sequence[LaunchUsage], *, is_over: bool | None = None
+) -> UsageLine:
     """Build the line of a step from launches that are already summed up."""
     over = bool(run.end_us) if is_over is None else is_over
     nodes = sorted({one.node for one in spent})
     ends = [one.ended_us for one in spent if one.ended_us is not None]
     is_ended = over or len(ends) == len(spent)
     end_us = max(ends, default=run.end_us) if is_ended else 0
-    started = total(max(one.started, one.reaped, one.known) for one in spent) or 0
-    state, code, signal = _outcome(run, step, spent, is_ended=is_ended)
-    peak = most((one.peak_bytes, one.node, None) for one in spent)
-    cpus = total(one.cpus for one in spent) or 0
+    started = sum_known(max(one.started, one.reaped, one.known) for one in spent) or 0
+    state, code, signal = _derive_outcome(run, step, spent, is_ended=is_ended)
+    peak = find_maximum((one.peak_bytes, one.node, None) for one in spent)
+    cpus = sum_known(one.cpus for one in spent) or 0
     names = [one.name for one in spent if one.name]
     fields: dict[str, Any] = {
         "step": step,
@@ -151,18 +164,18 @@ def step_line_of(
         "end_us": end_us,
         "nodes": len(nodes),
         "cpus": cpus,
-        "nodelist": _folded(nodes),
-        "tres_allocated": _tres(cpus, [one.memory_bytes for one in spent], len(nodes)),
+        "nodelist": _fold_nodes(nodes),
+        "tres_allocated": _format_tres(cpus, [one.memory_bytes for one in spent], len(nodes)),
         "tasks": started,
         "peak_bytes": peak[0],
         "peak_node": peak[1],
-        "peak_allocated_bytes": _allocated(spent, peak[1]),
-        "doubts": _doubts(spent, is_over=over),
+        "peak_allocated_bytes": _find_allocated_memory(spent, peak[1]),
+        "doubts": _list_doubts(spent, is_over=over),
     }
-    return _step_of(run, fields | _used(spent))
+    return _make_step(run, fields | _sum_usage(spent))
 
 
-def add_steps(run: Line, steps: Iterable[Line]) -> Line:
+def add_steps(run: UsageLine, steps: Iterable[UsageLine]) -> UsageLine:
     """Return a run's line with the usage of its steps: sums as in sacct.
 
     Maxima are the largest of the steps', with node and task; there is no mean over steps.
@@ -170,7 +183,9 @@ def add_steps(run: Line, steps: Iterable[Line]) -> Line:
     found = list(steps)
     if not found:
         return run
-    fields: dict[str, Any] = {name: total(getattr(step, name) for step in found) for name in _SUMS}
+    fields: dict[str, Any] = {
+        name: sum_known(getattr(step, name) for step in found) for name in _SUMS
+    }
     fields["tasks"] = fields["tasks"] or 0
     # If one step's cgroup exceeds its tasks, the other steps count with their tasks' time.
     for which in ("user", "system"):
@@ -180,17 +195,17 @@ def add_steps(run: Line, steps: Iterable[Line]) -> Line:
                 getattr(step, f"{which}_us") if (mine := getattr(step, name)) is None else mine
                 for step in found
             )
-            fields[name] = total(counted)
+            fields[name] = sum_known(counted)
     for name, value in _MAXIMA.items():
         triples = (
             (getattr(step, value), getattr(step, f"{name}_node"), getattr(step, f"{name}_task"))
             for step in found
         )
-        fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = most(triples)
-    fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = least(
+        fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = find_maximum(triples)
+    fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = find_minimum(
         (step.min_cpu_us, step.min_cpu_node, step.min_cpu_task) for step in found
     )
-    peak = most((step.peak_bytes, step.peak_node, None) for step in found)
+    peak = find_maximum((step.peak_bytes, step.peak_node, None) for step in found)
     fields["peak_bytes"], fields["peak_node"], _ = peak
     allocated = [
         step.peak_allocated_bytes
@@ -203,9 +218,9 @@ def add_steps(run: Line, steps: Iterable[Line]) -> Line:
     return msgspec.structs.replace(run, **fields)
 
 
-def _step_of(run: Line, fields: dict[str, Any]) -> Line:
+def _make_step(run: UsageLine, fields: dict[str, Any]) -> UsageLine:
     """Build a step's line with the fields it shares with its run."""
-    return Line(
+    return UsageLine(
         cluster=run.cluster,
         job_id=run.job_id,
         label=run.label,
@@ -232,15 +247,15 @@ def _step_of(run: Line, fields: dict[str, Any]) -> Line:
     )
 
 
-def as_step_of(run: Line, line: Line) -> Line:
+def adopt_step_line(run: UsageLine, line: UsageLine) -> UsageLine:
     """Return a step's line from other accounting, with the fields of our run's line."""
-    names = msgspec.structs.fields(Line)
+    names = msgspec.structs.fields(UsageLine)
     fields = {
         field.name: value
         for field in names
         if (value := getattr(line, field.name)) != field.default and field.name not in _INHERITED
     }
-    return _step_of(run, fields)
+    return _make_step(run, fields)
 
 
 _INHERITED: Final = frozenset(
@@ -253,8 +268,8 @@ _INHERITED: Final = frozenset(
 """Fields that a step's line takes from its run's line."""
 
 
-def _outcome(
-    run: Line, step: str, spent: Sequence[Spent], *, is_ended: bool
+def _derive_outcome(
+    run: UsageLine, step: str, spent: Sequence[LaunchUsage], *, is_ended: bool
 ) -> tuple[str, int | None, int | None]:
     """Return state, exit code and signal of a step as Slurm does: by the highest wait status."""
     if not is_ended:
@@ -274,41 +289,43 @@ def _outcome(
     return ("FAILED" if code else "COMPLETED"), code, 0
 
 
-def _used(spent: Sequence[Spent]) -> dict[str, Any]:
+def _sum_usage(spent: Sequence[LaunchUsage]) -> dict[str, Any]:
     """Sum up the usage fields of a step's launches."""
     known = sum(one.known for one in spent)
     with_rss = sum(one.rss_known for one in spent)
     has_more = any(one.cgroup_us is not None for one in spent)
     fields: dict[str, Any] = {
-        "user_us": total(one.user_us for one in spent),
-        "system_us": total(one.system_us for one in spent),
-        "cgroup_user_us": total(one.most_us[0] for one in spent) if has_more else None,
-        "cgroup_system_us": total(one.most_us[1] for one in spent) if has_more else None,
-        "minor_faults": total(one.minor_faults for one in spent),
-        "read_bytes": total(one.read_bytes for one in spent),
-        "written_bytes": total(one.written_bytes for one in spent),
-        "ave_rss_bytes": min(sum(one.rss_sum for one in spent), MOST) // with_rss
+        "user_us": sum_known(one.user_us for one in spent),
+        "system_us": sum_known(one.system_us for one in spent),
+        "cgroup_user_us": sum_known(one.most_us[0] for one in spent) if has_more else None,
+        "cgroup_system_us": sum_known(one.most_us[1] for one in spent) if has_more else None,
+        "minor_faults": sum_known(one.minor_faults for one in spent),
+        "read_bytes": sum_known(one.read_bytes for one in spent),
+        "written_bytes": sum_known(one.written_bytes for one in spent),
+        "ave_rss_bytes": min(sum(one.rss_sum for one in spent), MAX_INTEGER) // with_rss
         if with_rss
         else None,
     }
     if known:
-        cpu_us = total((fields["user_us"], fields["system_us"])) or 0
+        cpu_us = sum_known((fields["user_us"], fields["system_us"])) or 0
         fields["ave_cpu_us"] = cpu_us // known
-        fields["ave_pages"] = (total(one.pages_sum for one in spent) or 0) // known
-        fields["ave_read_bytes"] = (total(one.task_read_sum for one in spent) or 0) // known
-        fields["ave_written_bytes"] = (total(one.task_written_sum for one in spent) or 0) // known
+        fields["ave_pages"] = (sum_known(one.pages_sum for one in spent) or 0) // known
+        fields["ave_read_bytes"] = (sum_known(one.task_read_sum for one in spent) or 0) // known
+        fields["ave_written_bytes"] = (
+            sum_known(one.task_written_sum for one in spent) or 0
+        ) // known
     for name, value in _MAXIMA.items():
         tops = [(one.top(name), one.node) for one in spent]
-        fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = most(
+        fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = find_maximum(
             (largest, node, task) for (largest, task), node in tops
         )
-    fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = least(
+    fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = find_minimum(
         (one.min_cpu_us, one.node, one.min_cpu_task) for one in spent
     )
     return fields
 
 
-def _doubts(spent: Sequence[Spent], *, is_over: bool) -> str:
+def _list_doubts(spent: Sequence[LaunchUsage], *, is_over: bool) -> str:
     """Return the doubts about a step, comma-separated."""
     found = set()
     for one in spent:
@@ -323,23 +340,23 @@ def _doubts(spent: Sequence[Spent], *, is_over: bool) -> str:
     return ",".join(sorted(found))
 
 
-def _allocated(spent: Sequence[Spent], node: str) -> int | None:
+def _find_allocated_memory(spent: Sequence[LaunchUsage], node: str) -> int | None:
     """Return the largest memory limit of a step's launches on a node."""
     known = [one.memory_bytes for one in spent if one.node == node and one.memory_bytes]
     return max(known, default=None)
 
 
-def _folded(nodes: Sequence[str]) -> str:
+def _fold_nodes(nodes: Sequence[str]) -> str:
     """Fold node names into a node list; join them if a name is malformed."""
     if len(nodes) == 1:
         return nodes[0]
     try:
-        return fold(nodes)
+        return fold_nodelist(nodes)
     except NodeListError:
         return ",".join(nodes)
 
 
-def _tres(cpus: int, memory: Sequence[int | None], nodes: int) -> str:
+def _format_tres(cpus: int, memory: Sequence[int | None], nodes: int) -> str:
     """Format allocated TRES of a step."""
     parts = [f"cpu={cpus}"] if cpus else []
     bytes_ = sum(one or 0 for one in memory)

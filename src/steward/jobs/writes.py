@@ -1,7 +1,7 @@
 """Write batches for jobs.db: collect the rows of resolved groups, one statement per table.
 
-The jobs consumer puts each resolved :class:`steward.jobs.tables.Group` into a :class:`Writes` and
-flushes it at the end of the batch.
+The jobs consumer puts each resolved :class:`steward.jobs.tables.JobIdGroup` into a
+:class:`WriteBatch` and flushes it at the end of the batch.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import msgspec
 
 from steward.core.events import JobScript
 from steward.core.sqlite import Connection
-from steward.core.timestamps import micros
-from steward.jobs.identity import Resolved, whole_second
-from steward.jobs.retention import leader_of
-from steward.jobs.run_merge import RunFacts, blanked
-from steward.jobs.tables import OF_NO_JOB, Group, ScriptRow, Told, pack
+from steward.core.timestamps import to_micros
+from steward.jobs.identity import ResolvedJob, floor_to_second
+from steward.jobs.retention import get_leader_id
+from steward.jobs.run_merge import RunFacts, remove_private_text
+from steward.jobs.tables import NO_JOB, JobIdGroup, PublishedRun, ScriptRow, pack_run
 
 _JOB_COLUMNS: Final = [
     "number",
@@ -76,13 +76,13 @@ _PUT_SCRIPT: Final = """
 """
 
 
-_NOTHING: Final = Told()
+_NOTHING: Final = PublishedRun()
 
 _encode = msgspec.json.Encoder().encode
 _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
-class Writes:
+class WriteBatch:
     """Collects rows, so that each table is written by one statement.
 
     Args:
@@ -113,13 +113,13 @@ class Writes:
         number = self._next
         self._next += 1
         name = body.claimed_name or None
-        submit_us = whole_second(body.spool_mtime_ns // 1000)
+        submit_us = floor_to_second(body.spool_mtime_ns // 1000)
         self._new_jobs.append((number, cluster, body.job_id, submit_us, name, key))
         self._new_scripts.append(
             (key, cluster, body.job_id, body.spool_mtime_ns, number, _encode(body))
         )
 
-    def put(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
+    def put(self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]) -> None:
         """Add one resolved group.
 
         Args:
@@ -142,7 +142,7 @@ class Writes:
                 # Otherwise the next batch would take the stored run for a pending one. And a purge
                 # could not find the text of a run without a job.
                 run.blank()
-                self._put_run(group, run, OF_NO_JOB)
+                self._put_run(group, run, NO_JOB)
         self._gone += [(number,) for number in free]
 
     def flush(self) -> None:
@@ -161,7 +161,7 @@ class Writes:
             execute(_PUT_SCRIPT, self._scripts)
         self._begin()
 
-    def _number(self, group: Group, job: Resolved, free: set[int]) -> int:
+    def _number(self, group: JobIdGroup, job: ResolvedJob, free: set[int]) -> int:
         """Return the row number of a job: one it had before, or a new one."""
         before = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
         before += [group.scripts[script.key].job for script in job.scripts]
@@ -172,7 +172,7 @@ class Writes:
         self._next += 1
         return self._next - 1
 
-    def _put_job(self, group: Group, job: Resolved, number: int, is_purged: bool) -> None:
+    def _put_job(self, group: JobIdGroup, job: ResolvedJob, number: int, is_purged: bool) -> None:
         """Add the row of a job."""
         kept = [script for script in job.scripts if not script.purged]
         script_key = kept[-1].key if kept else None
@@ -186,8 +186,8 @@ class Writes:
                 + (script_key, None)
             )
             return
-        record = blanked(job.record) if is_purged else job.record
-        if leader_of(record) != record.job_id:
+        record = remove_private_text(job.record) if is_purged else job.record
+        if get_leader_id(record) != record.job_id:
             script_key = None  # it runs its leader's script; its own is a stand-in
         last = job.latest
         self._jobs.append(
@@ -207,7 +207,7 @@ class Writes:
                 record.name or None,
                 record.state or None,
                 last.submit_us,
-                _us(record.start),
+                _to_micros(record.start),
                 last.end_us if last.end_us >= 0 else None,
                 record.array_job_id or None,
                 record.array_task or None,
@@ -219,7 +219,7 @@ class Writes:
             )
         )
 
-    def _put_run(self, group: Group, run: RunFacts, number: int | None) -> None:
+    def _put_run(self, group: JobIdGroup, run: RunFacts, number: int | None) -> None:
         """Add the row of a run, if it changed."""
         key = (run.submit_us, run.restarts)
         if key not in group.dirty_runs and group.run_jobs.get(key) == number:
@@ -234,17 +234,17 @@ class Writes:
                 number,
                 record.sluid or None,
                 record.state or None,
-                _us(record.start),
+                _to_micros(record.start),
                 run.end_us if run.end_us >= 0 else None,
                 record.exit_code,
                 record.exit_signal,
                 record.nodelist or None,
-                pack(run),
+                pack_run(run),
                 _encode(group.told.get(key, _NOTHING)),
             )
         )
 
-    def _put_script(self, group: Group, row: ScriptRow, number: int | None) -> None:
+    def _put_script(self, group: JobIdGroup, row: ScriptRow, number: int | None) -> None:
         """Add the row of a script, if it changed."""
         if not row.is_dirty and row.job == number:
             return
@@ -263,5 +263,5 @@ class Writes:
         )
 
 
-def _us(time: datetime | None) -> int | None:
-    return None if time is None else micros(time)
+def _to_micros(time: datetime | None) -> int | None:
+    return None if time is None else to_micros(time)

@@ -1,8 +1,8 @@
 """Report actions: ``reports.cluster``, ``.accounts``, ``.users``, ``.waits``, ``.waste`` and more.
 
 ``cluster`` builds the capacity report from the node history and the jobs' runs. The other six
-reports need jobs alone: ``_on_jobs`` makes their handlers from the functions in
-:mod:`steward.reports.usage`. Both read through a :class:`ReportsRoom`.
+reports need jobs alone: ``_make_job_report`` makes their handlers from the functions in
+:mod:`steward.reports.usage`. Both read through a :class:`ReportsContext`.
 
 Users see their own jobs and those of accounts they coordinate; operators see all jobs. The capacity
 report follows PrivateData (``usage``). Times are µs (``_us``) or seconds (``_s``) since the epoch.
@@ -16,41 +16,47 @@ import msgspec
 
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Refused, UsageError
-from steward.core.timestamps import micros
+from steward.core.errors import PermissionRefused, UsageError
+from steward.core.timestamps import to_micros
 from steward.reports import usage
-from steward.reports.capacity import Capacity, Parts, Reserved, hours, names_of
-from steward.reports.context import ReportsRoom
+from steward.reports.capacity import (
+    Capacity,
+    ReservationNodes,
+    ResourceParts,
+    add_full_hours,
+    expand_reservation_nodes,
+)
+from steward.reports.context import ReportsContext
 from steward.reports.history.reader import HistoryReader
-from steward.reports.history.spans import OPEN_US, NodesAlike, NodeSpan, ReservationSpan
+from steward.reports.history.spans import OPEN_US, NodeGroupSpan, NodeSpan, ReservationSpan
 from steward.reports.requests import (
-    AccountsAnswer,
+    AccountsReply,
     AccountsRequest,
-    ClusterAnswer,
+    ClusterReply,
     ClusterRequest,
     ClusterRow,
-    JobsAnswer,
-    JobsRequest,
-    PartitionsAnswer,
-    PartitionsRequest,
+    JobCountsReply,
+    JobCountsRequest,
+    PartitionUsageReply,
+    PartitionUsageRequest,
     Period,
     ReportRequest,
-    UsersAnswer,
+    UsersReply,
     UsersRequest,
-    WaitsAnswer,
+    WaitsReply,
     WaitsRequest,
-    WasteAnswer,
+    WasteReply,
     WasteRequest,
-    asked,
-    cut,
+    divide_interval,
+    resolve_interval,
 )
-from steward.reports.runs import ALL, OF_CAPACITY, WITHOUT_USED, Periods, Run
+from steward.reports.runs import ALL_FIELDS, CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces
 
 _US: Final = 1_000_000
-Rows = Callable[[Iterable[Run], Periods, Any], Sequence[Any]]
+BuildRows = Callable[[Iterable[RunPieces], Periods, Any], Sequence[Any]]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ReportScope(msgspec.Struct, frozen=True):
     """The resolved clusters, time zone and periods of a report request.
 
     Attributes:
@@ -67,27 +73,31 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def bounds_us(self) -> list[int]:
         """Return the start of each period and the end of the last, µs since the epoch."""
-        return [*(micros(one.since) for one in self.periods), micros(self.periods[-1].until)]
+        return [*(to_micros(one.since) for one in self.periods), to_micros(self.periods[-1].until)]
 
 
-def _understood(room: ReportsRoom, request: ReportRequest) -> Asked:
+def _resolve_scope(room: ReportsContext, request: ReportRequest) -> ReportScope:
     """Resolve clusters, time zone and periods of a request."""
     clusters = room.clusters(request)
     name, zone = room.zone(request, clusters)
-    begin, end = asked(request.since, request.until, room.now(), zone)
-    return Asked(clusters=clusters, zone=name, periods=cut(begin, end, request.by, zone))
+    begin, end = resolve_interval(request.since, request.until, room.now(), zone)
+    return ReportScope(
+        clusters=clusters, zone=name, periods=divide_interval(begin, end, request.by, zone)
+    )
 
 
-def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any], Any]:
+def _make_job_report(
+    answer: type[Any], rows: BuildRows
+) -> Callable[[ReportsContext, Asker, Any], Any]:
     """Make the handler of a report on jobs, limited to the jobs the user may see."""
 
-    def run(room: ReportsRoom, asker: Asker, request: Any) -> Any:
-        wanted = _understood(room, request)
+    def run(room: ReportsContext, asker: Asker, request: Any) -> Any:
+        wanted = _resolve_scope(room, request)
         scopes = room.scopes(asker, wanted.clusters)
         is_all = all(scope.everything for scope in scopes.values())
         found = room.runs(
             *(request, wanted.clusters, None if is_all else scopes, wanted.periods),
-            ALL if answer is WasteAnswer else WITHOUT_USED,
+            ALL_FIELDS if answer is WasteReply else FIELDS_WITHOUT_USE,
         )
         return answer(
             periods=wanted.periods,
@@ -99,7 +109,7 @@ def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any
     return run
 
 
-def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> ClusterAnswer:
+def report_cluster(room: ReportsContext, asker: Asker, request: ClusterRequest) -> ClusterReply:
     """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
     Raises:
@@ -108,17 +118,19 @@ def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> Cluster
     """
     if request.accounts or request.users or request.partitions:
         raise UsageError("a cluster's capacity is nobody's alone: ask for 'reports.accounts'")
-    wanted = _understood(room, request)
+    wanted = _resolve_scope(room, request)
     shown = [name for name in wanted.clusters if room.access.may_see_all(asker, name, "usage")]
     if len(shown) < len(request.clusters) or not shown:
-        raise Refused("usage of this cluster is shown to operators alone (PrivateData)")
+        raise PermissionRefused("usage of this cluster is shown to operators alone (PrivateData)")
     rows: list[ClusterRow] = []
     with room.history() as history:
         for name in shown:
-            found = room.runs(request, (name,), None, wanted.periods, OF_CAPACITY)
-            rows += _of_cluster(name, found, Periods(wanted.bounds_us), wanted.bounds_us, history)
+            found = room.runs(request, (name,), None, wanted.periods, CAPACITY_FIELDS)
+            rows += _build_cluster_rows(
+                name, found, Periods(wanted.bounds_us), wanted.bounds_us, history
+            )
     rows.sort(key=lambda row: (row.period, row.cluster))
-    return ClusterAnswer(
+    return ClusterReply(
         periods=wanted.periods,
         zone=wanted.zone,
         rows=tuple(rows),
@@ -126,9 +138,9 @@ def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> Cluster
     )
 
 
-def _of_cluster(
+def _build_cluster_rows(
     name: str,
-    runs: Iterable[Run],
+    runs: Iterable[RunPieces],
     periods: Periods,
     bounds_us: list[int],
     history: HistoryReader | None,
@@ -140,17 +152,21 @@ def _of_cluster(
     known_us -= known_us % _US
     nodes = history.alike_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
-    reserved = _reserved(history, name, reservations, since_us, until_us) if history else []
+    reserved = (
+        _pair_reservations(history, name, reservations, since_us, until_us) if history else []
+    )
     # The hour in which the history begins is split in two: capacity is known for its second part
     # only. Before that time the buckets need no full hours, because nothing is compared.
-    bounds_s = hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
+    bounds_s = add_full_hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
     capacity = Capacity(bounds_s, nodes, reserved)
     jobs = [0] * periods.count
     for run in runs:
         capacity.add(run, periods)
         periods.tally(run, jobs)
     buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
-    cpus, gpus = (_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus))
+    cpus, gpus = (
+        _sum_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus)
+    )
     rows = []
     for number, (begin, end) in enumerate(pairwise(bounds_us)):
         is_known = end > known_us
@@ -162,22 +178,22 @@ def _of_cluster(
                 allocated_cpu_s=cpus[number].allocated,
                 allocated_gpu_s=gpus[number].allocated,
                 known_s=max(0, end - max(begin, known_us)) // _US,
-                **(_known(cpus[number], gpus[number]) if is_known else {}),
-                **_at_the_end(nodes, end),
+                **(_list_capacity_fields(cpus[number], gpus[number]) if is_known else {}),
+                **_count_nodes_at_end(nodes, end),
             )
         )
     return rows
 
 
-def _reserved(
+def _pair_reservations(
     history: HistoryReader,
     cluster: str,
     reservations: Sequence[ReservationSpan],
     since_us: int,
     until_us: int,
-) -> list[Reserved]:
+) -> list[ReservationNodes]:
     """Pair each reservation with the state spans of its nodes."""
-    named = [names_of(one) for one in reservations]
+    named = [expand_reservation_nodes(one) for one in reservations]
     spans: dict[str, list[NodeSpan]] = {}
     every = set().union(*named)
     for span in history.nodes_between(cluster, since_us, until_us, every) if every else ():
@@ -188,18 +204,18 @@ def _reserved(
     ]
 
 
-def _by_period(
-    parts: Sequence[Parts], buckets: Sequence[int | None], periods: Periods
-) -> list[Parts]:
+def _sum_by_period(
+    parts: Sequence[ResourceParts], buckets: Sequence[int | None], periods: Periods
+) -> list[ResourceParts]:
     """Sum the parts of the buckets in each period."""
-    found = [Parts() for _ in range(periods.count)]
+    found = [ResourceParts() for _ in range(periods.count)]
     for one, number in zip(parts, buckets, strict=True):
         if number is not None:
             found[number].add(one)
     return found
 
 
-def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
+def _list_capacity_fields(cpus: ResourceParts, gpus: ResourceParts) -> dict[str, int]:
     """Return the capacity fields of a row."""
     return {
         "down_cpu_s": cpus.down,
@@ -214,7 +230,7 @@ def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
     }
 
 
-def _at_the_end(nodes: Iterable[NodesAlike], end_us: int) -> dict[str, int]:
+def _count_nodes_at_end(nodes: Iterable[NodeGroupSpan], end_us: int) -> dict[str, int]:
     """Count nodes, CPUs and GPUs at the end of a period."""
     there = [alike for alike in nodes if alike.from_us < end_us <= alike.until_us]
     return {
@@ -224,45 +240,45 @@ def _at_the_end(nodes: Iterable[NodesAlike], end_us: int) -> dict[str, int]:
     }
 
 
-def _actions() -> Iterable[Action]:
-    on_jobs: tuple[tuple[str, str, type, type, Rows], ...] = (
+def _build_report_actions() -> Iterable[Action]:
+    on_jobs: tuple[tuple[str, str, type, type, BuildRows], ...] = (
         (
             *("accounts", "Who used what, by account and user."),
-            *(AccountsRequest, AccountsAnswer),
-            lambda runs, periods, _request: usage.accounts(runs, periods),
+            *(AccountsRequest, AccountsReply),
+            lambda runs, periods, _request: usage.report_accounts(runs, periods),
         ),
         (
             *("users", "Who used most."),
-            *(UsersRequest, UsersAnswer),
-            lambda runs, periods, request: usage.users(runs, periods, request.top),
+            *(UsersRequest, UsersReply),
+            lambda runs, periods, request: usage.report_users(runs, periods, request.top),
         ),
         (
             *("partitions", "What was used of partitions, and how long jobs waited."),
-            *(PartitionsRequest, PartitionsAnswer),
-            lambda runs, periods, _request: usage.partitions(runs, periods),
+            *(PartitionUsageRequest, PartitionUsageReply),
+            lambda runs, periods, _request: usage.report_partitions(runs, periods),
         ),
         (
             *("waits", "How long jobs waited."),
-            *(WaitsRequest, WaitsAnswer),
-            lambda runs, periods, one: usage.waits(runs, periods, one.group, one.sizes),
+            *(WaitsRequest, WaitsReply),
+            lambda runs, periods, one: usage.report_waits(runs, periods, one.group, one.sizes),
         ),
         (
             *("jobs", "How many jobs there were, by account, size and state."),
-            *(JobsRequest, JobsAnswer),
-            lambda runs, periods, request: usage.jobs(runs, periods, request.sizes),
+            *(JobCountsRequest, JobCountsReply),
+            lambda runs, periods, request: usage.report_job_counts(runs, periods, request.sizes),
         ),
         (
             *("waste", "What was asked for and not used."),
-            *(WasteRequest, WasteAnswer),
-            lambda runs, periods, request: usage.waste(runs, periods, request.top),
+            *(WasteRequest, WasteReply),
+            lambda runs, periods, request: usage.report_waste(runs, periods, request.top),
         ),
     )
     yield Action(
         name="reports.cluster",
         help="What a cluster's CPUs and GPUs did.",
         request=ClusterRequest,
-        answer=ClusterAnswer,
-        run=cluster,
+        answer=ClusterReply,
+        run=report_cluster,
         only_reads=True,
     )
     for name, text, request, answer, rows in on_jobs:
@@ -271,9 +287,9 @@ def _actions() -> Iterable[Action]:
             help=text,
             request=request,
             answer=answer,
-            run=_on_jobs(answer, rows),
+            run=_make_job_report(answer, rows),
             only_reads=True,
         )
 
 
-ACTIONS = tuple(_actions())
+ACTIONS = tuple(_build_report_actions())

@@ -10,9 +10,9 @@ The rules are slurmdbd's for ``sreport cluster``:
 Amounts are capped hour by hour: a part that exceeds the remaining capacity is cut off. Hours
 therefore cannot be summed first.
 
-:class:`Capacity` takes nodes, reservations and runs, and keeps one :class:`Ledger` for CPUs and one
-for GPUs. A ledger holds five :class:`Hours` (sums for each bucket) and returns :class:`Parts`. Used
-by ``reports.cluster``.
+:class:`Capacity` takes nodes, reservations and runs, and keeps one :class:`ResourceCounter` for
+CPUs and one for GPUs. A ledger holds five :class:`BucketSums` (sums for each bucket) and returns
+:class:`ResourceParts`. Used by ``reports.cluster``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,21 +26,21 @@ import msgspec
 from steward.reports.history.spans import (
     OPEN_US,
     REMOVED,
-    NodesAlike,
+    NodeGroupSpan,
     NodeSpan,
     ReservationSpan,
-    is_down,
-    is_put_away,
+    is_node_down,
+    is_planned_down,
 )
-from steward.reports.runs import Periods, Piece, Run
+from steward.reports.runs import Periods, RunPiece, RunPieces
 from steward.slurm.arrays import count_tasks
 from steward.slurm.node_states import parse_node_state
-from steward.slurm.nodelists import NodeListError, expand
+from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 HOUR_S = 3600
 
 
-def hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
+def add_full_hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
     """Add every full hour after a given time to a list of bounds; return them in order.
 
     Args:
@@ -52,7 +52,7 @@ def hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
     return sorted({*bounds, *range(first, bounds[-1], HOUR_S)})
 
 
-class Hours:
+class BucketSums:
     """Sums of amount times seconds for each bucket of time.
 
     Adding an interval of a month takes as long as adding one of a minute.
@@ -111,11 +111,11 @@ _Kind = Literal["", "down", "planned_down", "maintained"]
 Span = tuple[int, int]
 """Begin and end, seconds since the epoch."""
 
-Reserved = tuple[ReservationSpan, Sequence[NodeSpan]]
+ReservationNodes = tuple[ReservationSpan, Sequence[NodeSpan]]
 """An active reservation and its nodes' spans, which may begin before it or end after it."""
 
 
-class Parts(msgspec.Struct):
+class ResourceParts(msgspec.Struct):
     """Resource seconds of one kind (CPU or GPU) by use, for one bucket or the sum of several."""
 
     allocated: int = 0
@@ -125,13 +125,13 @@ class Parts(msgspec.Struct):
     idle: int = 0
     reported: int = 0
 
-    def add(self, other: "Parts") -> None:
+    def add(self, other: "ResourceParts") -> None:
         """Add the amounts of another instance to this one."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Ledger:
+class ResourceCounter:
     """Sums of one kind of resource, by use, for each bucket.
 
     Args:
@@ -140,14 +140,14 @@ class Ledger:
 
     def __init__(self, bounds_s: Sequence[int]) -> None:
         self.allocated, self.down, self.planned_down, self.planned, self.reported = (
-            Hours(bounds_s) for _ in range(5)
+            BucketSums(bounds_s) for _ in range(5)
         )
 
-    def parts(self) -> list[Parts]:
+    def parts(self) -> list[ResourceParts]:
         """Return the capped amounts of each bucket."""
         return [
-            _weighed(
-                Parts(
+            _cap_parts(
+                ResourceParts(
                     allocated=one[0],
                     down=one[1],
                     planned_down=one[2],
@@ -163,12 +163,12 @@ class Ledger:
         ]
 
 
-def _weighed(parts: Parts) -> Parts:
+def _cap_parts(parts: ResourceParts) -> ResourceParts:
     """Cap the parts so that they add up to the reported total, as slurmdbd does."""
     total = parts.reported
     if not total:
         # Capacity is unknown: only what jobs had allocated is known.
-        return Parts(allocated=parts.allocated)
+        return ResourceParts(allocated=parts.allocated)
     parts.allocated = min(parts.allocated, total)
     parts.down = max(0, min(parts.down, total - parts.allocated))
     left = total - parts.allocated - parts.down
@@ -191,10 +191,10 @@ class Capacity:
     def __init__(
         self,
         bounds_s: Sequence[int],
-        nodes: Iterable[NodesAlike],
-        reserved: Iterable[Reserved],
+        nodes: Iterable[NodeGroupSpan],
+        reserved: Iterable[ReservationNodes],
     ) -> None:
-        self.cpus, self.gpus = Ledger(bounds_s), Ledger(bounds_s)
+        self.cpus, self.gpus = ResourceCounter(bounds_s), ResourceCounter(bounds_s)
         self._allocate, self._plan = self.cpus.allocated.add, self.cpus.planned.add
         self._end_s = bounds_s[-1]
         self._reserved: dict[str, list[Span]] = {}
@@ -206,10 +206,10 @@ class Capacity:
     def _seconds(self, from_us: int, until_us: int) -> Span:
         return from_us // _US, self._end_s if until_us >= OPEN_US else until_us // _US
 
-    def _add_nodes(self, alike: NodesAlike) -> None:
+    def _add_nodes(self, alike: NodeGroupSpan) -> None:
         """Count a group of nodes as reported, and as down or planned down by its state."""
         begin, end = self._seconds(alike.from_us, alike.until_us)
-        kind = _kind(alike.state)
+        kind = _classify_node_state(alike.state)
         for ledger, amount in ((self.cpus, alike.cpus), (self.gpus, alike.gpus)):
             if not amount:
                 continue
@@ -233,7 +233,7 @@ class Capacity:
                 continue
             if is_maintenance:
                 self._maintain(span, since, until, is_counted=is_counted)
-            elif is_counted and _kind(span.state) not in ("down", "planned_down"):
+            elif is_counted and _classify_node_state(span.state) not in ("down", "planned_down"):
                 self.cpus.allocated.add(since, until, span.cpus)
                 self.gpus.allocated.add(since, until, span.gpus)
 
@@ -243,7 +243,7 @@ class Capacity:
         If the reservation ignores jobs (IGNORE_JOBS), running jobs cannot be told apart, so only
         the nodes that are down are counted.
         """
-        kind = _kind(span.state)
+        kind = _classify_node_state(span.state)
         for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
             if kind == "down":
                 ledger.down.add(begin, end, -amount)
@@ -251,7 +251,7 @@ class Capacity:
             elif is_counted and kind != "planned_down":
                 ledger.planned_down.add(begin, end, amount)
 
-    def add(self, run: Run, periods: Periods) -> None:
+    def add(self, run: RunPieces, periods: Periods) -> None:
         """Count the resources of a run, and the CPUs it waited for while eligible.
 
         Args:
@@ -276,7 +276,7 @@ class Capacity:
                     if gpus:
                         self.gpus.allocated.add(since, since + seconds, gpus)
 
-    def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
+    def _is_reserved(self, piece: RunPiece, begin: int, end: int) -> bool:
         """Return whether the piece ran within a reservation that is already counted."""
         return any(
             since < max(end, begin + 1) and begin < until
@@ -285,18 +285,18 @@ class Capacity:
 
 
 @lru_cache(maxsize=4096)
-def _kind(state: str) -> _Kind:
+def _classify_node_state(state: str) -> _Kind:
     """Return what a node's time counts as; "" while it is in service."""
     if _MAINTAINED in parse_node_state(state)[1]:
         return "maintained"  # its reservation is counted
-    if is_put_away(state):
+    if is_planned_down(state):
         return "planned_down"
-    return "down" if is_down(state) else ""
+    return "down" if is_node_down(state) else ""
 
 
-def names_of(reservation: ReservationSpan) -> list[str]:
+def expand_reservation_nodes(reservation: ReservationSpan) -> list[str]:
     """Return the node names of a reservation; none if it reserves cores or licenses only."""
     try:
-        return expand(reservation.nodes)
+        return expand_nodelist(reservation.nodes)
     except NodeListError:
         return []  # of cores, or of licenses alone

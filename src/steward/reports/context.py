@@ -1,28 +1,28 @@
 """Report context: reads jobs and node history for report actions, and checks permissions.
 
-:class:`ReportsRoom` resolves clusters, time zones and the jobs a user may see, reads runs from the
-job records (through the accounting context) and opens the node history.
+:class:`ReportsContext` resolves clusters, time zones and the jobs a user may see, reads runs from
+the job records (through the accounting context) and opens the node history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
-from steward.accounting.context import AccountingRoom
-from steward.accounting.sacct.sources import books
-from steward.core.access import Access, Asker, Scope
+from steward.accounting.context import AccountingContext
+from steward.accounting.sacct.sources import open_books
+from steward.core.access import Access, Asker, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.jobs.line_queries import LineFilter
-from steward.reports.history.reader import HistoryReader, history_of
+from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import Period, ReportRequest
-from steward.reports.runs import Run, runs
-from steward.slurm.times import zone_called
+from steward.reports.runs import RunPieces, read_runs
+from steward.slurm.times import load_zone
 
 
-class ReportsRoom:
+class ReportsContext:
     """Context of the report actions. Not thread-safe: use one instance per thread.
 
     Args:
@@ -37,7 +37,7 @@ class ReportsRoom:
         self.settings = settings
         self.access = access
         self.now = now
-        self.books = AccountingRoom(settings, access=access, now=now)
+        self.books = AccountingContext(settings, access=access, now=now)
 
     def clusters(self, request: ReportRequest) -> tuple[str, ...]:
         """Return the requested clusters, or all if the request names none.
@@ -55,25 +55,25 @@ class ReportsRoom:
             TimeError: The zone does not exist.
         """
         name = request.zone or self.books.zone(clusters[0])
-        return name, zone_called(name)
+        return name, load_zone(name)
 
-    def scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, Scope]:
+    def scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, VisibleJobs]:
         """Return the jobs to count, by cluster: all for operators, else those the user may see."""
         return {name: self._scope(asker, name) for name in clusters}
 
-    def _scope(self, asker: Asker, cluster: str) -> Scope:
+    def _scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         if self.access.is_operator(asker, cluster):
-            return Scope(everything=True)
-        return Scope(uid=asker.uid, accounts=self.access.led(asker, cluster))
+            return VisibleJobs(everything=True)
+        return VisibleJobs(uid=asker.uid, accounts=self.access.led(asker, cluster))
 
     def runs(
         self,
         request: ReportRequest,
         clusters: Sequence[str],
-        scopes: dict[str, Scope] | None,
+        scopes: dict[str, VisibleJobs] | None,
         periods: Sequence[Period],
         fields: int,
-    ) -> Iterator[Run]:
+    ) -> Iterator[RunPieces]:
         """Yield the runs that ran or waited in the periods.
 
         Args:
@@ -92,21 +92,21 @@ class ReportsRoom:
             uids=uids,
             accounts=tuple(account.lower() for account in request.accounts),
             partitions=request.partitions,
-            since_us=micros(periods[0].since),
-            until_us=micros(periods[-1].until),
+            since_us=to_micros(periods[0].since),
+            until_us=to_micros(periods[-1].until),
             # Some sources do not report when a job became eligible; its usage counts all the same.
             eligible_only=False,
         )
         try:
-            source = books(self.books, wanted, duplicates=True)
+            source = open_books(self.books, wanted, duplicates=True)
         except SqliteUnavailable:
             # No job was recorded yet: an empty report, not an error.
             return iter(())
-        return runs(source, wanted, fields)
+        return read_runs(source, wanted, fields)
 
     def history(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the node history; None if there is none yet."""
-        return history_of(self.settings.state_dir)
+        return open_history(self.settings.state_dir)
 
     def close(self) -> None:
         """Close all files."""

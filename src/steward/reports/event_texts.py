@@ -1,8 +1,8 @@
 """Event descriptions: turn an event into short texts for the command line and the web pages.
 
-:func:`words` returns an :class:`EventWords` with subject ("partition main"), change ("IDLE ->
-DOWN"), reason and source. It accepts events from the journal and events decoded from a reply, whose
-body is plain values.
+:func:`describe_event` returns an :class:`EventDescription` with subject ("partition main"), change
+("IDLE -> DOWN"), reason and source. It accepts events from the journal and events decoded from a
+reply, whose body is plain values.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from steward.core.events import (
     ReservationState,
     RuleExecution,
 )
-from steward.reports.events import EventTold
+from steward.reports.events import EventItem
 
 
-class EventWords(msgspec.Struct, frozen=True, kw_only=True):
+class EventDescription(msgspec.Struct, frozen=True, kw_only=True):
     """An event described in short texts.
 
     Attributes:
@@ -42,21 +42,21 @@ class EventWords(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
-def words(event: EventTold) -> EventWords:
+def describe_event(event: EventItem) -> EventDescription:
     """Describe an event in short texts."""
-    body = _body(event)
-    subject, name = _subject(event.kind, body)
-    return EventWords(
+    body = _decode_event_body(event)
+    subject, name = _describe_subject(event.kind, body)
+    return EventDescription(
         subject=subject,
-        what=_what(body),
-        why=_why(body),
+        what=_describe_change(body),
+        why=_describe_reason(body),
         source=getattr(body, "source", event.source),
         failed=getattr(body, "failed", False),
         name=name,
     )
 
 
-def _body(event: EventTold) -> Any:
+def _decode_event_body(event: EventItem) -> Any:
     """Return the event's body as its Struct; replies carry it as plain values."""
     kind = BODIES.get(event.kind)
     if kind is None or isinstance(event.body, kind):
@@ -64,7 +64,7 @@ def _body(event: EventTold) -> Any:
     return msgspec.convert(event.body, kind)
 
 
-def _subject(kind: str, body: Any) -> tuple[str, str]:
+def _describe_subject(kind: str, body: Any) -> tuple[str, str]:
     if isinstance(body, NodeState):
         return body.node, body.node
     if isinstance(body, PartitionState):
@@ -82,7 +82,7 @@ def _subject(kind: str, body: Any) -> tuple[str, str]:
     return kind, ""
 
 
-def _what(body: Any) -> str:
+def _describe_change(body: Any) -> str:
     if isinstance(body, NodeState | PartitionState | ReservationState):
         is_same = body.old_state in ("", body.state)
         return body.state if is_same else f"{body.old_state} -> {body.state}"
@@ -97,7 +97,7 @@ def _what(body: Any) -> str:
     return str(body.record.state) if isinstance(body, JobFacts) else ""
 
 
-def _why(body: Any) -> str:
+def _describe_reason(body: Any) -> str:
     if isinstance(body, NodeState):
         who = f" [{body.reason_user}]" if body.reason_user else ""
         return f"{body.reason}{who}" if body.reason else ""

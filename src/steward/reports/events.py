@@ -4,7 +4,7 @@ Node, partition and reservation states follow PrivateData, as Slurm's own comman
 events of jobs whose records they may see, and coordinators those of their accounts; operators see
 all. Events that the journal has trimmed are gone; ``history.events`` keeps states longer.
 
-:class:`EventsRoom` is the context and decides visibility; :class:`EventTold` is an event in a
+:class:`EventsContext` is the context and decides visibility; :class:`EventItem` is an event in a
 reply, used by ``history.events`` too.
 """
 
@@ -34,27 +34,27 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.journal.reader import JournalReader
-from steward.slurm.nodelists import expand
-from steward.slurm.times import parse_time, zone_called
+from steward.slurm.nodelists import expand_nodelist
+from steward.slurm.times import load_zone, parse_time
 
-STATES: Final = (
+DEFAULT_KINDS: Final = (
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
     *(BANK_THRESHOLD, RULE_EXECUTION),
 )
 """Kinds of events that are listed if a request names none."""
 
-_MOST: Final = 10_000
-_STEP: Final = 500
-PRIVATE: Final = {
+_MAX_EVENTS: Final = 10_000
+_READ_BATCH: Final = 500
+PRIVATE_DATA_WORDS: Final = {
     NODE_STATE: "nodes",
     PARTITION_STATE: "partitions",
     RESERVATION_STATE: "reservations",
 }
 """The PrivateData keyword that hides a kind of event."""
-_PUBLIC: Final = frozenset({CONTROLLER_STATE})
+_PUBLIC_KINDS: Final = frozenset({CONTROLLER_STATE})
 
 
-class EventsRoom:
+class EventsContext:
     """Context of the event actions.
 
     Args:
@@ -76,10 +76,10 @@ class EventsRoom:
 
     def shows(self, asker: Asker, event: Event) -> bool:
         """Return whether the user may see an event."""
-        word = PRIVATE.get(event.kind)
+        word = PRIVATE_DATA_WORDS.get(event.kind)
         if word is not None:
             return self._access.may_see_all(asker, event.cluster, word)
-        if event.kind in _PUBLIC or self._access.is_operator(asker, event.cluster):
+        if event.kind in _PUBLIC_KINDS or self._access.is_operator(asker, event.cluster):
             return True
         if isinstance(event.body, JobFacts):
             record = event.body.record
@@ -115,7 +115,7 @@ class EventsRequest(Request, frozen=True, kw_only=True):
     limit: int = 50
 
 
-class EventTold(msgspec.Struct, frozen=True, kw_only=True):
+class EventItem(msgspec.Struct, frozen=True, kw_only=True):
     """An event in a reply; the fields are those of :class:`steward.core.events.Event`."""
 
     id: int
@@ -128,9 +128,9 @@ class EventTold(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
 
 
-def told(event: Event) -> EventTold:
+def make_event_item(event: Event) -> EventItem:
     """Convert a journal event to its form in a reply."""
-    return EventTold(
+    return EventItem(
         id=event.id,
         kind=event.kind,
         cluster=event.cluster,
@@ -142,7 +142,7 @@ def told(event: Event) -> EventTold:
     )
 
 
-class EventsAnswer(Answer, frozen=True, kw_only=True):
+class EventsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``events.list``: events, oldest first.
 
     Attributes:
@@ -150,36 +150,38 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
         position: Journal position to continue from: pass it as ``after``.
     """
 
-    events: tuple[EventTold, ...]
+    events: tuple[EventItem, ...]
     position: int
 
 
-def _list(room: EventsRoom, asker: Asker, request: EventsRequest) -> EventsAnswer:
+def _list_journal_events(room: EventsContext, asker: Asker, request: EventsRequest) -> EventsReply:
     """List journal events that match the request and that the user may see."""
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
-        kinds = ", ".join((*STATES, JOB_STATE, JOB_END))
+        kinds = ", ".join((*DEFAULT_KINDS, JOB_STATE, JOB_END))
         raise UsageError(f"there is no kind {min(unknown)!r}: among the kinds are {kinds}")
-    limit = max(1, min(request.limit, _MOST))
-    chosen = _chosen(room, asker, request)
+    limit = max(1, min(request.limit, _MAX_EVENTS))
+    chosen = _make_event_filter(room, asker, request)
     reader = room.reader()
     try:
         head = reader.head()
         if request.after is None:
-            found, position = _newest(reader, request, chosen, limit, head), head
+            found, position = _read_newest_events(reader, request, chosen, limit, head), head
         else:
-            found, position = _behind(reader, request, chosen, limit, head)
+            found, position = _read_events_after(reader, request, chosen, limit, head)
     finally:
         reader.close()
-    return EventsAnswer(events=tuple(map(told, found)), position=position)
+    return EventsReply(events=tuple(map(make_event_item, found)), position=position)
 
 
-def _chosen(room: EventsRoom, asker: Asker, request: EventsRequest) -> Callable[[Event], bool]:
+def _make_event_filter(
+    room: EventsContext, asker: Asker, request: EventsRequest
+) -> Callable[[Event], bool]:
     """Make a filter for the events of a request that the user may see."""
-    zone, now = zone_called(request.zone), room.now()
+    zone, now = load_zone(request.zone), room.now()
     since = parse_time(request.since, now, zone) if request.since else None
     until = parse_time(request.until, now, zone) if request.until else None
-    nodes = frozenset(expand(request.nodes)) if request.nodes else None
+    nodes = frozenset(expand_nodelist(request.nodes)) if request.nodes else None
 
     def is_chosen(event: Event) -> bool:
         body = event.body
@@ -196,11 +198,11 @@ def _chosen(room: EventsRoom, asker: Asker, request: EventsRequest) -> Callable[
     return is_chosen
 
 
-def _kinds(request: EventsRequest) -> Iterable[str]:
-    return frozenset(request.kinds or STATES)
+def _get_requested_kinds(request: EventsRequest) -> Iterable[str]:
+    return frozenset(request.kinds or DEFAULT_KINDS)
 
 
-def _behind(
+def _read_events_after(
     reader: JournalReader,
     request: EventsRequest,
     chosen: Callable[[Event], bool],
@@ -212,7 +214,7 @@ def _behind(
     position = request.after if request.after is not None and request.after <= head else 0
     found: list[Event] = []
     while position < head and len(found) < limit:
-        events, upto = reader.read(position, _kinds(request), _STEP)
+        events, upto = reader.read(position, _get_requested_kinds(request), _READ_BATCH)
         for event in events:
             if chosen(event):
                 found.append(event)
@@ -222,7 +224,7 @@ def _behind(
     return found, position
 
 
-def _newest(
+def _read_newest_events(
     reader: JournalReader,
     request: EventsRequest,
     chosen: Callable[[Event], bool],
@@ -230,19 +232,19 @@ def _newest(
     head: int,
 ) -> list[Event]:
     """Return the last matching events, reading backwards in steps that double in size."""
-    oldest, span = reader.oldest(), _STEP
+    oldest, span = reader.oldest(), _READ_BATCH
     found: list[Event] = []
     end = head
     while end >= oldest > 0 and len(found) < limit:
         begin = max(oldest - 1, end - span)
-        found = _between(reader, request, chosen, begin, end) + found
+        found = _read_events_between(reader, request, chosen, begin, end) + found
         end, span = begin, span * 2
         if end < oldest:
             break
     return found[-limit:]
 
 
-def _between(
+def _read_events_between(
     reader: JournalReader,
     request: EventsRequest,
     chosen: Callable[[Event], bool],
@@ -252,7 +254,7 @@ def _between(
     """Return the matching events between two positions."""
     found: list[Event] = []
     while after < upto:
-        events, reached = reader.read(after, _kinds(request), _STEP)
+        events, reached = reader.read(after, _get_requested_kinds(request), _READ_BATCH)
         found += [event for event in events if event.id <= upto and chosen(event)]
         if reached <= after:
             break
@@ -265,8 +267,8 @@ ACTIONS = (
         name="events.list",
         help="What happened.",
         request=EventsRequest,
-        answer=EventsAnswer,
-        run=_list,
+        answer=EventsReply,
+        run=_list_journal_events,
         only_reads=True,
     ),
 )

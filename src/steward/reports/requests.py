@@ -4,8 +4,9 @@ Amounts are seconds of a CPU, GPU or node: one hour of four CPUs is 14,400 ``cpu
 replies are UTC.
 
 In order: one request class for each report (:class:`ReportRequest` has the common filters),
-:class:`Period`, one row class for each report, one reply class for each report, then :func:`asked`
-(resolve the requested interval) and :func:`cut` (divide it into periods).
+:class:`Period`, one row class for each report, one reply class for each report, then
+:func:`resolve_interval` (resolve the requested interval) and :func:`divide_interval` (divide it
+into periods).
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from steward.core.actions import Answer, Request
 from steward.core.errors import UsageError
 from steward.slurm.times import parse_time
 
-By = Literal["", "month", "week", "day"]
+PeriodLength = Literal["", "month", "week", "day"]
 
 
 class ReportRequest(Request, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     since: str = ""
     until: str = ""
     zone: str = ""
-    by: By = ""
+    by: PeriodLength = ""
     clusters: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class UsersRequest(ReportRequest, frozen=True, kw_only=True):
     top: int = 0
 
 
-class PartitionsRequest(ReportRequest, frozen=True, kw_only=True):
+class PartitionUsageRequest(ReportRequest, frozen=True, kw_only=True):
     """Request of ``reports.partitions``: usage and wait times by partition."""
 
 
@@ -82,7 +83,7 @@ class WaitsRequest(ReportRequest, frozen=True, kw_only=True):
     sizes: tuple[int, ...] = (2, 8, 32, 128, 512)
 
 
-class JobsRequest(ReportRequest, frozen=True, kw_only=True):
+class JobCountsRequest(ReportRequest, frozen=True, kw_only=True):
     """Request of ``reports.jobs``: number of jobs by account, size and state.
 
     Attributes:
@@ -116,7 +117,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """Common fields of report rows.
 
     Attributes:
@@ -128,7 +129,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str = ""
 
 
-class ClusterRow(Row, frozen=True, kw_only=True):
+class ClusterRow(ReportRow, frozen=True, kw_only=True):
     """CPU and GPU utilization of a cluster in a period; the parts add up to the reported total.
 
     Attributes:
@@ -166,7 +167,7 @@ class ClusterRow(Row, frozen=True, kw_only=True):
     nodes: int = 0
 
 
-class AccountRow(Row, frozen=True, kw_only=True):
+class AccountRow(ReportRow, frozen=True, kw_only=True):
     """Usage of an account, or of one user in it.
 
     Attributes:
@@ -188,7 +189,7 @@ class AccountRow(Row, frozen=True, kw_only=True):
     node_s: int = 0
 
 
-class UserRow(Row, frozen=True, kw_only=True):
+class UserRow(ReportRow, frozen=True, kw_only=True):
     """Usage of a user over all accounts, largest CPU usage first.
 
     Attributes:
@@ -211,7 +212,7 @@ class UserRow(Row, frozen=True, kw_only=True):
     node_s: int = 0
 
 
-class Waits(Row, frozen=True, kw_only=True):
+class WaitTimesRow(ReportRow, frozen=True, kw_only=True):
     """Wait times of runs that started in the period, from eligible to start.
 
     Attributes:
@@ -227,7 +228,7 @@ class Waits(Row, frozen=True, kw_only=True):
     longest_s: int | None = None
 
 
-class PartitionRow(Waits, frozen=True, kw_only=True):
+class PartitionRow(WaitTimesRow, frozen=True, kw_only=True):
     """Usage of a partition, and the wait times of its jobs."""
 
     partition: str = ""
@@ -237,7 +238,7 @@ class PartitionRow(Waits, frozen=True, kw_only=True):
     node_s: int = 0
 
 
-class WaitRow(Waits, frozen=True, kw_only=True):
+class WaitRow(WaitTimesRow, frozen=True, kw_only=True):
     """Wait times of one group of jobs.
 
     Attributes:
@@ -255,7 +256,7 @@ class WaitRow(Waits, frozen=True, kw_only=True):
     most_cpus: int = 0
 
 
-class JobsRow(Row, frozen=True, kw_only=True):
+class JobCountsRow(ReportRow, frozen=True, kw_only=True):
     """Number of runs of one account, size and state in a period.
 
     Attributes:
@@ -277,7 +278,7 @@ class JobsRow(Row, frozen=True, kw_only=True):
     gpu_s: int = 0
 
 
-class WasteRow(Row, frozen=True, kw_only=True):
+class WasteRow(ReportRow, frozen=True, kw_only=True):
     """Allocated and used CPU time, memory and time limits of a user in an account.
 
     Attributes:
@@ -311,7 +312,7 @@ class WasteRow(Row, frozen=True, kw_only=True):
     elapsed_s: int = 0
 
 
-class ReportAnswer(Answer, frozen=True, kw_only=True):
+class ReportReply(Answer, frozen=True, kw_only=True):
     """Common fields of every report reply.
 
     Attributes:
@@ -324,10 +325,10 @@ class ReportAnswer(Answer, frozen=True, kw_only=True):
     periods: tuple[Period, ...]
     zone: str
     is_all: bool = True
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
 
-class ClusterAnswer(ReportAnswer, frozen=True, kw_only=True):
+class ClusterReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.cluster``.
 
     Attributes:
@@ -339,47 +340,49 @@ class ClusterAnswer(ReportAnswer, frozen=True, kw_only=True):
     sensor: bool = False
 
 
-class AccountsAnswer(ReportAnswer, frozen=True, kw_only=True):
+class AccountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.accounts``: a total row for each account, then a row for each user."""
 
     rows: tuple[AccountRow, ...]
 
 
-class UsersAnswer(ReportAnswer, frozen=True, kw_only=True):
+class UsersReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.users``, largest usage first."""
 
     rows: tuple[UserRow, ...]
 
 
-class PartitionsAnswer(ReportAnswer, frozen=True, kw_only=True):
+class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.partitions``."""
 
     rows: tuple[PartitionRow, ...]
 
 
-class WaitsAnswer(ReportAnswer, frozen=True, kw_only=True):
+class WaitsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waits``."""
 
     rows: tuple[WaitRow, ...]
 
 
-class JobsAnswer(ReportAnswer, frozen=True, kw_only=True):
+class JobCountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.jobs``."""
 
-    rows: tuple[JobsRow, ...]
+    rows: tuple[JobCountsRow, ...]
 
 
-class WasteAnswer(ReportAnswer, frozen=True, kw_only=True):
+class WasteReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waste``, largest waste of CPU time first."""
 
     rows: tuple[WasteRow, ...]
 
 
-_MOST: Final = 1500
+_MAX_PERIODS: Final = 1500
 """Maximum number of periods in a report: four years of days."""
 
 
-def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime, datetime]:
+def resolve_interval(
+    since: str, until: str, now: datetime, zone: tzinfo
+) -> tuple[datetime, datetime]:
     """Resolve the begin and end of a requested interval to UTC. Default: yesterday.
 
     Args:
@@ -392,8 +395,10 @@ def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime
         UsageError: The interval is shorter than a second, or a time is invalid.
     """
     today = now.astimezone(zone).date()
-    begin = parse_time(since, now, zone) if since else _midnight(today - timedelta(days=1), zone)
-    midnight = _midnight(today, zone)
+    begin = (
+        parse_time(since, now, zone) if since else _find_midnight(today - timedelta(days=1), zone)
+    )
+    midnight = _find_midnight(today, zone)
     end = parse_time(until, now, zone) if until else (midnight if begin < midnight else now)
     # Slurm's times are whole seconds. Whole-second bounds lose no fraction between two periods.
     begin, end = (at.astimezone(UTC).replace(microsecond=0) for at in (begin, min(end, now)))
@@ -405,7 +410,9 @@ def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime
     return begin, end
 
 
-def cut(begin: datetime, end: datetime, by: By, zone: tzinfo) -> tuple[Period, ...]:
+def divide_interval(
+    begin: datetime, end: datetime, by: PeriodLength, zone: tzinfo
+) -> tuple[Period, ...]:
     """Divide an interval into periods; the first and the last may be shorter than the others.
 
     Args:
@@ -420,31 +427,34 @@ def cut(begin: datetime, end: datetime, by: By, zone: tzinfo) -> tuple[Period, .
     if not by:
         return (Period(since=begin, until=end),)
     found: list[Period] = []
-    day = _first(begin.astimezone(zone).date(), by)
-    for following in _firsts(day, by):
-        since, until = max(begin, _midnight(day, zone)), min(end, _midnight(following, zone))
+    day = _find_period_start(begin.astimezone(zone).date(), by)
+    for following in _iterate_period_starts(day, by):
+        since, until = (
+            max(begin, _find_midnight(day, zone)),
+            min(end, _find_midnight(following, zone)),
+        )
         if since < until:
-            found.append(Period(label=_label(day, by), since=since, until=until))
+            found.append(Period(label=_format_period_label(day, by), since=since, until=until))
         if until >= end:
             return tuple(found)
-        if len(found) > _MOST:
+        if len(found) > _MAX_PERIODS:
             break
         day = following
-    raise UsageError(f"that would be more than {_MOST} periods: ask for weeks or months", by)
+    raise UsageError(f"that would be more than {_MAX_PERIODS} periods: ask for weeks or months", by)
 
 
-def _midnight(day: date, zone: tzinfo) -> datetime:
+def _find_midnight(day: date, zone: tzinfo) -> datetime:
     return datetime.combine(day, time(), zone).astimezone(UTC)
 
 
-def _first(day: date, by: By) -> date:
+def _find_period_start(day: date, by: PeriodLength) -> date:
     """Return the first day of the month or week that contains a day."""
     if by == "month":
         return day.replace(day=1)
     return day - timedelta(days=day.weekday()) if by == "week" else day
 
 
-def _firsts(day: date, by: By) -> Iterator[date]:
+def _iterate_period_starts(day: date, by: PeriodLength) -> Iterator[date]:
     """Yield the first day of each following period."""
     while True:
         if by == "month":
@@ -454,7 +464,7 @@ def _firsts(day: date, by: By) -> Iterator[date]:
         yield day
 
 
-def _label(day: date, by: By) -> str:
+def _format_period_label(day: date, by: PeriodLength) -> str:
     """Return the label of a period that begins on a day: 2026-11, 2026-W47 or 2026-11-22."""
     if by == "month":
         return f"{day:%Y-%m}"

@@ -1,9 +1,9 @@
 """Job runs for reports: read from the job records, and divided among reporting periods.
 
-:func:`runs` yields each :data:`Run` once, as a sequence of :class:`Piece` (more than one if the job
-was resized). :class:`Periods` computes how many seconds of a piece fall into each period.
-:func:`gpus_of` and :func:`memory_of` read TRES strings. Times ending in ``_us`` are µs since the
-epoch; 0 means unknown or not yet.
+:func:`read_runs` yields each :data:`RunPieces` once, as a sequence of :class:`RunPiece` (more than
+one if the job was resized). :class:`Periods` computes how many seconds of a piece fall into each
+period. :func:`count_gpus` and :func:`parse_memory_bytes` read TRES strings. Times ending in ``_us``
+are µs since the epoch; 0 means unknown or not yet.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from steward.accounting.sacct.sources import Source
+from steward.accounting.sacct.sources import LineSource
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.slurm.tres import parse_tres
 
@@ -20,7 +20,7 @@ _GPU: Final = "gres/gpu"
 _MIB: Final = 1 << 20
 
 
-class Piece(NamedTuple):
+class RunPiece(NamedTuple):
     """A run, or the part of a resized run that had one size; fields are named as in job lines."""
 
     cluster: str
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     @property
     def gpus(self) -> int:
         """Return the number of allocated GPUs."""
-        return gpus_of(self.tres_allocated)
+        return count_gpus(self.tres_allocated)
 
     @property
     def is_run(self) -> bool:
@@ -62,27 +62,28 @@ class Piece(NamedTuple):
         return not self.piece_us
 
 
-_TEXTS: Final = frozenset(
-    name for name, kind in Piece.__annotations__.items() if kind is str or kind == "str"
+_TEXT_FIELDS: Final = frozenset(
+    name for name, kind in RunPiece.__annotations__.items() if kind is str or kind == "str"
 )
 
-ALL: Final = len(Piece._fields)
-WITHOUT_USED: Final = Piece._fields.index("user_us")
+ALL_FIELDS: Final = len(RunPiece._fields)
+FIELDS_WITHOUT_USE: Final = RunPiece._fields.index("user_us")
 """Number of leading fields without a run's measured use, which only the waste report needs."""
-OF_CAPACITY: Final = Piece._fields.index("account")
+CAPACITY_FIELDS: Final = RunPiece._fields.index("account")
 """Number of leading fields that tell what a run occupied and when, but not for whom."""
 
 _COLUMNS: Final = tuple(
-    f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
+    f"coalesce(\"{name}\", '')" if name in _TEXT_FIELDS else f'"{name}"'
+    for name in RunPiece._fields
 )
-_OF_RUN: Final = slice(1, 5)
+_RUN_KEY: Final = slice(1, 5)
 """Columns of a row that identify its run: after the row mark, before the piece number."""
 
-Run = Sequence[Piece]
+RunPieces = Sequence[RunPiece]
 """The pieces of one run, in order of start."""
 
 
-def runs(source: Source, wanted: LineFilter, fields: int) -> Iterator[Run]:
+def read_runs(source: LineSource, wanted: LineFilter, fields: int) -> Iterator[RunPieces]:
     """Yield the runs that match a filter, each once.
 
     Args:
@@ -91,25 +92,25 @@ def runs(source: Source, wanted: LineFilter, fields: int) -> Iterator[Run]:
         fields: Number of leading fields to read; the others are None. Reading fields takes longer
             than counting runs.
     """
-    pieces: list[Piece] = []
+    pieces: list[RunPiece] = []
     key: tuple[object, ...] = ()
-    make, unread = Piece._make, (None,) * (ALL - fields)
+    make, unread = RunPiece._make, (None,) * (ALL_FIELDS - fields)
     for batch in source.rows(wanted, _COLUMNS[:fields], steps=False):
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue
             # Rows are ordered by cluster, job and run: the pieces of a run follow each other.
-            own = row[_OF_RUN]
+            own = row[_RUN_KEY]
             if own != key:
                 if pieces:
-                    yield _in_order(pieces)
+                    yield _sort_pieces(pieces)
                 pieces, key = [], own
             pieces.append(make(row[1:] + unread))
     if pieces:
-        yield _in_order(pieces)
+        yield _sort_pieces(pieces)
 
 
-def _in_order(pieces: list[Piece]) -> Run:
+def _sort_pieces(pieces: list[RunPiece]) -> RunPieces:
     if len(pieces) > 1:
         pieces.sort(key=lambda piece: (piece.start_us or piece.end_us, piece.piece_us))
     return pieces
@@ -132,7 +133,7 @@ class Periods:
         number = bisect_right(self._bounds, at_us) - 1
         return number if 0 <= number < self.count else None
 
-    def of_end(self, run: Run) -> int | None:
+    def of_end(self, run: RunPieces) -> int | None:
         """Return the index of the period in which a started run ended; None if there is none.
 
         A run that ends exactly at the end of a period belongs to that period, in which it ran, not
@@ -143,7 +144,7 @@ class Periods:
             return None
         return self.of(max(last.start_us, last.end_us - 1))
 
-    def tally(self, run: Run, counts: list[int]) -> None:
+    def tally(self, run: RunPieces, counts: list[int]) -> None:
         """Increment the count of each period in which the run was active."""
         if len(run) == 1:
             for number, _ in self.shares(run[0]):
@@ -152,7 +153,7 @@ class Periods:
         for number in {number for piece in run for number, _ in self.shares(piece)}:
             counts[number] += 1
 
-    def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
+    def shares(self, piece: RunPiece) -> Iterable[tuple[int, int]]:
         """Return the periods in which a piece ran, with its seconds in each, less suspended time.
 
         Slurm reports whole seconds: a piece that ended within one second ran for 0 s in one period.
@@ -173,7 +174,7 @@ class Periods:
             return ((first, (end_us - begin_us) // _US),) if begin_us < end_us else ()
         return [(number, seconds) for number, _, seconds in self._parts(piece, first, end_us)]
 
-    def spans(self, piece: Piece) -> Iterator[tuple[int, int]]:
+    def spans(self, piece: RunPiece) -> Iterator[tuple[int, int]]:
         """Yield when a piece began in each period (s since the epoch) and how many seconds it ran.
 
         Suspended time is taken off the ends, as in :meth:`shares`.
@@ -185,7 +186,7 @@ class Periods:
         for _, begin_us, seconds in self._parts(piece, first, end_us):
             yield begin_us // _US, seconds
 
-    def _parts(self, piece: Piece, first: int, end_us: int) -> Iterator[tuple[int, int, int]]:
+    def _parts(self, piece: RunPiece, first: int, end_us: int) -> Iterator[tuple[int, int, int]]:
         """Yield for each period its number, when the piece began in it (µs), and its seconds."""
         bounds = self._bounds
         lasted_us = max(1, (piece.end_us or end_us) - piece.start_us)
@@ -200,7 +201,7 @@ class Periods:
 
 
 @lru_cache(maxsize=8192)
-def gpus_of(text: str) -> int:
+def count_gpus(text: str) -> int:
     """Return the number of GPUs in a TRES string; typed ones if only those are counted."""
     if _GPU not in text:
         return 0
@@ -210,6 +211,6 @@ def gpus_of(text: str) -> int:
 
 
 @lru_cache(maxsize=8192)
-def memory_of(text: str) -> int:
+def parse_memory_bytes(text: str) -> int:
     """Return the memory in a TRES string, in bytes; 0 if it names none."""
     return parse_tres(text).get("mem", 0) * _MIB

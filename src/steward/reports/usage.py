@@ -1,9 +1,9 @@
 """Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
 
 One function for each report takes :mod:`steward.reports.runs` and :class:`Periods` and returns rows
-of :mod:`steward.reports.requests`: :func:`accounts`, :func:`users`, :func:`partitions`,
-:func:`waits`, :func:`jobs`, :func:`waste`. ``reports.actions`` calls them. Resource sums are
-seconds of a CPU, GPU or node.
+of :mod:`steward.reports.requests`: :func:`report_accounts`, :func:`report_users`,
+:func:`report_partitions`, :func:`report_waits`, :func:`report_job_counts`, :func:`report_waste`.
+``reports.actions`` calls them. Resource sums are seconds of a CPU, GPU or node.
 """
 
 from bisect import bisect_right
@@ -13,18 +13,25 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.reports.requests import AccountRow, JobsRow, PartitionRow, UserRow, WaitRow, WasteRow
-from steward.reports.runs import Periods, Piece, Run, memory_of
+from steward.reports.requests import (
+    AccountRow,
+    JobCountsRow,
+    PartitionRow,
+    UserRow,
+    WaitRow,
+    WasteRow,
+)
+from steward.reports.runs import Periods, RunPiece, RunPieces, parse_memory_bytes
 from steward.slurm.job_states import FINISHED
 
 _US: Final = 1_000_000
-_DONE: Final = "COMPLETED"
+_SUCCESS_STATE: Final = "COMPLETED"
 
-Key = tuple[Any, ...]
-Size = tuple[int, int]
+GroupKey = tuple[Any, ...]
+SizeClass = tuple[int, int]
 
 
-class Sum(msgspec.Struct):
+class UsageSum(msgspec.Struct):
     """Number of runs and resource seconds of one group in one period."""
 
     jobs: int = 0
@@ -32,7 +39,7 @@ class Sum(msgspec.Struct):
     gpu_s: int = 0
     node_s: int = 0
 
-    def add(self, piece: Piece, seconds: int) -> None:
+    def add(self, piece: RunPiece, seconds: int) -> None:
         """Add the resources of a piece for a number of seconds."""
         self.cpu_s += piece.cpus * seconds
         self.gpu_s += piece.gpus * seconds
@@ -49,9 +56,9 @@ class Sum(msgspec.Struct):
         }
 
 
-def summed(
-    runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
-) -> dict[tuple[int, Key], Sum]:
+def sum_usage(
+    runs: Iterable[RunPieces], periods: Periods, key_of: Callable[[RunPiece], GroupKey]
+) -> dict[tuple[int, GroupKey], UsageSum]:
     """Sum the resources of runs by period and group.
 
     Args:
@@ -59,7 +66,7 @@ def summed(
         periods: The periods to count them in.
         key_of: Returns the group of a piece.
     """
-    found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
+    found: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
     for run in runs:
         if len(run) == 1:
             piece = run[0]
@@ -68,7 +75,7 @@ def summed(
                 one.jobs += 1
                 one.add(piece, seconds)
             continue
-        counted: set[tuple[int, Key]] = set()
+        counted: set[tuple[int, GroupKey]] = set()
         for piece in run:
             key = key_of(piece)
             for period, seconds in periods.shares(piece):
@@ -81,10 +88,10 @@ def summed(
     return found
 
 
-def accounts(runs: Iterable[Run], periods: Periods) -> list[AccountRow]:
+def report_accounts(runs: Iterable[RunPieces], periods: Periods) -> list[AccountRow]:
     """Report usage by account: a total row for each account, then its users, largest first."""
-    by_user = summed(runs, periods, lambda one: (one.cluster, one.account, one.user, one.uid))
-    whole: dict[tuple[int, str, str], Sum] = defaultdict(Sum)
+    by_user = sum_usage(runs, periods, lambda one: (one.cluster, one.account, one.user, one.uid))
+    whole: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
     for (period, (cluster, account, _, _)), one in by_user.items():
         total = whole[period, cluster, account]
         total.jobs += one.jobs
@@ -112,13 +119,13 @@ def accounts(runs: Iterable[Run], periods: Periods) -> list[AccountRow]:
     return [row for _, row in sorted([*heads, *rows], key=lambda one: one[0])]
 
 
-class _Person(Sum):
+class _UserSum(UsageSum):
     accounts: set[str] = msgspec.field(default_factory=set)
     completed: int = 0
     failed: int = 0
 
 
-def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
+def report_users(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[UserRow]:
     """Report usage by user over all accounts, largest first.
 
     Args:
@@ -126,7 +133,7 @@ def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
         periods: The periods to count them in.
         top: Number of users for each cluster and period; 0 for all.
     """
-    found: dict[tuple[int, str, str, int | None], _Person] = defaultdict(_Person)
+    found: dict[tuple[int, str, str, int | None], _UserSum] = defaultdict(_UserSum)
     for run in runs:
         counted: set[int] = set()
         for piece in run:
@@ -140,8 +147,8 @@ def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
         last, ended = run[-1], periods.of_end(run)
         if ended is not None and last.state in FINISHED:
             one = found[ended, last.cluster, last.user, last.uid]
-            one.completed += last.state == _DONE
-            one.failed += last.state != _DONE
+            one.completed += last.state == _SUCCESS_STATE
+            one.failed += last.state != _SUCCESS_STATE
     rows = [
         UserRow(
             period=period,
@@ -156,10 +163,10 @@ def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
         for (period, cluster, user, uid), one in found.items()
     ]
     rows.sort(key=lambda row: (row.period, row.cluster, -row.cpu_s, row.user))
-    return _first(rows, top)
+    return _limit_rows(rows, top)
 
 
-def _first(rows: list[Any], top: int) -> list[Any]:
+def _limit_rows(rows: list[Any], top: int) -> list[Any]:
     """Return the first rows of each period and cluster; all if ``top`` is 0."""
     seen: dict[tuple[int, str], int] = defaultdict(int)
     kept = []
@@ -170,11 +177,11 @@ def _first(rows: list[Any], top: int) -> list[Any]:
     return kept
 
 
-def waited(
-    runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
-) -> dict[tuple[int, Key], list[int]]:
+def collect_wait_times(
+    runs: Iterable[RunPieces], periods: Periods, key_of: Callable[[RunPiece], GroupKey]
+) -> dict[tuple[int, GroupKey], list[int]]:
     """Collect the wait times of runs that started in a period, in seconds, sorted, by group."""
-    found: dict[tuple[int, Key], list[int]] = defaultdict(list)
+    found: dict[tuple[int, GroupKey], list[int]] = defaultdict(list)
     for run in runs:
         first = run[0]
         period = periods.of(first.start_us) if first.start_us else None
@@ -186,7 +193,7 @@ def waited(
     return found
 
 
-def _spread(waits: Sequence[int]) -> dict[str, int]:
+def _summarize_wait_times(waits: Sequence[int]) -> dict[str, int]:
     """Return count, median, 90th percentile and maximum of sorted wait times; {} for none."""
     if not waits:
         return {}
@@ -198,31 +205,31 @@ def _spread(waits: Sequence[int]) -> dict[str, int]:
     }
 
 
-def partitions(runs: Iterable[Run], periods: Periods) -> list[PartitionRow]:
+def report_partitions(runs: Iterable[RunPieces], periods: Periods) -> list[PartitionRow]:
     """Report usage and wait times by partition."""
 
-    def key(one: Piece) -> Key:
+    def key(one: RunPiece) -> GroupKey:
         return one.cluster, one.partition
 
     every = list(runs)
-    used, waits = summed(every, periods, key), waited(every, periods, key)
+    used, waits = sum_usage(every, periods, key), collect_wait_times(every, periods, key)
     return [
         PartitionRow(
             period=period,
             cluster=cluster,
             partition=partition,
-            **used.get((period, (cluster, partition)), Sum()).amounts,
-            **_spread(waits.get((period, (cluster, partition)), ())),
+            **used.get((period, (cluster, partition)), UsageSum()).amounts,
+            **_summarize_wait_times(waits.get((period, (cluster, partition)), ())),
         )
         for period, (cluster, partition) in sorted({*used, *waits})
     ]
 
 
-def sizes_of(bounds: Sequence[int]) -> Callable[[Piece], Size]:
+def make_size_classifier(bounds: Sequence[int]) -> Callable[[RunPiece], SizeClass]:
     """Make a function that returns a run's size class: least and most CPUs, 0 for unbounded."""
     parts = sorted({bound for bound in bounds if bound > 0})
 
-    def size(piece: Piece) -> Size:
+    def size(piece: RunPiece) -> SizeClass:
         number = bisect_right(parts, piece.cpus or piece.requested_cpus)
         least = parts[number - 1] if number else 0
         return least, parts[number] - 1 if number < len(parts) else 0
@@ -230,19 +237,19 @@ def sizes_of(bounds: Sequence[int]) -> Callable[[Piece], Size]:
     return size
 
 
-def waits(
-    runs: Iterable[Run], periods: Periods, group: str, bounds: Sequence[int]
+def report_waits(
+    runs: Iterable[RunPieces], periods: Periods, group: str, bounds: Sequence[int]
 ) -> list[WaitRow]:
     """Report wait times by partition and by the requested group."""
-    size = sizes_of(bounds)
-    kinds: dict[str, Callable[[Piece], tuple[str, str, Size]]] = {
+    size = make_size_classifier(bounds)
+    kinds: dict[str, Callable[[RunPiece], tuple[str, str, SizeClass]]] = {
         "": lambda _one: ("", "", (0, 0)),
         "size": lambda one: ("", "", size(one)),
         "account": lambda one: (one.account, "", (0, 0)),
         "user": lambda one: ("", one.user, (0, 0)),
     }
     kind = kinds[group]
-    found = waited(runs, periods, lambda one: (one.cluster, one.partition, *kind(one)))
+    found = collect_wait_times(runs, periods, lambda one: (one.cluster, one.partition, *kind(one)))
     return [
         WaitRow(
             period=period,
@@ -252,20 +259,24 @@ def waits(
             user=user,
             least_cpus=least,
             most_cpus=most,
-            **_spread(found[period, (cluster, partition, account, user, (least, most))]),
+            **_summarize_wait_times(
+                found[period, (cluster, partition, account, user, (least, most))]
+            ),
         )
         for period, (cluster, partition, account, user, (least, most)) in sorted(found)
     ]
 
 
-def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[JobsRow]:
+def report_job_counts(
+    runs: Iterable[RunPieces], periods: Periods, bounds: Sequence[int]
+) -> list[JobCountsRow]:
     """Count runs by account, size and state.
 
     A run that ended before it started counts in the period of its end, and one that ended within a
     second where it ran: a count of failures must include both.
     """
-    size = sizes_of(bounds)
-    found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
+    size = make_size_classifier(bounds)
+    found: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
     for run in runs:
         counted: set[int] = set()
         last = run[-1]
@@ -281,7 +292,7 @@ def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[J
             if ended is not None:
                 found[ended, (last.cluster, last.account, size(last), last.state)].jobs += 1
     return [
-        JobsRow(
+        JobCountsRow(
             period=period,
             cluster=cluster,
             account=account,
@@ -298,7 +309,7 @@ def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[J
     ]
 
 
-class _Waste(msgspec.Struct):
+class _WasteSum(msgspec.Struct):
     """Sums of a :class:`WasteRow`; used CPU time is still in µs."""
 
     jobs: int = 0
@@ -320,7 +331,7 @@ class _Waste(msgspec.Struct):
         return {"used_cpu_s": fields.pop("used_us") // _US, **fields}
 
 
-def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
+def report_waste(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[WasteRow]:
     """Report allocated and unused resources of runs that ended, largest CPU waste first.
 
     Args:
@@ -328,7 +339,7 @@ def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
         periods: A run counts in the period of its end.
         top: Number of users for each cluster and period; 0 for all.
     """
-    found: dict[tuple[int, str, str, str, int | None], _Waste] = defaultdict(_Waste)
+    found: dict[tuple[int, str, str, str, int | None], _WasteSum] = defaultdict(_WasteSum)
     for run in runs:
         last, period = run[-1], periods.of_end(run)
         if period is None:
@@ -348,13 +359,13 @@ def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
         for (period, cluster, account, user, uid), one in found.items()
     ]
     rows.sort(key=lambda row: (row.period, row.cluster, row.used_cpu_s - row.cpu_s, row.user))
-    return _first(rows, top)
+    return _limit_rows(rows, top)
 
 
-def _add_waste(one: _Waste, run: Run) -> None:
+def _add_waste(one: _WasteSum, run: RunPieces) -> None:
     """Add a run's allocated and used resources to the sums."""
     lasted_s = 0
-    used = [_cpu_used_us(piece) for piece in run]
+    used = [_get_used_cpu_us(piece) for piece in run]
     is_measured = any(known is not None for known in used)
     one.measured += is_measured
     is_remembered = False
@@ -364,7 +375,7 @@ def _add_waste(one: _Waste, run: Run) -> None:
         if is_measured:
             one.cpu_s += piece.cpus * elapsed_s
             one.used_us += used_us or 0
-        asked, most = _memory(piece)
+        asked, most = _estimate_memory(piece)
         if asked and most is not None:
             is_remembered = True
             one.memory_byte_s += asked * elapsed_s
@@ -377,7 +388,7 @@ def _add_waste(one: _Waste, run: Run) -> None:
         one.elapsed_s += lasted_s
 
 
-def _cpu_used_us(piece: Piece) -> int | None:
+def _get_used_cpu_us(piece: RunPiece) -> int | None:
     """Return the known CPU time: of the tasks, or of the cgroups if larger; None if unknown."""
     known = (piece.user_us, piece.system_us, piece.cgroup_user_us)
     if all(one is None for one in known):
@@ -386,12 +397,12 @@ def _cpu_used_us(piece: Piece) -> int | None:
     return max(tasks, (piece.cgroup_user_us or 0) + (piece.cgroup_system_us or 0))
 
 
-def _memory(piece: Piece) -> tuple[int, int | None]:
+def _estimate_memory(piece: RunPiece) -> tuple[int, int | None]:
     """Return memory allocated and used at the peak, on all nodes; used is None if unknown.
 
     The peak is measured on one node; the others are assumed to use the same share.
     """
-    asked, peak = memory_of(piece.tres_allocated), piece.peak_bytes
+    asked, peak = parse_memory_bytes(piece.tres_allocated), piece.peak_bytes
     if peak is None or not asked:
         return asked, None
     there = piece.peak_allocated_bytes or asked // max(1, piece.nodes)

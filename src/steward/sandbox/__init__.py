@@ -1,14 +1,20 @@
 """Sandbox: a throwaway Slurm cluster with real daemons on one host, to try and test Steward."""
 
-from steward.sandbox.cluster import Inside, Sandbox
-from steward.sandbox.spec import SandboxError, SandboxSpec, SlurmMissing, User, default_directory
+from steward.sandbox.cluster import Sandbox, SandboxProcess
+from steward.sandbox.spec import (
+    SandboxError,
+    SandboxSpec,
+    SandboxUser,
+    SlurmMissing,
+    get_default_directory,
+)
 
 __all__ = [
-    "Inside",
     "Sandbox",
     "SandboxError",
+    "SandboxProcess",
     "SandboxSpec",
+    "SandboxUser",
     "SlurmMissing",
-    "User",
-    "default_directory",
+    "get_default_directory",
 ]

@@ -22,14 +22,14 @@ from typing import IO, Any, Final, Self
 import msgspec
 
 from steward.sandbox import keeper_client, layout, namespaces
-from steward.sandbox.init_process import Answer, Order
-from steward.sandbox.keeper_client import let_stay, report_of, wait_for_end
+from steward.sandbox.init_process import InitOrder, InitReply
+from steward.sandbox.keeper_client import detach_keeper, read_report, wait_for_end
 from steward.sandbox.spec import (
     CONTROLLER,
-    Plan,
     SandboxError,
+    SandboxPlan,
     SandboxSpec,
-    User,
+    SandboxUser,
     is_alive,
 )
 from steward.slurm.settings import ClusterSettings
@@ -37,14 +37,22 @@ from steward.slurm.settings import ClusterSettings
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0
 # The caller's variables for another Slurm must not reach this one's commands.
-_FOREIGN: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_")
+_FOREIGN_PREFIXES: Final = (
+    "SLURM_",
+    "SBATCH_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SCONTROL_",
+    "SALLOC_",
+)
 
 
-def _silent(_line: str) -> None:
+def _ignore_line(_line: str) -> None:
     pass
 
 
-class Inside(subprocess.Popen[Any]):
+class SandboxProcess(subprocess.Popen[Any]):
     """A program that runs in a sandbox.
 
     Signals go to the program itself, not to the process that enters the sandbox. The program is
@@ -67,7 +75,7 @@ class Inside(subprocess.Popen[Any]):
         """Return its process id as seen from outside; 0 if it has not begun or has ended."""
         deadline = time.monotonic() + self._begins_within_s
         while self.poll() is None and time.monotonic() < deadline:
-            children = _children(self.pid)
+            children = _list_children(self.pid)
             if children:
                 return children[0]
             time.sleep(0.005)
@@ -86,7 +94,7 @@ class Inside(subprocess.Popen[Any]):
             return  # it ended in between
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     """List the child processes of a process."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -102,7 +110,7 @@ class Sandbox:
     it up, however that ends. Create one with :meth:`up` or :meth:`load`.
     """
 
-    def __init__(self, plan: Plan, keeper: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, plan: SandboxPlan, keeper: subprocess.Popen[bytes] | None = None) -> None:
         self.plan = plan
         self._keeper = keeper
 
@@ -112,7 +120,7 @@ class Sandbox:
         spec: SandboxSpec | None = None,
         *,
         detached: bool = False,
-        say: Callable[[str], None] = _silent,
+        say: Callable[[str], None] = _ignore_line,
     ) -> Self:
         """Bring up a cluster, and wait until it is ready for jobs.
 
@@ -125,24 +133,24 @@ class Sandbox:
             SlurmMissing: This Slurm is not available.
             SandboxError: The directory is in use, or a daemon does not come up.
         """
-        plan, ports = layout.prepare(spec or SandboxSpec(), say)
+        plan, ports = layout.prepare_directory(spec or SandboxSpec(), say)
         try:
-            keeper = keeper_client.launch(plan, ports, detached=detached)
+            keeper = keeper_client.launch_keeper(plan, ports, detached=detached)
         except BaseException:
             # If interrupted here, a keeper that was started sees its pipe close.
             with contextlib.suppress(SandboxError):
-                layout.remove(plan.directory)
+                layout.remove_directory(plan.directory)
             raise
         sandbox = cls(plan, None if detached else keeper)
         try:
-            error = report_of(keeper)
+            error = read_report(keeper)
         except BaseException:
-            keeper_client.abandon(keeper, plan.directory)
+            keeper_client.abandon_keeper(keeper, plan.directory)
             raise
         if keeper.stdout is not None:
             keeper.stdout.close()
         if detached:
-            let_stay(keeper)
+            detach_keeper(keeper)
         if error:
             sandbox.down(keep=True)
             raise SandboxError(
@@ -157,7 +165,7 @@ class Sandbox:
         Raises:
             SandboxError: The directory holds no sandbox.
         """
-        return cls(layout.read(directory))
+        return cls(layout.read_plan(directory))
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +194,7 @@ class Sandbox:
         return self.plan.spool
 
     @property
-    def users(self) -> dict[str, User]:
+    def users(self) -> dict[str, SandboxUser]:
         """Return the users who can submit, by name; only the calling user without root."""
         return {user.name: user for user in self.plan.users}
 
@@ -206,12 +214,12 @@ class Sandbox:
 
     def is_up(self) -> bool:
         """Return True if its keeper and init are alive."""
-        keepers = keeper_client.keepers(self.directory)
+        keepers = keeper_client.read_keepers(self.directory)
         return keepers is not None and is_alive(keepers.init)
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of programs inside: the caller's, this cluster's, and ``env``."""
-        base = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+        base = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
         path = [os.path.join(sys.prefix, "bin"), *base.get("PATH", os.defpath).split(":")]
         # Commands of another Slurm version precede the machine's; the machine's own come last.
         path.insert(0 if self.plan.root else len(path), self.plan.slurm_bin)
@@ -235,7 +243,7 @@ class Sandbox:
         if user and user not in self.users and user not in ("root", self.plan.spec.slurm_user):
             known = ", ".join(self.users)
             raise SandboxError(f"the sandbox has no user {user!r}, only {known}", user)
-        keepers = keeper_client.keepers(self.directory)
+        keepers = keeper_client.read_keepers(self.directory)
         if keepers is None or not is_alive(keepers.init):
             raise SandboxError(f"no sandbox is up in {self.directory}", self.directory)
         init = keepers.init.pid if self.plan.contained else 0
@@ -251,14 +259,14 @@ class Sandbox:
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         **options: Any,
-    ) -> Inside:
+    ) -> SandboxProcess:
         """Start a program inside; ``options`` are those of subprocess.Popen.
 
         Raises:
             SandboxError: The sandbox is not up, or has no such user.
         """
         command = self.command(argv, user=user, cwd=cwd)
-        return Inside(command, env=self.environment(env), **options)
+        return SandboxProcess(command, env=self.environment(env), **options)
 
     def run(
         self,
@@ -324,7 +332,7 @@ class Sandbox:
         Raises:
             SandboxError: The sandbox is not up.
         """
-        return self._order(Order(do="status")).running
+        return self._order(InitOrder(do="status")).running
 
     def stop_service(self, name: str, number: int = signal.SIGTERM) -> None:
         """Send a signal to a service; after SIGTERM or SIGKILL, wait for its end.
@@ -336,7 +344,7 @@ class Sandbox:
         Raises:
             SandboxError: It is not running.
         """
-        self._order(Order(do="signal", service=name, number=number))
+        self._order(InitOrder(do="signal", service=name, number=number))
 
     def start_service(self, name: str, *arguments: str) -> None:
         """Start a service again, with additional arguments.
@@ -344,7 +352,7 @@ class Sandbox:
         Raises:
             SandboxError: It is running, or has an unknown name.
         """
-        self._order(Order(do="start", service=name, arguments=arguments))
+        self._order(InitOrder(do="start", service=name, arguments=arguments))
 
     def restart_service(self, name: str, *arguments: str) -> None:
         """Stop a service, if it runs, and start it; it may need a moment to answer.
@@ -370,9 +378,9 @@ class Sandbox:
         Raises:
             SandboxError: A line contains a line break.
         """
-        layout.change(self.plan, lines)
+        layout.change_slurm_conf(self.plan, lines)
 
-    def upgrade(self, version: str, *, say: Callable[[str], None] = _silent) -> None:
+    def upgrade(self, version: str, *, say: Callable[[str], None] = _ignore_line) -> None:
         """Switch to another version of Slurm, for commands and for daemons started from now on.
 
         Running daemons keep the old version until they are restarted, in the caller's order. Jobs
@@ -386,8 +394,8 @@ class Sandbox:
             SlurmMissing: This Slurm is not available.
             SandboxError: Root and namespaces are required, or the sandbox is not up.
         """
-        self.plan = layout.upgrade(self.plan, version, say)
-        self._order(Order(do="plan"))
+        self.plan = layout.upgrade_slurm(self.plan, version, say)
+        self._order(InitOrder(do="plan"))
 
     def kill_controller(self) -> None:
         """Kill slurmctld with SIGKILL, as a crash would."""
@@ -438,17 +446,17 @@ class Sandbox:
         Raises:
             SandboxError: Something does not end.
         """
-        keepers = keeper_client.keepers(self.directory)
+        keepers = keeper_client.read_keepers(self.directory)
         if self._keeper is not None:
-            keeper_client.end(self._keeper, keep=keep)
+            keeper_client.end_keeper(self._keeper, keep=keep)
         elif keepers is not None and is_alive(keepers.keeper):
-            keeper_client.send(keepers.keeper, signal.SIGTERM)
+            keeper_client.signal_process(keepers.keeper, signal.SIGTERM)
         if keepers is not None:
             wait_for_end(keepers)
         if not keep:
-            layout.remove(self.directory)
+            layout.remove_directory(self.directory)
 
-    def _order(self, order: Order) -> Answer:
+    def _order(self, order: InitOrder) -> InitReply:
         """Send an order to the init; return its reply."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -456,7 +464,7 @@ class Sandbox:
                 sock.connect(self.plan.control_socket)
                 sock.sendall(msgspec.json.encode(order) + b"\n")
                 with sock.makefile("rb") as stream:
-                    answer = msgspec.json.decode(stream.readline(), type=Answer)
+                    answer = msgspec.json.decode(stream.readline(), type=InitReply)
         except (OSError, msgspec.MsgspecError) as error:
             raise SandboxError(f"the sandbox does not answer: {error}", self.directory) from error
         if answer.error:

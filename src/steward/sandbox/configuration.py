@@ -13,22 +13,29 @@ from typing import Final
 
 from steward.sandbox.spec import (
     BACKUP_ADDRESS,
-    Plan,
     SandboxError,
+    SandboxPlan,
+    SandboxService,
     SandboxSpec,
-    Service,
     SlurmMissing,
 )
 
 MARIADB: Final = "mariadbd"
 SLURMDBD: Final = "slurmdbd"
-INIT: Final = "mariadb.sql"
+INIT_FILE: Final = "mariadb.sql"
 """Name of the SQL file in the sandbox's ``etc`` that MariaDB runs at its start."""
-STATEMENTS: Final = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+INIT_SQL: Final = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
 """Its content. Without it slurmdbd creates its database itself, and then waits five seconds."""
-_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+_SEARCH_PATH: Final = (
+    "/usr/local/sbin",
+    "/usr/sbin",
+    "/sbin",
+    "/usr/local/bin",
+    "/usr/bin",
+    "/bin",
+)
 # Fast options: no fsync, small files.
-_QUICK: Final = (
+_FAST_OPTIONS: Final = (
     "--innodb-log-file-size=16M",
     "--innodb-buffer-pool-size=64M",
     "--innodb-flush-method=nosync",
@@ -36,13 +43,13 @@ _QUICK: Final = (
 )
 
 
-def program(name: str) -> str:
+def find_mariadb_program(name: str) -> str:
     """Find one of MariaDB's programs.
 
     Raises:
         SlurmMissing: It is not installed.
     """
-    found = shutil.which(name, path=os.pathsep.join(_PLACES))
+    found = shutil.which(name, path=os.pathsep.join(_SEARCH_PATH))
     if found is None:
         raise SlurmMissing(
             f"{name} is not installed, which slurmdbd needs: install MariaDB "
@@ -52,64 +59,64 @@ def program(name: str) -> str:
     return found
 
 
-def service(directory: str, user: str) -> Service:
+def make_mariadb_service(directory: str, user: str) -> SandboxService:
     """Return MariaDB's service, to run as ``user``, like slurmdbd.
 
     Raises:
         SlurmMissing: It is not installed.
     """
     argv = (
-        program(MARIADB),
+        find_mariadb_program(MARIADB),
         "--no-defaults",
-        *_as(user),
+        *_get_user_option(user),
         f"--datadir={directory}/db/data",
-        f"--socket={socket_of(directory)}",
+        f"--socket={get_mariadb_socket(directory)}",
         f"--pid-file={directory}/db/pid",
         f"--tmpdir={directory}/db",
-        f"--init-file={directory}/etc/{INIT}",
+        f"--init-file={directory}/etc/{INIT_FILE}",
         "--skip-networking",
         "--performance-schema=off",
         "--max-allowed-packet=64M",
         "--innodb-lock-wait-timeout=900",  # slurmdbd requires it
-        *_QUICK,
+        *_FAST_OPTIONS,
     )
-    return Service(name=MARIADB, argv=argv, log=f"{directory}/log/{MARIADB}.log")
+    return SandboxService(name=MARIADB, argv=argv, log=f"{directory}/log/{MARIADB}.log")
 
 
-def _as(user: str) -> tuple[str, ...]:
+def _get_user_option(user: str) -> tuple[str, ...]:
     return (f"--user={user}",) if os.geteuid() == 0 else ()  # only root may become another
 
 
-def socket_of(directory: str) -> str:
+def get_mariadb_socket(directory: str) -> str:
     """Return MariaDB's socket; only the databases' user can enter its directory."""
     return f"{directory}/db/socket"
 
 
-def environment(directory: str) -> dict[str, str]:
+def make_mariadb_environment(directory: str) -> dict[str, str]:
     """Return the environment that leads MariaDB clients, such as slurmdbd, to the socket."""
-    return {"MYSQL_UNIX_PORT": socket_of(directory)}
+    return {"MYSQL_UNIX_PORT": get_mariadb_socket(directory)}
 
 
-def making(directory: str, user: str) -> tuple[str, ...]:
+def make_install_command(directory: str, user: str) -> tuple[str, ...]:
     """Return the command that creates MariaDB's system tables, in less than a second.
 
     Raises:
         SlurmMissing: It is not installed.
     """
     return (
-        program("mariadb-install-db"),
+        find_mariadb_program("mariadb-install-db"),
         "--no-defaults",
-        *_as(user),
+        *_get_user_option(user),
         f"--datadir={directory}/db/data",
         f"--tmpdir={directory}/db",
         # No password: only slurmdbd's user can reach the socket.
         "--auth-root-authentication-method=normal",
         "--skip-test-db",
-        *_QUICK,
+        *_FAST_OPTIONS,
     )
 
 
-def slurmdbd_conf_text(
+def format_slurmdbd_conf(
     *, directory: str, host: str, port: int, slurm_user: str, munge_socket: str, plugin_dir: str
 ) -> str:
     """Write the text of slurmdbd.conf.
@@ -141,7 +148,7 @@ def slurmdbd_conf_text(
     return "\n".join(lines) + "\n"
 
 
-def lines_of_slurm_conf(port: int, munge_socket: str) -> tuple[str, ...]:
+def list_accounting_lines(port: int, munge_socket: str) -> tuple[str, ...]:
     """Return the lines of slurm.conf for accounting by slurmdbd."""
     return (
         "AccountingStorageType=accounting_storage/slurmdbd",
@@ -165,7 +172,7 @@ def check_accounts(spec: SandboxSpec) -> None:
             raise SandboxError(f"{name!r} cannot be an account's name: use small letters", name)
 
 
-def peopling(plan: Plan) -> Iterator[tuple[str, ...]]:
+def list_sacctmgr_commands(plan: SandboxPlan) -> Iterator[tuple[str, ...]]:
     """Yield the sacctmgr commands that add the cluster, accounts, users and a coordinator."""
     cluster, accounts = plan.spec.cluster.lower(), ",".join(plan.spec.accounts)
     yield ("add", "cluster", cluster)
@@ -178,12 +185,12 @@ def peopling(plan: Plan) -> Iterator[tuple[str, ...]]:
     yield ("add", "coordinator", f"account={plan.spec.accounts[0]}", f"names={names[0]}")
 
 
-def node_names(spec: SandboxSpec) -> tuple[str, ...]:
+def list_node_names(spec: SandboxSpec) -> tuple[str, ...]:
     """Return the names of the virtual nodes: node1, node2 and so on."""
     return tuple(f"node{number}" for number in range(1, spec.nodes + 1))
 
 
-def backup_host(host: str) -> str:
+def get_backup_host(host: str) -> str:
     """Return the host name of the backup controller."""
     return f"{host}b"
 
@@ -207,7 +214,7 @@ def check_slurm_conf(spec: SandboxSpec) -> None:
             raise SandboxError(f"{line!r} cannot be one line of {file}", line)
 
 
-def slurm_conf_text(
+def format_slurm_conf(
     spec: SandboxSpec,
     *,
     directory: str,
@@ -233,7 +240,7 @@ def slurm_conf_text(
     lines = [
         f"ClusterName={spec.cluster}",
         f"SlurmctldHost={host}(127.0.0.1)",
-        *_lines_of_backup(spec, host),
+        *_list_backup_lines(spec, host),
         f"SlurmctldPort={ports[0]}",
         f"SlurmUser={slurm_user}",
         f"SlurmdUser={slurmd_user}",
@@ -277,13 +284,13 @@ def slurm_conf_text(
     if spec.job_submit:
         lines.append(f"JobSubmitPlugins={','.join(spec.job_submit)}")
     if spec.accounting:
-        lines += lines_of_slurm_conf(ports[-1], munge_socket)
+        lines += list_accounting_lines(ports[-1], munge_socket)
     if plugin_dir:
         lines.append(f"PluginDir={plugin_dir}")
     lines += [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
         f"CPUs={spec.cpus} RealMemory={spec.memory_mib} State=UNKNOWN"
-        for name, port in zip(node_names(spec), ports[1 : spec.nodes + 1], strict=True)
+        for name, port in zip(list_node_names(spec), ports[1 : spec.nodes + 1], strict=True)
     ]
     lines += [
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
@@ -293,8 +300,8 @@ def slurm_conf_text(
     return "\n".join(lines) + "\n"
 
 
-def _lines_of_backup(spec: SandboxSpec, host: str) -> list[str]:
+def _list_backup_lines(spec: SandboxSpec, host: str) -> list[str]:
     if not spec.backup:
         return []
     # As short as possible: Slurm queries the first controller a few times within this.
-    return [f"SlurmctldHost={backup_host(host)}({BACKUP_ADDRESS})", "SlurmctldTimeout=5"]
+    return [f"SlurmctldHost={get_backup_host(host)}({BACKUP_ADDRESS})", "SlurmctldTimeout=5"]

@@ -19,18 +19,25 @@ from typing import Final
 import msgspec
 
 from steward.sandbox import configuration, layout, namespaces
-from steward.sandbox.configuration import MARIADB, SLURMDBD, node_names, socket_of
+from steward.sandbox.configuration import MARIADB, SLURMDBD, get_mariadb_socket, list_node_names
 from steward.sandbox.namespaces import MS_BIND, MS_REC, mount
-from steward.sandbox.spec import BACKUP, BACKUP_ADDRESS, CONTROLLER, Plan, SandboxError, Service
+from steward.sandbox.spec import (
+    BACKUP_ADDRESS,
+    BACKUP_CONTROLLER,
+    CONTROLLER,
+    SandboxError,
+    SandboxPlan,
+    SandboxService,
+)
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
-_STEP_S: Final = 0.02
+_POLL_S: Final = 0.02
 _RETRY_MS: Final = 200
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class InitOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Request to the init, one JSON line on its socket.
 
     Attributes:
@@ -46,7 +53,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class InitReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply of the init.
 
     Attributes:
@@ -58,10 +65,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     running: dict[str, int] = {}
 
 
-class Init:
+class InitProcess:
     """The init process: every process of the sandbox descends from it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SandboxPlan) -> None:
         self.plan = plan
         self.running: dict[str, int] = {}
         self.ended: dict[int, int] = {}
@@ -82,7 +89,7 @@ class Init:
         signal.signal(signal.SIGTERM, self._on_end)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
-            namespaces.settle(self.plan.host)
+            namespaces.set_up_namespace(self.plan.host)
             self._etc = _mount_all(self.plan)
             self.roots.add(self.plan.root)
         else:
@@ -92,24 +99,26 @@ class Init:
         self._until(self.plan.services[-1].name, self._nodes_are_idle)
         self._listening = self._listen()
 
-    def _bring_up(self, service: Service) -> None:
+    def _bring_up(self, service: SandboxService) -> None:
         """Start a service, and wait until the next ones may start."""
         if service.name == MARIADB:
-            self._command(configuration.making(self.plan.directory, self.plan.slurm_user))
+            self._command(
+                configuration.make_install_command(self.plan.directory, self.plan.slurm_user)
+            )
         self._spawn(service)
         if service.name == "munged":
             self._until(service.name, lambda: os.path.exists(self.plan.munge_socket))
         elif service.name == MARIADB:
-            socket_path = socket_of(self.plan.directory)
+            socket_path = get_mariadb_socket(self.plan.directory)
             self._until(service.name, lambda: os.path.exists(socket_path))
         elif service.name == SLURMDBD:
-            self._until(service.name, lambda: _answers(self.plan.slurmdbd_port))
-            for words in configuration.peopling(self.plan):
+            self._until(service.name, lambda: _is_listening(self.plan.slurmdbd_port))
+            for words in configuration.list_sacctmgr_commands(self.plan):
                 self._command((f"{self.plan.slurm_bin}/sacctmgr", "-i", *words))
         elif service.name == CONTROLLER:
-            self._until(service.name, lambda: _answers(self.plan.ports[0]))
-        elif service.name == BACKUP:
-            self._until(service.name, lambda: _answers(self.plan.ports[0], BACKUP_ADDRESS))
+            self._until(service.name, lambda: _is_listening(self.plan.ports[0]))
+        elif service.name == BACKUP_CONTROLLER:
+            self._until(service.name, lambda: _is_listening(self.plan.ports[0], BACKUP_ADDRESS))
 
     def _command(self, argv: tuple[str, ...]) -> str:
         """Run a command to its end; return its output.
@@ -159,7 +168,7 @@ class Init:
     def _on_end(self, _number: int, _frame: object) -> None:
         self.asked_to_end = True
 
-    def _spawn(self, service: Service, arguments: tuple[str, ...] = ()) -> None:
+    def _spawn(self, service: SandboxService, arguments: tuple[str, ...] = ()) -> None:
         """Start a service's process with its log."""
         argv = [*service.argv, *arguments]
         env = {
@@ -211,7 +220,7 @@ class Init:
                     f"{name} is not ready after {START_TIMEOUT_S:.0f} s: {self._last_words(name)}",
                     self.plan,
                 )
-            time.sleep(_STEP_S)
+            time.sleep(_POLL_S)
 
     def _last_words(self, name: str) -> str:
         """Return the last error line in a service's log."""
@@ -229,7 +238,7 @@ class Init:
 
     def _nodes_are_idle(self) -> bool:
         # Only nodes with a slurmd: a spec may add others without one.
-        names = ",".join(node_names(self.plan.spec))
+        names = ",".join(list_node_names(self.plan.spec))
         command = f"{self.plan.slurm_bin}/sinfo"
         sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
         try:
@@ -249,15 +258,15 @@ class Init:
         with connection, connection.makefile("rwb") as stream:
             connection.settimeout(STOP_TIMEOUT_S)
             try:
-                order = msgspec.json.decode(stream.readline(), type=Order)
+                order = msgspec.json.decode(stream.readline(), type=InitOrder)
                 error = self._obey(order)
-                answer = Answer(error=error, running=self.running)
+                answer = InitReply(error=error, running=self.running)
                 stream.write(msgspec.json.encode(answer) + b"\n")
                 stream.flush()
             except (OSError, msgspec.MsgspecError):
                 return  # the client has gone or sent nonsense: no reply
 
-    def _obey(self, order: Order) -> str:
+    def _obey(self, order: InitOrder) -> str:
         """Execute an order; return the error, or ""."""
         if order.do == "status":
             return ""
@@ -278,7 +287,7 @@ class Init:
     def _take_plan(self) -> str:
         """Read the plan again; running daemons stay as they are."""
         try:
-            plan = layout.read(self.plan.directory)
+            plan = layout.read_plan(self.plan.directory)
             if self._etc is not None and plan.root and plan.root not in self.roots:
                 _enter_root(plan, self._etc)
                 self.roots.add(plan.root)
@@ -297,22 +306,24 @@ class Init:
         while self.running[name] and number in (signal.SIGTERM, signal.SIGKILL):
             if time.monotonic() > deadline:
                 return f"{name} does not end"
-            time.sleep(_STEP_S)
+            time.sleep(_POLL_S)
             self._reap()
         return ""
 
     def _stop(self) -> None:
         # slurmctld first, with time to save its state; the others need no care.
-        for name in sorted(self.running, key=lambda name: name not in (CONTROLLER, BACKUP)):
+        for name in sorted(
+            self.running, key=lambda name: name not in (CONTROLLER, BACKUP_CONTROLLER)
+        ):
             if self.running.get(name):
                 os.kill(self.running[name], signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while any(self.running.values()) and time.monotonic() < deadline:
-            time.sleep(_STEP_S)
+            time.sleep(_POLL_S)
             self._reap()
 
 
-def _answers(port: int, address: str = "127.0.0.1") -> bool:
+def _is_listening(port: int, address: str = "127.0.0.1") -> bool:
     """Return True if a TCP port accepts connections."""
     try:
         socket.create_connection((address, port), timeout=1).close()
@@ -367,7 +378,7 @@ class EtcFiles:
         return is_whole
 
 
-def _mount_all(plan: Plan) -> EtcFiles:
+def _mount_all(plan: SandboxPlan) -> EtcFiles:
     """Mount the sandbox's files over the machine's."""
     etc = EtcFiles(f"{plan.directory}/etc")
     etc.bind_into("")
@@ -376,13 +387,13 @@ def _mount_all(plan: Plan) -> EtcFiles:
         mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
     # First, so that directories bound into another root are open there, too.
     for directory in plan.opened:
-        _open(directory)
+        _open_to_all(directory)
     if plan.root:
         _enter_root(plan, etc)
     return etc
 
 
-def _enter_root(plan: Plan, etc: EtcFiles) -> None:
+def _enter_root(plan: SandboxPlan, etc: EtcFiles) -> None:
     """Mount the sandbox's users, directories and devices in another root directory."""
     etc.bind_into(plan.root)
     for name in ("dev", "sys"):
@@ -392,13 +403,13 @@ def _enter_root(plan: Plan, etc: EtcFiles) -> None:
     for directory in plan.opened:
         there = plan.root + directory
         if os.path.isdir(there) and not os.stat(there).st_mode & stat.S_IXOTH:
-            _open(there)
+            _open_to_all(there)
     inside = plan.root + plan.directory
     os.makedirs(inside, exist_ok=True)
     mount(plan.directory, inside, flags=MS_BIND)
 
 
-def _open(directory: str) -> None:
+def _open_to_all(directory: str) -> None:
     """Let all users pass through a directory, without changing it for the machine.
 
     An empty directory that can be passed but not listed is mounted over it, and each of its entries

@@ -18,8 +18,14 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.sandbox import layout, namespaces
-from steward.sandbox.init_process import Init
-from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, start_time
+from steward.sandbox.init_process import InitProcess
+from steward.sandbox.spec import (
+    KeeperProcesses,
+    ProcessId,
+    SandboxError,
+    SandboxPlan,
+    get_start_time,
+)
 
 REPORT_FD = 1
 """Descriptor on which the keeper reports, in one line, that the sandbox is up or why not."""
@@ -29,18 +35,18 @@ def main(argv: list[str]) -> NoReturn:
     """Run as ``python -m steward.sandbox.keeper DIRECTORY tied|detached``."""
     directory, manner = argv[1:3]
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all that runs inside would inherit it
-    plan = layout.read(directory)
+    plan = layout.read_plan(directory)
     if manner == "detached" and os.fork():
         os._exit(0)  # the caller waits only for this process
-    held = layout.lock(directory)
+    held = layout.lock_directory(directory)
     if held is None:
-        _report(f"error a sandbox is up in {directory} already")
+        _report_line(f"error a sandbox is up in {directory} already")
         os._exit(1)
-    code = Keeper(plan, held).run()
+    code = SandboxKeeper(plan, held).run()
     os._exit(code)
 
 
-class Keeper:
+class SandboxKeeper:
     """The process outside that keeps a sandbox alive.
 
     Standard input is a pipe that closes when the caller ends. If the caller writes to it, the
@@ -51,7 +57,7 @@ class Keeper:
         lock: Descriptor that holds the directory's lock.
     """
 
-    def __init__(self, plan: Plan, lock: int) -> None:
+    def __init__(self, plan: SandboxPlan, lock: int) -> None:
         self.plan = plan
         self.lock = lock
         self.tied = True
@@ -66,30 +72,30 @@ class Keeper:
             signal.signal(number, self._on_end)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
-            namespaces.leave(uid=os.geteuid(), gid=os.getegid())
+            namespaces.leave_namespaces(uid=os.geteuid(), gid=os.getegid())
         else:
             namespaces.adopt_orphans()
         alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
         self.init = os.fork()
         if self.init == 0:
             os.close(alive_write)
-            _be_init(self.plan, alive_read)
+            _run_init(self.plan, alive_read)
         os.close(alive_read)
         self._write_down()
-        _let_go_of(REPORT_FD)
+        _release_descriptor(REPORT_FD)
         self._wait(wake_read)
         if not self.plan.contained:
-            end_strays(self.plan)
+            kill_strays(self.plan)
         if self.tied and self._caller_is_gone():
             os.close(self.lock)
-            layout.remove(self.plan.directory)
+            layout.remove_directory(self.plan.directory)
         return 0
 
     def _write_down(self) -> None:
         """Write the process ids of keeper and init to ``keeper/pids.json``."""
-        keepers = Keepers(
-            keeper=Process(pid=os.getpid(), started=start_time(os.getpid())),
-            init=Process(pid=self.init, started=start_time(self.init)),
+        keepers = KeeperProcesses(
+            keeper=ProcessId(pid=os.getpid(), started=get_start_time(os.getpid())),
+            init=ProcessId(pid=self.init, started=get_start_time(self.init)),
         )
         path = f"{self.plan.directory}/keeper/pids.json"
         with open(f"{path}.new", "wb") as file:
@@ -135,41 +141,41 @@ class Keeper:
         self.asked_to_end = True
 
 
-def _be_init(plan: Plan, alive: int) -> NoReturn:
+def _run_init(plan: SandboxPlan, alive: int) -> NoReturn:
     """Run the init in the keeper's child; never return."""
     code = 1
     try:
         namespaces.die_with_parent(signal.SIGKILL if plan.contained else signal.SIGTERM)
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)  # the keeper ended before the call
-        init = Init(plan)
+        init = InitProcess(plan)
         init.start()
-        _report("up")
-        _let_go_of(REPORT_FD)
+        _report_line("up")
+        _release_descriptor(REPORT_FD)
         init.serve()
         code = 0
     except StewardError as error:
-        _report(f"error {error}")
+        _report_line(f"error {error}")
     except OSError as error:
-        _report(f"error {error.filename or 'the sandbox'}: {error.strerror}")
+        _report_line(f"error {error.filename or 'the sandbox'}: {error.strerror}")
     except Exception:
         traceback.print_exc()  # to the log, which the caller shows the end of
     finally:
         if not plan.contained:
-            end_strays(plan, but=os.getppid())
+            kill_strays(plan, but=os.getppid())
         os._exit(code)
 
 
-def _report(line: str) -> None:
+def _report_line(line: str) -> None:
     os.write(REPORT_FD, line.replace("\n", " ").encode(errors="replace") + b"\n")
 
 
-def _let_go_of(fd: int) -> None:
+def _release_descriptor(fd: int) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), fd)
 
 
-def end_strays(plan: Plan, but: int = 0) -> None:
+def kill_strays(plan: SandboxPlan, but: int = 0) -> None:
     """Kill every process whose environment names this sandbox's slurm.conf.
 
     Args:
@@ -182,7 +188,7 @@ def end_strays(plan: Plan, but: int = 0) -> None:
     mark = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
     spared = {os.getpid(), but}
     for _ in range(100):
-        found = [pid for pid in _processes() if pid not in spared and _is_marked(pid, mark)]
+        found = [pid for pid in _list_processes() if pid not in spared and _is_marked(pid, mark)]
         if not found:
             return
         for pid in found:
@@ -194,7 +200,7 @@ def end_strays(plan: Plan, but: int = 0) -> None:
     raise SandboxError(f"{plan.directory}: some processes cannot be ended", plan)
 
 
-def _processes() -> list[int]:
+def _list_processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -18,21 +18,28 @@ from typing import Final
 
 import msgspec
 
-from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, is_alive, start_time
+from steward.sandbox.spec import (
+    KeeperProcesses,
+    ProcessId,
+    SandboxError,
+    SandboxPlan,
+    get_start_time,
+    is_alive,
+)
 
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0
 
 
-def launch(
-    plan: Plan, ports: Sequence[socket.socket], *, detached: bool
+def launch_keeper(
+    plan: SandboxPlan, ports: Sequence[socket.socket], *, detached: bool
 ) -> subprocess.Popen[bytes]:
     """Start the keeper of a sandbox whose directory is laid out.
 
     Args:
         plan: The sandbox's plan.
         ports: Sockets that reserve the sandbox's ports; the keeper owns them from here on.
-        detached: Whether it shall outlive the caller, see :func:`let_stay`.
+        detached: Whether it shall outlive the caller, see :func:`detach_keeper`.
     """
     manner = "detached" if detached else "tied"
     try:
@@ -51,7 +58,7 @@ def launch(
             sock.close()
 
 
-def keepers(directory: str) -> Keepers | None:
+def read_keepers(directory: str) -> KeeperProcesses | None:
     """Read the process ids of a sandbox's keeper and init; None if none was started yet.
 
     Raises:
@@ -59,14 +66,14 @@ def keepers(directory: str) -> Keepers | None:
     """
     try:
         with open(f"{directory}/keeper/pids.json", "rb") as file:
-            return msgspec.json.decode(file.read(), type=Keepers)
+            return msgspec.json.decode(file.read(), type=KeeperProcesses)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise SandboxError(f"{directory} is damaged: {error}", directory) from error
 
 
-def end(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
+def end_keeper(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
     """End a keeper that is a child of this process, and with it the sandbox.
 
     Args:
@@ -86,7 +93,7 @@ def end(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
         keeper.stdin.close()
 
 
-def report_of(keeper: subprocess.Popen[bytes]) -> str:
+def read_report(keeper: subprocess.Popen[bytes]) -> str:
     """Wait for the keeper's report line; return the error, "" for none."""
     stream = keeper.stdout
     if stream is None:
@@ -101,7 +108,7 @@ def report_of(keeper: subprocess.Popen[bytes]) -> str:
     return rest or "its keeper ended without a word"
 
 
-def let_stay(keeper: subprocess.Popen[bytes]) -> None:
+def detach_keeper(keeper: subprocess.Popen[bytes]) -> None:
     """Tell a detached keeper to outlive this process."""
     keeper.wait()  # the started process; the keeper itself is its child
     if keeper.stdin is not None:
@@ -109,7 +116,7 @@ def let_stay(keeper: subprocess.Popen[bytes]) -> None:
             keeper.stdin.write(b"stay")
 
 
-def abandon(keeper: subprocess.Popen[bytes], directory: str) -> None:
+def abandon_keeper(keeper: subprocess.Popen[bytes], directory: str) -> None:
     """End a keeper that has not reported yet, and wait until it has removed its directory."""
     for stream in (keeper.stdin, keeper.stdout):
         if stream is not None:
@@ -120,7 +127,7 @@ def abandon(keeper: subprocess.Popen[bytes], directory: str) -> None:
     keeper.wait(DOWN_TIMEOUT_S)
 
 
-def send(process: Process, number: int) -> None:
+def signal_process(process: ProcessId, number: int) -> None:
     """Send a signal to exactly this process, never to another that reuses its id."""
     try:
         fd = os.pidfd_open(process.pid)
@@ -128,7 +135,7 @@ def send(process: Process, number: int) -> None:
         return
     try:
         # Check again now that the descriptor holds the process, whose id may be reused.
-        if start_time(process.pid) == process.started:
+        if get_start_time(process.pid) == process.started:
             signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
         return  # it ended in between
@@ -136,7 +143,7 @@ def send(process: Process, number: int) -> None:
         os.close(fd)
 
 
-def wait_for_end(keepers: Keepers) -> None:
+def wait_for_end(keepers: KeeperProcesses) -> None:
     """Wait until keeper and init have ended; kill them if they take too long.
 
     Raises:
@@ -145,8 +152,8 @@ def wait_for_end(keepers: Keepers) -> None:
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while is_alive(keepers.keeper) or is_alive(keepers.init):
         if time.monotonic() > deadline:
-            send(keepers.init, signal.SIGKILL)
-            send(keepers.keeper, signal.SIGKILL)
+            signal_process(keepers.init, signal.SIGKILL)
+            signal_process(keepers.keeper, signal.SIGKILL)
         if time.monotonic() > deadline + 5:
             raise SandboxError("the sandbox does not end", keepers)
         time.sleep(0.02)

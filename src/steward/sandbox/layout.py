@@ -22,43 +22,50 @@ import msgspec
 
 from steward.sandbox import namespaces, slurm_install
 from steward.sandbox.configuration import (
-    INIT,
-    STATEMENTS,
-    backup_host,
+    INIT_FILE,
+    INIT_SQL,
     check_slurm_conf,
-    slurm_conf_text,
-    slurmdbd_conf_text,
+    format_slurm_conf,
+    format_slurmdbd_conf,
+    get_backup_host,
 )
 from steward.sandbox.plan import (
     SLURM_UID,
-    at_least,
-    calling_user,
-    group_text,
-    hosts_text,
-    make,
-    passwd_text,
-    ports_of,
-    slurm_user_of,
+    count_ports,
+    format_group,
+    format_hosts,
+    format_passwd,
+    get_calling_user,
+    get_slurm_user,
+    is_at_least_version,
+    make_plan,
 )
-from steward.sandbox.slurm_install import COMMANDS, Slurm, find, installed_plugins
+from steward.sandbox.slurm_install import (
+    COMMANDS,
+    SlurmInstallation,
+    find_plugin_directory,
+    find_slurm,
+)
 from steward.sandbox.spec import (
     BACKUP_ADDRESS,
     MARKER,
-    Plan,
     SandboxError,
+    SandboxPlan,
     SandboxSpec,
-    User,
-    default_directory,
+    SandboxUser,
+    get_default_directory,
 )
 
 # sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
 _LONGEST_DIRECTORY: Final = 80
-_MOST_BESIDE: Final = 100
+_MOST_DIRECTORIES: Final = 100
 # Below the range of outgoing connections.
-_PORTS: Final = (20000, 32000)
+_PORT_RANGE: Final = (20000, 32000)
 
 
-def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[socket.socket]]:
+def prepare_directory(
+    spec: SandboxSpec, say: Callable[[str], None]
+) -> tuple[SandboxPlan, list[socket.socket]]:
     """Create a sandbox's directory, ready for its keeper.
 
     Args:
@@ -73,17 +80,17 @@ def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[s
         SlurmMissing: This Slurm is not available.
     """
     check_slurm_conf(spec)
-    slurm = find(spec.slurm, say)
-    contained = spec.contained and _may_contain()
-    _see_that_it_runs(slurm, contained=contained)
-    directory = claim(spec.directory)
+    slurm = find_slurm(spec.slurm, say)
+    contained = spec.contained and _has_namespaces()
+    _check_root_needed(slurm, contained=contained)
+    directory = claim_directory(spec.directory)
     held: list[socket.socket] = []
     try:
-        ports, held = reserve(ports_of(spec))
-        plan = make(spec, slurm, directory, contained=contained, ports=ports)
+        ports, held = reserve_ports(count_ports(spec))
+        plan = make_plan(spec, slurm, directory, contained=contained, ports=ports)
         # First, so that an interrupted run leaves a directory that is recognized as a sandbox's.
-        _write(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
-        _fill(plan, slurm)
+        _write_new(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
+        _fill_directory(plan, slurm)
     except BaseException:
         for sock in held:
             sock.close()
@@ -92,7 +99,7 @@ def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[s
     return plan, held
 
 
-def read(directory: str) -> Plan:
+def read_plan(directory: str) -> SandboxPlan:
     """Read the plan of an existing sandbox.
 
     Raises:
@@ -102,7 +109,7 @@ def read(directory: str) -> Plan:
         if os.lstat(directory).st_uid != os.geteuid():
             raise SandboxError(f"{directory} belongs to another user", directory)
         with open(f"{directory}/{MARKER}", "rb") as file:
-            return msgspec.json.decode(file.read(), type=Plan)
+            return msgspec.json.decode(file.read(), type=SandboxPlan)
     except FileNotFoundError:
         raise SandboxError(
             f"there is no sandbox in {directory}: begin with `steward sandbox up`", directory
@@ -111,7 +118,7 @@ def read(directory: str) -> Plan:
         raise SandboxError(f"{directory}/{MARKER} cannot be read: {error}", directory) from error
 
 
-def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
+def upgrade_slurm(plan: SandboxPlan, version: str, say: Callable[[str], None]) -> SandboxPlan:
     """Switch a sandbox to another version of Slurm, with the same state and configuration.
 
     Running daemons stay as they are; the caller must notify the keeper.
@@ -128,23 +135,23 @@ def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
         SandboxError: The sandbox has no namespaces, or is not root's.
         SlurmMissing: This Slurm is not available.
     """
-    slurm = find(version, say)
-    _see_that_it_runs(slurm, contained=plan.contained)
+    slurm = find_slurm(version, say)
+    _check_root_needed(slurm, contained=plan.contained)
     spec = msgspec.structs.replace(plan.spec, slurm=version)
-    new = make(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
+    new = make_plan(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
     # Keep the users: one of their ids may have been assigned on the machine.
     new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
-    plugins = _put_commands(new, slurm)
-    _put_settings_of_cgroups(new)
-    line = _plugin_dir(new, plugins)
-    change(plan, [f"PluginDir={line}"] if line else [], without=("PluginDir",))
+    plugins = _install_commands(new, slurm)
+    _write_cgroup_conf(new)
+    line = _format_plugin_dir(new, plugins)
+    change_slurm_conf(plan, [f"PluginDir={line}"] if line else [], without=("PluginDir",))
     if spec.accounting:
         _write_slurmdbd_conf(new, plugins)
-    _replace(f"{plan.directory}/{MARKER}", msgspec.json.encode(new), 0o644)
+    _replace_file(f"{plan.directory}/{MARKER}", msgspec.json.encode(new), 0o644)
     return new
 
 
-def _see_that_it_runs(slurm: Slurm, *, contained: bool) -> None:
+def _check_root_needed(slurm: SlurmInstallation, *, contained: bool) -> None:
     """Check that a Slurm in its own root can be started: it needs root and namespaces."""
     if slurm.root and not (contained and os.geteuid() == 0):
         raise SandboxError(
@@ -154,7 +161,9 @@ def _see_that_it_runs(slurm: Slurm, *, contained: bool) -> None:
         )
 
 
-def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> None:
+def change_slurm_conf(
+    plan: SandboxPlan, lines: Iterable[str], *, without: Iterable[str] = ()
+) -> None:
     """Replace lines of a sandbox's slurm.conf that set the same options.
 
     Args:
@@ -171,10 +180,10 @@ def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> 
     keys = tuple(f"{option.lower()}=" for option in options)
     with open(plan.slurm_conf, encoding="utf-8") as file:
         kept = [line for line in file.read().splitlines() if not line.lower().startswith(keys)]
-    _replace(plan.slurm_conf, "".join(f"{line}\n" for line in (*kept, *new)).encode(), 0o644)
+    _replace_file(plan.slurm_conf, "".join(f"{line}\n" for line in (*kept, *new)).encode(), 0o644)
 
 
-def lock(directory: str) -> int | None:
+def lock_directory(directory: str) -> int | None:
     """Take the lock that a keeper holds for life; return None if a keeper is alive.
 
     Returns:
@@ -189,10 +198,10 @@ def lock(directory: str) -> int | None:
     return fd
 
 
-def free_directory() -> str:
+def find_free_directory() -> str:
     """Return the usual directory of a sandbox, or one beside it if a sandbox is up there."""
-    usual = default_directory()
-    beside = (f"{usual}-{number}" for number in range(2, _MOST_BESIDE))
+    usual = get_default_directory()
+    beside = (f"{usual}-{number}" for number in range(2, _MOST_DIRECTORIES))
     return next((one for one in (usual, *beside) if not _is_up(one)), usual)
 
 
@@ -202,13 +211,13 @@ def _is_up(directory: str) -> bool:
         return False
     if os.stat(directory).st_uid != os.geteuid():
         return True  # another user's, whatever its state
-    free = lock(directory)
+    free = lock_directory(directory)
     if free is not None:
         os.close(free)
     return free is None
 
 
-def remove(directory: str) -> None:
+def remove_directory(directory: str) -> None:
     """Remove the directory of a sandbox that is down; leave other directories alone.
 
     Raises:
@@ -216,7 +225,7 @@ def remove(directory: str) -> None:
     """
     if os.path.islink(directory) or not os.path.exists(f"{directory}/keeper"):
         return
-    free = lock(directory)
+    free = lock_directory(directory)
     if free is None:
         raise SandboxError(
             f"the sandbox in {directory} is up still: end it from outside of it", directory
@@ -227,7 +236,7 @@ def remove(directory: str) -> None:
         os.close(free)
 
 
-def _may_contain() -> bool:
+def _has_namespaces() -> bool:
     """Return True if namespaces are permitted here."""
     result = subprocess.run(
         [sys.executable, "-I", "-S", namespaces.__file__, "try"],
@@ -238,7 +247,7 @@ def _may_contain() -> bool:
     return result.returncode == 0
 
 
-def claim(wanted: str) -> str:
+def claim_directory(wanted: str) -> str:
     """Create or take over the directory for a sandbox.
 
     Args:
@@ -264,13 +273,13 @@ def claim(wanted: str) -> str:
         )
     try:
         os.makedirs(parent, exist_ok=True)
-        _make_own(directory)
+        _take_directory(directory)
     except OSError as error:
         raise SandboxError(f"{wanted}: {error.strerror}", wanted) from error
     return directory
 
 
-def _make_own(directory: str) -> None:
+def _take_directory(directory: str) -> None:
     """Create the directory, or take over an empty one or that of an ended sandbox."""
     try:
         os.mkdir(directory, 0o755)
@@ -280,7 +289,7 @@ def _make_own(directory: str) -> None:
             raise SandboxError(f"{directory} is not a directory of yours", directory) from None
         entries = os.listdir(directory)
         if MARKER in entries:
-            _make_way(directory)
+            _remove_ended(directory)
         elif entries:
             raise SandboxError(
                 f"{directory} holds other things: give an empty directory", directory
@@ -288,9 +297,9 @@ def _make_own(directory: str) -> None:
     os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
 
 
-def _make_way(directory: str) -> None:
+def _remove_ended(directory: str) -> None:
     """Remove what an ended sandbox left in the directory."""
-    free = lock(directory)
+    free = lock_directory(directory)
     if free is None:
         raise SandboxError(
             f"a sandbox is up in {directory} already: use it, or end it with "
@@ -302,7 +311,7 @@ def _make_way(directory: str) -> None:
     os.mkdir(directory, 0o755)
 
 
-def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
+def reserve_ports(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
     """Reserve free TCP ports: nobody else can bind them while the sockets are open.
 
     Returns:
@@ -314,12 +323,12 @@ def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
     # Bound without SO_REUSEADDR, so that a used port is skipped; the option set afterwards lets the
     # daemons, which set it too, listen there while it is reserved.
     held: list[socket.socket] = []
-    span = _PORTS[1] - _PORTS[0]
+    span = _PORT_RANGE[1] - _PORT_RANGE[0]
     first = secrets.randbelow(span)
     for offset in range(span):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock.bind(("0.0.0.0", _PORTS[0] + (first + offset) % span))  # noqa: S104 - held only
+            sock.bind(("0.0.0.0", _PORT_RANGE[0] + (first + offset) % span))  # noqa: S104 - held only
         except OSError:
             sock.close()
             continue
@@ -327,10 +336,12 @@ def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
         held.append(sock)
         if len(held) == count:
             return tuple(sock.getsockname()[1] for sock in held), held
-    raise SandboxError(f"fewer than {count} TCP ports are free from {_PORTS[0]} on", _PORTS)
+    raise SandboxError(
+        f"fewer than {count} TCP ports are free from {_PORT_RANGE[0]} on", _PORT_RANGE
+    )
 
 
-def _fill(plan: Plan, slurm: Slurm) -> None:
+def _fill_directory(plan: SandboxPlan, slurm: SlurmInstallation) -> None:
     """Write all files of a new sandbox."""
     directory = plan.directory
     others = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
@@ -339,38 +350,38 @@ def _fill(plan: Plan, slurm: Slurm) -> None:
     # The logs' directory too: jobcomp.lua may write job lines there.
     for name in ("keeper", "state", "db", "log"):
         os.chmod(f"{directory}/{name}", 0o700)
-    _write(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
+    _write_new(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
     _write_plugins(plan)
-    _put_settings_of_cgroups(plan)
-    daemon = calling_user()
+    _write_cgroup_conf(plan)
+    daemon = get_calling_user()
     if plan.contained and daemon.uid == 0:
-        daemon = slurm_user_of(plan.spec.slurm_user)
-        _own_people(plan, daemon)
+        daemon = get_slurm_user(plan.spec.slurm_user)
+        _write_users(plan, daemon)
         for name in ("pid", "pid.backup", "log", "state", "db"):
             os.chown(f"{directory}/{name}", daemon.uid, daemon.gid)
-    hosts = hosts_text(plan.host)
+    hosts = format_hosts(plan.host)
     if plan.spec.backup:
-        hosts = f"{BACKUP_ADDRESS} {backup_host(plan.host)}\n{hosts}"
-    _write(f"{directory}/etc/hosts", hosts.encode(), 0o644)
-    plugins = _put_commands(plan, slurm)
-    text = slurm_conf_text(
+        hosts = f"{BACKUP_ADDRESS} {get_backup_host(plan.host)}\n{hosts}"
+    _write_new(f"{directory}/etc/hosts", hosts.encode(), 0o644)
+    plugins = _install_commands(plan, slurm)
+    text = format_slurm_conf(
         plan.spec,
         directory=directory,
         host=plan.host,
         ports=plan.ports,
         slurm_user=plan.slurm_user,
-        slurmd_user=calling_user().name,
+        slurmd_user=get_calling_user().name,
         munge_socket=plan.munge_socket,
-        plugin_dir=_plugin_dir(plan, plugins),
+        plugin_dir=_format_plugin_dir(plan, plugins),
     )
-    _write(plan.slurm_conf, text.encode(), 0o644)
+    _write_new(plan.slurm_conf, text.encode(), 0o644)
     if plan.spec.accounting:
-        _write(f"{directory}/etc/{INIT}", STATEMENTS.encode(), 0o644)
+        _write_new(f"{directory}/etc/{INIT_FILE}", INIT_SQL.encode(), 0o644)
         _write_slurmdbd_conf(plan, plugins)
 
 
-def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
-    text = slurmdbd_conf_text(
+def _write_slurmdbd_conf(plan: SandboxPlan, plugins: str) -> None:
+    text = format_slurmdbd_conf(
         directory=plan.directory,
         host=plan.host,
         port=plan.slurmdbd_port,
@@ -380,22 +391,24 @@ def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
     )
     # slurmdbd reads the file only if no other user can.
     path = f"{plan.directory}/etc/slurmdbd.conf"
-    _replace(path, text.encode(), 0o600)
+    _replace_file(path, text.encode(), 0o600)
     if os.geteuid() == 0:
-        user = slurm_user_of(plan.slurm_user)
+        user = get_slurm_user(plan.slurm_user)
         os.chown(path, user.uid, user.gid)
 
 
-def _put_settings_of_cgroups(plan: Plan) -> None:
-    if at_least(plan.slurm_version, (23, 11)):
-        _replace(f"{plan.directory}/etc/cgroup.conf", b"CgroupPlugin=disabled\n", 0o644)
+def _write_cgroup_conf(plan: SandboxPlan) -> None:
+    if is_at_least_version(plan.slurm_version, (23, 11)):
+        _replace_file(f"{plan.directory}/etc/cgroup.conf", b"CgroupPlugin=disabled\n", 0o644)
 
 
-def _write_plugins(plan: Plan) -> None:
+def _write_plugins(plan: SandboxPlan) -> None:
     """Write plugstack.conf (SPANK plugins) and the Lua scripts of slurmctld."""
     etc = f"{plan.directory}/etc"
     stack = "".join(f"{line}\n" for line in plan.spec.plugstack)
-    _write(f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644)
+    _write_new(
+        f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644
+    )
     # Slurm searches only beside the slurm.conf that SLURM_CONF names.
     _write_script(plan.spec.jobcomp_lua, f"{etc}/jobcomp.lua")
     _write_script(plan.spec.job_submit_lua, f"{etc}/job_submit.lua")
@@ -410,36 +423,36 @@ def _write_script(script: str, target: str) -> None:
         except OSError as error:
             raise SandboxError(f"{script}: {error.strerror}", script) from error
     if script:
-        _write(target, script.encode(errors="surrogateescape"), 0o644)
+        _write_new(target, script.encode(errors="surrogateescape"), 0o644)
 
 
-def _plugin_dir(plan: Plan, plugins: str) -> str:
+def _format_plugin_dir(plan: SandboxPlan, plugins: str) -> str:
     """Return PluginDir with the spec's directories last; "" for the built-in one."""
     ours = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
-    return ":".join([plugins or installed_plugins(), *ours]) if ours else plugins
+    return ":".join([plugins or find_plugin_directory(), *ours]) if ours else plugins
 
 
-def _own_people(plan: Plan, slurm_user: User) -> None:
+def _write_users(plan: SandboxPlan, slurm_user: SandboxUser) -> None:
     """Write passwd and group files, and create the homes."""
-    everybody: Iterable[User] = plan.users
+    everybody: Iterable[SandboxUser] = plan.users
     if slurm_user.home == "/nonexistent" and slurm_user.uid == SLURM_UID:
         everybody = (*plan.users, slurm_user)
     etc = f"{plan.directory}/etc"
-    passwd = passwd_text(everybody).encode(errors="surrogateescape")
-    group = group_text(everybody, plan.spec.groups).encode(errors="surrogateescape")
-    _write(f"{etc}/passwd", passwd, 0o644)
-    _write(f"{etc}/group", group, 0o644)
+    passwd = format_passwd(everybody).encode(errors="surrogateescape")
+    group = format_group(everybody, plan.spec.groups).encode(errors="surrogateescape")
+    _write_new(f"{etc}/passwd", passwd, 0o644)
+    _write_new(f"{etc}/group", group, 0o644)
     for user in plan.users:
         os.mkdir(user.home, 0o700)
         os.chown(user.home, user.uid, user.gid)
 
 
-def _put_commands(plan: Plan, slurm: Slurm) -> str:
+def _install_commands(plan: SandboxPlan, slurm: SlurmInstallation) -> str:
     """Put Slurm's commands into ``bin``; return PluginDir, "" for the built-in one."""
     for name in os.listdir(f"{plan.directory}/bin"):
         os.unlink(f"{plan.directory}/bin/{name}")
     if plan.root:
-        return _wrap(plan)
+        return _wrap_commands(plan)
     for name in COMMANDS:
         program = f"{slurm.commands}/{name}"
         if os.path.exists(program):
@@ -447,13 +460,13 @@ def _put_commands(plan: Plan, slurm: Slurm) -> str:
     return ""
 
 
-def _wrap(plan: Plan) -> str:
+def _wrap_commands(plan: SandboxPlan) -> str:
     """Wrap the commands of another root so that any user can start them; return PluginDir.
 
     Only root may chroot(2). The root's own loader and libraries start its programs for all users,
     with the caller's files and working directory.
     """
-    how = slurm_install.loading(plan.root)
+    how = slurm_install.get_loader_paths(plan.root)
     for name in COMMANDS:
         program = f"{plan.root}/usr/bin/{name}"
         if os.path.exists(program):
@@ -466,18 +479,18 @@ def _wrap(plan: Plan) -> str:
                 program,
             ]
             script = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-            _write(f"{plan.directory}/bin/{name}", script.encode(), 0o755)
+            _write_new(f"{plan.directory}/bin/{name}", script.encode(), 0o755)
     return how.plugins
 
 
-def _write(path: str, data: bytes, mode: int) -> None:
+def _write_new(path: str, data: bytes, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:
         os.fchmod(fd, mode)
         file.write(data)
 
 
-def _replace(path: str, data: bytes, mode: int) -> None:
+def _replace_file(path: str, data: bytes, mode: int) -> None:
     # Atomically: a daemon may be reading it.
-    _write(f"{path}.new", data, mode)
+    _write_new(f"{path}.new", data, mode)
     os.rename(f"{path}.new", path)

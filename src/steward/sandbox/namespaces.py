@@ -38,7 +38,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -50,7 +50,7 @@ def unshare(flags: int) -> None:
     Raises:
         OSError: It is not permitted here.
     """
-    _checked(_libc().unshare(flags), "unshare")
+    _check_result(_libc().unshare(flags), "unshare")
 
 
 def setns(fd: int, flags: int) -> None:
@@ -59,7 +59,7 @@ def setns(fd: int, flags: int) -> None:
     Raises:
         OSError: It is not permitted, or the process is gone.
     """
-    _checked(_libc().setns(fd, flags), "setns")
+    _check_result(_libc().setns(fd, flags), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
@@ -71,7 +71,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     result = _libc().mount(
         os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data)
     )
-    _checked(result, target)
+    _check_result(result, target)
 
 
 def set_host_name(name: str) -> None:
@@ -81,20 +81,20 @@ def set_host_name(name: str) -> None:
         OSError: It is not permitted.
     """
     encoded = os.fsencode(name)
-    _checked(_libc().sethostname(encoded, len(encoded)), name)
+    _check_result(_libc().sethostname(encoded, len(encoded)), name)
 
 
 def die_with_parent(signal_number: int) -> None:
     """Send this process a signal when the thread that forked it ends (prctl(2))."""
-    _checked(_libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
+    _check_result(_libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
 
 
 def adopt_orphans() -> None:
     """Become the parent of every orphaned descendant (prctl(2))."""
-    _checked(_libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    _check_result(_libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
-def leave(*, uid: int, gid: int) -> None:
+def leave_namespaces(*, uid: int, gid: int) -> None:
     """Let the next child start a new PID namespace; without root in a new user namespace.
 
     Args:
@@ -117,7 +117,7 @@ def leave(*, uid: int, gid: int) -> None:
             file.write(text)
 
 
-def settle(host: str) -> None:
+def set_up_namespace(host: str) -> None:
     """As the first process of a PID namespace, set up own mounts, /proc and host name.
 
     Raises:
@@ -129,7 +129,7 @@ def settle(host: str) -> None:
     set_host_name(host)
 
 
-def enter(init_pid: int) -> None:
+def enter_namespaces(init_pid: int) -> None:
     """Enter the namespaces of ``init_pid``; the PID namespace applies to children only.
 
     Raises:
@@ -148,7 +148,7 @@ def enter(init_pid: int) -> None:
         os.close(fd)
 
 
-def _become(user: str, env: dict[str, str]) -> None:
+def _switch_user(user: str, env: dict[str, str]) -> None:
     """Switch to a user, with its groups and environment."""
     import pwd
 
@@ -160,7 +160,7 @@ def _become(user: str, env: dict[str, str]) -> None:
     env |= {"USER": user, "LOGNAME": user, "HOME": entry.pw_dir, "SHELL": entry.pw_shell}
 
 
-def _go_to(directory: str, env: Mapping[str, str]) -> None:
+def _change_directory(directory: str, env: Mapping[str, str]) -> None:
     """Change to the first of these directories that can be entered."""
     # A missing or forbidden directory must not keep the program from running.
     for candidate in (directory, env.get("HOME", "/"), "/"):
@@ -169,16 +169,16 @@ def _go_to(directory: str, env: Mapping[str, str]) -> None:
             return
 
 
-def _start(user: str, directory: str, argv: Sequence[str], alive: int) -> NoReturn:
+def _exec_program(user: str, directory: str, argv: Sequence[str], alive: int) -> NoReturn:
     """In the child: become the user and exec the program."""
     env = dict(os.environ)
     try:
         if user:
-            _become(user, env)
+            _switch_user(user, env)
         die_with_parent(signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:  # the parent ended before the call
             os._exit(CANNOT_START)
-        _go_to(directory, env)
+        _change_directory(directory, env)
         for number in IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], list(argv), env)  # noqa: S606 - that is the point
@@ -203,7 +203,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
     """
     if init_pid:
         try:
-            enter(init_pid)
+            enter_namespaces(init_pid)
         except OSError as error:
             print(f"the sandbox cannot be entered: {error.strerror}", file=sys.stderr)
             os._exit(CANNOT_START)
@@ -214,7 +214,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
     if child == 0:
         os.close(alive_write)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        _start(user, directory, argv, alive_read)
+        _exec_program(user, directory, argv, alive_read)
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     for number in FORWARDED:
@@ -224,10 +224,10 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
-    end_by_signal(-code)
+    kill_self(-code)
 
 
-def end_by_signal(number: int) -> NoReturn:
+def kill_self(number: int) -> NoReturn:
     """Kill this process with the signal that ended its child, without a core file."""
     import resource
 
@@ -238,13 +238,13 @@ def end_by_signal(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
-def try_out() -> int:
+def try_namespaces() -> int:
     """Create namespaces and leave them; return 0 if that is permitted."""
     try:
-        leave(uid=os.geteuid(), gid=os.getegid())
+        leave_namespaces(uid=os.geteuid(), gid=os.getegid())
         child = os.fork()
         if child == 0:
-            settle("sandbox")
+            set_up_namespace("sandbox")
             os._exit(0)
     except OSError:
         return 1
@@ -253,5 +253,5 @@ def try_out() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "try":
-        os._exit(1 if try_out() else 0)
+        os._exit(1 if try_namespaces() else 0)
     run_inside(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -15,19 +15,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from steward.sandbox import configuration
-from steward.sandbox.configuration import backup_host, node_names
-from steward.sandbox.slurm_install import Slurm
-from steward.sandbox.spec import BACKUP, CONTROLLER, Plan, SandboxError, SandboxSpec, Service, User
+from steward.sandbox.configuration import get_backup_host, list_node_names
+from steward.sandbox.slurm_install import SlurmInstallation
+from steward.sandbox.spec import (
+    BACKUP_CONTROLLER,
+    CONTROLLER,
+    SandboxError,
+    SandboxPlan,
+    SandboxService,
+    SandboxSpec,
+    SandboxUser,
+)
 
 FIRST_UID: Final = 70001
 """First uid that the sandbox's users may get."""
 # Names that useradd(8) accepts, none of which needs quoting.
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_VALID_NAME: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 SLURM_UID: Final = 64030
 """Uid that Debian assigns to the user slurm."""
 
 
-def choose(names: Sequence[str], homes: str) -> tuple[User, ...]:
+def make_users(names: Sequence[str], homes: str) -> tuple[SandboxUser, ...]:
     """Create ordinary users with ids that are unused on this machine.
 
     Args:
@@ -37,38 +45,38 @@ def choose(names: Sequence[str], homes: str) -> tuple[User, ...]:
     Raises:
         SandboxError: A user name is invalid.
     """
-    users: list[User] = []
+    users: list[SandboxUser] = []
     uid = FIRST_UID
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not _VALID_NAME.fullmatch(name):
             raise SandboxError(f"{name!r} cannot be a user's name: use letters and digits", name)
-        while _taken(uid):
+        while _is_id_taken(uid):
             uid += 1
-        users.append(User(name=name, uid=uid, gid=uid, home=f"{homes}/{name}"))
+        users.append(SandboxUser(name=name, uid=uid, gid=uid, home=f"{homes}/{name}"))
         uid += 1
     return tuple(users)
 
 
-def calling_user() -> User:
+def get_calling_user() -> SandboxUser:
     """Return the calling user, with the machine's name and home."""
     uid = os.geteuid()
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
         raise SandboxError(f"uid {uid} has no name: Slurm cannot run as it", uid) from None
-    return User(name=entry.pw_name, uid=uid, gid=os.getegid(), home=entry.pw_dir)
+    return SandboxUser(name=entry.pw_name, uid=uid, gid=os.getegid(), home=entry.pw_dir)
 
 
-def slurm_user_of(name: str) -> User:
+def get_slurm_user(name: str) -> SandboxUser:
     """Return SlurmUser: the machine's, or one made for the sandbox."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        return User(name=name, uid=SLURM_UID, gid=SLURM_UID, home="/nonexistent")
-    return User(name=name, uid=entry.pw_uid, gid=entry.pw_gid, home=entry.pw_dir)
+        return SandboxUser(name=name, uid=SLURM_UID, gid=SLURM_UID, home="/nonexistent")
+    return SandboxUser(name=name, uid=entry.pw_uid, gid=entry.pw_gid, home=entry.pw_dir)
 
 
-def passwd_text(users: Iterable[User]) -> str:
+def format_passwd(users: Iterable[SandboxUser]) -> str:
     """Write the sandbox's /etc/passwd, see passwd(5).
 
     The password field is ``*``, not ``x``: the users have no entry in /etc/shadow, where su(1)
@@ -78,10 +86,10 @@ def passwd_text(users: Iterable[User]) -> str:
         user.name: f"{user.name}:*:{user.uid}:{user.gid}:{user.name}:{user.home}:/bin/bash"
         for user in users
     }
-    return _before(ours, "/etc/passwd")
+    return _prepend_lines(ours, "/etc/passwd")
 
 
-def group_text(users: Iterable[User], groups: Mapping[str, Iterable[str]]) -> str:
+def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str]]) -> str:
     """Write the sandbox's /etc/group: one for each user and the requested ones, see group(5).
 
     Raises:
@@ -91,26 +99,26 @@ def group_text(users: Iterable[User], groups: Mapping[str, Iterable[str]]) -> st
     ours = {user.name: f"{user.name}:x:{user.gid}:" for user in people}
     gid = max((user.gid for user in people), default=FIRST_UID) + 100
     for name, members in groups.items():
-        if not _NAME.fullmatch(name):
+        if not _VALID_NAME.fullmatch(name):
             raise SandboxError(f"{name!r} cannot be a group's name: use letters and digits", name)
-        while _taken(gid):
+        while _is_id_taken(gid):
             gid += 1
         ours[name] = f"{name}:x:{gid}:{','.join(members)}"
         gid += 1
-    return _before(ours, "/etc/group")
+    return _prepend_lines(ours, "/etc/group")
 
 
-def hosts_text(host: str) -> str:
+def format_hosts(host: str) -> str:
     """Write the sandbox's /etc/hosts: its own name is the loopback address."""
-    return f"127.0.0.1 localhost {host}\n" + _read("/etc/hosts")
+    return f"127.0.0.1 localhost {host}\n" + _read_text("/etc/hosts")
 
 
-def _before(lines: Mapping[str, str], path: str) -> str:
-    theirs = [line for line in _read(path).splitlines() if line.partition(":")[0] not in lines]
+def _prepend_lines(lines: Mapping[str, str], path: str) -> str:
+    theirs = [line for line in _read_text(path).splitlines() if line.partition(":")[0] not in lines]
     return "\n".join([*lines.values(), *theirs]) + "\n"
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -118,7 +126,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _taken(number: int) -> bool:
+def _is_id_taken(number: int) -> bool:
     """Return True if an id is a user's or a group's on this machine."""
     for look_up in (pwd.getpwuid, grp.getgrgid):
         try:
@@ -129,9 +137,14 @@ def _taken(number: int) -> bool:
     return False
 
 
-def make(
-    spec: SandboxSpec, slurm: Slurm, directory: str, *, contained: bool, ports: tuple[int, ...]
-) -> Plan:
+def make_plan(
+    spec: SandboxSpec,
+    slurm: SlurmInstallation,
+    directory: str,
+    *,
+    contained: bool,
+    ports: tuple[int, ...],
+) -> SandboxPlan:
     """Make the plan of a sandbox.
 
     Args:
@@ -139,7 +152,7 @@ def make(
         slurm: The Slurm to run.
         directory: The sandbox's directory, absolute.
         contained: Whether it has its own namespaces.
-        ports: As many ports as :func:`ports_of` says.
+        ports: As many ports as :func:`count_ports` says.
 
     Raises:
         SandboxError: A backup controller is requested but impossible.
@@ -149,39 +162,39 @@ def make(
     own = as_root and contained
     if spec.backup and not own:
         raise SandboxError("a second slurmctld takes root and namespaces: run this as root", spec)
-    caller = calling_user()
-    slurm_user = slurm_user_of(spec.slurm_user).name if own else caller.name
+    caller = get_calling_user()
+    slurm_user = get_slurm_user(spec.slurm_user).name if own else caller.name
     host = spec.cluster if contained else os.uname().nodename.partition(".")[0] or "localhost"
-    return Plan(
+    return SandboxPlan(
         directory=directory,
         contained=contained,
         host=host,
         slurm_version=slurm.version,
         root=slurm.root,
         slurm_bin=f"{directory}/bin" if slurm.root else slurm.commands,
-        users=choose(spec.user_names, f"{directory}/home") if own else (caller,),
+        users=make_users(spec.user_names, f"{directory}/home") if own else (caller,),
         slurm_user=slurm_user,
-        services=tuple(_services(spec, slurm, directory, host, slurm_user)),
-        opened=_closed_to_others(directory) if own else (),
+        services=tuple(_list_services(spec, slurm, directory, host, slurm_user)),
+        opened=_list_closed_directories(directory) if own else (),
         ports=ports,
         spec=spec,
     )
 
 
-def ports_of(spec: SandboxSpec) -> int:
+def count_ports(spec: SandboxSpec) -> int:
     """Return the number of TCP ports that a sandbox needs."""
     return spec.nodes + 1 + int(spec.accounting)
 
 
-def at_least(version: str, wanted: tuple[int, int]) -> bool:
+def is_at_least_version(version: str, wanted: tuple[int, int]) -> bool:
     """Return True if a Slurm version, ``24.11.5``, is of this series or a later one."""
     major, minor = version.split(".")[:2]
     return (int(major), int(minor)) >= wanted
 
 
-def _services(
-    spec: SandboxSpec, slurm: Slurm, directory: str, host: str, slurm_user: str
-) -> Iterator[Service]:
+def _list_services(
+    spec: SandboxSpec, slurm: SlurmInstallation, directory: str, host: str, slurm_user: str
+) -> Iterator[SandboxService]:
     """Yield the services in the order in which they start."""
     log = f"{directory}/log"
     munged = slurm.argv(
@@ -192,46 +205,50 @@ def _services(
         f"--pid-file={directory}/run/munged.pid",
         f"--seed-file={directory}/run/munged.seed",
     )
-    yield Service(name="munged", argv=munged, log=f"{log}/munged.log")
+    yield SandboxService(name="munged", argv=munged, log=f"{log}/munged.log")
     if spec.accounting:
-        yield configuration.service(directory, slurm_user)
-        yield Service(
+        yield configuration.make_mariadb_service(directory, slurm_user)
+        yield SandboxService(
             name="slurmdbd",
             argv=slurm.argv("slurmdbd", "-D"),
             log=f"{log}/slurmdbd.out",
-            env=configuration.environment(directory),
+            env=configuration.make_mariadb_environment(directory),
         )
-    yield from _controllers(spec, slurm, directory, host)
-    for node in node_names(spec):
-        yield Service(
+    yield from _list_controllers(spec, slurm, directory, host)
+    for node in list_node_names(spec):
+        yield SandboxService(
             name=f"slurmd.{node}",
             argv=slurm.argv("slurmd", "-D", "-N", node),
             log=f"{log}/slurmd.{node}.out",
         )
 
 
-def _controllers(spec: SandboxSpec, slurm: Slurm, directory: str, host: str) -> Iterator[Service]:
+def _list_controllers(
+    spec: SandboxSpec, slurm: SlurmInstallation, directory: str, host: str
+) -> Iterator[SandboxService]:
     """Yield the service of slurmctld, and of the backup controller if requested."""
     log = f"{directory}/log"
     env = {
         key: value.replace("{directory}", directory) for key, value in spec.controller_env.items()
     }
     argv = slurm.argv("slurmctld", "-D")
-    yield Service(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
+    yield SandboxService(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
     if spec.backup:
         # A controller recognizes itself by its host name, and ends the process in its PID file;
         # both controllers read the same slurm.conf, and so name the same file.
-        name, pid = backup_host(host), f"{directory}/pid"
+        name, pid = get_backup_host(host), f"{directory}/pid"
         script = (
             f"echo {name} > /proc/sys/kernel/hostname && "
             f'mount --bind {pid}.backup {slurm.root}{pid} && exec "$@"'
         )
         words = ("/usr/bin/unshare", "--uts", "--mount", "/bin/sh", "-c", script, "sh")
-        argv = (*words, *argv, "-L", f"{log}/{BACKUP}.log")
-        yield Service(name=BACKUP, argv=argv, log=f"{log}/{BACKUP}.out", env=env)
+        argv = (*words, *argv, "-L", f"{log}/{BACKUP_CONTROLLER}.log")
+        yield SandboxService(
+            name=BACKUP_CONTROLLER, argv=argv, log=f"{log}/{BACKUP_CONTROLLER}.out", env=env
+        )
 
 
-def _closed_to_others(directory: str) -> tuple[str, ...]:
+def _list_closed_directories(directory: str) -> tuple[str, ...]:
     """List directories that keep users from this Python, Steward or the sandbox."""
     needed = {directory, sys.prefix, sys.base_prefix, os.path.dirname(__file__)}
     found: set[str] = set()

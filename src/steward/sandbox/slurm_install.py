@@ -27,14 +27,14 @@ SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
 PACKAGES: Final = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "libslurm-dev")
 DEFAULT_MIRROR: Final = "http://deb.debian.org/debian"
 _DEFAULT_CACHE: Final = "/var/cache/steward/roots"
-_WHOLE: Final = ".steward-root"
+_COMPLETE_MARKER: Final = ".steward-root"
 """File that marks a root as complete."""
 _SCRIPTS: Final = "/usr/share/debootstrap/scripts"
 _TIMEOUT_S: Final = 1800.0
 _SAY_EVERY_S: Final = 2.0
 
 
-class Loading(msgspec.Struct, frozen=True, kw_only=True):
+class LoaderPaths(msgspec.Struct, frozen=True, kw_only=True):
     """How to start a program of a root without entering the root.
 
     Attributes:
@@ -48,12 +48,12 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     plugins: str
 
 
-def cache() -> str:
+def get_cache_directory() -> str:
     """Return the directory of cached roots; the variable STEWARD_ROOTS overrides it."""
     return os.path.realpath(os.environ.get("STEWARD_ROOTS") or _DEFAULT_CACHE)
 
 
-def ensure(version: str, say: Callable[[str], None]) -> str:
+def ensure_root(version: str, say: Callable[[str], None]) -> str:
     """Return the root directory with a version of Slurm; make it if it does not exist.
 
     Args:
@@ -71,18 +71,18 @@ def ensure(version: str, say: Callable[[str], None]) -> str:
         raise SlurmMissing(f"Slurm {version} cannot be had here, only {known}", version)
     if os.geteuid() != 0:
         raise SlurmMissing(f"Slurm {version} takes root: run this as root", version)
-    root = f"{cache()}/{series}"
+    root = f"{get_cache_directory()}/{series}"
     try:
-        os.makedirs(cache(), mode=0o755, exist_ok=True)
-        with _locked(f"{root}.lock", say):
-            if not os.path.exists(f"{root}/{_WHOLE}"):
-                _make(root, series, suite, say)
+        os.makedirs(get_cache_directory(), mode=0o755, exist_ok=True)
+        with _lock_file(f"{root}.lock", say):
+            if not os.path.exists(f"{root}/{_COMPLETE_MARKER}"):
+                _make_root(root, series, suite, say)
     except OSError as error:
         raise SandboxError(f"{error.filename or root}: {error.strerror}", root) from error
     return root
 
 
-def loading(root: str) -> Loading:
+def get_loader_paths(root: str) -> LoaderPaths:
     """Return how to start a root's programs from outside.
 
     Raises:
@@ -93,11 +93,11 @@ def loading(root: str) -> Loading:
     if not loaders or not plugins:
         raise SandboxError(f"{root} is damaged: remove it, it will be made again", root)
     libraries = (os.path.dirname(plugins[0]), plugins[0], f"{root}/usr/lib")
-    return Loading(loader=loaders[0], libraries=libraries, plugins=plugins[0])
+    return LoaderPaths(loader=loaders[0], libraries=libraries, plugins=plugins[0])
 
 
 @contextmanager
-def _locked(path: str, say: Callable[[str], None]) -> Iterator[None]:
+def _lock_file(path: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold a lock file during the block, waiting for another holder."""
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -111,7 +111,7 @@ def _locked(path: str, say: Callable[[str], None]) -> Iterator[None]:
         os.close(fd)
 
 
-def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> None:
+def _make_root(root: str, series: str, suite: str, say: Callable[[str], None]) -> None:
     """Make a root directory in a temporary place, then rename it."""
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
         raise SlurmMissing(
@@ -124,9 +124,9 @@ def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> Non
     work = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
     try:
         os.chmod(work, 0o755)  # noqa: S103 - a root directory is everybody's to enter
-        _forbid_services(work)
-        _debootstrap(work, suite, say)
-        _finish(work, root, series)
+        _disable_services(work)
+        _run_debootstrap(work, suite, say)
+        _finish_root(work, root, series)
         if os.path.exists(root):
             shutil.rmtree(root)
         os.rename(work, root)
@@ -136,7 +136,7 @@ def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> Non
     say(f"made {root}")
 
 
-def _forbid_services(work: str) -> None:
+def _disable_services(work: str) -> None:
     """Forbid packages to start services while they are installed in the root."""
     # invoke-rc.d(8): 101 forbids the start of a service while its package is installed.
     os.makedirs(f"{work}/usr/sbin")
@@ -146,7 +146,7 @@ def _forbid_services(work: str) -> None:
     os.chmod(path, 0o755)  # noqa: S103 - a script that packages of the root run
 
 
-def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
+def _run_debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
     """Run debootstrap, reporting its progress."""
     mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
     script = f"{_SCRIPTS}/{suite}"
@@ -174,7 +174,7 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         errors="replace",
     ) as process:
         try:
-            last = _follow(process, say)
+            last = _report_progress(process, say)
             code = process.wait(60)
         except BaseException:
             process.kill()
@@ -184,7 +184,7 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)
 
 
-def _follow(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str:
+def _report_progress(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str:
     """Read debootstrap's output and report progress; return its last line."""
     started = said = time.monotonic()
     last = ""
@@ -199,7 +199,7 @@ def _follow(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str
     return last
 
 
-def _finish(work: str, root: str, series: str) -> None:
+def _finish_root(work: str, root: str, series: str) -> None:
     """Check the root's Slurm version, remove caches, and mark the root as complete."""
     result = subprocess.run(
         ["/usr/sbin/chroot", work, "/usr/sbin/slurmctld", "-V"],
@@ -221,7 +221,7 @@ def _finish(work: str, root: str, series: str) -> None:
     # the root's own path must lead to the root.
     os.makedirs(os.path.dirname(work + root), exist_ok=True)
     os.symlink("/", work + root)
-    with open(f"{work}/{_WHOLE}", "w") as file:
+    with open(f"{work}/{_COMPLETE_MARKER}", "w") as file:
         file.write(f"{series}\n")
 
 
@@ -231,15 +231,21 @@ COMMANDS: Final = (
     *("scrontab", "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat"),
     *("strigger", "munge", "unmunge"),
 )
-_PLUGINS: Final = (
+_PLUGIN_DIRECTORIES: Final = (
     *("/usr/lib/*/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/slurm"),
     *("/usr/local/lib/slurm", "/opt/slurm/lib/slurm"),
 )
 # Daemons are in directories that an ordinary user's PATH lacks.
-_MORE_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/opt/slurm/sbin", "/opt/slurm/bin")
+_DAEMON_DIRECTORIES: Final = (
+    "/usr/local/sbin",
+    "/usr/sbin",
+    "/sbin",
+    "/opt/slurm/sbin",
+    "/opt/slurm/bin",
+)
 
 
-class Slurm(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
     """A Slurm installation that can be run.
 
     Attributes:
@@ -268,9 +274,9 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         return (*prefix, self.daemons[daemon], *arguments)
 
 
-def installed() -> Slurm | None:
+def find_installed() -> SlurmInstallation | None:
     """Return the Slurm installed on this machine; None if it is incomplete."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_PLACES])
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_DAEMON_DIRECTORIES])
     found = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
     paths = {name: os.path.abspath(where) for name, where in found.items() if where}
     if len(paths) < len(found):
@@ -279,10 +285,12 @@ def installed() -> Slurm | None:
     slurmdbd = shutil.which("slurmdbd", path=path)
     if slurmdbd:
         paths["slurmdbd"] = os.path.abspath(slurmdbd)
-    return Slurm(version=_version((paths["slurmctld"],)), root="", daemons=paths, commands=commands)
+    return SlurmInstallation(
+        version=_get_version((paths["slurmctld"],)), root="", daemons=paths, commands=commands
+    )
 
 
-def find(version: str, say: Callable[[str], None]) -> Slurm:
+def find_slurm(version: str, say: Callable[[str], None]) -> SlurmInstallation:
     """Return the Slurm of a version; make its root first if needed.
 
     Args:
@@ -292,7 +300,7 @@ def find(version: str, say: Callable[[str], None]) -> Slurm:
     Raises:
         SlurmMissing: The version is neither installed nor available.
     """
-    here = installed()
+    here = find_installed()
     if not version:
         if here is None:
             raise SlurmMissing(
@@ -302,28 +310,30 @@ def find(version: str, say: Callable[[str], None]) -> Slurm:
         return here
     if here is not None and f"{here.version}.".startswith(f"{version}."):
         return here
-    root = ensure(version, say)
+    root = ensure_root(version, say)
     daemons = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
-    exact = _version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
-    return Slurm(version=exact, root=root, daemons=daemons, commands="/usr/bin")
+    exact = _get_version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
+    return SlurmInstallation(version=exact, root=root, daemons=daemons, commands="/usr/bin")
 
 
-def installed_plugins() -> str:
+def find_plugin_directory() -> str:
     """Return the plugin directory of the installed Slurm: beside its daemons, or a usual one.
 
     Raises:
         SlurmMissing: There is no plugin directory.
     """
-    slurm = installed()
+    slurm = find_installed()
     prefix = os.path.dirname(os.path.dirname(slurm.daemons["slurmctld"])) if slurm else ""
     beside = (f"{prefix}/lib/slurm", f"{prefix}/lib64/slurm") if prefix not in ("", "/usr") else ()
-    for pattern in (*beside, *_PLUGINS):
+    for pattern in (*beside, *_PLUGIN_DIRECTORIES):
         for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
             return os.path.dirname(path)
-    raise SlurmMissing(f"Slurm's plugins are in none of {', '.join(_PLUGINS)}", _PLUGINS)
+    raise SlurmMissing(
+        f"Slurm's plugins are in none of {', '.join(_PLUGIN_DIRECTORIES)}", _PLUGIN_DIRECTORIES
+    )
 
 
-def _version(argv: tuple[str, ...]) -> str:
+def _get_version(argv: tuple[str, ...]) -> str:
     """Return the version that a program prints with ``-V``."""
     try:
         result = subprocess.run(

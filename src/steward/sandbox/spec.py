@@ -17,7 +17,7 @@ MARKER = "sandbox.json"
 """File that marks a directory as a sandbox's; no other directory is ever removed."""
 
 CONTROLLER: Final = "slurmctld"
-BACKUP: Final = "slurmctld.backup"
+BACKUP_CONTROLLER: Final = "slurmctld.backup"
 """Names of the two controllers' services: the backup stands by until the first is gone."""
 BACKUP_ADDRESS: Final = "127.0.0.2"
 """Address of the backup controller, which uses the same port as the first."""
@@ -96,7 +96,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[str, ...] = ("physics", "chemistry")
 
 
-class User(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxUser(msgspec.Struct, frozen=True, kw_only=True):
     """A user who may submit jobs in the sandbox."""
 
     name: str
@@ -105,7 +105,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     home: str
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxService(msgspec.Struct, frozen=True, kw_only=True):
     """A program that runs as long as the sandbox does.
 
     Attributes:
@@ -122,7 +122,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything decided before the first process starts; stored in the marker file.
 
     Attributes:
@@ -147,9 +147,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slurm_version: str
     root: str
     slurm_bin: str
-    users: tuple[User, ...]
+    users: tuple[SandboxUser, ...]
     slurm_user: str
-    services: tuple[Service, ...]
+    services: tuple[SandboxService, ...]
     opened: tuple[str, ...]
     ports: tuple[int, ...]
     spec: SandboxSpec
@@ -180,26 +180,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.directory}/keeper/control"
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
     """A process id with its start time: the pair is never reused."""
 
     pid: int
     started: int
 
 
-class Keepers(msgspec.Struct, frozen=True, kw_only=True):
+class KeeperProcesses(msgspec.Struct, frozen=True, kw_only=True):
     """The two processes that keep a sandbox alive: the keeper outside, the init inside."""
 
-    keeper: Process
-    init: Process
+    keeper: ProcessId
+    init: ProcessId
 
 
-def default_directory() -> str:
+def get_default_directory() -> str:
     """Return the default directory of a sandbox: one for each user of the machine."""
     return os.path.join(tempfile.gettempdir(), f"steward-sandbox-{os.geteuid()}")
 
 
-def start_time(pid: int) -> int:
+def get_start_time(pid: int) -> int:
     """Return a process's start time in clock ticks since boot; 0 if it does not run.
 
     Source: ``/proc/PID/stat``, see proc(5).
@@ -213,6 +213,6 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: ProcessId) -> bool:
     """Return True if exactly this process still runs."""
-    return process.started != 0 and start_time(process.pid) == process.started
+    return process.started != 0 and get_start_time(process.pid) == process.started

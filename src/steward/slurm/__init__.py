@@ -5,14 +5,14 @@ It re-exports the classes and functions that other packages use, each loaded on 
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
     from steward.slurm.accounting import StoredScript
-    from steward.slurm.arrays import covers
-    from steward.slurm.client import MOST_WHOLE, Slurm
-    from steward.slurm.cluster import Machine, Ping
-    from steward.slurm.cluster_changes import MachineChanging
+    from steward.slurm.arrays import includes_task
+    from steward.slurm.client import MAX_COMPLETED, Slurm
+    from steward.slurm.cluster import ClusterQueries, Ping
+    from steward.slurm.cluster_changes import ClusterChanges
     from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
     from steward.slurm.errors import (
         EventNeverFires,
@@ -29,47 +29,47 @@ if TYPE_CHECKING:
         UnknownTrigger,
         WrongUpdate,
     )
-    from steward.slurm.job_states import FINISHED, WAITING, ended_state
+    from steward.slurm.job_states import FINISHED, WAITING, decode_ended_state
     from steward.slurm.nodelists import NodeListError
-    from steward.slurm.pending_jobs import Outlook, Pending
-    from steward.slurm.queue import Queue
+    from steward.slurm.pending_jobs import PendingJobs, PendingStatus
+    from steward.slurm.queue import QueueSnapshot
     from steward.slurm.triggers import TriggerRecord, Triggers
 else:
     # Loaded on first use: many modules need only the names of states and never run a command.
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
         accounting=("StoredScript",),
-        arrays=("covers",),
-        client=("MOST_WHOLE", "Slurm"),
+        arrays=("includes_task",),
+        client=("MAX_COMPLETED", "Slurm"),
         errors=(
             *("SlurmDown", "SlurmError", "SlurmMissing", "SlurmRefused", "SlurmUnavailable"),
             *("UnknownJob", "UnknownNode", "UnknownPartition", "UnknownReservation"),
             *("EventNeverFires", "UnknownEvent", "UnknownTrigger", "WrongUpdate"),
         ),
-        cluster=("Machine", "Ping"),
-        cluster_changes=("MachineChanging",),
+        cluster=("ClusterQueries", "Ping"),
+        cluster_changes=("ClusterChanges",),
         cluster_records=("NodeRecord", "PartitionRecord", "ReservationRecord"),
         nodelists=("NodeListError",),
-        pending_jobs=("Outlook", "Pending"),
-        queue=("Queue",),
-        job_states=("FINISHED", "WAITING", "ended_state"),
+        pending_jobs=("PendingStatus", "PendingJobs"),
+        queue=("QueueSnapshot",),
+        job_states=("FINISHED", "WAITING", "decode_ended_state"),
         triggers=("TriggerRecord", "Triggers"),
     )
 
 __all__ = [
     "FINISHED",
-    "MOST_WHOLE",
+    "MAX_COMPLETED",
     "WAITING",
+    "ClusterChanges",
+    "ClusterQueries",
     "EventNeverFires",
-    "Machine",
-    "MachineChanging",
     "NodeListError",
     "NodeRecord",
-    "Outlook",
     "PartitionRecord",
-    "Pending",
+    "PendingJobs",
+    "PendingStatus",
     "Ping",
-    "Queue",
+    "QueueSnapshot",
     "ReservationRecord",
     "Slurm",
     "SlurmDown",
@@ -87,6 +87,6 @@ __all__ = [
     "UnknownReservation",
     "UnknownTrigger",
     "WrongUpdate",
-    "covers",
-    "ended_state",
+    "decode_ended_state",
+    "includes_task",
 ]

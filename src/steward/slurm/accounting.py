@@ -1,7 +1,7 @@
 """slurmdbd queries: AdminLevels, coordinators, associations, ended jobs and stored scripts.
 
-:class:`Accounting` runs sacct and sacctmgr for one cluster. Queries that cover long periods are in
-:class:`steward.slurm.sacct.History`.
+:class:`SlurmdbdClient` runs sacct and sacctmgr for one cluster. Queries that cover long periods are
+in :class:`steward.slurm.sacct.SacctHistory`.
 
 No separator of sacct is safe against text that users write, so one query never mixes identity with
 text: one sacct prints fields that only Slurm writes, and each text field of a job gets a sacct of
@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from steward.core.records import JobRecord
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError
 from steward.slurm.job_states import RESIZING
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 from steward.slurm.values import (
     decode_text,
     parse_exit_status,
@@ -62,7 +62,7 @@ _TEXTS: Final = (
     ("WorkDir", "work_dir"),
     ("SubmitLine", "submit_line"),
 )
-_OFFICERS: Final = frozenset({"Operator", "Administrator"})
+_ADMIN_LEVELS: Final = frozenset({"Operator", "Administrator"})
 _JOB_ID: Final = re.compile(r"(\d+)(?:_(?:\[(.+)\]|(\d+))|\+(\d+))?")
 _NONE: Final = b"NONE\n"
 _HEADING: Final = re.compile(
@@ -98,7 +98,7 @@ class Associations(msgspec.Struct, frozen=True, kw_only=True):
     coordinators: dict[str, frozenset[str]]
 
 
-class Accounting:
+class SlurmdbdClient:
     """Client for the slurmdbd of one cluster, through sacct and sacctmgr.
 
     Args:
@@ -110,10 +110,10 @@ class Accounting:
 
     def __init__(
         self,
-        commands: Commands,
+        commands: CommandRunner,
         cluster: str,
         offered: Callable[[str], Collection[str]],
-        people: People,
+        people: NameResolver,
     ) -> None:
         self._commands = commands
         self._cluster = cluster
@@ -128,7 +128,7 @@ class Accounting:
         """
         out = self._commands.run("sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel")
         pairs = (line.rpartition("|") for line in decode_text(out).splitlines())
-        return {user: level for user, _, level in pairs if user and level in _OFFICERS}
+        return {user: level for user, _, level in pairs if user and level in _ADMIN_LEVELS}
 
     def coordinators(self) -> dict[str, frozenset[str]]:
         """Return the coordinators of each account that has any.
@@ -193,7 +193,9 @@ class Accounting:
         offered = self._offered("sacct")
         fields = [*_FIELDS, *(name for name in _OFFERED if name.lower() in offered)]
         rows = self._ask(str(job_id), ",".join(fields)).decode("ascii", "backslashreplace")
-        records = whole_runs([self._record(row, fields) for row in rows.splitlines() if row])
+        records = merge_resized_runs(
+            [self._record(row, fields) for row in rows.splitlines() if row]
+        )
         if len(records) != 1 or not texts:
             return records
         return [msgspec.structs.replace(records[0], **self._texts(job_id))]
@@ -241,10 +243,10 @@ class Accounting:
             name = f"{record.array_job_id}{task}"
         elif record.het_job_id:
             name = f"{record.het_job_id}+{record.het_offset}"
-        times = [] if record.submit is None else ["-S", _slurm_time(record.submit)]
+        times = [] if record.submit is None else ["-S", _format_slurm_time(record.submit)]
         if times and record.end is not None:
             # If the id was reused since, sacct without times prints the later job.
-            times += ["-E", _slurm_time(record.end)]
+            times += ["-E", _format_slurm_time(record.end)]
         return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
 
     def _stored(self, record: JobRecord, option: str) -> bytes | None:
@@ -318,7 +320,7 @@ class Accounting:
         )
 
 
-def whole_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
+def merge_resized_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
     """Return rows of slurmdbd with start and suspended time of resized runs corrected.
 
     slurmdbd has a row for each size of a run. The last one counts from the resize; here it gets
@@ -345,6 +347,6 @@ def whole_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
     return found
 
 
-def _slurm_time(moment: datetime) -> str:
+def _format_slurm_time(moment: datetime) -> str:
     """Format a time for Slurm's commands, which run under TZ=UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S")

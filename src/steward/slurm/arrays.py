@@ -11,7 +11,7 @@ from typing import Final
 _PART: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
-def covers(expression: str, task: int) -> bool:
+def includes_task(expression: str, task: int) -> bool:
     """Return True if an expression includes a task.
 
     An expression that Slurm cut (it ends with "...") includes every task, to be safe.
@@ -33,16 +33,16 @@ def covers(expression: str, task: int) -> bool:
     return False
 
 
-def covers_any(expression: str, tasks: frozenset[int]) -> bool:
-    """Return True if an expression includes any of these tasks; see :func:`covers`."""
+def includes_any_task(expression: str, tasks: frozenset[int]) -> bool:
+    """Return True if an expression includes any of these tasks; see :func:`includes_task`."""
     if expression.isdecimal() and len(expression) < 10:
         return int(expression) in tasks
     if "..." in expression.partition("%")[0]:
         return bool(tasks)
-    return any(not tasks.isdisjoint(part) for part in _parts(expression, tasks))
+    return any(not tasks.isdisjoint(part) for part in _iter_parts(expression, tasks))
 
 
-def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
+def _iter_parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
     """Yield the tasks of each part; for a long part only those among ``tasks``."""
     for part in expression.partition("%")[0].split(","):
         found = _PART.fullmatch(part)
@@ -52,7 +52,7 @@ def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
             yield of if len(of) < len(tasks) else (task for task in tasks if task in of)
 
 
-def without_task(expression: str, tasks: Iterable[int]) -> str:
+def remove_tasks(expression: str, tasks: Iterable[int]) -> str:
     """Return an expression without these tasks and without the "%" limit."""
     gone = sorted(set(tasks))
     kept = []
@@ -64,13 +64,13 @@ def without_task(expression: str, tasks: Iterable[int]) -> str:
         first, last, step = int(found[1]), int(found[2] or found[1]), max(1, int(found[3] or 1))
         for task in gone:
             if task in range(first, last + 1, step):
-                kept += _range(first, task - step, step)
+                kept += _format_range(first, task - step, step)
                 first = task + step
-        kept += _range(first, last, step)
+        kept += _format_range(first, last, step)
     return ",".join(kept)
 
 
-def _range(first: int, last: int, step: int) -> list[str]:
+def _format_range(first: int, last: int, step: int) -> list[str]:
     """Format a range of tasks; [] if it is empty."""
     if first > last:
         return []

@@ -1,7 +1,7 @@
 """Slurm client for one cluster: job queue, job records, configuration, permissions and estimates.
 
 :class:`Slurm` runs squeue, scontrol, sacct and sacctmgr through
-:class:`steward.slurm.commands.Commands` and returns typed records. It raises the errors of
+:class:`steward.slurm.commands.CommandRunner` and returns typed records. It raises the errors of
 :mod:`steward.slurm.errors`. Nodes, partitions and reservations are in
 :mod:`steward.slurm.cluster`.
 """
@@ -13,33 +13,33 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
-from steward.core.access import Standing
+from steward.core.access import ClusterRoles
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.slurm.accounting import Accounting, Associations, StoredScript
-from steward.slurm.cluster_model import ASK_NODES, ASK_PARTITIONS, Picture
-from steward.slurm.commands import Commands
+from steward.core.timestamps import to_micros
+from steward.slurm.accounting import Associations, SlurmdbdClient, StoredScript
+from steward.slurm.cluster_model import ASK_NODES, ASK_PARTITIONS, ClusterModel
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.queue import (
-    Queue,
     QueueFormat,
+    QueueSnapshot,
     Version,
-    completed_by_json,
-    completed_by_text,
+    complete_from_json,
+    complete_from_text,
     parse_queue,
 )
-from steward.slurm.sacct import History
+from steward.slurm.sacct import SacctHistory
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 from steward.slurm.values import decode_text, parse_moment
 
 log = logging.getLogger(__name__)
 
-_ASK: Final = ("-a", "-t", "all", "--local", "-h", "--noconvert")
+_QUEUE_OPTIONS: Final = ("-a", "-t", "all", "--local", "-h", "--noconvert")
 _VERSION: Final = re.compile(r"\b(\d+)\.(\d+)(?:\.(\d+))?")
 _SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
-MOST_WHOLE: Final = 16
+MAX_COMPLETED: Final = 16
 """Largest number of records of one job id that scontrol completes.
 
 Beyond it (an array split into many records) they come from squeue alone: scontrol writes 8 KB for
@@ -60,8 +60,8 @@ class Slurm:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self.cluster = cluster
-        self.people = People()
-        self._commands = Commands(cluster, settings)
+        self.people = NameResolver()
+        self._commands = CommandRunner(cluster, settings)
         self._version: Version | None = None
         self._stamp: tuple[int, ...] = ()
         self._offered: dict[str, tuple[tuple[int, ...], frozenset[str]]] = {}
@@ -159,12 +159,12 @@ class Slurm:
             )
         return at
 
-    def queue(self, previous: Mapping[int, int] | None = None) -> Queue:
+    def queue(self, previous: Mapping[int, int] | None = None) -> QueueSnapshot:
         """Poll the queue: all jobs that slurmctld holds, including ended ones until MinJobAge.
 
         squeue folds pending array tasks that have records of their own (requeued tasks) into the
         array's row. The row's task expression covers them, see
-        :func:`steward.slurm.arrays.covers`. :meth:`job` shows them.
+        :func:`steward.slurm.arrays.includes_task`. :meth:`job` shows them.
 
         Args:
             previous: ``rows`` of this object's last queue. Only jobs whose row changed become
@@ -182,7 +182,7 @@ class Slurm:
         out = self._squeue(form)
         cost_s = time.monotonic() - began
         records, rows, strange = parse_queue(form, out, self.people, rows_before)
-        return Queue(
+        return QueueSnapshot(
             records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
         )
 
@@ -213,7 +213,7 @@ class Slurm:
 
         Returns:
             The records; [] if slurmctld does not know the job, or no longer. More than
-            ``MOST_WHOLE`` records lack the fields of scontrol.
+            ``MAX_COMPLETED`` records lack the fields of scontrol.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -228,9 +228,9 @@ class Slurm:
         records = list(parsed)
         if strange:
             raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
-        return self._completed(str(job_id), records) if len(records) <= MOST_WHOLE else records
+        return self._completed(str(job_id), records) if len(records) <= MAX_COMPLETED else records
 
-    def standing(self) -> Standing:
+    def standing(self) -> ClusterRoles:
         """Return the facts that permissions depend on: PrivateData, AdminLevels and coordinators.
 
         Raises:
@@ -241,9 +241,9 @@ class Slurm:
         private = frozenset(word for word in words if word and word != "none")
         accounting = self._accounting(config)
         if accounting is None:
-            return Standing(private_data=private)
+            return ClusterRoles(private_data=private)
         officers = accounting.officers()
-        return Standing(
+        return ClusterRoles(
             private_data=private,
             admins=frozenset(officers),
             administrators=frozenset(
@@ -252,7 +252,7 @@ class Slurm:
             coordinators=accounting.coordinators(),
         )
 
-    def picture(self, zone: str = "") -> Picture:
+    def picture(self, zone: str = "") -> ClusterModel:
         """Return the cluster model for estimates: partitions, node shapes, users and accounts.
 
         Args:
@@ -261,17 +261,19 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        from steward.slurm.cluster_model import parse_picture, with_people
+        from steward.slurm.cluster_model import add_people, parse_cluster_model
 
-        taken_us = micros(utc_now())
+        taken_us = to_micros(utc_now())
         config = self.config()
         partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
         nodes = self._commands.run("scontrol", *ASK_NODES)
-        found = parse_picture(self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us)
+        found = parse_cluster_model(
+            self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
+        )
         accounting = self._accounting(config)
         if accounting is None:
             return found
-        return with_people(found, accounting.members())
+        return add_people(found, accounting.members())
 
     def configuration_mark(self) -> str:
         """Return a text that changes when slurmctld restarts or the cluster model changes.
@@ -341,7 +343,7 @@ class Slurm:
         accounting = self._accounting(self.config())
         return "" if accounting is None else accounting.submit_line(record)
 
-    def history(self) -> History | None:
+    def history(self) -> SacctHistory | None:
         """Return the client for slurmdbd's records of a period, or None without slurmdbd.
 
         Raises:
@@ -350,7 +352,7 @@ class Slurm:
         config = self.config()
         if self._accounting(config) is None:
             return None
-        return History(self._commands, config.get("ClusterName", self.cluster))
+        return SacctHistory(self._commands, config.get("ClusterName", self.cluster))
 
     def associations(self) -> Associations | None:
         """Return the cluster's associations, or None without slurmdbd.
@@ -361,12 +363,12 @@ class Slurm:
         accounting = self._accounting(self.config())
         return None if accounting is None else accounting.associations()
 
-    def _accounting(self, config: Mapping[str, str]) -> Accounting | None:
+    def _accounting(self, config: Mapping[str, str]) -> SlurmdbdClient | None:
         """Return the client for slurmdbd, or None if the cluster has none."""
         if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
             return None
         name = config.get("ClusterName", self.cluster)
-        return Accounting(self._commands, name, self.offered, self.people)
+        return SlurmdbdClient(self._commands, name, self.offered, self.people)
 
     def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
         """Return the queue format.
@@ -390,7 +392,7 @@ class Slurm:
     def _squeue(self, form: QueueFormat, *arguments: str) -> bytes:
         """Run squeue in a queue format and return its output."""
         return self._commands.run(
-            "squeue", *_ASK, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
+            "squeue", *_QUEUE_OPTIONS, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
         )
 
     def _completed(self, job: str, records: list[JobRecord]) -> list[JobRecord]:
@@ -405,12 +407,12 @@ class Slurm:
             if self._has_json:
                 try:
                     out = self._commands.run("scontrol", *words, "--json")
-                    return completed_by_json(records, out)
+                    return complete_from_json(records, out)
                 except (SlurmUnavailable, UnknownJob):
                     raise
                 except SlurmError as error:
                     self._has_json = False
                     log.info("cluster %s: no JSON from Slurm: %s", self.cluster, error)
-            return completed_by_text(records, self._commands.run("scontrol", "-o", *words))
+            return complete_from_text(records, self._commands.run("scontrol", "-o", *words))
         except UnknownJob:
             return records

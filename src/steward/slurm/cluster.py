@@ -1,7 +1,7 @@
 """Cluster queries: nodes, partitions, reservations, daemons, slurm.conf and job steps.
 
-:class:`Machine` runs ``scontrol show`` and ``scontrol ping`` for one cluster. Before it come two
-parsers that it uses:
+:class:`ClusterQueries` runs ``scontrol show`` and ``scontrol ping`` for one cluster. Before it come
+two parsers that it uses:
 
 - :func:`parse_config` reads ``scontrol show config`` into snake_case keys, as pyslurm does. Where
   pyslurm's older dictionary shortened a name, that name is present too. Passwords are omitted.
@@ -27,15 +27,15 @@ from steward.slurm.client import Slurm
 from steward.slurm.cluster_records import (
     NodeReader,
     NodeRecord,
+    ParsedNode,
     PartitionRecord,
     Reason,
     ReservationRecord,
-    Shown,
-    powered_down,
-    reason_of_sinfo,
-    with_reason,
+    make_powered_down_node,
+    parse_sinfo_reason,
+    replace_reason,
 )
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
 from steward.slurm.nodelists import NodeListError
 from steward.slurm.queue import Version
@@ -102,7 +102,7 @@ def parse_config(out: bytes) -> dict[str, Any]:
             if found:
                 break  # settings of cgroup.conf and others follow; they are not slurm.conf's
             continue
-        _add(found, setting[1].strip(), setting[2].strip())
+        _add_setting(found, setting[1].strip(), setting[2].strip())
     for name, short in _SHORT.items():
         if name in found:
             found.setdefault(short, found[name])
@@ -114,7 +114,7 @@ def parse_config(out: bytes) -> dict[str, Any]:
     return found
 
 
-def _add(found: dict[str, Any], name: str, text: str) -> None:
+def _add_setting(found: dict[str, Any], name: str, text: str) -> None:
     """Add one setting to the dictionary; skip passwords and repeated names."""
     indexed = _INDEXED.fullmatch(name)
     key = to_snake_case(indexed[1] if indexed else name)
@@ -190,18 +190,18 @@ def parse_steps(
         step = "TBD" if head[4] == "TDB" else head[4]
         job = head[1] + (f"_{head[2]}" if head[2] else f"+{head[3]}" if head[3] else "")
         # The first step of a name is real; a second one is text inside the first one's fields.
-        found.setdefault(job, {}).setdefault(step, _step(step, head[5], rest))
+        found.setdefault(job, {}).setdefault(step, _parse_step(step, head[5], rest))
     return found
 
 
-def _step(step: str, head: str, rest: str) -> dict[str, Any]:
+def _parse_step(step: str, head: str, rest: str) -> dict[str, Any]:
     """Parse the fields of one step."""
     name, _, tail = rest.rpartition(" Network=")
     network, _, after = tail.partition(" TRES=")
     fields: dict[str, Any] = {
         "step_id": step,
-        "name": _nothing(name),
-        "network": _nothing(network),
+        "name": _clear_empty(name),
+        "network": _clear_empty(network),
     }
     for word, value in _FIELD.findall(f"{head.removesuffix('Name=')} TRES={after}"):
         fields.setdefault(_NAMES.get(word, to_snake_case(word)), _parse_field(word, value))
@@ -218,7 +218,7 @@ def _parse_field(word: str, text: str) -> Any:
     return int(text) if re.fullmatch(r"\d{1,18}", text) else text
 
 
-def _nothing(text: str) -> str | None:
+def _clear_empty(text: str) -> str | None:
     """Return a text, or None for Slurm's spellings of no value."""
     return None if text in _NO_VALUE else text
 
@@ -251,7 +251,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True):
     up: bool
 
 
-class Machine:
+class ClusterQueries:
     """Client for the nodes, partitions, reservations and daemons of one cluster.
 
     Args:
@@ -261,7 +261,7 @@ class Machine:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._cluster = cluster
-        self._commands = Commands(cluster, settings)
+        self._commands = CommandRunner(cluster, settings)
         self._slurm = Slurm(cluster, settings)
         self._people = self._slurm.people
         self._reader = NodeReader(self._people)
@@ -279,7 +279,7 @@ class Machine:
             NodeListError: The node list is malformed.
             SlurmError: slurmctld does not answer.
         """
-        wanted = None if _is_all(nodelist) else _expand(nodelist)
+        wanted = None if _is_all(nodelist) else _expand_names(nodelist)
         if wanted is not None and len(wanted) == 1:
             return {wanted[0]: self._node(wanted[0])}
         found = self._all_nodes()
@@ -316,7 +316,7 @@ class Machine:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return cluster_records.partitions(self._show("partition"))
+        return cluster_records.parse_partitions(self._show("partition"))
 
     def reservations(self) -> dict[str, ReservationRecord]:
         """Return the reservations by name.
@@ -324,7 +324,7 @@ class Machine:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return cluster_records.reservations(self._show("reservation"))
+        return cluster_records.parse_reservations(self._show("reservation"))
 
     def started_at(self) -> datetime:
         """Return when slurmctld started (BOOT_TIME), UTC.
@@ -408,7 +408,7 @@ class Machine:
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for job in jobs:
-            job_id, task, offset = _job_named(job)
+            job_id, task, offset = _parse_job_target(job)
             records = [
                 record
                 for record in self._slurm.job(job_id)
@@ -417,7 +417,7 @@ class Machine:
             ]
             text = self._texts_of(str(job_id)) if records else {}
             found[job] = [
-                job_details.job_details(record, job_details.extras(record, text))
+                job_details.build_job_details(record, job_details.read_extras(record, text))
                 for record in records
             ]
         return found
@@ -436,7 +436,9 @@ class Machine:
         """
         text = self._texts_of() if full else {}
         return [
-            job_details.job_details(record, job_details.extras(record, text) if full else None)
+            job_details.build_job_details(
+                record, job_details.read_extras(record, text) if full else None
+            )
             for record in self._slurm.all_jobs(is_whole=full, dependency_bytes=dependency_bytes)
         ]
 
@@ -451,7 +453,7 @@ class Machine:
         """
         found: dict[str, Steps] = {}
         for job in jobs:
-            job_id, task, offset = _job_named(job)
+            job_id, task, offset = _parse_job_target(job)
             found[job] = {}
             try:
                 out = self._show("step", job)
@@ -467,7 +469,7 @@ class Machine:
     def _texts_of(self, *job: str) -> dict[int, str]:
         """Return scontrol's text for jobs, by job id."""
         try:
-            return job_details.segments(self._show("job", *job))
+            return job_details.split_segments(self._show("job", *job))
         except UnknownJob:
             return {}
 
@@ -503,11 +505,11 @@ class Machine:
         hides = self._hides_some()
         # FUTURE nodes are listed only with -F, and must be told from hidden cloud nodes.
         out = self._show("node", future=hides)
-        shown = reader.nodes(out) if reader else cluster_records.nodes(out, self._people)
+        shown = reader.nodes(out) if reader else cluster_records.parse_nodes(out, self._people)
         unsure = any(not one.is_sure for one in shown)
         listed = self._listed() if hides or unsure else set()
         count = Counter(one.node.name for one in shown)
-        found: dict[str, Shown] = {}
+        found: dict[str, ParsedNode] = {}
         for one in shown:
             name = one.node.name
             if name in found:
@@ -524,7 +526,7 @@ class Machine:
         nodes = self._with_sure_reasons(found)
         if not hides:
             return nodes
-        nodes |= {name: powered_down(name) for name in sorted(listed - nodes.keys())}
+        nodes |= {name: make_powered_down_node(name) for name in sorted(listed - nodes.keys())}
         return {name: node for name, node in nodes.items() if node.base != "FUTURE"}
 
     def _hides_some(self) -> bool:
@@ -534,7 +536,9 @@ class Machine:
     def _listed(self) -> set[str]:
         """Return the nodes that partitions list, hidden ones included."""
         lists = (partition.nodes for partition in self.partitions().values())
-        return {name for nodelist in lists if nodelist for name in nodelists.expand(nodelist)}
+        return {
+            name for nodelist in lists if nodelist for name in nodelists.expand_nodelist(nodelist)
+        }
 
     def _node(self, name: str) -> NodeRecord:
         """Query one node, hidden cloud nodes included."""
@@ -546,7 +550,7 @@ class Machine:
             raise
         return self._with_sure_reasons({name: shown})[name]
 
-    def _shown(self, name: str) -> Shown:
+    def _shown(self, name: str) -> ParsedNode:
         """Query one node; the first record is genuine, whatever its texts contain."""
         try:
             out = self._show("node", name)
@@ -554,17 +558,17 @@ class Machine:
             if _NOT_FOUND.search(error.said):
                 raise UnknownNode([name]) from error
             raise
-        shown = next(iter(cluster_records.nodes(out, self._people)), None)
+        shown = next(iter(cluster_records.parse_nodes(out, self._people)), None)
         if shown is None or shown.node.name != name:
             raise UnknownNode([name])
         return shown
 
-    def _with_sure_reasons(self, found: Mapping[str, Shown]) -> dict[str, NodeRecord]:
+    def _with_sure_reasons(self, found: Mapping[str, ParsedNode]) -> dict[str, NodeRecord]:
         """Return the records, with uncertain reasons read again from sinfo."""
         unsure = [name for name, shown in found.items() if not shown.has_sure_reason]
         sure = self._reasons(unsure) if unsure else {}
         return {
-            name: with_reason(shown.node, sure[name]) if name in sure else shown.node
+            name: replace_reason(shown.node, sure[name]) if name in sure else shown.node
             for name, shown in found.items()
         }
 
@@ -583,8 +587,8 @@ class Machine:
         for row in out.decode("utf-8", "backslashreplace").split(f"{word}\n"):
             parts = row.split(_SEPARATOR, 3)
             if len(parts) == 4:
-                reason = reason_of_sinfo(*parts[1:])
-                found |= dict.fromkeys(nodelists.expand(parts[0]), reason)
+                reason = parse_sinfo_reason(*parts[1:])
+                found |= dict.fromkeys(nodelists.expand_nodelist(parts[0]), reason)
         return found
 
 
@@ -592,17 +596,17 @@ def _is_all(nodelist: str) -> bool:
     return nodelist.strip().upper() in ("", "ALL")
 
 
-def _job_named(job: str) -> tuple[int, int | None, int | None]:
+def _parse_job_target(job: str) -> tuple[int, int | None, int | None]:
     """Parse a job name into raw id, array task and het component, or raise UnknownJob."""
-    name = job_details.named(job)
+    name = job_details.parse_job_target(job)
     if name is None:
         raise UnknownJob(f"{job!r} is no job's name: use 12, 12_3 or 12+1", (), job)
     return name
 
 
-def _expand(nodelist: str) -> list[str]:
+def _expand_names(nodelist: str) -> list[str]:
     """Return the distinct names of a node list that uses commas or blanks."""
-    names = nodelists.expand(",".join(nodelist.replace(",", " ").split()))
+    names = nodelists.expand_nodelist(",".join(nodelist.replace(",", " ").split()))
     if not names:
         raise NodeListError(f"{nodelist!r} names no node", (), nodelist)
     return list(dict.fromkeys(names))
@@ -629,7 +633,7 @@ def node_addresses(cluster: str, settings: ClusterSettings) -> Mapping[str, Node
     Raises:
         SlurmError: Slurm does not answer, or denies permission.
     """
-    nodes = Machine(cluster, settings).node_states()
+    nodes = ClusterQueries(cluster, settings).node_states()
     # A hidden powered-down node has no address yet.
     return {
         name: NodePlace(node.address, node.hostname or node.address)

@@ -1,7 +1,8 @@
 """Node, partition and reservation changes through ``scontrol create``, ``update`` and ``delete``.
 
-:class:`MachineChanging` carries out the changes; :func:`node_infos` and :func:`partition_infos`
-translate key names in advance, for callers that check permissions.
+:class:`ClusterChanges` carries out the changes; :func:`normalize_node_changes` and
+:func:`normalize_partition_changes` translate key names in advance, for callers that check
+permissions.
 
 ``scontrol update nodename=good,bad`` fails and yet changes ``good``. So node names are validated
 before anything changes, and the result is reported for each node.
@@ -13,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 
 from steward.slurm import nodelists
-from steward.slurm.cluster import Machine
+from steward.slurm.cluster import ClusterQueries
 from steward.slurm.cluster_records import NodeRecord
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import (
     SlurmError,
     SlurmRefused,
@@ -25,10 +26,10 @@ from steward.slurm.errors import (
     WrongUpdate,
 )
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 _IsDone = Callable[[NodeRecord], bool]
-Told = dict[str, str]
+NodeErrors = dict[str, str]
 """Slurm's error by node name; "" for a node that has the requested state."""
 
 NodeChange = Literal[
@@ -96,7 +97,7 @@ _WRONG: Final = re.compile(
 )
 
 
-class MachineChanging:
+class ClusterChanges:
     """Changes nodes, partitions and reservations of one cluster.
 
     Needs SlurmUser, root or an administrator.
@@ -108,17 +109,17 @@ class MachineChanging:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._cluster = cluster
-        self._machine = Machine(cluster, settings)
-        self._commands = Commands(cluster, settings)
-        self._people = People()
+        self._machine = ClusterQueries(cluster, settings)
+        self._commands = CommandRunner(cluster, settings)
+        self._people = NameResolver()
 
-    def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> Told:
+    def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> NodeErrors:
         """Set the state of nodes: down, drain, resume and so on.
 
         Args:
             nodes: Node names.
             state: The new state, in Slurm's word.
-            reason: Reason, required for ``DOWN``, ``DRAIN`` and ``FAIL``. See :func:`reason_text`.
+            reason: Reason, required for ``DOWN``, ``DRAIN`` and ``FAIL``. See :func:`clean_reason`.
 
         Returns:
             Slurm's error for each node, or "". A node that already has the state counts as
@@ -132,13 +133,13 @@ class MachineChanging:
         """
         if state not in CHANGES:
             raise WrongUpdate(f"{state!r} is no state to set: use one of {', '.join(CHANGES)}")
-        why = reason_text(reason)
+        why = clean_reason(reason)
         if state in _WITH_REASON and not why:
             raise WrongUpdate(f"a node is set {state} for a reason only: say one")
         words = [f"State={state}", *([f"Reason={why}"] if why else [])]
-        return self._update(nodes, words, lambda node: _is(node, state, why))
+        return self._update(nodes, words, lambda node: _has_state(node, state, why))
 
-    def update_nodes(self, nodes: Sequence[str], infos: Mapping[str, Any]) -> Told:
+    def update_nodes(self, nodes: Sequence[str], infos: Mapping[str, Any]) -> NodeErrors:
         """Change properties of nodes, such as weight, features or comment.
 
         Args:
@@ -151,7 +152,9 @@ class MachineChanging:
         Raises:
             SlurmError: As :meth:`set_state`.
         """
-        return self._update(nodes, _words(infos, _NODE_KEYS, "a node"), lambda _node: False)
+        return self._update(
+            nodes, _format_changes(infos, _NODE_KEYS, "a node"), lambda _node: False
+        )
 
     def create_reservation(
         self,
@@ -185,16 +188,16 @@ class MachineChanging:
         """
         self._machine.node_names(",".join(nodes))
         infos: dict[str, Any] = {
-            "StartTime": "now" if start is None else _moment(start),
-            **({"Duration": duration} if end is None else {"EndTime": _moment(end)}),
-            "Nodes": nodelists.fold(nodes),
+            "StartTime": "now" if start is None else _format_moment(start),
+            **({"Duration": duration} if end is None else {"EndTime": _format_moment(end)}),
+            "Nodes": nodelists.fold_nodelist(nodes),
             "Users": self._known(users),
             "Accounts": list(accounts),
             "Flags": list(flags),
         }
         wanted = {key: value for key, value in infos.items() if value}
-        words = _words(wanted, _RESERVATION_KEYS, "a reservation")
-        self._run("create", "reservation", f"ReservationName={_name(name)}", *words)
+        words = _format_changes(wanted, _RESERVATION_KEYS, "a reservation")
+        self._run("create", "reservation", f"ReservationName={_validate_name(name)}", *words)
 
     def update_reservation(self, name: str, infos: Mapping[str, Any]) -> None:
         """Change a reservation. ``nodes`` replaces its whole node list.
@@ -205,9 +208,9 @@ class MachineChanging:
         """
         checked = dict(infos)
         for key in checked.keys() & {"users", "Users"}:
-            checked[key] = self._known(_listed(checked[key]))
-        words = _words(checked, _RESERVATION_KEYS, "a reservation")
-        self._run("update", f"ReservationName={_name(name)}", *words)
+            checked[key] = self._known(_split_value(checked[key]))
+        words = _format_changes(checked, _RESERVATION_KEYS, "a reservation")
+        self._run("update", f"ReservationName={_validate_name(name)}", *words)
 
     def set_reservation_nodes(self, name: str, nodes: Sequence[str]) -> None:
         """Replace the node list of a reservation.
@@ -216,7 +219,7 @@ class MachineChanging:
             SlurmError: As :meth:`update_reservation`.
         """
         self._machine.node_names(",".join(nodes))
-        self.update_reservation(name, {"Nodes": nodelists.fold(nodes)})
+        self.update_reservation(name, {"Nodes": nodelists.fold_nodelist(nodes)})
 
     def delete_reservation(self, name: str) -> None:
         """Delete a reservation.
@@ -225,7 +228,7 @@ class MachineChanging:
             UnknownReservation: No reservation has this name.
             SlurmError: Jobs that use it prevent its deletion.
         """
-        self._run("delete", f"ReservationName={_name(name, strict=False)}")
+        self._run("delete", f"ReservationName={_validate_name(name, strict=False)}")
 
     def update_partition(self, name: str, infos: Mapping[str, Any]) -> None:
         """Change the properties of a partition.
@@ -235,15 +238,15 @@ class MachineChanging:
             WrongUpdate: A value is invalid.
             SlurmError: Slurm does not answer, or denies permission.
         """
-        words = _words(infos, _PARTITION_KEYS, "a partition")
-        self._run("update", f"PartitionName={_name(name)}", *words)
+        words = _format_changes(infos, _PARTITION_KEYS, "a partition")
+        self._run("update", f"PartitionName={_validate_name(name)}", *words)
 
-    def _update(self, nodes: Sequence[str], words: Sequence[str], is_done: _IsDone) -> Told:
+    def _update(self, nodes: Sequence[str], words: Sequence[str], is_done: _IsDone) -> NodeErrors:
         """Update nodes together; after an error, one by one."""
         names = list(dict.fromkeys(nodes))
         before = self._machine.nodes(",".join(names))
         try:
-            self._run("update", f"NodeName={nodelists.fold(before)}", *words)
+            self._run("update", f"NodeName={nodelists.fold_nodelist(before)}", *words)
         except (SlurmRefused, SlurmUnavailable):
             raise
         except SlurmError as error:
@@ -253,10 +256,10 @@ class MachineChanging:
 
     def _one_by_one(
         self, names: Sequence[str], words: Sequence[str], is_done: _IsDone, error: SlurmError
-    ) -> Told:
+    ) -> NodeErrors:
         """Update each node that is not yet in the requested state; return the error of each."""
         after = self._machine.nodes(",".join(names))
-        told: Told = {}
+        told: NodeErrors = {}
         for name in names:
             told[name] = ""
             if is_done(after[name]):
@@ -268,7 +271,7 @@ class MachineChanging:
             except (SlurmRefused, SlurmUnavailable):
                 raise
             except SlurmError as wrong:
-                told[name] = said(wrong)
+                told[name] = extract_message(wrong)
         return told
 
     def _known(self, users: Sequence[str]) -> list[str]:
@@ -291,12 +294,12 @@ class MachineChanging:
                 (_WRONG, WrongUpdate),
             ):
                 if pattern.search(error.said):
-                    what = f"cluster {self._cluster}: {said(error)}"
+                    what = f"cluster {self._cluster}: {extract_message(error)}"
                     raise kind(what, error.command, error.said) from error
             raise
 
 
-def reason_text(text: str) -> str:
+def clean_reason(text: str) -> str:
     """Return a reason as Slurm stores it: one line, without the quotes that ``scontrol`` strips.
 
     Slurm appends user and time in brackets; brackets inside the reason are kept.
@@ -305,12 +308,12 @@ def reason_text(text: str) -> str:
     return " ".join(shown.split())[:_LONGEST_REASON].rstrip()
 
 
-def said(error: SlurmError) -> str:
+def extract_message(error: SlurmError) -> str:
     """Return Slurm's error message without the prefix of the command."""
     return _SPEAKER.sub("", error.said).strip("; ") or str(error)
 
 
-def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
+def _has_state(node: NodeRecord, state: NodeChange, reason: str) -> bool:
     """Return True if a node already has the requested state."""
     flags = node.flags
     if state == "DRAIN":
@@ -326,28 +329,28 @@ def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
     return False
 
 
-def node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_node_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested node changes under Slurm's key names.
 
-    ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``, so code that inspects a
-    change must normalize its keys here first.
+    ``State`` may be written ``render_node_state``, ``state_up`` or ``NodeState``, so code that
+    inspects a change must normalize its keys here first.
 
     Raises:
         WrongUpdate: A key is unknown, or is given twice.
     """
-    return _by_key(infos, _NODE_KEYS, "a node")
+    return _normalize_keys(infos, _NODE_KEYS, "a node")
 
 
-def partition_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_partition_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested partition changes under Slurm's key names.
 
     Raises:
-        WrongUpdate: As :func:`node_infos`.
+        WrongUpdate: As :func:`normalize_node_changes`.
     """
-    return _by_key(infos, _PARTITION_KEYS, "a partition")
+    return _normalize_keys(infos, _PARTITION_KEYS, "a partition")
 
 
-def _by_key(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
+def _normalize_keys(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
     """Return values by Slurm's keys.
 
     Reject unknown keys, which Slurm might complete by guessing.
@@ -367,20 +370,20 @@ def _by_key(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[st
     return found
 
 
-def _words(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
+def _format_changes(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
     """Format changes as ``Key=value`` arguments."""
-    found = _by_key(infos, keys, what)
-    return [f"{key}={_value(key, value)}" for key, value in found.items()]
+    found = _normalize_keys(infos, keys, what)
+    return [f"{key}={_format_value(key, value)}" for key, value in found.items()]
 
 
-def _value(key: str, value: Any) -> str:
+def _format_value(key: str, value: Any) -> str:
     """Format a value for scontrol; reject what it could misread."""
     if key == "Reason":
-        return reason_text(str(value))
+        return clean_reason(str(value))
     if isinstance(value, bool):
         text = "YES" if value else "NO"
     elif isinstance(value, datetime):
-        text = _moment(value)
+        text = _format_moment(value)
     elif isinstance(value, list | tuple):
         text = ",".join(str(part) for part in value)
     else:
@@ -390,13 +393,13 @@ def _value(key: str, value: Any) -> str:
     return text
 
 
-def _listed(value: Any) -> list[str]:
+def _split_value(value: Any) -> list[str]:
     """Split a list, or a comma-separated text."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     return [str(part) for part in parts if part]
 
 
-def _name(name: str, *, strict: bool = True) -> str:
+def _validate_name(name: str, *, strict: bool = True) -> str:
     """Return a name if Slurm accepts it; names of existing objects are checked less strictly."""
     good = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
     if not good or name.startswith("-"):
@@ -404,6 +407,6 @@ def _name(name: str, *, strict: bool = True) -> str:
     return name
 
 
-def _moment(at: datetime) -> str:
+def _format_moment(at: datetime) -> str:
     """Format a time for Slurm's commands, which run under TZ=UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,8 +1,9 @@
 """Cluster model for job estimates: partitions, node shapes, billing weights, users and accounts.
 
-:func:`parse_picture` builds a :class:`Picture` from ``scontrol show config``, ``partition`` and
-``node``; :func:`parse_people` and :func:`with_people` add users from sacctmgr, where there is a
-slurmdbd. The gate and the price estimates use the model without asking Slurm again.
+:func:`parse_cluster_model` builds a :class:`ClusterModel` from ``scontrol show config``,
+``partition`` and ``node``; :func:`parse_people` and :func:`add_people` add users from sacctmgr,
+where there is a slurmdbd. The gate and the price estimates use the model without asking Slurm
+again.
 
 Memory is in MiB, times are in seconds unless a name ends in ``_us``.
 """
@@ -15,25 +16,25 @@ from typing import Final
 import msgspec
 
 from steward.slurm import tres
-from steward.slurm.nodelists import fold
-from steward.slurm.tres import amount_of_tres, parse_tres
-from steward.slurm.users import People
+from steward.slurm.nodelists import fold_nodelist
+from steward.slurm.tres import parse_tres, parse_tres_amount
+from steward.slurm.users import NameResolver
 from steward.slurm.values import decode_text, parse_number, parse_seconds
 
 ASK_PARTITIONS: Final = ("-a", "-o", "show", "partition")
 ASK_NODES: Final = ("-a", "-o", "show", "node")
-"""Arguments of scontrol that list nodes; :func:`parse_picture` takes the output."""
+"""Arguments of scontrol that list nodes; :func:`parse_cluster_model` takes the output."""
 
 KILL_WAIT_S: Final = 30
 """Slurm's default for KillWait, in seconds."""
 
 
-class _Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Base of the model's structs; defaults are omitted when encoded.
     pass
 
 
-class NodeShape(_Noun, frozen=True):
+class NodeShape(_Model, frozen=True):
     """Group of nodes with identical hardware.
 
     Attributes:
@@ -67,7 +68,7 @@ class NodeShape(_Noun, frozen=True):
         return {"cpu": self.usable_cpus, "mem": self.memory_mib, "node": 1, **self.tres}
 
 
-class PartitionPicture(_Noun, frozen=True):
+class PartitionModel(_Model, frozen=True):
     """Partition, with the limits and defaults that apply to its jobs.
 
     Attributes:
@@ -110,7 +111,7 @@ class PartitionPicture(_Noun, frozen=True):
     billing: dict[str, str] = {}
 
 
-class Picture(_Noun, frozen=True):
+class ClusterModel(_Model, frozen=True):
     """Model of one cluster at one moment.
 
     Attributes:
@@ -137,7 +138,7 @@ class Picture(_Noun, frozen=True):
     cluster: str
     taken_us: int = 0
     zone: str = ""
-    partitions: dict[str, PartitionPicture] = {}
+    partitions: dict[str, PartitionModel] = {}
     default_partition: str = ""
     shapes: tuple[NodeShape, ...] = ()
     selects: str = ""
@@ -169,10 +170,10 @@ _SHOWN: Final = frozenset(
     ("CoresPerSocket", "CPUTot", "CPUEfctv", "Gres", "RealMemory", "Sockets", "Partitions")
 )
 
-People_ = tuple[dict[int, str], dict[str, str], dict[str, str]]
+PeopleTables = tuple[dict[int, str], dict[str, str], dict[str, str]]
 
 
-def parse_picture(
+def parse_cluster_model(
     cluster: str,
     config: Mapping[str, str],
     partitions: bytes,
@@ -180,7 +181,7 @@ def parse_picture(
     *,
     zone: str = "",
     taken_us: int = 0,
-) -> Picture:
+) -> ClusterModel:
     """Build the model of a cluster, without users and accounts.
 
     Args:
@@ -191,18 +192,18 @@ def parse_picture(
         zone: IANA name of the cluster's time zone.
         taken_us: Time of the query, µs since the epoch.
     """
-    shapes, members = _shapes(nodes)
-    found: dict[str, PartitionPicture] = {}
+    shapes, members = _parse_shapes(nodes)
+    found: dict[str, PartitionModel] = {}
     default = ""
     for line in partitions.decode("utf-8", "backslashreplace").splitlines():
         shown = dict(_WORD.findall(line))
         name = shown.get("PartitionName", "")
         if not name:
             continue
-        found[name] = _partition(name, shown, config, members.get(name, {}), shapes)
+        found[name] = _parse_partition(name, shown, config, members.get(name, {}), shapes)
         if shown.get("Default") == "YES":
             default = name
-    return Picture(
+    return ClusterModel(
         cluster=cluster,
         taken_us=taken_us,
         zone=zone,
@@ -211,10 +212,10 @@ def parse_picture(
         shapes=tuple(shapes),
         selects=config.get("SelectTypeParameters", "").lower(),
         linear=config.get("SelectType", "") == "select/linear",
-        billing_max=_billing_max(config.get("PriorityFlags", "")),
+        billing_max=_parse_billing_max(config.get("PriorityFlags", "")),
         tracked=tuple(filter(None, config.get("AccountingStorageTRES", "").split(","))),
         max_array=parse_number(config.get("MaxArraySize", "")) or 0,
-        kill_wait_s=_kill_wait(config.get("KillWait", "")),
+        kill_wait_s=_parse_kill_wait(config.get("KillWait", "")),
         accounting=config.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
         enforced=not _ASSOCIATED.isdisjoint(
             config.get("AccountingStorageEnforce", "").lower().split(",")
@@ -222,7 +223,7 @@ def parse_picture(
     )
 
 
-def parse_people(named: bytes, associations: bytes, known: People) -> People_:
+def parse_people(named: bytes, associations: bytes, known: NameResolver) -> PeopleTables:
     """Return users by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
     Args:
@@ -261,7 +262,7 @@ _BILLING_MAX: Final = {
 """
 
 
-def _billing_max(flags: str) -> tuple[str, ...]:
+def _parse_billing_max(flags: str) -> tuple[str, ...]:
     """Return the kinds of TRES that PriorityFlags makes billing count by maximum."""
     for flag in flags.upper().split(","):
         if kinds := _BILLING_MAX.get(flag.strip()):
@@ -273,7 +274,7 @@ _ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys
 """Values of AccountingStorageEnforce that require an association, see slurm.conf(5)."""
 
 
-def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
+def _parse_shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
     """Group nodes by hardware; return the shapes and how many of each a partition has."""
     kinds: dict[tuple[str, ...], list[str]] = {}
     parts: dict[tuple[str, ...], dict[str, int]] = {}
@@ -298,49 +299,49 @@ def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
     shapes: list[NodeShape] = []
     members: dict[str, dict[int, int]] = {}
     for number, (key, names) in enumerate(kinds.items()):
-        shapes.append(_shape(key, names))
+        shapes.append(_build_shape(key, names))
         for partition, count in parts[key].items():
             members.setdefault(partition, {})[number] = count
     return shapes, members
 
 
-def _shape(key: tuple[str, ...], names: list[str]) -> NodeShape:
+def _build_shape(key: tuple[str, ...], names: list[str]) -> NodeShape:
     """Build a node shape from a group's fields."""
     cpus, usable, sockets, cores, memory, gres = key
     total = parse_number(cpus) or 1
     of_sockets = parse_number(sockets) or 1
     return NodeShape(
-        nodes=fold(names),
+        nodes=fold_nodelist(names),
         count=len(names),
         cpus=total,
         usable_cpus=parse_number(usable) or total,
         cores=of_sockets * (parse_number(cores) or 1),
         sockets=of_sockets,
         memory_mib=parse_number(memory) or 1,
-        tres=tres.gres(gres),
+        tres=tres.parse_gres(gres),
     )
 
 
-def _partition(
+def _parse_partition(
     name: str,
     shown: Mapping[str, str],
     config: Mapping[str, str],
     members: Mapping[int, int],
     shapes: list[NodeShape],
-) -> PartitionPicture:
+) -> PartitionModel:
     """Build the model of a partition."""
     defaults = {
-        **_defaults(config.get("JobDefaults", "")),
-        **_defaults(shown.get("JobDefaults", "")),
+        **_parse_job_defaults(config.get("JobDefaults", "")),
+        **_parse_job_defaults(shown.get("JobDefaults", "")),
     }
     count = parse_number(shown.get("TotalNodes", "")) or 0
     kinds = dict(members)
-    unseen = _unseen(shown, count, kinds, shapes)
+    unseen = _estimate_hidden_nodes(shown, count, kinds, shapes)
     if unseen is not None:
         shapes.append(unseen)
         kinds[len(shapes) - 1] = unseen.count
     selects = shown.get("SelectTypeParameters", "NONE").lower()
-    return PartitionPicture(
+    return PartitionModel(
         name=name,
         shapes=tuple(kinds.items()),
         nodes=count,
@@ -348,18 +349,20 @@ def _partition(
         min_nodes=parse_number(shown.get("MinNodes", "")) or 0,
         max_time_s=parse_seconds(shown.get("MaxTime", "")),
         default_time_s=parse_seconds(shown.get("DefaultTime", "")),
-        over_time_s=_over_time(shown.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")),
+        over_time_s=_parse_over_time(
+            shown.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")
+        ),
         # Slurm 26.05 has a field of its own for this.
         exclusive=shown.get("OverSubscribe") == "EXCLUSIVE" or shown.get("Exclusive") == "NODE",
         selects="" if selects == "none" else selects,
-        **_memory(shown, config),
+        **_parse_memory_limits(shown, config),
         def_cpu_per_gpu=defaults.get("DefCpuPerGPU", 0),
         def_mem_per_gpu_mib=defaults.get("DefMemPerGPU", 0),
-        billing=_weights(shown.get("TRESBillingWeights", "")),
+        billing=_parse_billing_weights(shown.get("TRESBillingWeights", "")),
     )
 
 
-def _memory(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, int]:
+def _parse_memory_limits(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, int]:
     """Return memory defaults and limits: the partition's own, or the cluster's.
 
     Of each pair (per CPU, per node) only one applies. A partition's value hides both of the
@@ -377,7 +380,7 @@ def _memory(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, in
     return found
 
 
-def _unseen(
+def _estimate_hidden_nodes(
     shown: Mapping[str, str], count: int, kinds: Mapping[int, int], shapes: list[NodeShape]
 ) -> NodeShape | None:
     """Return a shape for nodes that Slurm counts but hides, such as powered-down cloud nodes.
@@ -406,7 +409,7 @@ def _unseen(
     )
 
 
-def _over_time(own: str, clusters: str) -> int | None:
+def _parse_over_time(own: str, clusters: str) -> int | None:
     """Parse OverTimeLimit into seconds.
 
     ``5`` and ``5 min`` are minutes, ``NONE`` means the cluster's.
@@ -418,13 +421,13 @@ def _over_time(own: str, clusters: str) -> int | None:
     return (minutes or 0) * 60
 
 
-def _kill_wait(text: str) -> int:
+def _parse_kill_wait(text: str) -> int:
     """Parse KillWait (``30 sec``) into seconds."""
     seconds = parse_number(text.partition(" ")[0])
     return KILL_WAIT_S if seconds is None else seconds
 
 
-def _defaults(text: str) -> dict[str, int]:
+def _parse_job_defaults(text: str) -> dict[str, int]:
     """Parse JobDefaults: ``DefCpuPerGPU=4,DefMemPerGPU=2048``."""
     return {
         name: count
@@ -439,7 +442,7 @@ _WEIGHT: Final = re.compile(
 """A number as strtod(3) reads it, which Slurm calls, and its suffix."""
 
 
-def _weight(number: str) -> Fraction:
+def _parse_weight(number: str) -> Fraction:
     """Parse a billing weight as strtod(3) does."""
     if "x" in number.lower():
         return Fraction(float.fromhex(number))
@@ -449,7 +452,7 @@ def _weight(number: str) -> Fraction:
     )
 
 
-def _weights(text: str) -> dict[str, str]:
+def _parse_billing_weights(text: str) -> dict[str, str]:
     """Parse TRESBillingWeights: ``CPU=1.0,Mem=0.25G,GRES/gpu:a100=2``; memory per MiB."""
     found: dict[str, str] = {}
     for part in text.split(","):
@@ -458,12 +461,12 @@ def _weights(text: str) -> dict[str, str]:
         if not equals or match is None or not match[1].strip("."):
             continue
         try:
-            value = _weight(match[1])
+            value = _parse_weight(match[1])
         except (ValueError, OverflowError):
             continue
         if match[2]:
             # A suffix is the unit that the weight applies to: 0.25G is 0.25 per GiB.
-            per = amount_of_tres(name.lower(), f"1{match[2]}")
+            per = parse_tres_amount(name.lower(), f"1{match[2]}")
             value = value / per if per else value * 1024
         # Slurm ignores case in TRES names, but not in the type of a GRES.
         kind, slash, rest = name.partition("/")
@@ -471,7 +474,7 @@ def _weights(text: str) -> dict[str, str]:
     return found
 
 
-def with_people(shown: Picture, found: People_) -> Picture:
+def add_people(shown: ClusterModel, found: PeopleTables) -> ClusterModel:
     """Return the model with users, accounts and QOS added."""
     users, accounts, qos = found
     return msgspec.structs.replace(shown, users=users, accounts=accounts, qos=qos)

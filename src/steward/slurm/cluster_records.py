@@ -1,11 +1,11 @@
 """Parser for ``scontrol -a -o show node``, ``partition`` and ``reservation``: one record per line.
 
-:func:`nodes`, :func:`partitions` and :func:`reservations` return typed records;
+:func:`parse_nodes`, :func:`parse_partitions` and :func:`parse_reservations` return typed records;
 :class:`NodeReader` parses repeated node listings faster.
 
 The text form escapes nothing. A node's reason, comment and extra come last, so they cannot be
 mistaken for its state. If they leave the end of the reason uncertain, the result says so, and
-:class:`steward.slurm.cluster.Machine` asks again in an unambiguous form.
+:class:`steward.slurm.cluster.ClusterQueries` asks again in an unambiguous form.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.slurm.node_states import UNKNOWN, format_node_state, parse_node_state
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 from steward.slurm.values import (
     clear_null,
     convert_fields,
@@ -188,7 +188,7 @@ class Reason(msgspec.Struct, frozen=True):
     at: datetime | None = None
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ParsedNode(msgspec.Struct, frozen=True):
     """Parsed node record and how far to trust it.
 
     Attributes:
@@ -212,14 +212,14 @@ class NodeReader:
         people: Resolves the users who gave reasons.
     """
 
-    def __init__(self, people: People) -> None:
+    def __init__(self, people: NameResolver) -> None:
         self._people = people
         self._known: dict[str, tuple[NodeRecord, bool, bool]] = {}
 
-    def nodes(self, out: bytes) -> list[Shown]:
-        """Parse a listing as :func:`nodes` does."""
+    def nodes(self, out: bytes) -> list[ParsedNode]:
+        """Parse a listing as :func:`parse_nodes` does."""
         before, self._known = self._known, {}
-        found: list[Shown] = []
+        found: list[ParsedNode] = []
         is_sure = True
         for line in split_records(out, "NodeName="):
             read = before.get(line) or self._read(line)
@@ -227,13 +227,13 @@ class NodeReader:
             if node.reason_uid is not None or not node.reason_user:
                 # An unresolved user name may resolve the next time.
                 self._known[line] = read
-            found.append(Shown(node, is_sure, has_sure_reason))
+            found.append(ParsedNode(node, is_sure, has_sure_reason))
             is_sure &= is_plain
         return found
 
     def _read(self, line: str) -> tuple[NodeRecord, bool, bool]:
         """Parse a line into a record without ``details``."""
-        node, has_sure_reason = _node(line, self._people)
+        node, has_sure_reason = _parse_node(line, self._people)
         return msgspec.structs.replace(node, details={}), has_sure_reason, _is_plain(line)
 
 
@@ -245,23 +245,23 @@ def _is_plain(line: str) -> bool:
     return _AFTER.search(line) is None and "\n" not in line and " State=" in line
 
 
-def nodes(out: bytes, people: People) -> list[Shown]:
+def parse_nodes(out: bytes, people: NameResolver) -> list[ParsedNode]:
     """Parse nodes. A name occurs twice if a comment contains a line that looks like a node.
 
     Args:
         out: Output of ``scontrol -a -o show node``.
         people: Resolves the users who gave reasons.
     """
-    found: list[Shown] = []
+    found: list[ParsedNode] = []
     is_sure = True
     for line in split_records(out, "NodeName="):
-        node, has_sure_reason = _node(line, people)
-        found.append(Shown(node, is_sure, has_sure_reason))
+        node, has_sure_reason = _parse_node(line, people)
+        found.append(ParsedNode(node, is_sure, has_sure_reason))
         is_sure &= _is_plain(line)
     return found
 
 
-def powered_down(name: str) -> NodeRecord:
+def make_powered_down_node(name: str) -> NodeRecord:
     """Return the record of a node that Slurm hides while it is powered down."""
     base, flags = UNKNOWN, ("CLOUD", "POWERED_DOWN")
     state = format_node_state(base, flags)
@@ -270,7 +270,7 @@ def powered_down(name: str) -> NodeRecord:
     )
 
 
-def partitions(out: bytes) -> dict[str, PartitionRecord]:
+def parse_partitions(out: bytes) -> dict[str, PartitionRecord]:
     """Parse ``scontrol -a -o show partition`` into records by name."""
     found: dict[str, PartitionRecord] = {}
     for line in split_records(out, "PartitionName="):
@@ -285,7 +285,7 @@ def partitions(out: bytes) -> dict[str, PartitionRecord]:
     return found
 
 
-def reservations(out: bytes) -> dict[str, ReservationRecord]:
+def parse_reservations(out: bytes) -> dict[str, ReservationRecord]:
     """Parse ``scontrol -a -o show reservation`` into records by name."""
     found: dict[str, ReservationRecord] = {}
     for line in split_records(out, "ReservationName="):
@@ -306,7 +306,7 @@ def reservations(out: bytes) -> dict[str, ReservationRecord]:
     return found
 
 
-def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
+def replace_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
     """Return a node record with its reason replaced."""
     details = {
         "reason": reason.text or None,
@@ -324,7 +324,7 @@ def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
     )
 
 
-def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
+def parse_sinfo_reason(user: str, at: str, text: str) -> Reason:
     """Build a reason from sinfo's ``%U``, ``%H`` and ``%E``; empty for ``none``."""
     match = _USER.fullmatch(user.strip())
     if match is None:
@@ -332,14 +332,14 @@ def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
     return Reason(join_lines(text), match[1], int(match[2]), parse_moment(at.strip()))
 
 
-def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
+def _parse_node(line: str, people: NameResolver) -> tuple[NodeRecord, bool]:
     """Parse a node's record; also return True if the end of its reason is certain."""
     texts = _TEXTS.search(line)
     fields = dict(split_fields(line[: texts.start()] if texts else line))
     base, flags = parse_node_state(fields.get("State", ""))
     state = format_node_state(base, flags)
     tail = line[texts.start() :] if texts else ""
-    reason, has_sure_reason = _reason(tail, people)
+    reason, has_sure_reason = _parse_reason(tail, people)
     node = NodeRecord(
         name=fields["NodeName"],
         base=base,
@@ -358,18 +358,18 @@ def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
         version=clear_null(fields.get("Version", "")),
         details=_ALWAYS
         | convert_fields(fields, _NODE_NAMES)
-        | {"state": state, "cpu_load": _hundredths(fields.get("CPULoad", ""))}
-        | _remarks(tail),
+        | {"state": state, "cpu_load": _parse_load(fields.get("CPULoad", ""))}
+        | _parse_remarks(tail),
     )
-    return with_reason(node, reason), has_sure_reason
+    return replace_reason(node, reason), has_sure_reason
 
 
-def _hundredths(load: str) -> int | None:
+def _parse_load(load: str) -> int | None:
     """Convert CPULoad to hundredths, as in Slurm's own record; None if slurmd reported none."""
     return round(100 * float(load)) if _LOAD.fullmatch(load) else None
 
 
-def _reason(tail: str, people: People) -> tuple[Reason, bool]:
+def _parse_reason(tail: str, people: NameResolver) -> tuple[Reason, bool]:
     """Parse the reason after a node's own fields; also return True if its end is certain.
 
     A reason ends with its user and time. The reason or the comment after it may contain the same
@@ -388,13 +388,13 @@ def _reason(tail: str, people: People) -> tuple[Reason, bool]:
     given = Reason(
         join_lines(f"{first} {more}" if more else first),
         user,
-        _uid(user, people),
+        _resolve_reason_uid(user, people),
         parse_moment(ends[0][2]),
     )
     return given, is_sure
 
 
-def _uid(user: str, people: People) -> int | None:
+def _resolve_reason_uid(user: str, people: NameResolver) -> int | None:
     """Return the uid of a user as Slurm names them; Slurm prints the number if unresolved."""
     # Slurm 22.05 prints "nobody" for every unresolved uid, and nobody gives reasons.
     if user == "nobody":
@@ -402,7 +402,7 @@ def _uid(user: str, people: People) -> int | None:
     return int(user) if re.fullmatch(r"[0-9]{1,10}", user) else people.uid(user)
 
 
-def _remarks(tail: str) -> dict[str, Any]:
+def _parse_remarks(tail: str) -> dict[str, Any]:
     """Return comment and extra, as far as their boundary is certain."""
     found: dict[str, Any] = {}
     parts = re.split(r" (Comment|Extra)=", tail)

@@ -1,7 +1,7 @@
 """Slurm command runner: clean environment, time-out, and errors that name the cause.
 
-:class:`Commands` starts squeue, scontrol, sacct and the others for one cluster, without a shell.
-Every other module of this package goes through it.
+:class:`CommandRunner` starts squeue, scontrol, sacct and the others for one cluster, without a
+shell. Every other module of this package goes through it.
 
 Dozens of environment variables (SQUEUE_FORMAT, SLURM_TIME_FORMAT, SACCT_FEDERATION …) change what
 Slurm's commands print. So none is inherited but those in ``_INHERITED``; the zone is UTC and the
@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from steward.core.processes import end_group
+from steward.core.processes import kill_group
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,
@@ -57,7 +57,7 @@ _AWAY = re.compile(
 )
 
 
-class Commands:
+class CommandRunner:
     """Runs Slurm's commands for one cluster.
 
     Args:
@@ -128,10 +128,12 @@ class Commands:
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
         environment = {**self.environment(), **(variables or {})}
         code, out, err = self._run(words, environment, limit_s, user=self._other(user))
-        said = _tidy(err)
+        said = _join_message(err)
         if code != 0 or (not out and _AWAY.search(said)):
             # scontrol reports an unknown node on stdout.
-            raise self._error(words, code, said or _tidy(out.decode("utf-8", "backslashreplace")))
+            raise self._error(
+                words, code, said or _join_message(out.decode("utf-8", "backslashreplace"))
+            )
         return out
 
     def run_into(
@@ -151,7 +153,7 @@ class Commands:
         words = self.command(program, *arguments)
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
         code, _, err = self._run(words, self.environment(), limit_s, file.fileno())
-        said = _tidy(err)
+        said = _join_message(err)
         if code != 0 or (not os.fstat(file.fileno()).st_size and _AWAY.search(said)):
             raise self._error(words, code, said)
 
@@ -186,13 +188,14 @@ class Commands:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             what = (
-                f"cluster {self._cluster}: '{_short(words)}' took longer than {timeout_s:g} s; "
+                f"cluster {self._cluster}: '{_shorten_command(words)}' took longer than "
+                f"{timeout_s:g} s; "
                 "slurmctld is down or busy: see 'scontrol ping' (command_timeout_s sets the limit)"
             )
             raise SlurmUnavailable(what, words, "") from error
         finally:
             if process.returncode is None:
-                end_group(process)
+                kill_group(process)
         return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
 
     def _other(self, user: str) -> pwd.struct_passwd | None:
@@ -219,7 +222,10 @@ class Commands:
         """Return the exception for a failed command, chosen by its message."""
         if code in (126, 127) and self._settings.slurm_prefix:
             return self._missing(words, said)
-        what = f"cluster {self._cluster}: '{_short(words)}' failed: {said or f'exit code {code}'}"
+        what = (
+            f"cluster {self._cluster}: '{_shorten_command(words)}' failed: "
+            f"{said or f'exit code {code}'}"
+        )
         if code < 0:
             return SlurmUnavailable(f"{what} (signal {-code})", words, said)
         for pattern, kind in (
@@ -233,13 +239,13 @@ class Commands:
         return SlurmError(what, words, said)
 
 
-def _short(words: Sequence[str]) -> str:
+def _shorten_command(words: Sequence[str]) -> str:
     """Return a command line of at most 120 characters for messages."""
     text = " ".join(words)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _tidy(said: str) -> str:
+def _join_message(said: str) -> str:
     """Return a message as one line of bounded length."""
     lines = (" ".join(line.split()) for line in said.splitlines())
     text = "; ".join(line for line in lines if line)

@@ -2,7 +2,7 @@
 
 Format: a native-endian uint32 with the number of entries, then each entry as a NUL-terminated
 string. Values may contain newlines and ``=``. A count of 0 without entries is valid. Truncated or
-miscounted files are kept as they are and flagged (:data:`SHORT`, :data:`MISCOUNTED`).
+miscounted files are kept as they are and flagged (:data:`TRUNCATED`, :data:`MISCOUNTED`).
 """
 
 import struct
@@ -13,7 +13,7 @@ import msgspec
 
 from steward.core.redaction import REDACTED, Redactor
 
-SHORT = "environment-short"
+TRUNCATED = "environment-short"
 MISCOUNTED = "environment-count"
 
 _COUNT = struct.Struct("=I")
@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         data: The file's bytes with every secret value removed.
         redacted: Names of redacted variables: the first 500, each cut at 120 characters. A user
             may set millions of any length, and events must stay small.
-        flags: :data:`SHORT` or :data:`MISCOUNTED`, if the file is malformed.
+        flags: :data:`TRUNCATED` or :data:`MISCOUNTED`, if the file is malformed.
         name: Job name according to the environment; "" if none. Untrusted.
         directory: Submit directory, likewise.
         host: Submit host, likewise.
@@ -54,19 +54,19 @@ def read_environment(raw: bytes, redactor: Redactor) -> Environment:
     """Redact and describe the bytes of an ``environment`` file. Never fails."""
     if len(raw) < _COUNT.size:
         # Without a complete count, an entry cannot be told from part of a value.
-        return Environment(data=b"", flags=(SHORT,))
+        return Environment(data=b"", flags=(TRUNCATED,))
     count = _COUNT.unpack_from(raw)[0]
     body = raw[_COUNT.size :]
     flags: tuple[str, ...] = ()
     if body and not body.endswith(b"\0"):
-        flags = (SHORT,)
+        flags = (TRUNCATED,)
     elif body.count(b"\0") != count:
         flags = (MISCOUNTED,)
     redacted = redactor.entries(body)
-    claims = claims_of(redacted.data)
+    claims = read_claims(redacted.data)
     return Environment(
         data=raw[: _COUNT.size] + redacted.data,
-        redacted=names_told(redacted.names),
+        redacted=limit_names(redacted.names),
         flags=flags,
         name=claims.get("name", ""),
         directory=claims.get("directory", ""),
@@ -74,12 +74,12 @@ def read_environment(raw: bytes, redactor: Redactor) -> Environment:
     )
 
 
-def names_told(names: Iterable[str]) -> tuple[str, ...]:
+def limit_names(names: Iterable[str]) -> tuple[str, ...]:
     """Limit names of redacted variables in number and length, for use in an event."""
     return tuple(name[:_LONGEST_NAME] for name in islice(names, _MOST_NAMES))
 
 
-def entries_of(data: bytes) -> list[tuple[bytes, bytes | None]]:
+def split_entries(data: bytes) -> list[tuple[bytes, bytes | None]]:
     """Return the (name, value) pairs of a stored environment in order; value None without ``=``."""
     pairs: list[tuple[bytes, bytes | None]] = []
     for entry in data[_COUNT.size :].split(b"\0"):
@@ -89,7 +89,7 @@ def entries_of(data: bytes) -> list[tuple[bytes, bytes | None]]:
     return pairs
 
 
-def claims_of(block: bytes) -> dict[str, str]:
+def read_claims(block: bytes) -> dict[str, str]:
     """Return what redacted entries claim about their job: ``name``, ``directory``, ``host``."""
     found = {}
     for variable, field in _CLAIMS.items():

@@ -6,7 +6,7 @@ later"; all others mean that a repetition fails too.
 
 from collections.abc import Sequence
 
-from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
 
 
 class SlurmError(StewardError):
@@ -36,7 +36,7 @@ class SlurmMissing(SlurmUnavailable):
     """The Slurm command does not exist, perhaps only while a mount or an upgrade is under way."""
 
 
-class SlurmRefused(SlurmError, Refused):
+class SlurmRefused(SlurmError, PermissionRefused):
     """Slurm denies permission."""
 
 

@@ -1,6 +1,6 @@
 """Job changes in Slurm: hold, release, requeue, suspend, resume, cancel and comment on jobs.
 
-:class:`Changing` runs scontrol and scancel for one cluster. Its methods return False if the job
+:class:`JobChanges` runs scontrol and scancel for one cluster. Its methods return False if the job
 started, ended or disappeared meanwhile.
 
 The reason goes into the job's admin comment, in brackets after its other content. Users can read
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from steward.core.records import JobRecord
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
-from steward.slurm.nodelists import expand, fold
+from steward.slurm.nodelists import expand_nodelist, fold_nodelist
 from steward.slurm.settings import ClusterSettings
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|_\[[\d,:-]{1,4096}\]|\+\d{1,10})?")
@@ -33,7 +33,7 @@ _GONE: Final = re.compile(
 )
 
 
-class Changing:
+class JobChanges:
     """Changes jobs of one cluster. Needs SlurmUser or an operator.
 
     Args:
@@ -42,13 +42,13 @@ class Changing:
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
-        self._commands = Commands(cluster, settings)
+        self._commands = CommandRunner(cluster, settings)
 
     def hold(self, job: str, why: str = "", *, by_user: bool = False) -> bool:
         """Hold a pending job, so that it does not start and its user cannot release it.
 
         Args:
-            job: Job name, see :func:`name_of`.
+            job: Job name, see :func:`format_job_target`.
             why: Reason shown to the user; "" keeps the present one.
             by_user: Hold it as its user would, who then can release it.
 
@@ -92,10 +92,12 @@ class Changing:
         Raises:
             SlurmError: As above.
         """
-        out = self._commands.run("squeue", *_ONE, "-j", _squeues(job), "-o", "%x")
+        out = self._commands.run("squeue", *_ONE, "-j", _strip_tasks(job), "-o", "%x")
         shown = out.decode("utf-8", "backslashreplace").split()
-        before = [] if not shown or shown[0] in ("(null)", "N/A") else expand(shown[0])
-        return self._done("update", f"JobId={job}", f"ExcNodeList={fold([*before, *nodes])}")
+        before = [] if not shown or shown[0] in ("(null)", "N/A") else expand_nodelist(shown[0])
+        return self._done(
+            "update", f"JobId={job}", f"ExcNodeList={fold_nodelist([*before, *nodes])}"
+        )
 
     def suspend(self, job: str) -> bool:
         """Suspend a running job.
@@ -130,10 +132,10 @@ class Changing:
             if why:
                 self.comment(job, why)
         try:
-            return self._run("scancel", _checked(job))
+            return self._run("scancel", _validate_job_target(job))
         except ScrontabJob:
             # Slurm 23.02 and later require --cron; earlier versions lack the option.
-            return self._run("scancel", "--cron", _checked(job))
+            return self._run("scancel", "--cron", _validate_job_target(job))
 
     def comment(self, job: str, text: str) -> bool:
         """Set Steward's part of the admin comment, shown by ``scontrol show job``; "" removes it.
@@ -141,7 +143,7 @@ class Changing:
         Raises:
             SlurmError: As above.
         """
-        name, said = f"JobId={_checked(job)}", _tidy(text)
+        name, said = f"JobId={_validate_job_target(job)}", _clean_comment(text)
         try:
             before = self._admin_comment(job)
         except UnknownJob:
@@ -153,7 +155,7 @@ class Changing:
     def _admin_comment(self, job: str) -> str:
         """Return the admin comment of a job from squeue."""
         out = self._commands.run(
-            *("squeue", *_ONE, "-j", _squeues(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
+            *("squeue", *_ONE, "-j", _strip_tasks(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
         )
         # Pending tasks of an array come as one row, with one comment.
         shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
@@ -162,7 +164,7 @@ class Changing:
     def _done(self, *words: str) -> bool:
         """Run scontrol on a job; return False if the job could no longer be changed."""
         if words[0] != "update":
-            words = (words[0], _checked(words[1]))
+            words = (words[0], _validate_job_target(words[1]))
         return self._run("scontrol", *words)
 
     def _run(self, *words: str) -> bool:
@@ -180,7 +182,7 @@ class Changing:
         return True
 
 
-def name_of(record: JobRecord) -> str:
+def format_job_target(record: JobRecord) -> str:
     """Return the name of a job for Slurm's commands: 12_3 for an array task, else the raw id.
 
     An array's last task has the array's own raw id, which would name all tasks.
@@ -199,19 +201,19 @@ def read_comment(admin_comment: str) -> str:
     return ours[1] if ours else ""
 
 
-def _checked(job: str) -> str:
+def _validate_job_target(job: str) -> str:
     """Return a job name if it is well-formed, else raise ValueError."""
     if _NAME.fullmatch(job) is None:
         raise ValueError(f"{job!r} is no job's name")
     return job
 
 
-def _squeues(job: str) -> str:
+def _strip_tasks(job: str) -> str:
     """Return a job name for squeue, which takes no list of tasks."""
-    return _checked(job).partition("_[")[0]
+    return _validate_job_target(job).partition("_[")[0]
 
 
-def _tidy(text: str) -> str:
+def _clean_comment(text: str) -> str:
     """Return a reason as one short line without characters that ``scontrol`` interprets."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() and c not in "\"'\\[]" else " " for c in line)[:_LONGEST]

@@ -1,8 +1,8 @@
 """Job fields as a flat dictionary, under the names of Slurm's API and of pyslurm.
 
-:func:`job_details` builds it from a JobRecord, plus fields that only ``scontrol show job`` prints
-(:func:`segments` splits that output by job, :func:`extras` reads one job's part). The job
-operations of automation return it.
+:func:`build_job_details` builds it from a JobRecord, plus fields that only ``scontrol show job``
+prints (:func:`split_segments` splits that output by job, :func:`read_extras` reads one job's part).
+The job operations of automation return it.
 
 Names (``job_state``, ``num_nodes``, ``std_out``) are the same in every Slurm version. Times are
 seconds since the epoch, ``time_limit`` is in minutes, and None means that Slurm shows no value.
@@ -62,12 +62,12 @@ _FLAGS: Final = frozenset({"Contiguous", "Reboot", "Requeue"})
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "*"})
 
 
-def job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
+def build_job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the fields of a job.
 
     Args:
         job: The record from squeue, completed by scontrol if it was queried alone.
-        shown: Further fields from :func:`extras`; None omits them.
+        shown: Further fields from :func:`read_extras`; None omits them.
     """
     is_array = bool(job.array_job_id)
     is_task = is_array and job.array_task.isdigit()
@@ -101,24 +101,26 @@ def job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[
         "resize_time": to_epoch(job.resized_at),
         "priority": job.priority,
     }
-    fields |= _resources(job) | _texts(job)
+    fields |= _build_resources(job) | _build_texts(job)
     return {name: None if value == "" else value for name, value in fields.items()} | {
-        name: _value(word, (shown or {}).get(word, "")) for word, name in _SHOWN.items() if shown
+        name: _parse_extra(word, (shown or {}).get(word, ""))
+        for word, name in _SHOWN.items()
+        if shown
     }
 
 
-def job_fields() -> frozenset[str]:
+def list_job_fields() -> frozenset[str]:
     """Return the names of all fields."""
     nobodys = JobRecord(job_id=0)
-    return frozenset(job_details(nobodys, dict.fromkeys(_SHOWN, "")))
+    return frozenset(build_job_details(nobodys, dict.fromkeys(_SHOWN, "")))
 
 
-def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
+def read_extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
     """Return a job's further fields from scontrol; {} if they cannot be read with certainty.
 
     Args:
         job: The job. Its name tells where Slurm's own fields continue.
-        text: Output of scontrol by job id, from :func:`segments`.
+        text: Output of scontrol by job id, from :func:`split_segments`.
     """
     segment = text.get(job.job_id, "")
     named = f" JobName={job.name} "
@@ -136,7 +138,7 @@ def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
     return {word: value for word, value in found.items() if word in _SHOWN and word not in twice}
 
 
-def segments(out: bytes) -> dict[int, str]:
+def split_segments(out: bytes) -> dict[int, str]:
     """Split ``scontrol -o show job`` by job id, without ids that occur twice.
 
     Text that a user writes may contain a line that looks like another job's record.
@@ -154,7 +156,7 @@ def segments(out: bytes) -> dict[int, str]:
     return {job_id: segment for job_id, segment in found.items() if job_id not in twice}
 
 
-def named(job: str) -> tuple[int, int | None, int | None] | None:
+def parse_job_target(job: str) -> tuple[int, int | None, int | None] | None:
     """Parse a job name into raw id, array task and het component: ``12_3``, ``12+1``; else None."""
     match = _ID.fullmatch(job)
     if match is None:
@@ -163,7 +165,7 @@ def named(job: str) -> tuple[int, int | None, int | None] | None:
     return int(number), None if task is None else int(task), None if offset is None else int(offset)
 
 
-def _resources(job: JobRecord) -> dict[str, Any]:
+def _build_resources(job: JobRecord) -> dict[str, Any]:
     """Return the fields on resources and exit codes."""
     return {
         "num_nodes": job.nodes,
@@ -184,12 +186,12 @@ def _resources(job: JobRecord) -> dict[str, Any]:
         "licenses": job.licenses,
         "shared": job.oversubscribe,
         "resv_name": job.reservation,
-        "exit_code": _exit(job.exit_code, job.exit_signal),
-        "derived_ec": _exit(job.derived_exit_code, job.derived_exit_signal),
+        "exit_code": _format_exit_status(job.exit_code, job.exit_signal),
+        "derived_ec": _format_exit_status(job.derived_exit_code, job.derived_exit_signal),
     }
 
 
-def _texts(job: JobRecord) -> dict[str, Any]:
+def _build_texts(job: JobRecord) -> dict[str, Any]:
     """Return the text fields."""
     return {
         "dependency": job.dependency,
@@ -211,7 +213,7 @@ def _texts(job: JobRecord) -> dict[str, Any]:
     }
 
 
-def _value(word: str, text: str) -> Any:
+def _parse_extra(word: str, text: str) -> Any:
     """Convert a field of scontrol to None, bool, int, seconds since the epoch, or text."""
     if word in _FLAGS:
         return None if text == "" else text not in ("0", "NO")
@@ -224,6 +226,6 @@ def _value(word: str, text: str) -> Any:
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
-def _exit(code: int | None, signal: int | None) -> str | None:
+def _format_exit_status(code: int | None, signal: int | None) -> str | None:
     """Format an exit code and signal: "3:0"; None if unknown."""
     return None if code is None else f"{code}:{signal or 0}"

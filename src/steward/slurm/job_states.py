@@ -8,7 +8,7 @@ from typing import Final
 
 from steward.core.errors import UsageError
 
-SHORT: Final = {
+SHORT_STATES: Final = {
     "BF": "BOOT_FAIL",
     "CA": "CANCELLED",
     "CD": "COMPLETED",
@@ -51,7 +51,7 @@ FINISHED: Final = frozenset(
 )
 """Final base states of a run (slurm.h, ``enum job_states``)."""
 
-NAMES: Final = frozenset({*SHORT.values(), "EXPEDITING"})
+STATE_NAMES: Final = frozenset({*SHORT_STATES.values(), "EXPEDITING"})
 """Every state by its full name. EXPEDITING (Slurm 25.11 and later) has no short name."""
 
 PENDING: Final = frozenset({"EXPEDITING", "PENDING", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
@@ -81,35 +81,35 @@ class StateError(UsageError):
     """Text that names no job state; ``offender`` is the text."""
 
 
-def in_full(text: str) -> str:
+def expand_state(text: str) -> str:
     """Return a state's full name, given its short or full name in any case.
 
     Raises:
         StateError: The state does not exist.
     """
-    state = SHORT.get(text.upper(), text.upper())
-    if state not in NAMES:
+    state = SHORT_STATES.get(text.upper(), text.upper())
+    if state not in STATE_NAMES:
         known = "PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT"
         raise StateError(f"{text!r} is no state of a job; states are {known} …", text)
     return state
 
 
-def selected_states(text: str) -> tuple[str, ...]:
+def expand_state_filter(text: str) -> tuple[str, ...]:
     """Return the states that a filter by one state selects; PENDING selects several.
 
     Raises:
         StateError: The state does not exist.
     """
-    state = in_full(text)
+    state = expand_state(text)
     return tuple(sorted(PENDING)) if state == "PENDING" else (state,)
 
 
-def base_state(state: str) -> str:
+def strip_state_suffix(state: str) -> str:
     """Return a state without sacct's suffix ("CANCELLED by 1000"), in capitals."""
     return state.partition(" ")[0].rstrip("+").upper()
 
 
-def ended_state(number: int) -> str:
+def decode_ended_state(number: int) -> str:
     """Return the state of an ended run, or of a piece of a resized one, from Slurm's number.
 
     Slurm adds flags to a number of ``enum job_states`` (slurm.h, the same in 22.05 to 26.05). Only

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-State = tuple[str, tuple[str, ...]]
+NodeStateParts = tuple[str, tuple[str, ...]]
 """Base state, and flags sorted by name."""
 
 UNKNOWN: Final = "UNKNOWN"
-_FREE: Final = "IDLE"
+_IDLE_BASE: Final = "IDLE"
 _USED: Final = ("ALLOCATED", "MIXED")
 _COMPLETING: Final = "COMPLETING"
 FLAGS_OF_USE: Final = frozenset({_COMPLETING, "PLANNED", "BLOCKED"})
@@ -73,22 +73,24 @@ _WORD: Final = re.compile(r"([A-Z][A-Z0-9_]*)([*~#!%$@^-]*)")
 _SAVES_POWER: Final = frozenset(
     {"POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_UP", "POWERING_UP"}
 )
-_TAKEN: Final = frozenset({"DRAIN", "MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_OUT_OF_SERVICE_FLAGS: Final = frozenset(
+    {"DRAIN", "MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED"}
+)
 _WORKING: Final = frozenset({"IDLE", "MIXED", "ALLOCATED"})
 _FAILED_BASES: Final = frozenset({"DOWN", "ERROR"})
 _FAILED_FLAGS: Final = frozenset({"FAIL", "INVALID_REG", "NOT_RESPONDING"})
 _GOING: Final = frozenset({"POWER_DOWN", "POWERING_DOWN"})
 
 
-def parse_node_state(text: str) -> State:
+def parse_node_state(text: str) -> NodeStateParts:
     """Parse a node state as a command wrote it.
 
     Unknown words count as flags, because every Slurm release adds some.
     """
-    return of_list(text.split("+"))
+    return parse_state_words(text.split("+"))
 
 
-def of_list(words: Iterable[str]) -> State:
+def parse_state_words(words: Iterable[str]) -> NodeStateParts:
     """Parse a node state from words in any order, as in JSON."""
     bases: list[str] = []
     implied: list[str] = []
@@ -123,27 +125,29 @@ def is_failing(state: str) -> bool:
     booted for a job and did not (``ResumeTimeout reached``).
     """
     base, flags = parse_node_state(state)
-    if is_taken(state):
+    if is_out_of_service(state):
         return False
-    return base in _FAILED_BASES or bool(_failed_flags(flags))
+    return base in _FAILED_BASES or bool(_select_failed_flags(flags))
 
 
-def is_taken(state: str) -> bool:
+def is_out_of_service(state: str) -> bool:
     """Return True if the node is out of service on purpose.
 
     Drained, in maintenance or rebooting.
     """
-    return not _TAKEN.isdisjoint(parse_node_state(state)[1])
+    return not _OUT_OF_SERVICE_FLAGS.isdisjoint(parse_node_state(state)[1])
 
 
-def is_silent(state: str) -> bool:
+def is_not_responding(state: str) -> bool:
     """Return True if the only problem of a node is that its slurmd does not answer.
 
     This holds for a failing node before Slurm marks it DOWN, and for a resumed node until its
     slurmd answers the controller's ping.
     """
     base, flags = parse_node_state(state)
-    return base in _WORKING and is_failing(state) and _failed_flags(flags) == {"NOT_RESPONDING"}
+    return (
+        base in _WORKING and is_failing(state) and _select_failed_flags(flags) == {"NOT_RESPONDING"}
+    )
 
 
 def is_drained(state: str) -> bool:
@@ -156,9 +160,9 @@ def is_available(state: str) -> bool:
     base, flags = parse_node_state(state)
     # A powered-down node that Slurm hides is assumed to be healthy.
     is_up = base in _WORKING or (base == UNKNOWN and "POWERED_DOWN" in flags)
-    if not is_up or _failed_flags(flags):
+    if not is_up or _select_failed_flags(flags):
         return False
-    return _TAKEN.isdisjoint(flags) and _GOING.isdisjoint(flags)
+    return _OUT_OF_SERVICE_FLAGS.isdisjoint(flags) and _GOING.isdisjoint(flags)
 
 
 def saves_power(state: str) -> bool:
@@ -166,20 +170,20 @@ def saves_power(state: str) -> bool:
     return not _SAVES_POWER.isdisjoint(parse_node_state(state)[1])
 
 
-def _failed_flags(flags: Iterable[str]) -> frozenset[str]:
+def _select_failed_flags(flags: Iterable[str]) -> frozenset[str]:
     """Return the flags that mean failure; a power-saving node may be unresponsive."""
     failed = _FAILED_FLAGS.intersection(flags)
     return failed if _SAVES_POWER.isdisjoint(flags) else failed - {"NOT_RESPONDING"}
 
 
 @lru_cache(maxsize=1024)
-def without_use(state: str) -> tuple[str, frozenset[str]]:
+def strip_use_flags(state: str) -> tuple[str, frozenset[str]]:
     """Return a state without what the node's jobs contribute to it.
 
     For a drained or failing node it still shows whether jobs remain.
     """
     base, flags = parse_node_state(state)
-    if base in _USED or base == _FREE:
+    if base in _USED or base == _IDLE_BASE:
         is_used = base in _USED or _COMPLETING in flags
-        base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _FREE
+        base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _IDLE_BASE
     return base, frozenset(flags) - FLAGS_OF_USE

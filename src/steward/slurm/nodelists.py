@@ -9,14 +9,14 @@ from steward.slurm.errors import SlurmError
 
 _BRACKETS: Final = re.compile(r"\[([^\]]*)\]")
 _BETWEEN: Final = re.compile(r",(?![^\[\]]*\])")
-_MOST: Final = 100_000
+_MAX_NODES: Final = 100_000
 
 
 class NodeListError(SlurmError, UsageError):
     """Malformed node list."""
 
 
-def expand(nodelist: str) -> list[str]:
+def expand_nodelist(nodelist: str) -> list[str]:
     """Return the node names of a node list, in order.
 
     Raises:
@@ -28,9 +28,9 @@ def expand(nodelist: str) -> list[str]:
     if "@" in nodelist:
         raise NodeListError(f"{nodelist!r} is no node list", (), nodelist)
     # A short text may stand for billions of nodes.
-    if sum(map(_count, _BETWEEN.split(nodelist))) > _MOST:
+    if sum(map(_count_nodes, _BETWEEN.split(nodelist))) > _MAX_NODES:
         raise NodeListError(
-            f"{nodelist[:100]!r} is no node list, or of more than {_MOST} nodes", (), nodelist
+            f"{nodelist[:100]!r} is no node list, or of more than {_MAX_NODES} nodes", (), nodelist
         )
     try:
         return [str(node) for node in NodeSet(nodelist)]
@@ -38,7 +38,7 @@ def expand(nodelist: str) -> list[str]:
         raise NodeListError(f"{nodelist!r} is no node list: {error}", (), nodelist) from error
 
 
-def _count(nodes: str) -> int:
+def _count_nodes(nodes: str) -> int:
     """Count the nodes of one bracket expression; an upper bound."""
     count = 1
     for inner in _BRACKETS.findall(nodes):
@@ -48,11 +48,11 @@ def _count(nodes: str) -> int:
             for ends in ranges
             if all(end.isdecimal() and len(end) < 10 for end in ends)
         ]
-        count *= max(1, sum(widths)) if len(widths) == len(ranges) else _MOST + 1
+        count *= max(1, sum(widths)) if len(widths) == len(ranges) else _MAX_NODES + 1
     return count
 
 
-def fold(nodes: Iterable[str]) -> str:
+def fold_nodelist(nodes: Iterable[str]) -> str:
     """Return the shortest node list for these names; "" for none.
 
     Raises:

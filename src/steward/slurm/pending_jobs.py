@@ -1,6 +1,6 @@
 """Pending jobs: Slurm's reason, expected start, and the limits behind them.
 
-:class:`Pending` queries one job at a time, when a person opens its page. It runs at most three
+:class:`PendingJobs` queries one job at a time, when a person opens its page. It runs at most three
 commands; none makes slurmctld search its queue for other jobs. :func:`parse_limits` reads
 association and QOS limits from ``scontrol show assoc_mgr``.
 """
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError, UnknownJob
 from steward.slurm.job_changes import read_comment
 from steward.slurm.job_states import WAITING
@@ -35,7 +35,7 @@ _WORD: Final = re.compile(r"[\w.@+-]+")
 _UNLIMITED: Final = frozenset({"", "N", "UNLIMITED", "(null)", "NONE", "None", "ALL"})
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of one pending job: reason, expected start and nodes, priority.
 
     Attributes:
@@ -53,7 +53,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
 
-class Pending:
+class PendingJobs:
     """Client for queries about pending jobs of one cluster.
 
     Args:
@@ -62,9 +62,9 @@ class Pending:
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
-        self._commands = Commands(cluster, settings)
+        self._commands = CommandRunner(cluster, settings)
 
-    def outlook(self, job_id: int) -> Outlook | None:
+    def outlook(self, job_id: int) -> PendingStatus | None:
         """Return the state of a job, or None if Slurm does not know it.
 
         Args:
@@ -81,7 +81,7 @@ class Pending:
             fields = row.split("|", 6)
             if len(fields) == 7 and fields[0] == str(job_id):
                 nodes = fields[3] if fields[1] in WAITING else fields[5]
-                return Outlook(
+                return PendingStatus(
                     reason=fields[6].strip(),
                     state=fields[1],
                     expected_start=parse_moment(fields[2]),

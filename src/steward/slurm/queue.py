@@ -1,8 +1,8 @@
 """Queue snapshots from squeue, in a text format that users cannot forge.
 
 :class:`QueueFormat` says what squeue prints and parses its rows; :func:`parse_queue` turns the
-output into JobRecords. :func:`completed_by_json` and :func:`completed_by_text` add the fields that
-only ``scontrol show job`` has.
+output into JobRecords. :func:`complete_from_json` and :func:`complete_from_text` add the fields
+that only ``scontrol show job`` has.
 
 ``squeue -O 'Name:SUFFIX'`` prints a field in full and appends SUFFIX (squeue(1), ``--Format``).
 Fields written by Slurm or its administrator come first and end with the unit separator. Fields
@@ -27,8 +27,8 @@ import msgspec
 from steward.core.records import JobRecord
 from steward.slurm.errors import SlurmError
 from steward.slurm.job_states import FINISHED, WAITING
-from steward.slurm.tres import amount_of_tres
-from steward.slurm.users import People
+from steward.slurm.tres import parse_tres_amount
+from steward.slurm.users import NameResolver
 from steward.slurm.values import (
     decode_text,
     parse_exit_status,
@@ -81,16 +81,16 @@ class _Job(msgspec.Struct):
     extra: str | None = ""
 
 
-class _Answer(msgspec.Struct):
+class _ShowJobReply(msgspec.Struct):
     """Output of ``scontrol show job --json``."""
 
     jobs: list[_Job] = []
 
 
-_decoder = msgspec.json.Decoder(_Answer)
+_decoder = msgspec.json.Decoder(_ShowJobReply)
 
 
-def completed_by_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
+def complete_from_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
     """Return the records completed from ``scontrol show job --json``.
 
     Raises:
@@ -118,15 +118,17 @@ def completed_by_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecor
                 "stderr": job.stderr_expanded or job.standard_error,
                 "failed_node": job.failed_node,
                 "extra": job.extra,
-                "resized_at": _moment(job.resize_time),
+                "resized_at": _read_moment(job.resize_time),
             }
-            changes |= _suspended(record, _moment(job.suspend_time), _number(job.pre_sus_time))
-            record = _with(record, changes)  # noqa: PLW2901 # the same job, told in full
+            changes |= _compute_suspension(
+                record, _read_moment(job.suspend_time), _read_number(job.pre_sus_time)
+            )
+            record = _replace_fields(record, changes)  # noqa: PLW2901 # the same job, told in full
         completed.append(record)
     return completed
 
 
-def completed_by_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
+def complete_from_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
     """Return the records completed from ``scontrol -o show job``."""
     text = out.decode("utf-8", "backslashreplace")
     ids = {str(record.job_id) for record in records}
@@ -135,12 +137,18 @@ def completed_by_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecor
     completed = []
     for record in records:
         number = firsts.get(str(record.job_id))
-        segment = "" if number is None else _segment(record, text, heads, number)
-        completed.append(_with(record, _extras(record, segment) | _times(record, segment)))
+        segment = "" if number is None else _find_segment(record, text, heads, number)
+        completed.append(
+            _replace_fields(
+                record, _read_text_fields(record, segment) | _read_times(record, segment)
+            )
+        )
     return completed
 
 
-def _segment(record: JobRecord, text: str, heads: Sequence[tuple[int, str]], number: int) -> str:
+def _find_segment(
+    record: JobRecord, text: str, heads: Sequence[tuple[int, str]], number: int
+) -> str:
     """Return the text after a job's name, up to the next record in the output.
 
     Args:
@@ -159,7 +167,7 @@ def _segment(record: JobRecord, text: str, heads: Sequence[tuple[int, str]], num
     return text[begin : next((heads[one][0] for one in behind if heads[one][1] != own), len(text))]
 
 
-def _times(record: JobRecord, segment: str) -> dict[str, Any]:
+def _read_times(record: JobRecord, segment: str) -> dict[str, Any]:
     """Return suspension and resize times, unless user text could have forged them."""
     times: dict[str, Any] = {}
     resized = _RESIZED.findall(segment)
@@ -168,11 +176,13 @@ def _times(record: JobRecord, segment: str) -> dict[str, Any]:
     suspended = _SUSPENDED.findall(segment)
     if len(suspended) == 1:
         ((at, before),) = suspended
-        times |= _suspended(record, parse_moment(at), int(before))
+        times |= _compute_suspension(record, parse_moment(at), int(before))
     return times
 
 
-def _suspended(record: JobRecord, at: datetime | None, ran_before_s: int) -> dict[str, Any]:
+def _compute_suspension(
+    record: JobRecord, at: datetime | None, ran_before_s: int
+) -> dict[str, Any]:
     """Return the last suspension or resumption time and the total time suspended before it.
 
     Args:
@@ -186,20 +196,20 @@ def _suspended(record: JobRecord, at: datetime | None, ran_before_s: int) -> dic
     return {"suspended_at": at, "suspended_s": max(0, total_s)}
 
 
-def _number(value: _Number | int | None) -> int:
+def _read_number(value: _Number | int | None) -> int:
     """Return a JSON number of either form; 0 if unset."""
     if isinstance(value, _Number):
         return value.number if value.set else 0
     return value or 0
 
 
-def _moment(value: _Number | int | None) -> datetime | None:
+def _read_moment(value: _Number | int | None) -> datetime | None:
     """Convert a JSON time to a datetime; None if unset or out of range."""
-    seconds = _number(value)
+    seconds = _read_number(value)
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
 
 
-def _extras(record: JobRecord, segment: str) -> dict[str, Any]:
+def _read_text_fields(record: JobRecord, segment: str) -> dict[str, Any]:
     """Read the requested TRES, submit line and files, where no user text can have forged them."""
     command = f" Command={record.command or '(null)'} "
     work_dir = f" WorkDir={record.work_dir}"
@@ -221,16 +231,16 @@ def _extras(record: JobRecord, segment: str) -> dict[str, Any]:
     return extras
 
 
-def _with(record: JobRecord, extras: dict[str, Any]) -> JobRecord:
+def _replace_fields(record: JobRecord, extras: dict[str, Any]) -> JobRecord:
     """Return a record with these fields replaced, apart from empty values."""
     changes: dict[str, Any] = {
         field: value for field, value in extras.items() if value not in ("", None, "(null)")
     }
-    changes |= _requested(changes.get("tres_requested", ""))
+    changes |= _count_requested(changes.get("tres_requested", ""))
     return msgspec.structs.replace(record, **changes) if changes else record
 
 
-def _requested(tres: str) -> dict[str, int]:
+def _count_requested(tres: str) -> dict[str, int]:
     """Return requested CPUs and nodes from TRES such as ``cpu=4,mem=8G,node=2,billing=4``."""
     counts = dict(part.partition("=")[::2] for part in tres.split(","))
     found = {
@@ -315,18 +325,18 @@ _WIDTHS: Final = {"Dependency": 512}
 Slurm limits all other text that users set to some thousand bytes (22.05 to 26.05). squeue pads
 shorter values: at 20,000 jobs, 512 bytes cost 0.1 s. A job that is queried alone is shown in full.
 """
-LONGEST_READ: Final = 8192
+MAX_FIELD_BYTES: Final = 8192
 """Maximum length of any field of the whole queue, in bytes.
 
 More than Slurm accepts at submission.
 """
 _HOSTILE_OF_ONE: Final = ("Container", "system_comment")
-_NOBODY: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
+_PLACEHOLDERS: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
 _UNIT: Final = "\x1f"
 _LETTERS: Final = 12
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
+class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of the queue from one squeue.
 
     Attributes:
@@ -351,8 +361,8 @@ class QueueFormat:
         offered: Field names that this squeue lists, in lower case; others are not requested.
         word: The secret word, to read recorded output; "" makes a new one.
         of_one: The query is for one job, for which more fields are requested.
-        dependency_bytes: Bytes of a dependency to show, at most :data:`LONGEST_READ`; 0 for all of
-            it (one job) or for what polls need (whole queue).
+        dependency_bytes: Bytes of a dependency to show, at most :data:`MAX_FIELD_BYTES`; 0 for all
+            of it (one job) or for what polls need (whole queue).
     """
 
     def __init__(
@@ -370,10 +380,10 @@ class QueueFormat:
         self._end = (_UNIT + word).encode()
         fields = [f"{name}:{_UNIT}" for name in self._safe]
         is_whole = of_one and not dependency_bytes
-        self._longest = None if is_whole else LONGEST_READ
+        self._longest = None if is_whole else MAX_FIELD_BYTES
         self._widths = {} if is_whole else _WIDTHS
         if dependency_bytes:
-            self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, LONGEST_READ)}
+            self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, MAX_FIELD_BYTES)}
         fields += [f"{name}:{self._widths.get(name, '')}{_UNIT}{word}" for name in self._hostile]
         self.variable = ",".join(fields)
         """Value of SQUEUE_FORMAT2."""
@@ -401,7 +411,7 @@ class QueueFormat:
         """
         return int(row[: row.index(b"\x1f")])
 
-    def record(self, row: bytes, people: People) -> JobRecord:
+    def record(self, row: bytes, people: NameResolver) -> JobRecord:
         """Parse a row into a record.
 
         Raises:
@@ -418,11 +428,11 @@ class QueueFormat:
         for name in self._widths:
             fields[name] = fields[name].rstrip(b" ")
         words = {name: decode_text(field) for name, field in fields.items()}
-        return _record(shown, words, people)
+        return _build_record(shown, words, people)
 
 
 def parse_queue(
-    form: QueueFormat, out: bytes, people: People, previous: Mapping[int, int]
+    form: QueueFormat, out: bytes, people: NameResolver, previous: Mapping[int, int]
 ) -> tuple[tuple[JobRecord, ...], dict[int, int], int]:
     """Parse squeue's output into the records that changed since ``previous``.
 
@@ -451,7 +461,7 @@ def parse_queue(
     return tuple(records), rows, strange
 
 
-def _record(shown: dict[str, str], words: dict[str, str], people: People) -> JobRecord:
+def _build_record(shown: dict[str, str], words: dict[str, str], people: NameResolver) -> JobRecord:
     """Build a record from the fields of a row: ``shown`` from Slurm, ``words`` from users."""
     job_id, uid, gid = int(shown["JobID"]), int(shown["UserID"]), int(shown["GroupID"])
     state = sys.intern(shown["State"])
@@ -496,7 +506,7 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         nodes=parse_number(shown["NumNodes"]),
         cpus=parse_number(shown["NumCPUs"]),
         tasks=parse_number(shown["NumTasks"]),
-        min_memory_mib=amount_of_tres("mem", shown["MinMemory"]),
+        min_memory_mib=parse_tres_amount("mem", shown["MinMemory"]),
         # Before a job starts, this field holds its requested TRES.
         tres_requested=tres if state == "PENDING" and tres != "(null)" else "",
         tres_allocated="" if state in WAITING or tres == "(null)" else tres,
@@ -515,40 +525,40 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         exit_signal=status[1] if status else None,
         derived_exit_code=derived[0] if derived else None,
         derived_exit_signal=derived[1] if derived else None,
-        suspended_s=_suspended_s(start, end, shown.get("TimeUsed", "")),
+        suspended_s=_compute_suspended_s(start, end, shown.get("TimeUsed", "")),
         priority=parse_number(shown.get("PriorityLong", "")),
         wckey=words["WCKey"],
         constraints=words["Feature"],
         licenses=words["Licenses"],
         container=words.get("Container", ""),
-        batch_host=_said(shown.get("BatchHost", "")),
+        batch_host=_clear_placeholder(shown.get("BatchHost", "")),
         system_comment=words.get("system_comment", ""),
-        federation_origin=_said(shown.get("Origin", "")),
-        federation_siblings=_said(shown.get("SiblingsActive", "")),
-        oversubscribe=_shared(shown["OverSubscribe"], shown.get("Exclusive")),
-        tres_per_job=_said(words["tres-per-job"]),
-        tres_per_node=_said(words["tres-per-node"]),
-        tres_per_socket=_said(words["tres-per-socket"]),
-        tres_per_task=_said(words["tres-per-task"]),
-        cpus_per_tres=_said(words["cpus-per-tres"]),
-        mem_per_tres=_said(words["mem-per-tres"]),
+        federation_origin=_clear_placeholder(shown.get("Origin", "")),
+        federation_siblings=_clear_placeholder(shown.get("SiblingsActive", "")),
+        oversubscribe=_normalize_oversubscribe(shown["OverSubscribe"], shown.get("Exclusive")),
+        tres_per_job=_clear_placeholder(words["tres-per-job"]),
+        tres_per_node=_clear_placeholder(words["tres-per-node"]),
+        tres_per_socket=_clear_placeholder(words["tres-per-socket"]),
+        tres_per_task=_clear_placeholder(words["tres-per-task"]),
+        cpus_per_tres=_clear_placeholder(words["cpus-per-tres"]),
+        mem_per_tres=_clear_placeholder(words["mem-per-tres"]),
     )
 
 
-def _shared(oversubscribe: str, exclusive: str | None) -> str:
+def _normalize_oversubscribe(oversubscribe: str, exclusive: str | None) -> str:
     """Return OverSubscribe in the words of Slurm before 26.05.
 
     Slurm 26.05 also writes ``NO`` for jobs that share nodes but not CPUs. Its new field Exclusive
     marks jobs that have nodes to themselves.
     """
     if exclusive is None:
-        return sys.intern(_said(oversubscribe))
+        return sys.intern(_clear_placeholder(oversubscribe))
     if exclusive == "NO":
         return "YES" if oversubscribe == "YES" else "OK"
-    return "NO" if exclusive == "NODE" else sys.intern(_said(exclusive))
+    return "NO" if exclusive == "NODE" else sys.intern(_clear_placeholder(exclusive))
 
 
-def _suspended_s(start: datetime | None, end: datetime | None, used: str) -> int | None:
+def _compute_suspended_s(start: datetime | None, end: datetime | None, used: str) -> int | None:
     """Return how long an ended run was suspended, in seconds, or None if never."""
     used_s = parse_seconds(used)
     if start is None or end is None or used_s is None:
@@ -557,6 +567,6 @@ def _suspended_s(start: datetime | None, end: datetime | None, used: str) -> int
     return suspended_s if suspended_s > 0 else None
 
 
-def _said(name: str) -> str:
+def _clear_placeholder(name: str) -> str:
     """Return a text, or "" for squeue's placeholders."""
-    return "" if name in _NOBODY else name
+    return "" if name in _PLACEHOLDERS else name

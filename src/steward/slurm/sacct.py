@@ -1,8 +1,8 @@
 """sacct output: parse rows of jobs and steps, from sacct itself or from a file.
 
-:func:`job_from_row` and :func:`step_from_row` make a JobRecord and an accounting Line of a row.
-:class:`History` runs sacct for a period; :func:`rows_of_file` reads a file that ``sacct -P``
-wrote, for imports.
+:func:`parse_job_row` and :func:`parse_step_row` make a JobRecord and an accounting Line of a row.
+:class:`SacctHistory` runs sacct for a period; :func:`read_sacct_file` reads a file that ``sacct
+-P`` wrote, for imports.
 
 A row is a mapping from column names in lower case to text. Sizes may have units and times may be
 in a local zone, because files come from any sacct command line.
@@ -15,17 +15,17 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, BinaryIO, Final
 
-from steward.core.records import JobRecord, Line
+from steward.core.records import JobRecord, UsageLine
 from steward.slurm import tres
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 from steward.slurm.values import parse_exit_status, parse_moment, parse_number, parse_seconds
 
-Row = Mapping[str, str]
+SacctRow = Mapping[str, str]
 """Row of sacct: text by column name in lower case."""
 
-NAMED: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,10}))?(?:\.(.+))?")
+SACCT_NAME: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,10}))?(?:\.(.+))?")
 """Job or step name of sacct: 12, 12_3, 12_[4-9], 12+1, 12.batch, 12_3.0."""
 
 _CLOCK: Final = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,2})(?:\.(\d{1,6}))?")
@@ -36,7 +36,7 @@ _US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | None:
+def parse_job_row(row: SacctRow, people: NameResolver, zone: tzinfo = UTC) -> JobRecord | None:
     """Return the record of a job, or None if the row lacks a job id or submit time.
 
     Args:
@@ -44,13 +44,15 @@ def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | No
         people: Resolves names.
         zone: Time zone of the row.
     """
-    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    named = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
+        row.get("jobidraw", "")
+    )
     raw = row.get("jobidraw") or (named[1] if named and not named[2] and not named[3] else "")
-    submit = parse_time(row.get("submit", ""), zone)
+    submit = parse_sacct_time(row.get("submit", ""), zone)
     if named is None or not raw.isdigit() or submit is None:
         return None
     is_array, is_het = "_" in named[0], named[4] is not None
-    state, by = _state(row)
+    state, by = _split_state(row)
     status = parse_exit_status(row.get("exitcode", ""))
     derived = parse_exit_status(row.get("derivedexitcode", ""))
     limit = parse_number(row.get("timelimitraw", ""))
@@ -65,10 +67,10 @@ def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | No
         original_sluid=_clean_text(row, "originalsluid"),
         restarts=parse_number(row.get("restarts", "")) or 0,
         submit=submit,
-        eligible=parse_time(row.get("eligible", ""), zone),
-        start=parse_time(row.get("start", ""), zone),
-        end=parse_time(row.get("end", ""), zone),
-        suspended_s=_seconds(row.get("suspended", "")),
+        eligible=parse_sacct_time(row.get("eligible", ""), zone),
+        start=parse_sacct_time(row.get("start", ""), zone),
+        end=parse_sacct_time(row.get("end", ""), zone),
+        suspended_s=_parse_whole_seconds(row.get("suspended", "")),
         time_limit_s=parse_seconds(row.get("timelimit", "")) if limit is None else limit * 60,
         nodes=parse_number(row.get("nnodes", "")),
         cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))),
@@ -79,12 +81,14 @@ def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | No
         exit_signal=status[1] if status else None,
         derived_exit_code=derived[0] if derived else None,
         derived_exit_signal=derived[1] if derived else None,
-        **_person(row, people),
-        **_texts(row),
+        **_read_owner(row, people),
+        **_read_text_columns(row),
     )
 
 
-def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) -> Line | None:
+def parse_step_row(
+    row: SacctRow, job: JobRecord, cluster: str, zone: tzinfo = UTC
+) -> UsageLine | None:
     """Return the accounting line of a step, or None if the row's name is not a step's.
 
     Args:
@@ -93,12 +97,14 @@ def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) ->
         cluster: Cluster name.
         zone: Time zone of the row.
     """
-    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    named = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
+        row.get("jobidraw", "")
+    )
     if named is None or named[5] is None:
         return None
-    state, by = _state(row)
+    state, by = _split_state(row)
     status = parse_exit_status(row.get("exitcode", ""))
-    return Line(
+    return UsageLine(
         cluster=cluster,
         job_id=job.job_id,
         label="",
@@ -108,22 +114,22 @@ def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) ->
         cancelled_by=by,
         exit_code=status[0] if status else None,
         exit_signal=status[1] if status else None,
-        start_us=_micros(parse_time(row.get("start", ""), zone)),
-        end_us=_micros(parse_time(row.get("end", ""), zone)),
-        suspended_s=_seconds(row.get("suspended", "")) or 0,
+        start_us=_moment_to_micros(parse_sacct_time(row.get("start", ""), zone)),
+        end_us=_moment_to_micros(parse_sacct_time(row.get("end", ""), zone)),
+        suspended_s=_parse_whole_seconds(row.get("suspended", "")) or 0,
         nodes=parse_number(row.get("nnodes", "")) or 0,
         cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
         nodelist=_clean_text(row, "nodelist"),
-        tres_allocated=tres.converted(_clean_text(row, "alloctres")),
+        tres_allocated=tres.shorten_sizes(_clean_text(row, "alloctres")),
         tasks=parse_number(row.get("ntasks", "")) or 0,
         container=_clean_text(row, "container"),
         submit_line=_clean_text(row, "submitline"),
         source="slurmdbd",
-        **_used(row),
+        **_read_usage(row),
     )
 
 
-def parse_time(raw: str, zone: tzinfo) -> datetime | None:
+def parse_sacct_time(raw: str, zone: tzinfo) -> datetime | None:
     """Parse a time of sacct: ISO 8601 in ``zone``, or seconds since the epoch."""
     if raw.isascii() and raw.isdigit() and len(raw) <= 11:
         return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
@@ -182,7 +188,7 @@ _ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
 """Text columns in which "None" or "Unknown" may be a real value."""
 
 
-def _clean_text(row: Row, column: str) -> str:
+def _clean_text(row: SacctRow, column: str) -> str:
     """Return a text column, or "" for sacct's placeholders."""
     found = row.get(column, "")
     if column in _ALONE:
@@ -190,23 +196,23 @@ def _clean_text(row: Row, column: str) -> str:
     return "" if found in _NOTHING else found
 
 
-def _texts(row: Row) -> dict[str, Any]:
+def _read_text_columns(row: SacctRow) -> dict[str, Any]:
     """Return the record fields that hold text."""
     texts = {field: _clean_text(row, column) for column, field in _TEXTS.items()}
     # History runs sacct with --noconvert, because it would round sizes.
     return texts | {
-        field: tres.converted(texts[field]) for field in ("tres_requested", "tres_allocated")
+        field: tres.shorten_sizes(texts[field]) for field in ("tres_requested", "tres_allocated")
     }
 
 
-def _state(row: Row) -> tuple[str, int | None]:
+def _split_state(row: SacctRow) -> tuple[str, int | None]:
     """Return the state, and the uid that cancelled the job."""
     state, _, rest = row.get("state", "").partition(" ")
     by = rest.removeprefix("by ")
     return state.rstrip("+").upper(), parse_number(by) if by else None
 
 
-def _person(row: Row, people: People) -> dict[str, Any]:
+def _read_owner(row: SacctRow, people: NameResolver) -> dict[str, Any]:
     """Return uid, user, gid and group of a row."""
     uid, gid = parse_number(row.get("uid", "")), parse_number(row.get("gid", ""))
     if uid is None and row.get("user"):
@@ -215,13 +221,13 @@ def _person(row: Row, people: People) -> dict[str, Any]:
         gid = people.gid(row["group"])
     return {
         "uid": uid,
-        "user": "" if uid is None else people.user(uid) or _name(row, "user", uid),
+        "user": "" if uid is None else people.user(uid) or _read_name(row, "user", uid),
         "gid": gid,
-        "group": "" if gid is None else people.group(gid) or _name(row, "group", gid),
+        "group": "" if gid is None else people.group(gid) or _read_name(row, "group", gid),
     }
 
 
-def _name(row: Row, column: str, number: int) -> str:
+def _read_name(row: SacctRow, column: str, number: int) -> str:
     """Return the user or group name in a row whose number this host cannot resolve.
 
     User is the association's name, which slurmdbd keeps. Group, and User where slurmdbd has no
@@ -231,7 +237,7 @@ def _name(row: Row, column: str, number: int) -> str:
     return "" if name in (str(number), "nobody", "nogroup") else name
 
 
-def _used(row: Row) -> dict[str, Any]:
+def _read_usage(row: SacctRow) -> dict[str, Any]:
     """Return a step's resource usage; without samples only its CPU time is known."""
     found: dict[str, Any] = {
         "user_us": parse_clock_us(row.get("usercpu", "")),
@@ -243,7 +249,9 @@ def _used(row: Row) -> dict[str, Any]:
         "ave_rss_bytes": parse_size(row.get("averss", "")),
         "ave_pages": parse_size(row.get("avepages", "")),
     }
-    most, total, mean = (_tres(row, f"tresusagein{which}") for which in ("max", "tot", "ave"))
+    most, total, mean = (
+        _split_tres_columns(row, f"tresusagein{which}") for which in ("max", "tot", "ave")
+    )
     for field, name in _MAXIMA.items():
         column = _COLUMNS[field]
         value = parse_size(most.get(name, "")) if name in most else parse_size(row.get(column, ""))
@@ -252,7 +260,9 @@ def _used(row: Row) -> dict[str, Any]:
         found[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
     found["ave_read_bytes"] = parse_size(mean.get("fs/disk", row.get("avediskread", "")))
     found["read_bytes"] = parse_size(total.get("fs/disk", ""))
-    most, total, mean = (_tres(row, f"tresusageout{which}") for which in ("max", "tot", "ave"))
+    most, total, mean = (
+        _split_tres_columns(row, f"tresusageout{which}") for which in ("max", "tot", "ave")
+    )
     found["max_written_bytes"] = parse_size(most.get("fs/disk", row.get("maxdiskwrite", "")))
     found["max_written_node"] = _clean_text(row, "maxdiskwritenode")
     found["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
@@ -261,19 +271,19 @@ def _used(row: Row) -> dict[str, Any]:
     return found
 
 
-def _tres(row: Row, column: str) -> dict[str, str]:
+def _split_tres_columns(row: SacctRow, column: str) -> dict[str, str]:
     """Split a TRES usage column into values by name."""
     pairs = (part.partition("=") for part in row.get(column, "").split(","))
     return {name: value for name, _, value in pairs if name}
 
 
-def _seconds(raw: str) -> int | None:
+def _parse_whole_seconds(raw: str) -> int | None:
     """Parse a duration into whole seconds."""
     found = parse_clock_us(raw)
     return None if found is None else found // _US
 
 
-def _micros(moment: datetime | None) -> int:
+def _moment_to_micros(moment: datetime | None) -> int:
     """Convert a time to µs since the epoch; 0 for None."""
     return 0 if moment is None else int((moment - _EPOCH).total_seconds()) * _US
 
@@ -301,7 +311,7 @@ _LONGEST_ROW: Final = 4 << 20
 _WORD: Final = re.compile(r"[A-Za-z]{1,40}")
 
 
-class History:
+class SacctHistory:
     """Client for slurmdbd's job records of a period, through sacct.
 
     Args:
@@ -309,13 +319,13 @@ class History:
         cluster: ClusterName in slurm.conf.
     """
 
-    def __init__(self, commands: Commands, cluster: str) -> None:
+    def __init__(self, commands: CommandRunner, cluster: str) -> None:
         self._commands = commands
         self._cluster = cluster
         self._fields: list[str] = []
         self.passed_over = 0
 
-    def rows(self, since: datetime, until: datetime, *, steps: bool = True) -> Iterator[Row]:
+    def rows(self, since: datetime, until: datetime, *, steps: bool = True) -> Iterator[SacctRow]:
         """Yield all runs and steps of jobs that were eligible or ran in a period.
 
         Memory use is bounded whatever the period. Times are UTC.
@@ -336,13 +346,13 @@ class History:
                 "sacct",
                 *("-n", "-P", "-a", "-D", "--noconvert", "-M", self._cluster),
                 *(() if steps else ("-X",)),
-                *("-S", _slurm_time(since), "-E", _slurm_time(until)),
+                *("-S", _format_sacct_time(since), "-E", _format_sacct_time(until)),
                 *("--delimiter", separator, "-o", ",".join(fields)),
                 timeout_s=_TIMEOUT_S,
             )
             file.seek(0)
             names = [name.lower() for name in fields]
-            for parts in _records(file, separator.encode(), len(names)):
+            for parts in _split_rows(file, separator.encode(), len(names)):
                 if parts is None:
                     self.passed_over += 1
                 else:
@@ -357,7 +367,7 @@ class History:
         return self._fields
 
 
-def rows_of_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Row | None, int]]:
+def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[SacctRow | None, int]]:
     """Yield the rows of a file that ``sacct -P`` wrote, including its heading.
 
     Args:
@@ -394,7 +404,7 @@ def rows_of_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Row | N
         yield dict(zip(names, map(_decode, parts), strict=True)) if is_row else None, place
 
 
-def _records(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
+def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
     """Split output into rows of columns.
 
     Text columns may contain newlines, first and last may not.
@@ -425,6 +435,6 @@ def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def _slurm_time(moment: datetime) -> str:
+def _format_sacct_time(moment: datetime) -> str:
     """Format a time for Slurm's commands, which run under TZ=UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S")

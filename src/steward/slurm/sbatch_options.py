@@ -1,6 +1,6 @@
 """sbatch options of Slurm 22.05 to 26.05: which take a value, short letters and aliases.
 
-:func:`full_name` and :func:`letters` read options as getopt does. Price quotes and the
+:func:`expand_option` and :func:`split_letters` read options as getopt does. Price quotes and the
 resubmission of archived scripts parse submit lines with them.
 
 Source: sbatch(1), and ``sbatch --help`` of each version;
@@ -12,7 +12,7 @@ from typing import Final
 
 from steward.core.errors import UsageError
 
-VALUED: Final = frozenset(
+VALUE_OPTIONS: Final = frozenset(
     {
         *("account", "acctg-freq", "autocomplete", "array", "batch", "bb", "bbf", "begin"),
         *("chdir", "cluster-constraint", "clusters", "comment", "constraint"),
@@ -92,7 +92,7 @@ OPTIONAL: Final = frozenset(
 )
 """Options with an optional value, given after ``=``."""
 
-SHORT: Final = {
+SHORT_OPTIONS: Final = {
     "A": "account",
     "B": "extra-node-info",
     "C": "constraint",
@@ -137,10 +137,10 @@ ALIASES: Final = {
 }
 """Alternative long names of options."""
 
-ALL: Final = VALUED | FLAGS | OPTIONAL | ALIASES.keys()
+ALL_OPTIONS: Final = VALUE_OPTIONS | FLAGS | OPTIONAL | ALIASES.keys()
 
 
-def letters(word: str) -> Iterator[tuple[str, str | None]]:
+def split_letters(word: str) -> Iterator[tuple[str, str | None]]:
     """Yield the options of a word such as ``-Hn4``; value None means the next word.
 
     Raises:
@@ -148,22 +148,22 @@ def letters(word: str) -> Iterator[tuple[str, str | None]]:
     """
     rest = word[1:]
     while rest:
-        name, rest = SHORT.get(rest[0], ""), rest[1:]
+        name, rest = SHORT_OPTIONS.get(rest[0], ""), rest[1:]
         if not name:
             raise UsageError(f"-{word[len(word) - len(rest) - 1]} is no option of sbatch", word)
-        if name in VALUED:
+        if name in VALUE_OPTIONS:
             yield name, rest or None
             return
         yield name, ""
 
 
-def full_name(name: str) -> str:
+def expand_option(name: str) -> str:
     """Return the full name of an option, which getopt accepts abbreviated if unambiguous.
 
     Raises:
         UsageError: sbatch has no such option, or the abbreviation is ambiguous.
     """
-    found = {name} if name in ALL else {of for of in ALL if of.startswith(name)}
+    found = {name} if name in ALL_OPTIONS else {of for of in ALL_OPTIONS if of.startswith(name)}
     found = {ALIASES.get(of, of) for of in found}
     if not found:
         raise UsageError(f"sbatch has no option --{name}", name)

@@ -42,7 +42,7 @@ _WHEN = re.compile(rf"(?:{_DATE})?(?:(?:(?<=\d)(?:[Tt-]|\s+)|^){_CLOCK})?")
 
 
 @lru_cache(maxsize=64)
-def zone_called(name: str) -> tzinfo:
+def load_zone(name: str) -> tzinfo:
     """Return the time zone of an IANA name; for "" this host's: TZ or else /etc/localtime.
 
     Raises:
@@ -83,10 +83,10 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
     here = now.astimezone(zone)
     try:
         moment = (
-            _relative(text, now)
-            or _named(text, here, zone)
-            or _written(text, here, zone)
-            or _iso(text)
+            _parse_relative(text, now)
+            or _parse_word(text, here, zone)
+            or _parse_date(text, here, zone)
+            or _parse_iso(text)
         )
         if moment is not None:
             return moment.astimezone(UTC)
@@ -97,7 +97,7 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
     )
 
 
-def _relative(text: str, now: datetime) -> datetime | None:
+def _parse_relative(text: str, now: datetime) -> datetime | None:
     """Parse ``now``, ``now-1day`` and ``uts1700000000``."""
     if match := _NOW.fullmatch(text):
         sign, count, unit = match.groups()
@@ -110,7 +110,7 @@ def _relative(text: str, now: datetime) -> datetime | None:
     return None
 
 
-def _named(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+def _parse_word(text: str, here: datetime, zone: tzinfo) -> datetime | None:
     """Parse ``today``, ``tomorrow``, ``noon`` and the like."""
     word = text.lower()
     day = here.date()
@@ -122,7 +122,7 @@ def _named(text: str, here: datetime, zone: tzinfo) -> datetime | None:
     return None if clock is None else datetime.combine(day, clock, zone)
 
 
-def _written(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+def _parse_date(text: str, here: datetime, zone: tzinfo) -> datetime | None:
     """Parse a date, a time of day, or both."""
     match = _WHEN.fullmatch(text)
     if not text or match is None:
@@ -131,7 +131,7 @@ def _written(text: str, here: datetime, zone: tzinfo) -> datetime | None:
     month = part["ym"] or part["m"] or part["sm"]
     day = part["yd"] or part["d"] or part["sd"]
     if month is None or day is None:
-        return datetime.combine(here.date(), _clock(part), zone)
+        return datetime.combine(here.date(), _parse_clock(part), zone)
     short = part["y"] or part["sy"]
     if part["year"]:
         year = int(part["year"])
@@ -139,10 +139,12 @@ def _written(text: str, here: datetime, zone: tzinfo) -> datetime | None:
         year = 2000 + int(short)
     else:
         year = here.year - 1 if int(month) > here.month else here.year
-    return datetime.combine(datetime(year, int(month), int(day), tzinfo=zone), _clock(part), zone)
+    return datetime.combine(
+        datetime(year, int(month), int(day), tzinfo=zone), _parse_clock(part), zone
+    )
 
 
-def _clock(part: dict[str, str | None]) -> time:
+def _parse_clock(part: dict[str, str | None]) -> time:
     """Return the time of day in a match; midnight if it has none."""
     hour = int(part["hour"] or 0)
     if part["half"]:
@@ -152,7 +154,7 @@ def _clock(part: dict[str, str | None]) -> time:
     return time(hour, int(part["minute"] or 0), int(part["second"] or 0))
 
 
-def _iso(text: str) -> datetime | None:
+def _parse_iso(text: str) -> datetime | None:
     """Parse ISO 8601 with a zone; None without one."""
     try:
         moment = datetime.fromisoformat(text)
@@ -161,7 +163,7 @@ def _iso(text: str) -> datetime | None:
     return moment if moment.tzinfo is not None else None
 
 
-def relative_form(here: datetime, now: datetime) -> str:
+def choose_relative_format(here: datetime, now: datetime) -> str:
     """Return the strftime(3) format that Slurm's commands choose by distance in days.
 
     This is ``SLURM_TIME_FORMAT=relative``, see squeue(1).

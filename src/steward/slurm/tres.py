@@ -1,7 +1,7 @@
 """TRES parsing: ``cpu=4,mem=8G,node=2,billing=4,gres/gpu:a100=2`` and the forms of requests.
 
-Amounts are integers by TRES name. Memory and burst buffers are in MiB. :func:`gres` reads a node's
-GRES, :func:`requested_gres` and :func:`licenses` read a job's requests.
+Amounts are integers by TRES name. Memory and burst buffers are in MiB. :func:`parse_gres` reads a
+node's GRES, :func:`parse_requested_gres` and :func:`parse_licenses` read a job's requests.
 """
 
 import re
@@ -36,13 +36,13 @@ def parse_tres(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
-        value = amount_of_tres(name, amount) if equals else None
+        value = parse_tres_amount(name, amount) if equals else None
         if value is not None:
             found[name] = value
     return found
 
 
-def amount_of_tres(name: str, amount: str) -> int | None:
+def parse_tres_amount(name: str, amount: str) -> int | None:
     """Parse one amount, in MiB for ``mem`` and burst buffers; None if malformed."""
     match = _AMOUNT.fullmatch(amount)
     if match is None:
@@ -53,15 +53,15 @@ def amount_of_tres(name: str, amount: str) -> int | None:
     return int(Fraction(match[1]) * _COUNTS[suffix])
 
 
-def converted(text: str) -> str:
+def shorten_sizes(text: str) -> str:
     """Convert sacct's --noconvert form: ``mem=16384M`` to ``mem=16G``.
 
     Only exact amounts change; Slurm counts halves as exact: ``mem=1.50G``.
     """
-    return ",".join(_converted(part) for part in text.split(","))
+    return ",".join(_shorten_size(part) for part in text.split(","))
 
 
-def _converted(part: str) -> str:
+def _shorten_size(part: str) -> str:
     """Convert one part of a TRES text."""
     name, _, amount = part.partition("=")
     number = amount.removesuffix("M")
@@ -79,7 +79,7 @@ def _converted(part: str) -> str:
     return f"{name}={digits}{letter}"
 
 
-def gres(text: str) -> dict[str, int]:
+def parse_gres(text: str) -> dict[str, int]:
     """Parse a node's ``Gres=`` into TRES: ``gpu:a100:4(S:0-1),shard:8`` and similar forms.
 
     A typed GRES counts under its type and under its name.
@@ -88,7 +88,7 @@ def gres(text: str) -> dict[str, int]:
     # Commas inside parentheses separate sockets and indices, not GRES.
     for part in re.sub(r"\([^()]*\)", "", text).split(","):
         words = part.split(":")
-        count = amount_of_tres("", words[-1]) if len(words) > 1 else None
+        count = parse_tres_amount("", words[-1]) if len(words) > 1 else None
         if count is None:
             count = 1
         else:
@@ -104,7 +104,7 @@ def gres(text: str) -> dict[str, int]:
     return found
 
 
-def requested_gres(text: str) -> dict[str, int]:
+def parse_requested_gres(text: str) -> dict[str, int]:
     """Parse a job's request per job, node, socket or task: ``gres/gpu:a100:2,gres/shard:1``.
 
     Also reads the forms of older versions (``gpu:2``, ``gres:gpu:2``) and licenses
@@ -115,7 +115,7 @@ def requested_gres(text: str) -> dict[str, int]:
         words = part.replace("=", ":").split(":")
         if words[0] == "gres" and len(words) > 1:
             words.pop(0)
-        count = amount_of_tres("", words[-1]) if len(words) > 1 else None
+        count = parse_tres_amount("", words[-1]) if len(words) > 1 else None
         if count is None:
             count = 1
         else:
@@ -130,14 +130,14 @@ def requested_gres(text: str) -> dict[str, int]:
     return found
 
 
-def licenses(text: str) -> dict[str, int]:
+def parse_licenses(text: str) -> dict[str, int]:
     """Parse ``--licenses`` into TRES: ``matlab:2,abaqus@db=5``; ``a|b`` counts both."""
     found: dict[str, int] = {}
     for part in re.split(r"[,;|]", text):
         name, colon, amount = part.strip().rpartition(":")
         if not colon:
             name, colon, amount = part.strip().rpartition("=")
-        count = amount_of_tres("", amount) if colon else 1
+        count = parse_tres_amount("", amount) if colon else 1
         if not colon:
             name = part.strip()
         if name and name != "(null)" and count:
@@ -148,12 +148,12 @@ def licenses(text: str) -> dict[str, int]:
 _COUNTED: Final = ("gres/", "license/")
 
 
-def kind_of(name: str) -> str:
+def strip_tres_type(name: str) -> str:
     """Return a TRES name without its type: ``gres/gpu`` for ``gres/gpu:a100``."""
     return name.partition(":")[0]
 
 
-def requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
+def count_requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
     """Return the GRES and licenses a job requested, by the names it used.
 
     Args:
@@ -168,21 +168,21 @@ def requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
         (record.tres_per_socket, sockets * nodes),
         (record.tres_per_task, tasks),
     ):
-        for name, amount in requested_gres(text).items() if text else ():
+        for name, amount in parse_requested_gres(text).items() if text else ():
             if name.startswith(_COUNTED):
                 # One request may be stated twice, for the job and for a task.
                 found[name] = max(found.get(name, 0), amount * many)
     return found
 
 
-def without_kind(text: str, kinds: set[str]) -> str:
+def remove_kinds(text: str, kinds: set[str]) -> str:
     """Remove the parts of a request whose kinds are already known."""
     if not text or not kinds:
         return text
-    kept = [part for part in text.split(",") if not kinds.intersection(_kinds(part))]
+    kept = [part for part in text.split(",") if not kinds.intersection(_list_kinds(part))]
     return ",".join(kept)
 
 
-def _kinds(part: str) -> set[str]:
+def _list_kinds(part: str) -> set[str]:
     """Return the TRES names, without types, in one part of a request."""
-    return {kind_of(name) for name in requested_gres(part)}
+    return {strip_tres_type(name) for name in parse_requested_gres(part)}

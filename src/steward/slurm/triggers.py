@@ -12,7 +12,7 @@ import msgspec
 
 from steward.slurm import nodelists
 from steward.slurm.client import Slurm
-from steward.slurm.commands import Commands
+from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import (
     EventNeverFires,
     SlurmError,
@@ -103,7 +103,7 @@ class Triggers:
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
-        self._commands = Commands(cluster, settings)
+        self._commands = CommandRunner(cluster, settings)
         self._slurm = Slurm(cluster, settings)
         self._user = ""
 
@@ -157,7 +157,7 @@ class Triggers:
             )
         if known[name]:
             raise EventNeverFires(f"a trigger for {event} never fires: {known[name]}")
-        wanted = _wanted(program, name, nodes, job, offset_s, permanent)
+        wanted = _build_trigger(program, name, nodes, job, offset_s, permanent)
         until = time.monotonic() + min(patience_s, _FORGOTTEN_S)
         while True:
             is_new = self._is_new(wanted)
@@ -214,7 +214,7 @@ class Triggers:
         backup = "SlurmctldHost[1]" in config
         buffers = config.get("BurstBufferType", "")
         return {
-            event: _why_never(event, version, books=books, backup=backup, buffers=buffers)
+            event: _explain_never_fires(event, version, books=books, backup=backup, buffers=buffers)
             for event in _EVENTS
             if event in options
         }
@@ -222,12 +222,12 @@ class Triggers:
     def _is_new(self, wanted: TriggerRecord) -> bool:
         """Set a trigger; return False if slurmctld already has the same one."""
         try:
-            self._run("--set", *_options(wanted))
+            self._run("--set", *_build_options(wanted))
         except UnknownJob:
             raise
         except SlurmError as error:
             if _NO_NODE.search(error.said):
-                raise UnknownNode(nodelists.expand(wanted.resource_id)) from error
+                raise UnknownNode(nodelists.expand_nodelist(wanted.resource_id)) from error
             if not _DUPLICATE.search(error.said):
                 raise
             return False
@@ -272,7 +272,7 @@ def parse_triggers(out: bytes) -> list[TriggerRecord]:
     return sorted(found, key=lambda one: one.id)
 
 
-def _wanted(
+def _build_trigger(
     program: str, event: str, nodes: str, job: str, offset_s: int, permanent: bool
 ) -> TriggerRecord:
     """Validate the arguments of a trigger and return it without an id."""
@@ -295,7 +295,8 @@ def _wanted(
         id=0,
         resource="job" if job else "node",
         # Normalize: slurmctld treats another spelling of the same nodes as another trigger.
-        resource_id=job or (nodelists.fold(nodelists.expand(nodes)) if nodes else ""),
+        resource_id=job
+        or (nodelists.fold_nodelist(nodelists.expand_nodelist(nodes)) if nodes else ""),
         event=event,
         offset_s=offset_s,
         permanent=permanent,
@@ -303,7 +304,7 @@ def _wanted(
     )
 
 
-def _options(wanted: TriggerRecord) -> list[str]:
+def _build_options(wanted: TriggerRecord) -> list[str]:
     """Return strigger's options for setting a trigger."""
     options = [f"--{wanted.event}", f"--program={wanted.program}"]
     if wanted.resource == "job":
@@ -326,10 +327,14 @@ def _is_same(one: TriggerRecord, wanted: TriggerRecord, user: str) -> bool:
         return False
     if wanted.resource == "job" or not wanted.resource_id or not one.resource_id:
         return one.resource_id == wanted.resource_id
-    return set(nodelists.expand(one.resource_id)) == set(nodelists.expand(wanted.resource_id))
+    return set(nodelists.expand_nodelist(one.resource_id)) == set(
+        nodelists.expand_nodelist(wanted.resource_id)
+    )
 
 
-def _why_never(event: str, version: Version, *, books: bool, backup: bool, buffers: str) -> str:
+def _explain_never_fires(
+    event: str, version: Version, *, books: bool, backup: bool, buffers: str
+) -> str:
     """Return why this Slurm never fires an event; "" if it does, as far as known.
 
     Every version has ``fail``, but up to 24.11 slurmctld fires ``drained`` instead.

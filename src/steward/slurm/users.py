@@ -15,7 +15,7 @@ _UNRESOLVED_S = 60.0
 _MOST = 20_000
 
 
-class People:
+class NameResolver:
     """Resolver of users and groups; caches names for ten minutes, failures for one."""
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class People:
 
     def user(self, uid: int) -> str:
         """Return the name of a uid; "" if it does not resolve."""
-        return _look_up(uid, self._users, _user)
+        return _look_up(uid, self._users, _resolve_user)
 
     def group(self, gid: int) -> str:
         """Return the name of a gid; "" if it does not resolve."""
-        return _look_up(gid, self._groups, _group)
+        return _look_up(gid, self._groups, _resolve_group)
 
     def uid(self, user: str) -> int | None:
         """Return the uid of a user name; None if it does not resolve."""
-        return _look_up(user, self._uids, _uid)
+        return _look_up(user, self._uids, _resolve_uid)
 
     def gid(self, group: str) -> int | None:
         """Return the gid of a group name; None if it does not resolve."""
-        return _look_up(group, self._gids, _gid)
+        return _look_up(group, self._gids, _resolve_gid)
 
     def forget(self) -> None:
         """Clear the cache."""
@@ -64,34 +64,34 @@ def _look_up(key: K, known: dict[K, tuple[V, float]], ask: Callable[[K], V]) -> 
     return value
 
 
-def _user(uid: int) -> str:
+def _resolve_user(uid: int) -> str:
     try:
-        return _fit(pwd.getpwuid(uid).pw_name)
+        return _to_utf8(pwd.getpwuid(uid).pw_name)
     except (KeyError, OverflowError):
         return ""  # an unknown user is a valid answer, not an error
 
 
-def _group(gid: int) -> str:
+def _resolve_group(gid: int) -> str:
     try:
-        return _fit(grp.getgrgid(gid).gr_name)
+        return _to_utf8(grp.getgrgid(gid).gr_name)
     except (KeyError, OverflowError):
         return ""
 
 
-def _uid(user: str) -> int | None:
+def _resolve_uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid if user else None
     except (KeyError, ValueError):
         return None  # unknown user; ValueError: a name cannot contain a NUL
 
 
-def _gid(group: str) -> int | None:
+def _resolve_gid(group: str) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid if group else None
     except (KeyError, ValueError):
         return None
 
 
-def _fit(name: str) -> str:
+def _to_utf8(name: str) -> str:
     """Return a name as valid UTF-8; directory services allow other bytes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
 """ASGI application of ``steward web``: routes, limits, error pages, security headers and server.
 
-:func:`application` combines pages, API and static files, with authentication and rate limits.
-:func:`run` fetches the settings from the daemon and serves until SIGTERM. Errors become HTML pages,
-or problem+json below /api/.
+:func:`build_application` combines pages, API and static files, with authentication and rate limits.
+:func:`run_web` fetches the settings from the daemon and serves until SIGTERM. Errors become HTML
+pages, or problem+json below /api/.
 """
 
 import asyncio
@@ -23,48 +23,55 @@ from litestar.exceptions import HTTPException
 from litestar.static_files import create_static_files_router
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import SettingsAnswer, SettingsRequest
-from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
-from steward.core.http_server import Served, listen, serve
+from steward.core.errors import (
+    Conflict,
+    NotFound,
+    PermissionRefused,
+    StewardError,
+    Unavailable,
+    UsageError,
+)
+from steward.core.http_server import ServerConfig, open_http_listener, serve_http
 from steward.core.munge import SCHEME
 from steward.core.processes import refuse_core_dumps
 from steward.core.waits import Backoff, Stop
 from steward.daemon.requests import LONGEST_REQUEST
 from steward.web.api import ROUTES as API
-from steward.web.api.responses import problem
-from steward.web.authentication import Doorkeeper, Rate, Visit
-from steward.web.daemon_client import DaemonAway, Desk
+from steward.web.api.responses import make_problem_response
+from steward.web.authentication import AuthenticatedRequest, Authenticator, RateLimiter
+from steward.web.daemon_client import DaemonClient, DaemonUnavailable
 from steward.web.errors import (
-    LoginNeeded,
-    NoSuchPage,
-    TooLarge,
-    TooMany,
+    LoginRequired,
+    MalformedRequest,
+    PageNotFound,
+    RateLimitExceeded,
+    RequestTooLarge,
+    UnsupportedMediaType,
     WebError,
-    WrongMedia,
-    WrongRequest,
 )
-from steward.web.node_map import KnownNodes
+from steward.web.node_map import NodeCache
 from steward.web.pages import ROUTES as PAGES
-from steward.web.rendering import HEADERS, STATIC, Renderer
+from steward.web.rendering import SECURITY_HEADERS, STATIC_DIRECTORY, Renderer
 from steward.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 
 API_PATH: Final = "/api/"
-_LARGEST: Final = LONGEST_REQUEST
+_LARGEST_BODY: Final = LONGEST_REQUEST
 _LARGEST_FORM: Final = 64 << 10
 """Largest body of a page's form, in bytes."""
-_LONGEST_PART: Final = 255
+_LONGEST_PATH_PART: Final = 255
 """Longest part of a path in bytes: the limit of file names."""
 _YEAR_S: Final = 365 * 86400
-_UNASKED: Final = ("/static/", "/healthz")
+_PUBLIC_PATHS: Final = ("/static/", "/healthz")
 """Path prefixes that need no login and are exempt from the rate limit."""
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 
-def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIApp:
+def build_application(web: WebSettings, desk: DaemonClient, more: Sequence[Any] = ()) -> ASGIApp:
     """Return the ASGI application with pages and API.
 
     Args:
@@ -74,16 +81,16 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     """
     prefix = web.path
     pages = Renderer(prefix)
-    known_nodes = KnownNodes()
-    rate = Rate(web.requests_per_minute)
-    doorkeeper = Doorkeeper(web, desk, rate)
+    known_nodes = NodeCache()
+    rate = RateLimiter(web.requests_per_minute)
+    doorkeeper = Authenticator(web, desk, rate)
 
-    async def visit(request: Ask) -> Visit:
+    async def visit(request: HttpRequest) -> AuthenticatedRequest:
         return await doorkeeper.visit(request)
 
-    async def count(request: Ask) -> None:
-        _need_path(request.url.path)
-        if not request.url.path.removeprefix(prefix).startswith(_UNASKED):
+    async def count(request: HttpRequest) -> None:
+        _check_path(request.url.path)
+        if not request.url.path.removeprefix(prefix).startswith(_PUBLIC_PATHS):
             asks = request.route_handler.parsed_fn_signature.parameters
             doorkeeper.count(request, is_asked_who="visit" in asks)
 
@@ -92,7 +99,7 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
 
     static = create_static_files_router(
         path="/static",
-        directories=[STATIC],
+        directories=[STATIC_DIRECTORY],
         cache_control=CacheControlHeader(max_age=_YEAR_S, immutable=True, public=True),
     )
     app = Litestar(
@@ -114,31 +121,31 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
             backend="gzip", gzip_compress_level=4, exclude="/stream"
         ),
         exception_handlers={
-            StewardError: _failed,
-            HTTPException: _wrong,
-            Exception: _broken,
+            StewardError: _make_steward_error_response,
+            HTTPException: _make_http_error_response,
+            Exception: _make_internal_error_response,
         },
         openapi_config=None,
-        request_max_body_size=_LARGEST,
+        request_max_body_size=_LARGEST_BODY,
         logging_config=None,
         debug=False,
     )
     # Outermost, so that its own error responses are guarded and paths have no prefix.
-    return _guarded(_below(prefix, app))
+    return _add_security_headers(_strip_prefix(prefix, app))
 
 
-def _need_path(path: str) -> None:
+def _check_path(path: str) -> None:
     """Reject a path that no file name could match, before files are looked up.
 
     Raises:
-        NoSuchPage: A part of the path is too long or holds a NUL.
+        PageNotFound: A part of the path is too long or holds a NUL.
     """
     plain = unquote_to_bytes(path)
-    if b"\0" in plain or any(len(part) > _LONGEST_PART for part in plain.split(b"/")):
-        raise NoSuchPage("there is no such page")
+    if b"\0" in plain or any(len(part) > _LONGEST_PATH_PART for part in plain.split(b"/")):
+        raise PageNotFound("there is no such page")
 
 
-def _below(prefix: str, app: ASGIApp) -> ASGIApp:
+def _strip_prefix(prefix: str, app: ASGIApp) -> ASGIApp:
     """Wrap an application to strip the path prefix, unless the proxy in front did so."""
     plain = prefix.encode()
 
@@ -154,9 +161,9 @@ def _below(prefix: str, app: ASGIApp) -> ASGIApp:
     return below
 
 
-def _guarded(app: ASGIApp) -> ASGIApp:
+def _add_security_headers(app: ASGIApp) -> ASGIApp:
     """Wrap an application to add the security headers to every response."""
-    guards = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+    guards = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
@@ -172,48 +179,48 @@ def _guarded(app: ASGIApp) -> ASGIApp:
 def status_of(error: StewardError) -> int:
     """Return the HTTP status for an error of Steward."""
     found = (
-        (LoginNeeded, 401),
-        (NotKnown, 401),
-        (TooMany, 429),
-        (NoSuchPage, 404),
-        (Missing, 404),
+        (LoginRequired, 401),
+        (UnknownCredential, 401),
+        (RateLimitExceeded, 429),
+        (PageNotFound, 404),
+        (NotFound, 404),
         (Conflict, 409),
-        (Refused, 403),
+        (PermissionRefused, 403),
         (Unavailable, 503),
-        (TooLarge, 413),
-        (WrongMedia, 415),
+        (RequestTooLarge, 413),
+        (UnsupportedMediaType, 415),
         (UsageError, 400),
     )
     return next((status for family, status in found if isinstance(error, family)), 500)
 
 
-def _failed(request: Ask, error: StewardError) -> Response[Any]:
+def _make_steward_error_response(request: HttpRequest, error: StewardError) -> Response[Any]:
     """Return the response for an error of Steward."""
     status, headers = status_of(error), {}
-    if status == 400 and _is_api(request) and not isinstance(error, WrongRequest):
+    if status == 400 and _is_api(request) and not isinstance(error, MalformedRequest):
         # The shape is right, so 422: the content is wrong.
         status = 422
-    if isinstance(error, TooMany):
+    if isinstance(error, RateLimitExceeded):
         headers["Retry-After"] = str(math.ceil(error.wait_s))
     if status == 401 and _is_api(request):
         headers["WWW-Authenticate"] = f"Bearer, {SCHEME}"
-    return _answer(request, status, str(error), headers=headers)
+    return _make_error_response(request, status, str(error), headers=headers)
 
 
-def _wrong(request: Ask, error: HTTPException) -> Response[Any]:
+def _make_http_error_response(request: HttpRequest, error: HTTPException) -> Response[Any]:
     """Return the response for an HTTP error raised by Litestar."""
     text = "there is no such page" if error.status_code == 404 else str(error.detail)
-    return _answer(request, error.status_code, text, headers=error.headers)
+    return _make_error_response(request, error.status_code, text, headers=error.headers)
 
 
-def _broken(request: Ask, error: Exception) -> Response[Any]:
+def _make_internal_error_response(request: HttpRequest, error: Exception) -> Response[Any]:
     """Log an unexpected error and return status 500."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(request, 500, "the page failed: the log of 'steward web' says why")
+    return _make_error_response(request, 500, "the page failed: the log of 'steward web' says why")
 
 
-def _answer(
-    request: Ask,
+def _make_error_response(
+    request: HttpRequest,
     status: int,
     text: str,
     *,
@@ -221,20 +228,20 @@ def _answer(
 ) -> Response[Any]:
     """Return an error as HTML page, or as problem+json below /api/."""
     if _is_api(request):
-        return problem(status, text, headers)
+        return make_problem_response(status, text, headers)
     pages: Renderer = request.app.state.pages
     if status == 401:
         return pages.page("login_needed.html", status=401, text=text)
     return pages.page("error.html", status=status, headers=headers, code=status, text=text)
 
 
-def _is_api(request: Ask) -> bool:
+def _is_api(request: HttpRequest) -> bool:
     """Return True if a request is for the API."""
     prefix: str = request.app.state.pages.prefix
     return request.url.path.removeprefix(prefix).startswith(API_PATH)
 
 
-def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda web: web) -> None:
+def run_web(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda web: web) -> None:
     """Serve pages and API until SIGTERM or SIGINT.
 
     Args:
@@ -249,7 +256,7 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    web = _settings(socket, stop)
+    web = _fetch_settings(socket, stop)
     if web is None:
         return
     web = change(web)
@@ -257,7 +264,7 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
     if os.geteuid() == 0:
         log.warning("the pages run as root: have them run as %s, [web] user", web.user)
-    served = Served(
+    served = ServerConfig(
         name="the pages' server",
         section="[web]",
         listen=web.listen,
@@ -265,24 +272,24 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         key_file=web.key_file,
         shared=(*web.trusted_proxies, *web.shared_from),
     )
-    pages = application(web, Desk(socket))
+    pages = build_application(web, DaemonClient(socket))
     # Freeze imported objects: otherwise the garbage collector scans them whenever a page has made
     # thousands of objects, which takes as long as the page.
     gc.collect()
     gc.freeze()
-    serve(served, pages, listen(served), stop, lambda: None)
+    serve_http(served, pages, open_http_listener(served), stop, lambda: None)
 
 
-def _settings(socket: str, stop: Stop) -> WebSettings | None:
+def _fetch_settings(socket: str, stop: Stop) -> WebSettings | None:
     """Return [web] as soon as the daemon answers, or None if told to stop before."""
     backoff = Backoff(0.2, 5.0)
     said = False
     while not stop.is_set():
         try:
             answer: SettingsAnswer = asyncio.run(
-                Desk(socket).ask("credentials.settings", SettingsRequest())
+                DaemonClient(socket).ask("credentials.settings", SettingsRequest())
             )
-        except DaemonAway as error:
+        except DaemonUnavailable as error:
             if not said:
                 log.warning("waiting for the daemon: %s", error)
                 said = True

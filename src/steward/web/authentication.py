@@ -1,9 +1,9 @@
 """Authentication of web requests: cookies, tokens, proxy headers, MUNGE; rate limits and CSRF.
 
-:class:`Rate` limits requests per user or address. :class:`Vouching` verifies MUNGE credentials.
-:class:`Visit` is an authenticated request, which handlers use to ask the daemon as its user.
-:class:`Doorkeeper` identifies the user of a request; ``web/application.py`` creates it. The daemon
-decides on all rights.
+:class:`RateLimiter` limits requests per user or address. :class:`MungeVerifier` verifies MUNGE
+credentials. :class:`AuthenticatedRequest` is an authenticated request, which handlers use to ask
+the daemon as its user. :class:`Authenticator` identifies the user of a request;
+``web/application.py`` creates it. The daemon decides on all rights.
 """
 
 import asyncio
@@ -18,28 +18,34 @@ from typing import Any, Final, Literal
 import msgspec
 from litestar import Request
 
-from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import (
+    CallerAnswer,
+    CallerRequest,
     ClusterRole,
-    MeAnswer,
-    MeRequest,
     OpenAnswer,
     OpenRequest,
     VouchAnswer,
     VouchRequest,
 )
-from steward.core.listeners import host_of, is_within
-from steward.core.munge import SCHEME, digest, is_credential
-from steward.core.rate_limits import Buckets
-from steward.web.daemon_client import VOUCH, Desk, Places, PlacesOfEach, take
-from steward.web.errors import Forged, LoginNeeded, TooMany
+from steward.core.listeners import get_limit_key, is_within
+from steward.core.munge import SCHEME, hash_body, is_credential
+from steward.core.rate_limits import TokenBuckets
+from steward.web.daemon_client import (
+    VOUCH_ACTION,
+    DaemonClient,
+    RequestSlots,
+    SlotsByUser,
+    acquire_slot,
+)
+from steward.web.errors import CsrfError, LoginRequired, RateLimitExceeded
 from steward.web.settings import WebSettings
 
 _BURST_S: Final = 10.0
 """Burst size: requests of this many seconds may come at once."""
 
 
-class Rate:
+class RateLimiter:
     """Rate limiter: a token bucket for each user or address.
 
     Args:
@@ -48,7 +54,7 @@ class Rate:
     """
 
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._buckets = Buckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
+        self._buckets = TokenBuckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
 
     def take(self, who: str) -> None:
         """Count a request, or raise if its sender exceeds the limit.
@@ -57,7 +63,7 @@ class Rate:
             who: User or address that sends the request.
 
         Raises:
-            TooMany: The sender exceeds the limit.
+            RateLimitExceeded: The sender exceeds the limit.
         """
         if not self._buckets.take(who):
             raise self._too_many(who)
@@ -67,29 +73,29 @@ class Rate:
         if self._buckets.wait_s(who) > 0:
             raise self._too_many(who)
 
-    def _too_many(self, who: str) -> TooMany:
+    def _too_many(self, who: str) -> RateLimitExceeded:
         what = "that was too much in a short time: wait a few seconds"
-        return TooMany(what, self._buckets.wait_s(who))
+        return RateLimitExceeded(what, self._buckets.wait_s(who))
 
 
-_OF_ONE: Final = 2
+_CREDENTIALS_PER_ADDRESS: Final = 2
 """MUNGE credentials of one address that are checked at once; of all addresses, twice that."""
-_SMALL: Final = 16 << 10
+_SMALL_BODY: Final = 16 << 10
 """Largest body that any unauthenticated connection may hold in memory, in bytes."""
-_LARGE: Final = 16
+_LARGE_BODIES: Final = 16
 """Larger bodies of unauthenticated senders that are read at once …"""
-_LARGE_OF_ONE: Final = 4
+_LARGE_BODIES_PER_ADDRESS: Final = 4
 """… and how many of them from one address."""
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 
-def peer(request: Ask) -> str:
+def find_peer_address(request: HttpRequest) -> str:
     """Return the address that a request's connection comes from."""
     return request.client.host if request.client else ""
 
 
-class Vouching:
+class MungeVerifier:
     """Verifier of MUNGE credentials: asks the daemon which user a credential names.
 
     Args:
@@ -98,54 +104,56 @@ class Vouching:
         rate: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
+    def __init__(self, web: WebSettings, desk: DaemonClient, rate: RateLimiter) -> None:
         self._desk = desk
         self._rate = rate
         # A separate limit: invalid credentials must not block other users of the address.
-        self._strays = Rate(web.requests_per_minute)
-        self._of_one = PlacesOfEach(_OF_ONE)
-        self._noisy = Places(1)
-        self._large = asyncio.Semaphore(_LARGE)
-        self._large_of_one = PlacesOfEach(_LARGE_OF_ONE)
+        self._strays = RateLimiter(web.requests_per_minute)
+        self._of_one = SlotsByUser(_CREDENTIALS_PER_ADDRESS)
+        self._noisy = RequestSlots(1)
+        self._large = asyncio.Semaphore(_LARGE_BODIES)
+        self._large_of_one = SlotsByUser(_LARGE_BODIES_PER_ADDRESS)
 
-    async def ticket(self, request: Ask, credential: str) -> str:
+    async def ticket(self, request: HttpRequest, credential: str) -> str:
         """Return a secret, valid for this request, of the user that MUNGE names.
 
         Raises:
-            NotKnown: The credential is invalid, or its user has no access.
-            TooMany: The user exceeds the rate limit.
+            UnknownCredential: The credential is invalid, or its user has no access.
+            RateLimitExceeded: The user exceeds the rate limit.
             Crowded: Too many credentials are being checked.
             Unavailable: munged or the daemon does not answer.
         """
         # A malformed credential costs nothing: reject it uncounted and read no further.
         if not is_credential(credential):
-            raise NotKnown("that is no MUNGE credential")
+            raise UnknownCredential("that is no MUNGE credential")
         answer = await self._answer(request, credential)
         self._rate.take(f"uid:{answer.uid}")
         if answer.refused:
-            raise NotKnown(answer.refused)
+            raise UnknownCredential(answer.refused)
         return answer.secret
 
-    async def _answer(self, request: Ask, credential: str) -> VouchAnswer:
-        where = peer(request)
+    async def _answer(self, request: HttpRequest, credential: str) -> VouchAnswer:
+        where = find_peer_address(request)
         target, query = request.scope["raw_path"], request.scope["query_string"]
         async with contextlib.AsyncExitStack() as until:
             if not _is_small(request):
                 for place in (self._large_of_one.of(where), self._large):
-                    await take(until, place)
+                    await acquire_slot(until, place)
             wanted = VouchRequest(
                 credential=credential,
                 method=request.method,
                 target=(target + (b"?" + query if query else b"")).decode("latin-1"),
-                digest=digest(await request.body()),
+                digest=hash_body(await request.body()),
                 peer=where,
             )
-            await take(until, self._noisy if self._is_noisy(where) else self._of_one.of(where))
+            await acquire_slot(
+                until, self._noisy if self._is_noisy(where) else self._of_one.of(where)
+            )
             try:
-                answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
-            except NotKnown:
+                answer: VouchAnswer = await self._desk.ask(VOUCH_ACTION, wanted)
+            except UnknownCredential:
                 # Over its limit an address is not counted further; it is then noisy.
-                with contextlib.suppress(TooMany):
+                with contextlib.suppress(RateLimitExceeded):
                     self._strays.take(where)
                 raise
         return answer
@@ -154,16 +162,16 @@ class Vouching:
         """Return True if an address sends too many invalid credentials."""
         try:
             self._strays.look(where)
-        except TooMany:
+        except RateLimitExceeded:
             return True
         return False
 
 
-def _is_small(request: Ask) -> bool:
+def _is_small(request: HttpRequest) -> bool:
     """Return True if a body declares a small length; chunked bodies declare none."""
     length = request.headers.get("content-length", "0")
     is_whole = "transfer-encoding" not in request.headers
-    return is_whole and length.isascii() and length.isdigit() and int(length) <= _SMALL
+    return is_whole and length.isascii() and length.isdigit() and int(length) <= _SMALL_BODY
 
 
 CSRF_FIELD: Final = "csrf"
@@ -171,20 +179,20 @@ CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
 """Header of the CSRF token, for htmx."""
 _MASK_BYTES: Final = 16
-_KNOWN_S: Final = 10.0
+_CACHE_S: Final = 10.0
 """Time for which the daemon's reply about a user is cached, in seconds."""
-_MOST_KNOWN: Final = 4096
+_MOST_CACHED: Final = 4096
 """Most secrets whose user is cached."""
 _MOST_UIDS: Final = 20_000
 """Secrets whose uid is remembered for rate limits, longer than the cached reply itself."""
-_OF_SHARED: Final = 10
+_SHARED_FACTOR: Final = 10
 """Factor on the limit of requests without a user, for an address that many people share."""
 
-How = Literal["cookie", "token", "proxy", "munge"]
+AuthenticationMethod = Literal["cookie", "token", "proxy", "munge"]
 """How a request authenticates."""
 
 
-class Visit(msgspec.Struct, frozen=True, kw_only=True):
+class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An authenticated web request: its user, and how it asks the daemon.
 
     Attributes:
@@ -195,10 +203,10 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         is_part: Whether htmx requests only a part of a page.
     """
 
-    how: How
+    how: AuthenticationMethod
     secret: str
-    me: MeAnswer
-    desk: Desk
+    me: CallerAnswer
+    desk: DaemonClient
     is_part: bool = False
 
     @property
@@ -218,7 +226,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         Pages are compressed and echo parts of their address; a constant token could be guessed from
         the lengths (the BREACH attack).
         """
-        token = _csrf(self.secret)
+        token = _make_csrf(self.secret)
         mask = secrets.token_bytes(_MASK_BYTES)
         return (mask + bytes(a ^ b for a, b in zip(mask, token, strict=True))).hex()
 
@@ -250,19 +258,19 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
-def _authorized(request: Ask, scheme: str) -> str:
+def _read_authorization(request: HttpRequest, scheme: str) -> str:
     """Return the secret of the Authorization header under this scheme, or ""."""
     shown, _, secret = request.headers.get("authorization", "").partition(" ")
     # Without a secret the daemon would treat the request as the web process's own.
     return secret.strip() if shown.lower() == scheme.lower() else ""
 
 
-def _csrf(secret: str) -> bytes:
+def _make_csrf(secret: str) -> bytes:
     """Derive the CSRF token of a session from its secret."""
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
 
-def is_ours(secret: str, shown: str) -> bool:
+def is_csrf_valid(secret: str, shown: str) -> bool:
     """Return True if a form's CSRF token belongs to this session."""
     try:
         data = bytes.fromhex(shown)
@@ -272,10 +280,10 @@ def is_ours(secret: str, shown: str) -> bool:
         return False
     mask, masked = data[:_MASK_BYTES], data[_MASK_BYTES:]
     token = bytes(a ^ b for a, b in zip(mask, masked, strict=True))
-    return hmac.compare_digest(token, _csrf(secret))
+    return hmac.compare_digest(token, _make_csrf(secret))
 
 
-class Doorkeeper:
+class Authenticator:
     """Authenticator: identifies the user of a request and applies rate limits.
 
     Args:
@@ -284,26 +292,26 @@ class Doorkeeper:
         rate: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
+    def __init__(self, web: WebSettings, desk: DaemonClient, rate: RateLimiter) -> None:
         self._web = web
         self._desk = desk
         self._rate = rate
-        self._vouching = Vouching(web, desk, rate)
-        self._shared = Rate(web.requests_per_minute * _OF_SHARED)
-        self._known: dict[str, tuple[float, MeAnswer]] = {}
+        self._vouching = MungeVerifier(web, desk, rate)
+        self._shared = RateLimiter(web.requests_per_minute * _SHARED_FACTOR)
+        self._known: dict[str, tuple[float, CallerAnswer]] = {}
         self._uids: dict[str, int] = {}
         self._by_proxy: dict[str, tuple[float, str]] = {}
 
-    def bearer(self, request: Ask) -> tuple[How, str]:
+    def bearer(self, request: HttpRequest) -> tuple[AuthenticationMethod, str]:
         """Return how a request authenticates, and its secret or the proxy's user name.
 
         Raises:
-            LoginNeeded: The request carries no credentials.
+            LoginRequired: The request carries no credentials.
         """
         token = self.token(request)
         if token:
             return "token", token
-        credential = _authorized(request, SCHEME)
+        credential = _read_authorization(request, SCHEME)
         if credential:
             return "munge", credential
         named = self._named_by_proxy(request)
@@ -312,16 +320,16 @@ class Doorkeeper:
         secret = request.cookies.get(self._web.cookie, "")
         if secret:
             return "cookie", secret
-        raise LoginNeeded(
+        raise LoginRequired(
             "log in first: run 'steward login' on a login node (programs bring a token of "
             "'steward token create')"
         )
 
-    def token(self, request: Ask) -> str:
+    def token(self, request: HttpRequest) -> str:
         """Return the bearer token of a request, or ""."""
-        return _authorized(request, "Bearer")
+        return _read_authorization(request, "Bearer")
 
-    def count(self, request: Ask, *, is_asked_who: bool) -> None:
+    def count(self, request: HttpRequest, *, is_asked_who: bool) -> None:
         """Count a request against the rate limit of its user or address.
 
         Unknown secrets count for their address, so inventing secrets gains nothing. MUNGE requests
@@ -332,11 +340,11 @@ class Doorkeeper:
             is_asked_who: Whether the handler authenticates the request later.
 
         Raises:
-            TooMany: The user or address exceeds the limit.
+            RateLimitExceeded: The user or address exceeds the limit.
         """
         try:
             how, secret = self.bearer(request)
-        except LoginNeeded:
+        except LoginRequired:
             how, secret = "token", ""
         if how == "munge" and is_asked_who:
             return
@@ -348,13 +356,13 @@ class Doorkeeper:
         else:
             address = self._address(request)
             is_shared = is_within(address, self._web.shared_from)
-            (self._shared if is_shared else self._rate).take(f"address:{host_of(address)}")
+            (self._shared if is_shared else self._rate).take(f"address:{get_limit_key(address)}")
 
-    async def visit(self, request: Ask) -> Visit:
+    async def visit(self, request: HttpRequest) -> AuthenticatedRequest:
         """Authenticate a request and check its CSRF token.
 
         Raises:
-            LoginNeeded: The daemon does not know the user.
+            LoginRequired: The daemon does not know the user.
             Forged: The request changes something and lacks a valid CSRF token.
         """
         how, secret = self.bearer(request)
@@ -362,7 +370,7 @@ class Doorkeeper:
             secret, me = await self._by_name(secret)
         elif how == "munge":
             secret = await self._vouching.ticket(request, secret)
-            me = await self._desk.ask("credentials.me", MeRequest(), secret)
+            me = await self._desk.ask("credentials.me", CallerRequest(), secret)
         else:
             me = await self._me(secret)
         # Browsers send cookies, and proxies their header, without the user's intent.
@@ -370,7 +378,7 @@ class Doorkeeper:
             await self._check_form(request, secret)
         is_part = request.headers.get("hx-request") == "true"
         is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
-        return Visit(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
+        return AuthenticatedRequest(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
 
     def met(self, secret: str) -> int | None:
         """Return the uid of a secret that the daemon has accepted before, or None."""
@@ -381,50 +389,52 @@ class Doorkeeper:
         self._known.pop(secret, None)
         self._uids.pop(secret, None)
 
-    def _address(self, request: Ask) -> str:
+    def _address(self, request: HttpRequest) -> str:
         """Return the client's address, taken from a trusted proxy's header if it is one."""
-        address = peer(request)
+        address = find_peer_address(request)
         if address in self._web.trusted_proxies:
             # The last address is the proxy's own word; earlier ones come from the client.
             said = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
             return said.strip() or address
         return address
 
-    async def _me(self, secret: str) -> MeAnswer:
+    async def _me(self, secret: str) -> CallerAnswer:
         now = time.monotonic()
         found = self._known.get(secret)
         if found is not None and found[0] > now:
             return found[1]
         try:
-            me: MeAnswer = await self._desk.ask("credentials.me", MeRequest(), secret)
-        except NotKnown:
+            me: CallerAnswer = await self._desk.ask("credentials.me", CallerRequest(), secret)
+        except UnknownCredential:
             self.forget(secret)
             raise
-        if len(self._known) >= _MOST_KNOWN:
+        if len(self._known) >= _MOST_CACHED:
             self._known.clear()
-        self._known[secret] = (now + _KNOWN_S, me)
+        self._known[secret] = (now + _CACHE_S, me)
         if len(self._uids) >= _MOST_UIDS:
             self._uids.pop(next(iter(self._uids)))
         self._uids[secret] = me.uid
         return me
 
-    def _named_by_proxy(self, request: Ask) -> str:
+    def _named_by_proxy(self, request: HttpRequest) -> str:
         if not self._web.proxy_header:
             return ""
-        if peer(request) not in self._web.trusted_proxies:
+        if find_peer_address(request) not in self._web.trusted_proxies:
             return ""
         named = request.headers.getall(self._web.proxy_header, [])
         if len(named) > 1:
             # The proxy appends its header to the client's instead of replacing it.
-            raise Forged("the proxy names two users: have it remove the header that clients send")
+            raise CsrfError(
+                "the proxy names two users: have it remove the header that clients send"
+            )
         return "".join(named).strip()
 
-    async def _by_name(self, user: str) -> tuple[str, MeAnswer]:
+    async def _by_name(self, user: str) -> tuple[str, CallerAnswer]:
         """Return the session of a proxy's user; a new one if theirs ended or was revoked."""
         secret = await self._session_of(user)
         try:
             return secret, await self._me(secret)
-        except NotKnown:
+        except UnknownCredential:
             self._by_proxy.pop(user, None)
         secret = await self._session_of(user)
         return secret, await self._me(secret)
@@ -435,17 +445,17 @@ class Doorkeeper:
         if found is not None and found[0] > now:
             return found[1]
         answer: OpenAnswer = await self._desk.ask("credentials.open", OpenRequest(user=user))
-        if len(self._by_proxy) >= _MOST_KNOWN:
+        if len(self._by_proxy) >= _MOST_CACHED:
             self._by_proxy.clear()
         # Use renews the session, so the cached secret stays valid while it is used.
         self._by_proxy[user] = (now + self._web.session_s, answer.secret)
         return answer.secret
 
-    async def _check_form(self, request: Ask, secret: str) -> None:
+    async def _check_form(self, request: HttpRequest, secret: str) -> None:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Forged("this request comes from a page of another site")
+            raise CsrfError("this request comes from a page of another site")
         shown = request.headers.get(CSRF_HEADER, "")
         if not shown and "form" in request.headers.get("content-type", ""):
             shown = str((await request.form()).get(CSRF_FIELD, ""))
-        if not is_ours(secret, shown):
-            raise Forged("this form is too old, or not from here: load its page again")
+        if not is_csrf_valid(secret, shown):
+            raise CsrfError("this form is too old, or not from here: load its page again")

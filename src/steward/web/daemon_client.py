@@ -1,9 +1,9 @@
 """Async client of the daemon's socket for ``steward web``, with limits on concurrent requests.
 
-:class:`Places` and :class:`PlacesOfEach` limit what runs at once, in total and for each user; a
-request that finds no place within 15 s fails with :class:`Crowded`. :class:`Desk` sends requests,
-reuses connections for reads, and yields the items of streams. Every connection is a process of the
-daemon.
+:class:`RequestSlots` and :class:`SlotsByUser` limit what runs at once, in total and for each user;
+a request that finds no place within 15 s fails with :class:`ServerBusy`. :class:`DaemonClient`
+sends requests, reuses connections for reads, and yields the items of streams. Every connection is a
+process of the daemon.
 """
 
 import asyncio
@@ -16,24 +16,31 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from steward.core.access import READS, scope_of
+from steward.core.access import READ_SCOPES, find_scope
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
 from steward.daemon.contexts import ACTIONS
-from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
-from steward.web.errors import TooLarge, WebError
+from steward.daemon.requests import (
+    LONGEST_REQUEST,
+    ReplyLine,
+    decode_reply_line,
+    encode_request_line,
+    make_error,
+    shorten_socket_path,
+)
+from steward.web.errors import RequestTooLarge, WebError
 
-_PLACE_S: Final = 15.0
+_SLOT_WAIT_S: Final = 15.0
 """Longest wait for a place, in seconds."""
-_TOO_MUCH: Final = "too much is asked at once: try again in a moment"
-"""Message of :class:`Crowded`."""
+_BUSY_MESSAGE: Final = "too much is asked at once: try again in a moment"
+"""Message of :class:`ServerBusy`."""
 
 
-class Crowded(Unavailable):
+class ServerBusy(Unavailable):
     """Too many requests run at once."""
 
 
-class Places(asyncio.Semaphore):
+class RequestSlots(asyncio.Semaphore):
     """Semaphore with a bounded queue: beyond 64 waiters it rejects at once.
 
     Each waiter occupies one of the requests served at once; a single address or user with too many
@@ -53,7 +60,7 @@ class Places(asyncio.Semaphore):
             Crowded: Too many requests wait already.
         """
         if self.locked() and self._waiting >= self._MOST_WAITING:
-            raise Crowded(_TOO_MUCH)
+            raise ServerBusy(_BUSY_MESSAGE)
         self._waiting += 1
         try:
             return await super().acquire()
@@ -61,8 +68,8 @@ class Places(asyncio.Semaphore):
             self._waiting -= 1
 
 
-class PlacesOfEach:
-    """Separate :class:`Places` for each user or address, kept only while in use.
+class SlotsByUser:
+    """Separate :class:`RequestSlots` for each user or address, kept only while in use.
 
     Args:
         most: Places of each.
@@ -70,70 +77,70 @@ class PlacesOfEach:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of: WeakValueDictionary[str, Places] = WeakValueDictionary()
+        self._of: WeakValueDictionary[str, RequestSlots] = WeakValueDictionary()
 
-    def of(self, who: str) -> Places:
+    def of(self, who: str) -> RequestSlots:
         """Return the places of one user or address."""
-        return self._of.setdefault(who, Places(self._most))
+        return self._of.setdefault(who, RequestSlots(self._most))
 
 
-async def take(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
+async def acquire_slot(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
     """Wait for a place, and release it when the exit stack closes.
 
     Raises:
         Crowded: No place became free in time, or too many requests wait.
     """
     try:
-        async with asyncio.timeout(_PLACE_S):
+        async with asyncio.timeout(_SLOT_WAIT_S):
             await place.acquire()
     except TimeoutError:
-        raise Crowded(_TOO_MUCH) from None
+        raise ServerBusy(_BUSY_MESSAGE) from None
     until.callback(place.release)
 
 
 _CONNECT_S: Final = 5.0
-_QUEUE_S: Final = 0.005
+_QUEUE_RETRY_S: Final = 0.005
 """Pause before another attempt to connect to a full queue, in seconds."""
-_SILENCE_S: Final = 60.0
+_READ_TIMEOUT_S: Final = 60.0
 """Longest wait for the reply of a read, in seconds."""
-_LONGEST_S: Final = 310.0
+_STREAM_TIMEOUT_S: Final = 310.0
 """Time-out of streams and changes: slightly longer than an action may be silent in the daemon."""
-_AT_ONCE: Final = 12
+_CONNECTIONS: Final = 12
 """Concurrent connections for reads, each a process of the daemon, which accepts a few more."""
-_LONG_AT_ONCE: Final = 8
+_STREAMS: Final = 8
 """Concurrent streams, and as many changes."""
-_LONG_OF_ONE: Final = 4
+_STREAMS_PER_USER: Final = 4
 """Concurrent streams and changes of one user."""
-_READS_OF_ONE: Final = 8
-"""Concurrent reads of one user, out of ``_AT_ONCE``."""
-_VOUCHING: Final = 4
+_READS_PER_USER: Final = 8
+"""Concurrent reads of one user, out of ``_CONNECTIONS``."""
+_MUNGE_CHECKS: Final = 4
 """Concurrent checks of MUNGE credentials, because munged may not answer."""
-_KEEP_S: Final = 240.0
+_CONNECTION_LIFETIME_S: Final = 240.0
 """Lifetime of a reused connection, in seconds."""
 _LONGEST_LINE: Final = 64 << 20
 """Longest line of a reply, in bytes."""
 Decoded = TypeVar("Decoded")
 
-VOUCH: Final = "credentials.vouch"
+VOUCH_ACTION: Final = "credentials.vouch"
 """Action that checks a MUNGE credential."""
 
 
-class DaemonAway(Unavailable):
+class DaemonUnavailable(Unavailable):
     """The daemon does not answer."""
 
 
-class TooSlow(DaemonAway):
+class DaemonTimeout(DaemonUnavailable):
     """The daemon did not finish in time; a repeated request would add load."""
 
 
-class _Line:
+class _DaemonConnection:
     """One connection to the daemon."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.until = time.monotonic() + _KEEP_S
-        self.patience_s = _LONGEST_S
+        self.until = time.monotonic() + _CONNECTION_LIFETIME_S
+        self.patience_s = _STREAM_TIMEOUT_S
 
     def is_good(self) -> bool:
         is_open = not self.reader.at_eof() and not self.writer.is_closing()
@@ -143,7 +150,7 @@ class _Line:
         self.writer.close()
 
 
-class Desk:
+class DaemonClient:
     """Client of the daemon's socket that calls actions.
 
     Args:
@@ -152,13 +159,13 @@ class Desk:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._kept: list[_Line] = []
-        self._free = asyncio.Semaphore(_AT_ONCE)
-        self._streams = asyncio.Semaphore(_LONG_AT_ONCE)
-        self._changes = asyncio.Semaphore(_LONG_AT_ONCE)
-        self._vouching = asyncio.Semaphore(_VOUCHING)
-        self._long_of_one = PlacesOfEach(_LONG_OF_ONE)
-        self._reads_of_one = PlacesOfEach(_READS_OF_ONE)
+        self._kept: list[_DaemonConnection] = []
+        self._free = asyncio.Semaphore(_CONNECTIONS)
+        self._streams = asyncio.Semaphore(_STREAMS)
+        self._changes = asyncio.Semaphore(_STREAMS)
+        self._vouching = asyncio.Semaphore(_MUNGE_CHECKS)
+        self._long_of_one = SlotsByUser(_STREAMS_PER_USER)
+        self._reads_of_one = SlotsByUser(_READS_PER_USER)
 
     async def ask(
         self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
@@ -173,7 +180,7 @@ class Desk:
             who: User that limits count; "" for the bearer of ``auth``.
 
         Raises:
-            DaemonAway: The daemon does not answer.
+            DaemonUnavailable: The daemon does not answer.
             Crowded: Too many requests run at once.
             StewardError: The action failed or rejected the request.
         """
@@ -190,16 +197,16 @@ class Desk:
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream and finally its reply; raise as :meth:`ask`."""
         action = ACTIONS[name]
-        keeps = (action.only_reads or scope_of(name) in READS) and not action.stream
+        keeps = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
         async with contextlib.AsyncExitStack() as places:
             for place in self._places(action, keeps, who or auth):
-                await take(places, place)
+                await acquire_slot(places, place)
             line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False
             try:
-                items = msgspec.json.Decoder(_union(action.items))
+                items = msgspec.json.Decoder(_join_types(action.items))
                 while not reply.error and not reply.ok:
-                    yield _decoded(items.decode, reply.item)
+                    yield _decode_reply(items.decode, reply.item)
                     reply = await self._reply(line)
                 is_whole = True
             finally:
@@ -209,12 +216,12 @@ class Desk:
                 else:
                     line.close()
             if reply.error:
-                raise error_of(reply)
-            yield _decoded(msgspec.json.Decoder(action.answer).decode, reply.answer)
+                raise make_error(reply)
+            yield _decode_reply(msgspec.json.Decoder(action.answer).decode, reply.answer)
 
     def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
         """Return the places a request needs: slow ones block neither pages nor other users."""
-        if action.name == VOUCH:
+        if action.name == VOUCH_ACTION:
             return [self._vouching, self._free]
         if keeps:
             return [self._reads_of_one.of(who), self._free]
@@ -231,11 +238,13 @@ class Desk:
 
     async def _begin(
         self, action: Action, request: Any, auth: str, keeps: bool, key: str
-    ) -> tuple[_Line, Reply]:
+    ) -> tuple[_DaemonConnection, ReplyLine]:
         """Send a request, over an idle connection if one is open, and read the first line."""
-        words = ask_line(action.name, request, auth=auth, keep=keeps, key=key)
+        words = encode_request_line(action.name, request, auth=auth, keep=keeps, key=key)
         if len(words) > LONGEST_REQUEST:
-            raise TooLarge(f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it")
+            raise RequestTooLarge(
+                f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it"
+            )
         while keeps and self._kept:
             line = self._kept.pop()
             if not line.is_good():
@@ -247,17 +256,17 @@ class Desk:
                 # Its reply is still to come, so nobody else may use this connection.
                 line.close()
                 # The daemon closes idle connections after a while, perhaps just now.
-                if isinstance(error, TooSlow) or not isinstance(error, DaemonAway):
+                if isinstance(error, DaemonTimeout) or not isinstance(error, DaemonUnavailable):
                     raise
         line = await self._connect()
-        line.patience_s = _SILENCE_S if keeps else _LONGEST_S
+        line.patience_s = _READ_TIMEOUT_S if keeps else _STREAM_TIMEOUT_S
         try:
             return line, await self._said(line, words)
         except BaseException:
             line.close()
             raise
 
-    async def _said(self, line: _Line, words: bytes) -> Reply:
+    async def _said(self, line: _DaemonConnection, words: bytes) -> ReplyLine:
         try:
             line.writer.write(words)
             await line.writer.drain()
@@ -266,34 +275,34 @@ class Desk:
             pass
         return await self._reply(line)
 
-    async def _connect(self) -> _Line:
+    async def _connect(self) -> _DaemonConnection:
         try:
-            with address(self._path) as name:
+            with shorten_socket_path(self._path) as name:
                 async with asyncio.timeout(_CONNECT_S):
-                    connection = await _connected(name)
+                    connection = await _connect_unix(name)
                     reader, writer = await asyncio.open_unix_connection(
                         sock=connection, limit=_LONGEST_LINE
                     )
         except (OSError, TimeoutError) as error:
-            raise DaemonAway(
+            raise DaemonUnavailable(
                 f"Steward's daemon does not answer ({error}): try again in a moment", self._path
             ) from error
-        return _Line(reader, writer)
+        return _DaemonConnection(reader, writer)
 
-    async def _reply(self, line: _Line) -> Reply:
+    async def _reply(self, line: _DaemonConnection) -> ReplyLine:
         try:
             async with asyncio.timeout(line.patience_s):
                 read = await line.reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise TooSlow("Steward's daemon takes too long to answer", self._path) from error
+            raise DaemonTimeout("Steward's daemon takes too long to answer", self._path) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise DaemonAway("Steward's daemon ended the connection", self._path) from error
+            raise DaemonUnavailable("Steward's daemon ended the connection", self._path) from error
         except asyncio.LimitOverrunError as error:
             raise WebError("the answer is longer than a page may be: ask for less") from error
-        return _decoded(read_reply, read)
+        return _decode_reply(decode_reply_line, read)
 
 
-async def _connected(name: str) -> socket.socket:
+async def _connect_unix(name: str) -> socket.socket:
     """Connect to a Unix socket, retrying while its queue is full.
 
     asyncio mistakes a full queue for a connection in progress.
@@ -305,7 +314,7 @@ async def _connected(name: str) -> socket.socket:
             try:
                 connection.connect(name)
             except BlockingIOError:
-                await asyncio.sleep(_QUEUE_S)
+                await asyncio.sleep(_QUEUE_RETRY_S)
             else:
                 return connection
     except BaseException:
@@ -313,7 +322,7 @@ async def _connected(name: str) -> socket.socket:
         raise
 
 
-def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
+def _decode_reply(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
     """Decode a reply; fail if the daemon is of another release."""
     try:
         return decode(data)
@@ -323,7 +332,7 @@ def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
         ) from error
 
 
-def _union(types: tuple[type[msgspec.Struct], ...]) -> Any:
+def _join_types(types: tuple[type[msgspec.Struct], ...]) -> Any:
     """Join types to a union."""
     union: Any = Any
     for index, kind in enumerate(types):

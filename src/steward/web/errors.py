@@ -1,21 +1,21 @@
 """Errors of ``steward web``; ``application.status_of`` maps each to an HTTP status."""
 
-from steward.core.errors import Refused, StewardError, UsageError
+from steward.core.errors import PermissionRefused, StewardError, UsageError
 
 
 class WebError(StewardError):
     """The web server cannot start, or a reply is unusable."""
 
 
-class LoginNeeded(Refused):
+class LoginRequired(PermissionRefused):
     """Login required: no session, or an expired one."""
 
 
-class Forged(Refused):
+class CsrfError(PermissionRefused):
     """CSRF check failed: a change came without the token of a page of the session."""
 
 
-class TooMany(Refused):
+class RateLimitExceeded(PermissionRefused):
     """Rate limit exceeded.
 
     Args:
@@ -28,17 +28,17 @@ class TooMany(Refused):
         self.wait_s = wait_s
 
 
-class NoSuchPage(UsageError):
+class PageNotFound(UsageError):
     """No page at this address."""
 
 
-class WrongRequest(UsageError):
+class MalformedRequest(UsageError):
     """Malformed API request."""
 
 
-class TooLarge(UsageError):
+class RequestTooLarge(UsageError):
     """Request larger than the daemon accepts."""
 
 
-class WrongMedia(UsageError):
+class UnsupportedMediaType(UsageError):
     """Unsupported media type of a request's body."""

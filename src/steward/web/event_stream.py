@@ -1,8 +1,8 @@
 """Live event streams of pages and API: limits on concurrent streams, and polling for new events.
 
-:class:`Streams` bounds the streams of each user, because each holds a connection; the middleware
-:func:`watched` releases them. :func:`news` returns the events after a position; ``pages/events.py``
-and ``api/responses.py`` send them.
+:class:`StreamLimiter` bounds the streams of each user, because each holds a connection; the
+middleware :func:`release_stream` releases them. :func:`fetch_new_events` returns the events after a
+position; ``pages/events.py`` and ``api/responses.py`` send them.
 """
 
 import functools
@@ -13,21 +13,21 @@ from typing import Final
 import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from steward.admin.credentials.errors import NotKnown
-from steward.core.errors import Refused, Unavailable
-from steward.reports.event_texts import EventWords, words
-from steward.reports.events import EventsAnswer, EventsRequest, EventTold
-from steward.reports.history.requests import EventsRequest as PastRequest
-from steward.web.authentication import Visit
-from steward.web.errors import TooMany
+from steward.admin.credentials.errors import UnknownCredential
+from steward.core.errors import PermissionRefused, Unavailable
+from steward.reports.event_texts import EventDescription, describe_event
+from steward.reports.events import EventItem, EventsReply, EventsRequest
+from steward.reports.history.requests import HistoryEventsRequest as PastRequest
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import RateLimitExceeded
 
-_AGAIN_S: Final = 10.0
+_RETRY_AFTER_S: Final = 10.0
 """Retry-After of a rejected stream, in seconds."""
-_PLACE: Final = "steward.place"
+_STREAM_KEY: Final = "steward.place"
 """Key in a request's state that holds the function to release its place."""
 
 
-class Streams:
+class StreamLimiter:
     """Counter of open event streams, for each user and in total.
 
     Args:
@@ -41,21 +41,25 @@ class Streams:
         self._open: Counter[int] = Counter()
 
     def take(self, scope: Scope, uid: int) -> None:
-        """Reserve a stream until the response ends; see :func:`watched`.
+        """Reserve a stream until the response ends; see :func:`release_stream`.
 
         Args:
             scope: ASGI scope of the request.
             uid: User of the request.
 
         Raises:
-            TooMany: The user, or all users together, have too many streams.
+            RateLimitExceeded: The user, or all users together, have too many streams.
         """
         if self._open[uid] >= self._each:
-            raise TooMany("you watch events too often at once: close one of them", _AGAIN_S)
+            raise RateLimitExceeded(
+                "you watch events too often at once: close one of them", _RETRY_AFTER_S
+            )
         if self._open.total() >= self._most:
-            raise TooMany("too many watch events at once: come again in a moment", _AGAIN_S)
+            raise RateLimitExceeded(
+                "too many watch events at once: come again in a moment", _RETRY_AFTER_S
+            )
         self._open[uid] += 1
-        scope.setdefault("state", {})[_PLACE] = functools.partial(self._leave, uid)
+        scope.setdefault("state", {})[_STREAM_KEY] = functools.partial(self._leave, uid)
 
     def _leave(self, uid: int) -> None:
         self._open[uid] -= 1
@@ -63,11 +67,11 @@ class Streams:
             del self._open[uid]
 
 
-STREAMS: Final = Streams(each=4, most=64)
+STREAM_LIMITER: Final = StreamLimiter(each=4, most=64)
 """Streams of this process, for pages and API alike."""
 
 
-def watched(app: ASGIApp) -> ASGIApp:
+def release_stream(app: ASGIApp) -> ASGIApp:
     """Release a request's stream when its response ends, however it ends (ASGI middleware).
 
     The response's generator cannot do this: when a client disconnects before it starts, or while it
@@ -79,16 +83,16 @@ def watched(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, send)
         finally:
-            leave = scope.get("state", {}).pop(_PLACE, None)
+            leave = scope.get("state", {}).pop(_STREAM_KEY, None)
             if leave is not None:
                 leave()
 
     return answered
 
 
-EVERY_S: Final = 1.5
+POLL_INTERVAL_S: Final = 1.5
 """Interval between polls of the daemon for each viewer, in seconds."""
-_AT_ONCE: Final = 100
+_EVENTS_PER_POLL: Final = 100
 """Most events of one poll."""
 
 
@@ -101,18 +105,20 @@ class EventRow(msgspec.Struct, frozen=True):
         zone: IANA zone for its times.
     """
 
-    event: EventTold
-    told: EventWords
+    event: EventItem
+    told: EventDescription
     zone: str
 
 
-def rows_of(visit: Visit, events: Iterable[EventTold]) -> list[EventRow]:
+def make_event_rows(visit: AuthenticatedRequest, events: Iterable[EventItem]) -> list[EventRow]:
     """Return table rows of events for a user."""
     zones = {role.cluster: role.zone for role in visit.me.clusters}
-    return [EventRow(event, words(event), zones.get(event.cluster, "")) for event in events]
+    return [
+        EventRow(event, describe_event(event), zones.get(event.cluster, "")) for event in events
+    ]
 
 
-class News(msgspec.Struct, frozen=True):
+class NewEvents(msgspec.Struct, frozen=True):
     """Events since the last poll, possibly none.
 
     Attributes:
@@ -126,7 +132,9 @@ class News(msgspec.Struct, frozen=True):
     is_over: bool = False
 
 
-async def news(visit: Visit, request: PastRequest, position: int) -> News:
+async def fetch_new_events(
+    visit: AuthenticatedRequest, request: PastRequest, position: int
+) -> NewEvents:
     """Return the events after a position that match a filter.
 
     Ends the stream if the session has expired or lost access; returns no events while the daemon is
@@ -138,13 +146,13 @@ async def news(visit: Visit, request: PastRequest, position: int) -> News:
         nodes=request.nodes,
         failed=request.failed,
         after=position,
-        limit=_AT_ONCE,
+        limit=_EVENTS_PER_POLL,
     )
     try:
-        answer: EventsAnswer = await visit.ask("events.list", wanted)
+        answer: EventsReply = await visit.ask("events.list", wanted)
     except Unavailable:
         # The daemon restarts: its events follow once it is back.
-        return News([], position)
-    except (NotKnown, Refused):
-        return News([], position, is_over=True)
-    return News(rows_of(visit, answer.events), answer.position)
+        return NewEvents([], position)
+    except (UnknownCredential, PermissionRefused):
+        return NewEvents([], position, is_over=True)
+    return NewEvents(make_event_rows(visit, answer.events), answer.position)

@@ -17,20 +17,20 @@ from markupsafe import Markup, escape
 from steward.archive.requests import HitLine
 from steward.bank import money
 from steward.bank.money import Unit
-from steward.core.printable import safe, safe_lines
-from steward.web.node_map import node_state
+from steward.core.printable import escape_line, escape_lines
+from steward.web.node_map import render_node_state
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
 
-_NONE: Final = "\N{EN DASH}"
+_DASH: Final = "\N{EN DASH}"
 """Shown for an unknown value."""
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @lru_cache(maxsize=32)
-def zone_of(name: str) -> tzinfo | None:
+def find_zone(name: str) -> tzinfo | None:
     """Return the time zone of an IANA name; None (this host's zone) if unknown."""
     try:
         return ZoneInfo(name) if name else None
@@ -38,12 +38,14 @@ def zone_of(name: str) -> tzinfo | None:
         return None
 
 
-def when(moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S") -> Markup | str:
+def format_time_html(
+    moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S"
+) -> Markup | str:
     """Format a time in a zone as a <time> element that also holds the UTC time."""
     if moment is None:
-        return _NONE
+        return _DASH
     try:
-        here = moment.astimezone(zone_of(zone))
+        here = moment.astimezone(find_zone(zone))
     except (OverflowError, ValueError):
         # At the ends of the calendar the time does not exist in every zone.
         here = moment
@@ -53,10 +55,10 @@ def when(moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S
     )
 
 
-def duration(seconds: float | timedelta | None) -> str:
+def format_duration_html(seconds: float | timedelta | None) -> str:
     """Format a duration as Slurm does: ``1-02:03:04``."""
     if seconds is None:
-        return _NONE
+        return _DASH
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
     sign, whole = "-" if seconds < 0 else "", abs(round(seconds))
@@ -65,10 +67,10 @@ def duration(seconds: float | timedelta | None) -> str:
     return f"{sign}{days}-{clock}" if days else f"{sign}{clock}"
 
 
-def size(count: float | None) -> str:
+def format_size_html(count: float | None) -> str:
     """Format a size in bytes: ``1.2 GiB``."""
     if count is None:
-        return _NONE
+        return _DASH
     amount = float(count)
     for unit in _SIZES:
         if abs(amount) < 1000 or unit == _SIZES[-1]:
@@ -77,26 +79,26 @@ def size(count: float | None) -> str:
     raise AssertionError("the loop ends at its last unit")
 
 
-def number(value: float | None, decimals: int = 0) -> str:
+def format_number_html(value: float | None, decimals: int = 0) -> str:
     """Format a number with thin spaces between thousands."""
     if value is None:
-        return _NONE
+        return _DASH
     return f"{value:,.{decimals}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def percent(part: float | None, whole: float | None = 1.0) -> str:
+def format_percent_html(part: float | None, whole: float | None = 1.0) -> str:
     """Format a part of a whole as a percentage."""
     if part is None or not whole:
-        return _NONE
+        return _DASH
     return f"{100 * part / whole:.0f}\N{NARROW NO-BREAK SPACE}%"
 
 
-def amount(value: int | None, unit: str = "", decimals: int = 2) -> str:
+def format_amount_html(value: int | None, unit: str = "", decimals: int = 2) -> str:
     """Format an amount in micro-SU, with the unit's name if given."""
-    return _NONE if value is None else money.show(value, Unit(unit, decimals)).strip()
+    return _DASH if value is None else money.format_money(value, Unit(unit, decimals)).strip()
 
 
-def state(word: str) -> Markup:
+def format_state_html(word: str) -> Markup:
     """Return a job or node state in its colour."""
     base = word.split(" ", maxsplit=1)[0].split("+", maxsplit=1)[0].upper()
     return Markup('<span class="state state-{}">{}</span>').format(
@@ -105,29 +107,29 @@ def state(word: str) -> Markup:
 
 
 FILTERS: Final = {
-    "when": when,
-    "duration": duration,
-    "size": size,
-    "number": number,
-    "percent": percent,
-    "amount": amount,
-    "state": state,
-    "node_state": node_state,
-    "printable": safe,
+    "when": format_time_html,
+    "duration": format_duration_html,
+    "size": format_size_html,
+    "number": format_number_html,
+    "percent": format_percent_html,
+    "amount": format_amount_html,
+    "state": format_state_html,
+    "node_state": render_node_state,
+    "printable": escape_line,
 }
 """Template filters by name."""
 
 
-_LONGEST: Final = 20_000
+_LONGEST_JSON: Final = 20_000
 """Most characters of JSON shown."""
 
 
-def pretty(value: Any) -> str:
+def format_json_html(value: Any) -> str:
     """Format a value as indented JSON, truncated if very long; "" if empty."""
     if value is None or value in ({}, []):
         return ""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n[…]"
+    return text if len(text) <= _LONGEST_JSON else f"{text[:_LONGEST_JSON]}\n[…]"
 
 
 MOST_LETTERS: Final = 40_000
@@ -146,14 +148,14 @@ _DIRECTIVE: Final = re.compile(r"#(SBATCH|PBS|BSUB|DW|BB)\b")
 """Lines with directives of a batch or burst-buffer system."""
 
 
-def highlighted(script: str) -> Markup:
+def highlight_script(script: str) -> Markup:
     """Highlight a script: one element a line, with its line number."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
-    shown = safe_lines(beginning(script))
+    shown = escape_lines(truncate_script(script))
     # The output of Pygments is escaped, and none of its elements spans lines.
-    marked = highlight(shown, _lexer(_language(shown)), HtmlFormatter(nowrap=True))
+    marked = highlight(shown, _load_lexer(_detect_language(shown)), HtmlFormatter(nowrap=True))
     plain = shown.split("\n")
     lines = []
     for number, line in enumerate(marked.removesuffix("\n").split("\n")):
@@ -163,26 +165,26 @@ def highlighted(script: str) -> Markup:
     return Markup("".join(lines))  # noqa: S704 -- escaped by Pygments
 
 
-def beginning(script: str) -> str:
+def truncate_script(script: str) -> str:
     """Return the part of a script that pages show."""
     return "".join(script[:MOST_LETTERS].splitlines(keepends=True)[:MOST_LINES])
 
 
-def marked(line: HitLine) -> Markup:
+def mark_matches(line: HitLine) -> Markup:
     """Return a line of a search hit with the matches marked."""
     parts = [Markup()]
     place = 0
     for begin, end in sorted(line.spans):
         if begin < place or end <= begin:
             continue
-        parts.append(escape(safe(line.text[place:begin])))
-        parts.append(Markup("<mark>{}</mark>").format(safe(line.text[begin:end])))
+        parts.append(escape(escape_line(line.text[place:begin])))
+        parts.append(Markup("<mark>{}</mark>").format(escape_line(line.text[begin:end])))
         place = end
-    parts.append(escape(safe(line.text[place:])))
+    parts.append(escape(escape_line(line.text[place:])))
     return Markup("").join(parts)
 
 
-def _language(script: str) -> str:
+def _detect_language(script: str) -> str:
     """Return the Pygments name of a script's language, by its first line."""
     first = script.partition("\n")[0]
     if not first.startswith("#!"):
@@ -191,7 +193,7 @@ def _language(script: str) -> str:
 
 
 @functools.cache
-def _lexer(name: str) -> "Lexer":
+def _load_lexer(name: str) -> "Lexer":
     """Load a Pygments lexer."""
     from pygments.lexers import get_lexer_by_name
 

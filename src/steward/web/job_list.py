@@ -1,8 +1,8 @@
 """Job list page: columns, and the view (filters, order, page) that its address encodes.
 
-``COLUMNS`` defines how a row of ``accounting.jobs`` is shown. :class:`View` parses an address,
-builds addresses of changed views, and the requests for the list, the counts by state and the script
-search. ``pages/jobs.py`` uses it.
+``COLUMNS`` defines how a row of ``accounting.jobs`` is shown. :class:`JobListView` parses an
+address, builds addresses of changed views, and the requests for the list, the counts by state and
+the script search. ``pages/jobs.py`` uses it.
 """
 
 import shlex
@@ -15,16 +15,24 @@ from litestar import Request
 from markupsafe import Markup, escape
 
 from steward.accounting.job_list_requests import JobRow, JobsRequest, JobStatesRequest
-from steward.accounting.job_page.wording import exit_word
+from steward.accounting.job_page.wording import describe_exit
 from steward.archive.requests import SearchRequest
 from steward.core.errors import UsageError
-from steward.core.printable import safe
+from steward.core.printable import escape_line
 from steward.jobs.queries import Order
 from steward.web import query
-from steward.web.formats import amount, duration, number, percent, size, state, when
+from steward.web.formats import (
+    format_amount_html,
+    format_duration_html,
+    format_number_html,
+    format_percent_html,
+    format_size_html,
+    format_state_html,
+    format_time_html,
+)
 
 
-class Shown(msgspec.Struct, frozen=True):
+class CellContext(msgspec.Struct, frozen=True):
     """Data beside a row that cells need: time zones and charges.
 
     Attributes:
@@ -40,11 +48,11 @@ class Shown(msgspec.Struct, frozen=True):
     decimals: int = 2
 
 
-Cell = Callable[[JobRow, Shown], Markup | str]
+JobCell = Callable[[JobRow, CellContext], Markup | str]
 """Formats one value of a row as text or HTML."""
 
 
-class Column(msgspec.Struct, frozen=True):
+class JobColumn(msgspec.Struct, frozen=True):
     """A column of the job list.
 
     Attributes:
@@ -57,106 +65,133 @@ class Column(msgspec.Struct, frozen=True):
 
     key: str
     title: str
-    cell: Cell
+    cell: JobCell
     is_number: bool = False
     of_bank: bool = False
 
 
-def _time(value: Callable[[JobRow], datetime | None]) -> Cell:
+def _make_time_cell(value: Callable[[JobRow], datetime | None]) -> JobCell:
     """Return a cell function for a time, in the cluster's zone."""
-    return lambda row, shown: when(value(row), shown.zones.get(row.cluster, ""))
+    return lambda row, shown: format_time_html(value(row), shown.zones.get(row.cluster, ""))
 
 
-def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's shape
+def _make_state_cell(row: JobRow, shown: CellContext) -> Markup:  # noqa: ARG001 -- a cell's shape
     """Show a job's state, or the number of array tasks by state."""
     if not row.tasks:
-        return state(safe(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN")
+        return format_state_html(
+            escape_line(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN"
+        )
     one = Markup("<span>{} {}</span>")
-    parts = [one.format(number(count), state(safe(word))) for word, count in row.tasks.items()]
+    parts = [
+        one.format(format_number_html(count), format_state_html(escape_line(word)))
+        for word, count in row.tasks.items()
+    ]
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
 
-def _limit(row: JobRow, shown: Shown) -> str:  # noqa: ARG001 -- a cell's shape
+def _make_limit_cell(row: JobRow, shown: CellContext) -> str:  # noqa: ARG001 -- a cell's shape
     """Show a job's time limit."""
-    return duration(row.limit_s) if row.limit_s else ""
+    return format_duration_html(row.limit_s) if row.limit_s else ""
 
 
-def _cost(row: JobRow, shown: Shown) -> str:
+def _make_cost_cell(row: JobRow, shown: CellContext) -> str:
     """Show a job's charge."""
     found = shown.costs.get((row.cluster, row.job_id))
-    return "" if found is None else amount(found, "", shown.decimals)
+    return "" if found is None else format_amount_html(found, "", shown.decimals)
 
 
-def _text(value: Callable[[JobRow], str]) -> Cell:
+def _make_text_cell(value: Callable[[JobRow], str]) -> JobCell:
     """Return a cell function for text, HTML-escaped."""
-    return lambda row, _: escape(safe(value(row)))
+    return lambda row, _: escape(escape_line(value(row)))
 
 
 COLUMNS: Final = {
     column.key: column
     for column in (
-        Column("cluster", "Cluster", _text(lambda row: row.cluster)),
-        Column("name", "Name", _text(lambda row: row.name)),
-        Column("user", "User", _text(lambda row: row.user or str(row.uid or ""))),
-        Column("account", "Account", _text(lambda row: row.account)),
-        Column("partition", "Partition", _text(lambda row: row.partition)),
-        Column("qos", "QOS", _text(lambda row: row.qos)),
-        Column("state", "State", _states),
-        Column("reason", "Reason", _text(lambda row: row.reason)),
-        Column("submit", "Submitted", _time(lambda row: row.submit)),
-        Column("eligible", "Eligible", _time(lambda row: row.eligible)),
-        Column("start", "Started", _time(lambda row: row.start)),
-        Column("end", "Ended", _time(lambda row: row.end)),
-        Column("waited", "Waited", lambda row, _: _lasted(row.waited_s), is_number=True),
-        Column("elapsed", "Elapsed", lambda row, _: _lasted(row.elapsed_s), is_number=True),
-        Column("limit", "Time limit", _limit, is_number=True),
-        Column("nodes", "Nodes", lambda row, _: _count(row.nodes), is_number=True),
-        Column("nodelist", "Node list", _text(lambda row: row.nodelist)),
-        Column("cpus", "CPUs", lambda row, _: _count(row.cpus), is_number=True),
-        Column("memory", "Memory", lambda row, _: _size(row.memory_bytes), is_number=True),
-        Column("tres", "TRES", _text(lambda row: row.tres)),
-        Column("cpu", "CPU used", lambda row, _: _share(row.cpu), is_number=True),
-        Column("cputime", "CPU time", lambda row, _: _lasted(row.cpu_used_s), is_number=True),
-        Column("peak", "Memory peak", lambda row, _: _size(row.peak_bytes), is_number=True),
-        Column("memused", "Memory used", lambda row, _: _share(row.memory), is_number=True),
-        Column(
-            "exit",
-            "Exit",
-            lambda row, _: "" if row.tasks else exit_word(row.exit_code, row.exit_signal),
+        JobColumn("cluster", "Cluster", _make_text_cell(lambda row: row.cluster)),
+        JobColumn("name", "Name", _make_text_cell(lambda row: row.name)),
+        JobColumn("user", "User", _make_text_cell(lambda row: row.user or str(row.uid or ""))),
+        JobColumn("account", "Account", _make_text_cell(lambda row: row.account)),
+        JobColumn("partition", "Partition", _make_text_cell(lambda row: row.partition)),
+        JobColumn("qos", "QOS", _make_text_cell(lambda row: row.qos)),
+        JobColumn("state", "State", _make_state_cell),
+        JobColumn("reason", "Reason", _make_text_cell(lambda row: row.reason)),
+        JobColumn("submit", "Submitted", _make_time_cell(lambda row: row.submit)),
+        JobColumn("eligible", "Eligible", _make_time_cell(lambda row: row.eligible)),
+        JobColumn("start", "Started", _make_time_cell(lambda row: row.start)),
+        JobColumn("end", "Ended", _make_time_cell(lambda row: row.end)),
+        JobColumn("waited", "Waited", lambda row, _: _format_elapsed(row.waited_s), is_number=True),
+        JobColumn(
+            "elapsed", "Elapsed", lambda row, _: _format_elapsed(row.elapsed_s), is_number=True
+        ),
+        JobColumn("limit", "Time limit", _make_limit_cell, is_number=True),
+        JobColumn(
+            "nodes", "Nodes", lambda row, _: _format_count_or_empty(row.nodes), is_number=True
+        ),
+        JobColumn("nodelist", "Node list", _make_text_cell(lambda row: row.nodelist)),
+        JobColumn("cpus", "CPUs", lambda row, _: _format_count_or_empty(row.cpus), is_number=True),
+        JobColumn(
+            "memory", "Memory", lambda row, _: _format_memory(row.memory_bytes), is_number=True
+        ),
+        JobColumn("tres", "TRES", _make_text_cell(lambda row: row.tres)),
+        JobColumn(
+            "cpu", "CPU used", lambda row, _: _format_share_or_empty(row.cpu), is_number=True
+        ),
+        JobColumn(
+            "cputime", "CPU time", lambda row, _: _format_elapsed(row.cpu_used_s), is_number=True
+        ),
+        JobColumn(
+            "peak", "Memory peak", lambda row, _: _format_memory(row.peak_bytes), is_number=True
+        ),
+        JobColumn(
+            "memused",
+            "Memory used",
+            lambda row, _: _format_share_or_empty(row.memory),
             is_number=True,
         ),
-        Column("restarts", "Restarts", lambda row, _: _count(row.restarts or None), is_number=True),
-        Column("cost", "Cost", _cost, is_number=True, of_bank=True),
+        JobColumn(
+            "exit",
+            "Exit",
+            lambda row, _: "" if row.tasks else describe_exit(row.exit_code, row.exit_signal),
+            is_number=True,
+        ),
+        JobColumn(
+            "restarts",
+            "Restarts",
+            lambda row, _: _format_count_or_empty(row.restarts or None),
+            is_number=True,
+        ),
+        JobColumn("cost", "Cost", _make_cost_cell, is_number=True, of_bank=True),
     )
 }
 """All columns except the job's own, in display order."""
 
-USUAL: Final = (
+DEFAULT_COLUMNS: Final = (
     *("name", "user", "account", "partition", "state", "submit"),
     *("elapsed", "cpus", "cpu", "peak"),
 )
 """Default columns."""
 
 
-def _lasted(seconds: float | None) -> str:
+def _format_elapsed(seconds: float | None) -> str:
     """Format seconds as a duration; "" for None."""
-    return "" if seconds is None else duration(seconds)
+    return "" if seconds is None else format_duration_html(seconds)
 
 
-def _count(value: int | None) -> str:
-    return "" if value is None else number(value)
+def _format_count_or_empty(value: int | None) -> str:
+    return "" if value is None else format_number_html(value)
 
 
-def _size(value: int | None) -> str:
-    return "" if value is None else size(value)
+def _format_memory(value: int | None) -> str:
+    return "" if value is None else format_size_html(value)
 
 
-def _share(value: float | None) -> str:
+def _format_share_or_empty(value: float | None) -> str:
     """Format a share as a percentage; "" for None."""
-    return "" if value is None else percent(value)
+    return "" if value is None else format_percent_html(value)
 
 
-ROWS: Final = 50
+DEFAULT_ROWS: Final = 50
 """Rows of a page by default."""
 MOST_ROWS: Final = 1000
 """Most rows of a page."""
@@ -165,7 +200,7 @@ _LISTS: Final = ("clusters", "users", "accounts", "partitions", "states", "jobs"
 _TEXTS: Final = ("since", "until")
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class JobListView(msgspec.Struct, frozen=True, kw_only=True):
     """Filters, order, columns and page of a job list, as its address encodes them.
 
     Attributes:
@@ -194,7 +229,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     apart: bool = False
     page: str = ""
-    rows: int = ROWS
+    rows: int = DEFAULT_ROWS
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any]) -> Self:
@@ -203,25 +238,25 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: The query is invalid.
         """
-        order = query.text(request, "order", "-submit")
+        order = query.read_text(request, "order", "-submit")
         if order not in _ORDERS:
             raise UsageError(f"jobs are ordered by {', '.join(_ORDERS)}, not {order[:60]!r}", order)
         # Job names may contain commas.
         names = tuple(
             str(name).strip() for name in request.query_params.getall("names", []) if name
         )
-        given: dict[str, Any] = {name: query.words(request, name) for name in _LISTS}
-        given |= {name: query.text(request, name) for name in (*_TEXTS, "text")}
+        given: dict[str, Any] = {name: query.read_words(request, name) for name in _LISTS}
+        given |= {name: query.read_text(request, name) for name in (*_TEXTS, "text")}
         return cls(
             **given,
             names=tuple(filter(None, names)),
-            case=query.switch(request, "case"),
-            words=query.switch(request, "words"),
+            case=query.read_switch(request, "case"),
+            words=query.read_switch(request, "words"),
             order=msgspec.convert(order, Order),
-            columns=tuple(key for key in query.words(request, "columns") if key in COLUMNS),
-            apart=query.text(request, "arrays") == "apart",
+            columns=tuple(key for key in query.read_words(request, "columns") if key in COLUMNS),
+            apart=query.read_text(request, "arrays") == "apart",
             page=str(request.query_params.get("page", "")),
-            rows=max(1, min(query.number(request, "rows", ROWS), MOST_ROWS)),
+            rows=max(1, min(query.read_number(request, "rows", DEFAULT_ROWS), MOST_ROWS)),
         )
 
     def query(self, **changes: Any) -> dict[str, Any]:
@@ -233,21 +268,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = {name: ",".join(getattr(view, name)) for name in _LISTS}
         found |= {name: getattr(view, name) for name in (*_TEXTS, "names", "text", "page")}
         found["order"] = view.order if view.order != "-submit" else ""
-        found["columns"] = ",".join(view.columns) if view.columns != USUAL else ""
+        found["columns"] = ",".join(view.columns) if view.columns != DEFAULT_COLUMNS else ""
         found["case"] = "1" if view.case else ""
         found["words"] = "1" if view.words else ""
         found["arrays"] = "apart" if view.apart else ""
-        found["rows"] = view.rows if view.rows != ROWS else ""
+        found["rows"] = view.rows if view.rows != DEFAULT_ROWS else ""
         return found
 
-    def shown(self, *, several_clusters: bool, bank: bool) -> tuple[Column, ...]:
+    def shown(self, *, several_clusters: bool, bank: bool) -> tuple[JobColumn, ...]:
         """Return the columns to show, in display order.
 
         Args:
             several_clusters: Whether there are several clusters, so that the cluster is shown.
             bank: Whether there is a bank.
         """
-        chosen = set(self.columns or USUAL)
+        chosen = set(self.columns or DEFAULT_COLUMNS)
         if several_clusters and not self.columns:
             chosen.add("cluster")
         return tuple(
@@ -274,10 +309,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Return the request for a search in scripts."""
         return SearchRequest(
             **self._selection(),
-            terms=terms_of(self.text),
+            terms=split_terms(self.text),
             case=self.case,
             words=self.words,
-            limit=min(self.rows, ROWS),
+            limit=min(self.rows, DEFAULT_ROWS),
             page=self.page,
         )
 
@@ -285,7 +320,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in (*_LISTS, *_TEXTS, "names")}
 
 
-def terms_of(text: str) -> tuple[str, ...]:
+def split_terms(text: str) -> tuple[str, ...]:
     """Split a text into search terms; quoted phrases stay whole.
 
     An unclosed quote makes the whole text one term.

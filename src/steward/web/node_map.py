@@ -1,8 +1,8 @@
 """Node states in words and colours, and the map of a cluster's nodes by rack or partition.
 
-:func:`said` translates Slurm's state (``IDLE+DRAIN``) to a word and a tone; :func:`node_map` groups
-nodes by name or partition and sorts each group by state. :class:`KnownNodes` caches the nodes of
-each cluster for ``pages/nodes.py``.
+:func:`describe_state` translates Slurm's state (``IDLE+DRAIN``) to a word and a tone;
+:func:`build_node_map` groups nodes by name or partition and sorts each group by state.
+:class:`NodeCache` caches the nodes of each cluster for ``pages/nodes.py``.
 """
 
 import re
@@ -15,18 +15,18 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup, escape
 
-from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
+from steward.reports.history.requests import NodeSnapshot, NodesReply, NodesRequest
 from steward.slurm.node_states import parse_node_state
-from steward.web.authentication import Visit
+from steward.web.authentication import AuthenticatedRequest
 
-Tone = Literal["bad", "wait", "off", "busy", "good"]
+Severity = Literal["bad", "wait", "off", "busy", "good"]
 """Severity of a node state, worst first; each has a colour on the pages."""
 
-By = Literal["name", "partition"]
+NodeGrouping = Literal["name", "partition"]
 """How the map groups nodes: by the prefix of their names, or by partition."""
 
-_TONES: Final[tuple[Tone, ...]] = ("bad", "wait", "off", "busy", "good")
-_BASES: Final[dict[str, tuple[str, Tone]]] = {
+_SEVERITIES: Final[tuple[Severity, ...]] = ("bad", "wait", "off", "busy", "good")
+_BASES: Final[dict[str, tuple[str, Severity]]] = {
     "DOWN": ("down", "bad"),
     "ERROR": ("error", "bad"),
     "ALLOCATED": ("allocated", "busy"),
@@ -35,7 +35,7 @@ _BASES: Final[dict[str, tuple[str, Tone]]] = {
     "FUTURE": ("future", "off"),
 }
 # In order of precedence: the first flag that a state has decides.
-_FLAGS: Final[tuple[tuple[str, str, Tone], ...]] = (
+_FLAGS: Final[tuple[tuple[str, str, Severity], ...]] = (
     ("FAIL", "failing", "bad"),
     ("INVALID_REG", "invalid", "bad"),
     ("MAINTENANCE", "maintenance", "wait"),
@@ -51,7 +51,7 @@ _FLAGS: Final[tuple[tuple[str, str, Tone], ...]] = (
     ("RESERVED", "reserved", "wait"),
     ("PLANNED", "planned", "busy"),
 )
-_CLASSES: Final[dict[Tone, str]] = {
+_CLASSES: Final[dict[Severity, str]] = {
     "bad": "state-down",
     "wait": "state-drained",
     "off": "state-off",
@@ -60,7 +60,7 @@ _CLASSES: Final[dict[Tone, str]] = {
 }
 """CSS class of each severity."""
 _NUMBERED: Final = re.compile(r"(.*?)([0-9]+)")
-_TOGETHER: Final = 150
+_LARGEST_GROUP: Final = 150
 """Largest group of nodes that differ only in a number; larger ones are split by hundreds."""
 _HUNDRED: Final = 100
 """Large groups are split by number into ranges of this size."""
@@ -68,7 +68,7 @@ _SHORT_FROM: Final = 1000
 """From this many nodes on, cells show only the end of a name, and few have titles."""
 _MOST_TITLES: Final = 250
 """Beyond this many nodes with a reason, large maps have no tooltips."""
-_REMEMBERED: Final = 1 << 15
+_CACHED_NAMES: Final = 1 << 15
 """Node names whose parsed form is cached."""
 
 
@@ -81,11 +81,11 @@ class StateWord(msgspec.Struct, frozen=True):
     """
 
     word: str
-    tone: Tone
+    tone: Severity
 
 
 @lru_cache(maxsize=1024)
-def said(state: str) -> StateWord:
+def describe_state(state: str) -> StateWord:
     """Translate a node state to a word and its severity.
 
     Args:
@@ -105,36 +105,36 @@ def said(state: str) -> StateWord:
     return StateWord(*_BASES.get(base, (base.lower(), "off")))
 
 
-def node_state(state: str) -> Markup:
+def render_node_state(state: str) -> Markup:
     """Return a node's state as Slurm writes it, in the colour of its severity."""
-    found = said(state)
+    found = describe_state(state)
     return Markup('<span class="state {}" title="{}">{}</span>').format(
         _CLASSES[found.tone], found.word, escape(state)
     )
 
 
-class Count(msgspec.Struct, frozen=True):
+class StateCount(msgspec.Struct, frozen=True):
     """Number of nodes in a state."""
 
     word: str
-    tone: Tone
+    tone: Severity
     nodes: int
 
 
-def counts(nodes: Iterable[NodeThen]) -> list[Count]:
+def count_node_states(nodes: Iterable[NodeSnapshot]) -> list[StateCount]:
     """Count nodes by state, worst first."""
-    return counted(Counter(node.state for node in nodes).items())
+    return count_states(Counter(node.state for node in nodes).items())
 
 
-def counted(states: Iterable[tuple[str, int]]) -> list[Count]:
+def count_states(states: Iterable[tuple[str, int]]) -> list[StateCount]:
     """Count nodes by state, from pairs of state and number."""
     found: Counter[StateWord] = Counter()
     for state, nodes in states:
-        found[said(state)] += nodes
-    return [Count(one.word, one.tone, found[one]) for one in sorted(found, key=_rank)]
+        found[describe_state(state)] += nodes
+    return [StateCount(one.word, one.tone, found[one]) for one in sorted(found, key=_rank_state)]
 
 
-class Cell(msgspec.Struct, frozen=True):
+class MapCell(msgspec.Struct, frozen=True):
     """One node on the map.
 
     Attributes:
@@ -148,29 +148,29 @@ class Cell(msgspec.Struct, frozen=True):
     title: str = ""
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _address(node: str) -> str:
+@lru_cache(maxsize=_CACHED_NAMES)
+def _quote_node(node: str) -> str:
     """Quote a node name for an address; cached."""
     return quote(node, safe="")
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _escaped(text: str) -> str:
+@lru_cache(maxsize=_CACHED_NAMES)
+def _escape_text(text: str) -> str:
     """Escape text for HTML; cached."""
     return str(escape(text))
 
 
-def _titled(cell: Cell) -> str:
+def _format_title(cell: MapCell) -> str:
     """Return the title attribute of a cell."""
     return f' title="{escape(cell.title)}"' if cell.title else ""
 
 
-class Run(msgspec.Struct, frozen=True):
+class StateRun(msgspec.Struct, frozen=True):
     """Nodes of a group that are in the same state."""
 
     word: str
-    tone: Tone
-    cells: list[Cell]
+    tone: Severity
+    cells: list[MapCell]
 
     def links(self, base: str) -> Markup:
         """Return links to the nodes; a template would take several times as long for thousands.
@@ -180,13 +180,13 @@ class Run(msgspec.Struct, frozen=True):
         """
         start = f"<a href={escape(base)}"
         parts = (
-            f"{start}{_address(cell.node)}{_titled(cell)}>{_escaped(cell.text)}</a>"
+            f"{start}{_quote_node(cell.node)}{_format_title(cell)}>{_escape_text(cell.text)}</a>"
             for cell in self.cells
         )
         return Markup("".join(parts))  # noqa: S704 -- every part is escaped
 
 
-class Group(msgspec.Struct, frozen=True):
+class NodeGroup(msgspec.Struct, frozen=True):
     """Nodes that the map shows together.
 
     Attributes:
@@ -197,10 +197,10 @@ class Group(msgspec.Struct, frozen=True):
 
     label: str
     nodes: int
-    runs: list[Run]
+    runs: list[StateRun]
 
 
-def node_map(nodes: Sequence[NodeThen], by: By = "name") -> list[Group]:
+def build_node_map(nodes: Sequence[NodeSnapshot], by: NodeGrouping = "name") -> list[NodeGroup]:
     """Return the map of a cluster's nodes.
 
     Each group is sorted by state: problems come first, and each state is named once.
@@ -212,89 +212,93 @@ def node_map(nodes: Sequence[NodeThen], by: By = "name") -> list[Group]:
     is_short = len(nodes) >= _SHORT_FROM
     told = sum(1 for node in nodes if node.reason) <= _MOST_TITLES
     found = []
-    for label, some in (_by_name(nodes) if by == "name" else _by_partition(nodes)).items():
-        start = _shared([node.node for node in some]) if is_short else 0
-        runs: dict[StateWord, list[Cell]] = {}
-        in_state: dict[str, list[Cell]] = {}
+    for label, some in (
+        _group_by_name(nodes) if by == "name" else _group_by_partition(nodes)
+    ).items():
+        start = _measure_prefix([node.node for node in some]) if is_short else 0
+        runs: dict[StateWord, list[MapCell]] = {}
+        in_state: dict[str, list[MapCell]] = {}
         for node in some:
-            title = _title(node) if not is_short or (told and node.reason) else ""
-            cell = Cell(node.node, node.node[start:] or node.node, title)
+            title = _describe_node(node) if not is_short or (told and node.reason) else ""
+            cell = MapCell(node.node, node.node[start:] or node.node, title)
             cells = in_state.get(node.state)
             if cells is None:
-                cells = in_state[node.state] = runs.setdefault(said(node.state), [])
+                cells = in_state[node.state] = runs.setdefault(describe_state(node.state), [])
             cells.append(cell)
-        ordered = sorted(runs.items(), key=lambda item: _rank(item[0]))
+        ordered = sorted(runs.items(), key=lambda item: _rank_state(item[0]))
         found.append(
-            Group(label, len(some), [Run(one.word, one.tone, cells) for one, cells in ordered])
+            NodeGroup(
+                label, len(some), [StateRun(one.word, one.tone, cells) for one, cells in ordered]
+            )
         )
     return found
 
 
-def _rank(one: StateWord) -> tuple[int, str]:
+def _rank_state(one: StateWord) -> tuple[int, str]:
     """Return the sort key of a state: worst first, then by word."""
-    return _TONES.index(one.tone), one.word
+    return _SEVERITIES.index(one.tone), one.word
 
 
-def _title(node: NodeThen) -> str:
+def _describe_node(node: NodeSnapshot) -> str:
     """Describe a node: state, since when, and reason."""
     since = node.since.strftime("%Y-%m-%d %H:%M UTC")
     return f"{node.state} since {since}" + (f": {node.reason}" if node.reason else "")
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _parted(name: str) -> tuple[str, int]:
+@lru_cache(maxsize=_CACHED_NAMES)
+def _split_name(name: str) -> tuple[str, int]:
     """Split a name into the part before its number, and the number."""
     match = _NUMBERED.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
-def _by_name(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
+def _group_by_name(nodes: Sequence[NodeSnapshot]) -> dict[str, list[NodeSnapshot]]:
     """Group nodes by the prefix of their names; split large groups by hundreds."""
-    racks: dict[str, list[tuple[int, NodeThen]]] = {}
+    racks: dict[str, list[tuple[int, NodeSnapshot]]] = {}
     for node in nodes:
-        prefix, number = _parted(node.node)
+        prefix, number = _split_name(node.node)
         racks.setdefault(prefix, []).append((number, node))
-    found: dict[str, list[NodeThen]] = {}
+    found: dict[str, list[NodeSnapshot]] = {}
     for some in racks.values():
         some.sort(key=lambda item: item[0])
-        if len(some) <= _TOGETHER:
-            found[_label(some)] = [node for _, node in some]
+        if len(some) <= _LARGEST_GROUP:
+            found[_format_range(some)] = [node for _, node in some]
             continue
-        hundreds: dict[int, list[tuple[int, NodeThen]]] = {}
+        hundreds: dict[int, list[tuple[int, NodeSnapshot]]] = {}
         for number, node in some:
             hundreds.setdefault(number // _HUNDRED, []).append((number, node))
-        found |= {_label(part): [node for _, node in part] for part in hundreds.values()}
+        found |= {_format_range(part): [node for _, node in part] for part in hundreds.values()}
     return found
 
 
-def _label(some: Sequence[tuple[int, NodeThen]]) -> str:
+def _format_range(some: Sequence[tuple[int, NodeSnapshot]]) -> str:
     """Return the first and last name of a group."""
     first, last = some[0][1].node, some[-1][1].node
     return first if first == last else f"{first} \N{EN DASH} {last}"
 
 
-def _shared(names: Sequence[str]) -> int:
+def _measure_prefix(names: Sequence[str]) -> int:
     """Return the length of the common prefix of names."""
     first, last = min(names), max(names)
     pairs = enumerate(zip(first, last, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
-def _by_partition(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
+def _group_by_partition(nodes: Sequence[NodeSnapshot]) -> dict[str, list[NodeSnapshot]]:
     """Group nodes by the partitions that they are in."""
-    found: dict[str, list[NodeThen]] = {}
+    found: dict[str, list[NodeSnapshot]] = {}
     for node in nodes:
         found.setdefault(", ".join(node.partitions) or "in no partition", []).append(node)
     return dict(sorted(found.items()))
 
 
-class KnownNodes:
+class NodeCache:
     """Cache of the last node list of each cluster."""
 
     def __init__(self) -> None:
-        self._told: dict[str, NodesAnswer] = {}
+        self._told: dict[str, NodesReply] = {}
 
-    async def of(self, visit: Visit, cluster: str) -> NodesAnswer:
+    async def of(self, visit: AuthenticatedRequest, cluster: str) -> NodesReply:
         """Return the current state of all nodes of a cluster.
 
         Args:
@@ -306,7 +310,7 @@ class KnownNodes:
         """
         told = self._told.get(cluster)
         request = NodesRequest(cluster=cluster, known=told.tag if told else "")
-        answer: NodesAnswer = await visit.ask("history.nodes", request)
+        answer: NodesReply = await visit.ask("history.nodes", request)
         if told is not None and answer.is_known:
             return msgspec.structs.replace(answer, nodes=told.nodes)
         self._told[cluster] = answer

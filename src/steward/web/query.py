@@ -13,11 +13,11 @@ _MOST_WORDS: Final = 100
 _LARGEST: Final = 2**53
 """Numbers are below this: the limit of exact integers in JavaScript."""
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 """A Litestar request."""
 
 
-def text(request: Ask, name: str, default: str = "") -> str:
+def read_text(request: HttpRequest, name: str, default: str = "") -> str:
     """Return a text parameter, stripped of blanks.
 
     Raises:
@@ -29,7 +29,7 @@ def text(request: Ask, name: str, default: str = "") -> str:
     return found or default
 
 
-def words(request: Ask, name: str) -> tuple[str, ...]:
+def read_words(request: HttpRequest, name: str) -> tuple[str, ...]:
     """Return a list parameter: repeated, or separated by commas.
 
     Raises:
@@ -42,13 +42,13 @@ def words(request: Ask, name: str) -> tuple[str, ...]:
     return tuple(filter(None, found))
 
 
-def number(request: Ask, name: str, default: int = 0) -> int:
+def read_number(request: HttpRequest, name: str, default: int = 0) -> int:
     """Return an integer parameter, 0 or more.
 
     Raises:
         UsageError: The value is not such a number.
     """
-    given = text(request, name)
+    given = read_text(request, name)
     if not given:
         return default
     if not (given.isascii() and given.isdigit() and int(given[:20]) < _LARGEST):
@@ -56,6 +56,6 @@ def number(request: Ask, name: str, default: int = 0) -> int:
     return int(given)
 
 
-def switch(request: Ask, name: str) -> bool:
+def read_switch(request: HttpRequest, name: str) -> bool:
     """Return True if a boolean parameter (a ticked box) is set."""
-    return text(request, name) not in ("", "0", "no", "false", "off")
+    return read_text(request, name) not in ("", "0", "no", "false", "off")

@@ -15,12 +15,12 @@ import msgspec
 from litestar import Response
 
 from steward import __version__
-from steward.web.authentication import Visit
+from steward.web.authentication import AuthenticatedRequest
 from steward.web.formats import FILTERS
 
-HERE: Final = os.path.dirname(__file__)
-STATIC: Final = os.path.join(HERE, "static")
-HEADERS: Final = {
+WEB_DIRECTORY: Final = os.path.dirname(__file__)
+STATIC_DIRECTORY: Final = os.path.join(WEB_DIRECTORY, "static")
+SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none'; "
@@ -45,7 +45,7 @@ class Renderer:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._jinja = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(os.path.join(HERE, "templates")),
+            loader=jinja2.FileSystemLoader(os.path.join(WEB_DIRECTORY, "templates")),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
@@ -59,7 +59,8 @@ class Renderer:
         """Return the address of a page.
 
         Args:
-            path: Path such as ``/jobs``, with its parts already quoted, see :func:`part`.
+            path: Path such as ``/jobs``, with its parts already quoted, see
+                :func:`quote_path_part`.
             query: Query parameters; lists are repeated, None and "" omitted.
         """
         pairs = [
@@ -72,12 +73,12 @@ class Renderer:
 
     def static(self, name: str) -> str:
         """Return the address of a static file, with a hash of its content for caching."""
-        return f"{self.prefix}/static/{name}?v={_digest(name)}"
+        return f"{self.prefix}/static/{name}?v={_hash_file(name)}"
 
     def page(
         self,
         template: str,
-        visit: Visit | None = None,
+        visit: AuthenticatedRequest | None = None,
         *,
         status: int = 200,
         headers: dict[str, str] | None = None,
@@ -99,7 +100,7 @@ class Renderer:
             headers={"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})},
         )
 
-    def either(self, template: str, visit: Visit, **context: Any) -> Response[str]:
+    def either(self, template: str, visit: AuthenticatedRequest, **context: Any) -> Response[str]:
         """Return the part of a page that htmx requests, or the full page for others.
 
         Args:
@@ -110,11 +111,15 @@ class Renderer:
         """
         return self.page(f"_{template}" if visit.is_part else template, visit, **context)
 
-    def text(self, template: str, visit: Visit | None = None, **context: Any) -> str:
+    def text(self, template: str, visit: AuthenticatedRequest | None = None, **context: Any) -> str:
         """Render a template to text; see :meth:`page`."""
-        return self._jinja.get_template(template).render(visit=visit, part=part, **context)
+        return self._jinja.get_template(template).render(
+            visit=visit, part=quote_path_part, **context
+        )
 
-    def redirect(self, path: str, visit: Visit | None = None, /, **query: Any) -> Response[None]:
+    def redirect(
+        self, path: str, visit: AuthenticatedRequest | None = None, /, **query: Any
+    ) -> Response[None]:
         """Redirect the browser to another page after a change."""
         where = self.url(path, **query)
         if visit is not None and visit.is_part:
@@ -122,7 +127,7 @@ class Renderer:
         return Response(None, status_code=303, headers={"Location": where})
 
 
-def part(text: object) -> str:
+def quote_path_part(text: object) -> str:
     """Quote a text as one part of a path: job and account names may hold any character."""
     return quote(str(text), safe="")
 
@@ -155,10 +160,10 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(name: str) -> str:
+def _hash_file(name: str) -> str:
     """Return a hash of a static file; the version if the file is missing."""
     try:
-        with open(os.path.join(STATIC, name), "rb") as file:
+        with open(os.path.join(STATIC_DIRECTORY, name), "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()[:12]
     except FileNotFoundError:
         return __version__

@@ -7,9 +7,9 @@ from steward.core.section import Section
 
 _COOKIE: Final = "steward_session"
 """Name of the session cookie, without its prefix."""
-HEALTH: Final = "/healthz"
+HEALTH_PATH: Final = "/healthz"
 """Path of the web process's health check …"""
-HEALTHY: Final = b"ok\n"
+HEALTHY_BODY: Final = b"ok\n"
 """… and its complete response."""
 
 

@@ -1,7 +1,7 @@
 """Job efficiency and balance: used over allocated CPU, memory and time, as pure functions.
 
-:func:`rate_efficiency` rates a run, :func:`balance` compares the tasks of a step, :func:`spread`
-summarizes an array. docs/job.md explains the formulas.
+:func:`rate_efficiency` rates a run, :func:`compare_tasks` compares the tasks of a step,
+:func:`summarize_values` summarizes an array. docs/job.md explains the formulas.
 
 CPU time is the sum of the tasks', which is exact. If the cgroup used more (processes that left
 their task, containers), the cgroup's counts, because they used the CPUs too.
@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from steward.accounting.job_page.requests import Balance, Efficiency, Spread
-from steward.core.records import Line
+from steward.core.records import UsageLine
 from steward.core.usage import StepUsage, TaskUsage
 
 _US: Final = 1_000_000
@@ -25,12 +25,12 @@ _DOUBTS: Final = {"no-end", "tasks-missing", "lost-lines"}
 """Doubts that mean that actual usage may be higher than known."""
 
 
-def doubtful(line: Line) -> bool:
+def is_doubtful(line: UsageLine) -> bool:
     """Return True if actual usage may be higher than a line says."""
     return bool(_DOUBTS & set(line.doubts.split(",")))
 
 
-def elapsed_s(line: Line, now_us: int) -> float | None:
+def compute_elapsed_s(line: UsageLine, now_us: int) -> float | None:
     """Return seconds from start to end or now, without suspension; None if never started."""
     if not line.start_us:
         return None
@@ -38,7 +38,7 @@ def elapsed_s(line: Line, now_us: int) -> float | None:
     return max(0.0, (end_us - line.start_us) / _US - line.suspended_s)
 
 
-def cpu_used_s(line: Line) -> float | None:
+def compute_cpu_used_s(line: UsageLine) -> float | None:
     """Return the CPU time of a line in seconds: its tasks', or its cgroups' if higher."""
     if line.user_us is None and line.system_us is None and line.cgroup_user_us is None:
         return None
@@ -47,16 +47,16 @@ def cpu_used_s(line: Line) -> float | None:
     return max(tasks, cgroups) / _US
 
 
-def share_of(used: float | None, given: float | None) -> float | None:
+def compute_share(used: float | None, given: float | None) -> float | None:
     """Return ``used / given``; None if one is unknown or ``given`` is 0."""
     return used / given if used is not None and given else None
 
 
 def rate_efficiency(
-    line: Line,
-    steps: Sequence[tuple[Line, Sequence[StepUsage]]],
+    line: UsageLine,
+    steps: Sequence[tuple[UsageLine, Sequence[StepUsage]]],
     now_us: int,
-    pieces: Sequence[Line] = (),
+    pieces: Sequence[UsageLine] = (),
 ) -> Efficiency:
     """Rate the efficiency of a run: used over allocated CPU, memory and time.
 
@@ -67,31 +67,31 @@ def rate_efficiency(
         pieces: Former sizes of a resized job; the run's line is for its last size.
     """
     sizes = (*pieces, line)
-    lasted = [(size, elapsed_s(size, now_us)) for size in sizes]
-    elapsed = total(seconds for _, seconds in lasted)
-    used = total(cpu_used_s(size) for size in sizes)
-    given = total(seconds * size.cpus for size, seconds in lasted if seconds) or None
-    memory = _memory(line, steps)
+    lasted = [(size, compute_elapsed_s(size, now_us)) for size in sizes]
+    elapsed = sum_values(seconds for _, seconds in lasted)
+    used = sum_values(compute_cpu_used_s(size) for size in sizes)
+    given = sum_values(seconds * size.cpus for size, seconds in lasted if seconds) or None
+    memory = _find_memory_peak(line, steps)
     limit = line.time_limit_s
     # While a run goes on, only ended steps have reported their usage.
     is_over = line.end_us > 0
     return Efficiency(
-        cpu=share_of(used, given) if is_over else None,
+        cpu=compute_share(used, given) if is_over else None,
         cpu_used_s=used,
         cpu_given_s=given,
-        memory=share_of(memory.peak, memory.allocated),
+        memory=compute_share(memory.peak, memory.allocated),
         memory_used_bytes=memory.peak,
         memory_given_bytes=memory.allocated,
         memory_node=memory.node,
         memory_at_least=memory.at_least,
-        time=share_of(elapsed, limit),
+        time=compute_share(elapsed, limit),
         elapsed_s=elapsed,
         limit_s=limit,
-        at_least=not is_over or doubtful(line) or any(doubtful(step) for step, _ in steps),
+        at_least=not is_over or is_doubtful(line) or any(is_doubtful(step) for step, _ in steps),
     )
 
 
-def total(values: Iterable[float | None]) -> float | None:
+def sum_values(values: Iterable[float | None]) -> float | None:
     """Sum the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -106,7 +106,7 @@ class _Memory(msgspec.Struct, frozen=True):
     at_least: bool
 
 
-def peak_of(launch: StepUsage) -> int | None:
+def get_peak_memory(launch: StepUsage) -> int | None:
     """Return the peak memory of a launch on its node: its cgroup's, or its only task's.
 
     Without a cgroup, the largest of several tasks gives a lower bound.
@@ -120,27 +120,29 @@ def peak_of(launch: StepUsage) -> int | None:
     return max(known, default=None)
 
 
-def _is_least(launch: StepUsage) -> bool:
+def _is_lower_bound(launch: StepUsage) -> bool:
     """Return True if the peak of a launch is only a lower bound."""
     end = launch.end
     return end is None or (end.peak_bytes is None and max(end.tasks, len(launch.tasks)) > 1)
 
 
-def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _Memory:
+def _find_memory_peak(
+    line: UsageLine, steps: Sequence[tuple[UsageLine, Sequence[StepUsage]]]
+) -> _Memory:
     """Return peak, allocation and node where the peak came closest to the allocation.
 
     If no allocation is known: of the node with the highest peak.
     """
-    per_node = memory_per_node(line)
+    per_node = compute_memory_per_node(line)
     found: list[_Memory] = []
     for _, launches in steps:
         for launch in launches:
-            peak, start = peak_of(launch), launch.start
+            peak, start = get_peak_memory(launch), launch.start
             if peak is not None:
                 allocated = (start.memory_bytes if start is not None else None) or per_node
-                found.append(_Memory(peak, allocated or None, launch.node, _is_least(launch)))
+                found.append(_Memory(peak, allocated or None, launch.node, _is_lower_bound(launch)))
     if found:
-        return max(found, key=_nearness)
+        return max(found, key=_rate_nearness)
     best = max(
         (line, *(step for step, _ in steps)),
         key=lambda one: one.peak_bytes or one.max_rss_bytes or 0,
@@ -154,20 +156,20 @@ def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _M
     )
 
 
-def _nearness(one: _Memory) -> tuple[float, int]:
+def _rate_nearness(one: _Memory) -> tuple[float, int]:
     """Return the sort key of a peak: its share of the allocation, then its size."""
-    return share_of(one.peak, one.allocated) or 0.0, one.peak or 0
+    return compute_share(one.peak, one.allocated) or 0.0, one.peak or 0
 
 
-def memory_per_node(line: Line) -> int | None:
+def compute_memory_per_node(line: UsageLine) -> int | None:
     """Return the memory allocated per node, if evenly distributed; None if unknown."""
-    total = tres(line.tres_allocated).get("mem")
+    total = parse_tres_bytes(line.tres_allocated).get("mem")
     if not total or line.nodes < 1:
         return None
     return total // line.nodes
 
 
-def tres(text: str) -> dict[str, int]:
+def parse_tres_bytes(text: str) -> dict[str, int]:
     """Parse TRES (``cpu=4,mem=8G,node=1``) into numbers: memory in bytes, others as counted.
 
     Malformed amounts are left out.
@@ -187,14 +189,14 @@ def tres(text: str) -> dict[str, int]:
     return found
 
 
-def task_cpu_s(task: TaskUsage) -> float:
+def get_task_cpu_s(task: TaskUsage) -> float:
     """Return the CPU time of a task, in seconds."""
     return (task.user_us + task.system_us) / _US
 
 
-def balance(tasks: Iterable[TaskUsage]) -> Balance | None:
+def compare_tasks(tasks: Iterable[TaskUsage]) -> Balance | None:
     """Compare the CPU time of tasks; None for fewer than two, or if they used none."""
-    known = sorted((task_cpu_s(task), task.task) for task in tasks)
+    known = sorted((get_task_cpu_s(task), task.task) for task in tasks)
     total = sum(used for used, _ in known)
     if len(known) < 2 or total <= 0:
         return None
@@ -210,7 +212,7 @@ def balance(tasks: Iterable[TaskUsage]) -> Balance | None:
     )
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
+def summarize_values(values: Iterable[float | None]) -> Spread | None:
     """Return minimum, quartiles and maximum of the known values; None if none is known."""
     known = sorted(value for value in values if value is not None)
     if not known:
@@ -232,7 +234,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     )
 
 
-def outcome(status: int) -> tuple[int, int, bool]:
+def decode_wait_status(status: int) -> tuple[int, int, bool]:
     """Return exit code, signal and core dump flag of a raw wait status."""
     # Decoded here instead of by os.W*: a node may send an invalid status.
     number = status & 0x7F
@@ -242,10 +244,10 @@ def outcome(status: int) -> tuple[int, int, bool]:
 
 
 # Slurm reports 0:53 for a script that never began because its output could not be opened.
-UNOPENED: Final = 53
+OUTPUT_NOT_OPENED: Final = 53
 
 
-def signal_name(number: int) -> str:
+def get_signal_name(number: int) -> str:
     """Return the name of a signal: ``SIGKILL`` for 9, ``signal 99`` if it has none."""
     try:
         return signal.Signals(number).name

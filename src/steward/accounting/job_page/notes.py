@@ -1,18 +1,22 @@
 """Job notes: remarks on how a run ended and on its efficiency, a closed list.
 
-:func:`notes_on` applies the thresholds of [accounting.notes]. It always remarks on how a run
+:func:`write_notes` applies the thresholds of [accounting.notes]. It always remarks on how a run
 ended; on efficiency only if the run was long enough and its data are complete, so that nobody is
-told to request less because a node's report was lost. :func:`size` and :func:`duration` format
-values for people.
+told to request less because a node's report was lost. :func:`format_size` and
+:func:`format_duration` format values for people.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from steward.accounting.job_page.job_efficiency import UNOPENED, doubtful, signal_name
+from steward.accounting.job_page.job_efficiency import (
+    OUTPUT_NOT_OPENED,
+    get_signal_name,
+    is_doubtful,
+)
 from steward.accounting.job_page.requests import Efficiency, Note, StepPart
 from steward.accounting.settings import NotesSettings
-from steward.core.records import Line
+from steward.core.records import UsageLine
 
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})
@@ -24,8 +28,8 @@ _ONE_CPU: Final = 1.1
 """Maximum mean number of busy CPUs of a serial run; above 1 because the batch script works too."""
 
 
-def notes_on(
-    line: Line, efficiency: Efficiency, steps: Sequence[StepPart], settings: NotesSettings
+def write_notes(
+    line: UsageLine, efficiency: Efficiency, steps: Sequence[StepPart], settings: NotesSettings
 ) -> tuple[Note, ...]:
     """Return the notes on a run, most important first.
 
@@ -35,27 +39,27 @@ def notes_on(
         steps: Its steps.
         settings: Thresholds.
     """
-    found = list(_ending(line, efficiency, settings))
+    found = list(_note_end(line, efficiency, settings))
     elapsed = efficiency.elapsed_s
     if line.end_us and elapsed is not None and elapsed >= settings.least_run_s:
-        found += _on_memory(line, efficiency, settings)
-        found += _on_cpus(line, efficiency, settings)
-        found += _on_time(line, efficiency, settings)
-        found += _on_balance(steps, settings)
+        found += _note_memory(line, efficiency, settings)
+        found += _note_cpus(line, efficiency, settings)
+        found += _note_time(line, efficiency, settings)
+        found += _note_balance(steps, settings)
     return tuple(found)
 
 
-def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
     """Yield notes on how a run ended."""
     state, elapsed = line.state, efficiency.elapsed_s
     if state == "OUT_OF_MEMORY":
         words = "It ran out of memory and was killed."
         if efficiency.memory_given_bytes:
-            given = size(efficiency.memory_given_bytes)
+            given = format_size(efficiency.memory_given_bytes)
             words += f" It had {given} on a node: ask for more with --mem."
         yield Note(kind="out-of-memory", words=words)
     if state == "TIMEOUT":
-        limit = f" of {duration(efficiency.limit_s)}" if efficiency.limit_s else ""
+        limit = f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ""
         yield Note(
             kind="timeout",
             words=f"It was ended at its time limit{limit}: ask for more with --time, or have it "
@@ -67,7 +71,7 @@ def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iter
             kind="node-fail",
             words=f"A node failed{which}: that was not the job's fault. It can be submitted again.",
         )
-    if line.exit_signal == UNOPENED:
+    if line.exit_signal == OUTPUT_NOT_OPENED:
         yield Note(
             kind="failed-early",
             words="Its output could not be opened, so there is none: look at --output and "
@@ -76,34 +80,39 @@ def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iter
     elif state in _EARLY and elapsed is not None and elapsed < settings.failed_within_s:
         yield Note(
             kind="failed-early",
-            words=f"It failed {_after(elapsed)}{_how(line)}: the end of its output tells more "
-            "than these figures.",
+            words=f"It failed {_format_after(elapsed)}{_format_how_ended(line)}: "
+            "the end of its output tells more than these figures.",
         )
 
 
-def _after(elapsed: float) -> str:
-    return f"after {duration(elapsed)}" if elapsed else "within a second"
+def _format_after(elapsed: float) -> str:
+    return f"after {format_duration(elapsed)}" if elapsed else "within a second"
 
 
-def _how(line: Line) -> str:
+def _format_how_ended(line: UsageLine) -> str:
     if line.exit_signal:
-        return f", by {signal_name(line.exit_signal)}"
+        return f", by {get_signal_name(line.exit_signal)}"
     return f", with exit code {line.exit_code}" if line.exit_code else ""
 
 
-def _on_memory(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_memory(
+    line: UsageLine, efficiency: Efficiency, settings: NotesSettings
+) -> Iterator[Note]:
     """Yield notes on memory efficiency."""
     share, used = efficiency.memory, efficiency.memory_used_bytes
     given = efficiency.memory_given_bytes
     if share is None or used is None or given is None or line.state == "OUT_OF_MEMORY":
         return
-    what = f"{size(used)} of {size(given)} ({share:.0%})"
+    what = f"{format_size(used)} of {format_size(given)} ({share:.0%})"
     where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
     if share > settings.memory_high:
         words = f"Memory nearly ran out: {what} was in use{where}."
         largest = line.max_rss_bytes
         if largest is not None and largest < used / 2:
-            words += f" Cached files may be part of that: its largest process had {size(largest)}."
+            words += (
+                " Cached files may be part of that: its largest process had "
+                f"{format_size(largest)}."
+            )
         yield Note(kind="memory-high", words=words)
     elif efficiency.at_least or efficiency.memory_at_least or line.state not in _WHOLE:
         return
@@ -112,7 +121,7 @@ def _on_memory(line: Line, efficiency: Efficiency, settings: NotesSettings) -> I
         yield Note(kind="memory-low", words=words)
 
 
-def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_cpus(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
     """Yield notes on CPU efficiency."""
     share, used, elapsed = efficiency.cpu, efficiency.cpu_used_s, efficiency.elapsed_s
     if share is None or used is None or not elapsed or efficiency.at_least:
@@ -131,12 +140,12 @@ def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Ite
         )
 
 
-def _on_time(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_time(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
     """Yield notes on the time limit."""
     share, limit, elapsed = efficiency.time, efficiency.limit_s, efficiency.elapsed_s
     if share is None or line.state != "COMPLETED":
         return
-    what = f"it ran {duration(elapsed)} of {duration(limit)}"
+    what = f"it ran {format_duration(elapsed)} of {format_duration(limit)}"
     if share < settings.time_low:
         words = f"The time limit was far off: {what}. A nearer one lets jobs start earlier."
         yield Note(kind="time-low", words=words)
@@ -144,25 +153,25 @@ def _on_time(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Ite
         yield Note(kind="time-high", words=f"The time limit was nearly hit: {what} ({share:.0%}).")
 
 
-def _on_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:
+def _note_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:
     """Yield notes on steps with uneven tasks."""
     for step in steps:
         line, balance = step.line, step.balance
         ran_s = (line.end_us - line.start_us) / 1e6 if line.end_us and line.start_us else 0.0
-        if balance is None or ran_s < settings.least_run_s or doubtful(line):
+        if balance is None or ran_s < settings.least_run_s or is_doubtful(line):
             continue
         if balance.ratio >= settings.imbalance:
             yield Note(
                 kind="imbalance",
                 step=line.step,
                 words=f"The tasks of step {line.step} worked unevenly: task {balance.busiest} used "
-                f"{duration(balance.busiest_s)} of CPU time, the mean was "
-                f"{duration(balance.mean_s)}, task {balance.idlest} used "
-                f"{duration(balance.idlest_s)}.",
+                f"{format_duration(balance.busiest_s)} of CPU time, the mean was "
+                f"{format_duration(balance.mean_s)}, task {balance.idlest} used "
+                f"{format_duration(balance.idlest_s)}.",
             )
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Format a size for people, in binary units: ``812 bytes``, ``1.2 GiB``."""
     amount = float(count)
     for unit in _SIZES:
@@ -172,7 +181,7 @@ def size(count: float) -> str:
     raise AssertionError("the loop ends at its last unit")
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration for people: ``3.5 ms``, ``0.35 s``, ``12.3 s``, ``5m 20s``, ``3h 05m``.
 
     Whole seconds have no decimals, because Slurm counts a run's time in them.
@@ -196,9 +205,9 @@ def duration(seconds: float | None) -> str:
     return f"{days}d {hours:02}h" if hours else f"{days}d"
 
 
-def ran(seconds: float | None) -> str:
+def format_run_time(seconds: float | None) -> str:
     """Format the run time of a job, which Slurm counts in whole seconds.
 
     ``less than 1 s``, ``3 s``.
     """
-    return "less than 1 s" if seconds == 0 else duration(seconds)
+    return "less than 1 s" if seconds == 0 else format_duration(seconds)

@@ -1,8 +1,8 @@
 """Job page action (``steward job``): find a job, check permission, and build its page.
 
-:func:`page` is the action; :class:`Pages` finds the job and reads its runs, steps and launches
-from jobs.db. :func:`run_part`, :func:`step_part` and :func:`array_part` build the parts of the
-reply, with efficiency and notes.
+:func:`show_job_page` is the action; :class:`PageBuilder` finds the job and reads its runs, steps
+and launches from jobs.db. :func:`build_run_part`, :func:`build_step_part` and
+:func:`build_array_part` build the parts of the reply, with efficiency and notes.
 
 Who may see a job record follows the cluster's PrivateData, as for rows of sacct. Fields as private
 as a script are blanked for others.
@@ -16,24 +16,24 @@ from typing import Final
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingError
 from steward.accounting.job_page import job_efficiency
 from steward.accounting.job_page.job_efficiency import (
-    UNOPENED,
-    cpu_used_s,
-    elapsed_s,
-    peak_of,
+    OUTPUT_NOT_OPENED,
+    compute_cpu_used_s,
+    compute_elapsed_s,
+    compute_share,
+    get_peak_memory,
+    get_signal_name,
+    get_task_cpu_s,
     rate_efficiency,
-    share_of,
-    signal_name,
-    task_cpu_s,
 )
-from steward.accounting.job_page.notes import notes_on, size
-from steward.accounting.job_page.pending_reasons import gone_on, waiting
+from steward.accounting.job_page.notes import format_size, write_notes
+from steward.accounting.job_page.pending_reasons import apply_new_state, explain_waiting
 from steward.accounting.job_page.requests import (
-    FEW,
-    MOST_TASKS,
+    DEFAULT_SHOWN,
+    MAX_TASKS_SHOWN,
     ArrayPart,
     Efficiency,
     MemberPart,
@@ -48,29 +48,29 @@ from steward.accounting.job_page.requests import (
 from steward.accounting.settings import NotesSettings
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Missing, UsageError
-from steward.core.records import JobRecord, Line
-from steward.core.timestamps import micros
+from steward.core.errors import NotFound, UsageError
+from steward.core.records import JobRecord, UsageLine
+from steward.core.timestamps import to_micros
 from steward.core.usage import StepUsage, TaskUsage
-from steward.jobs import Job, Run, parse
-from steward.slurm import WAITING, Outlook, Pending
+from steward.jobs import Job, Run, parse_job_name
+from steward.slurm import WAITING, PendingJobs, PendingStatus
 from steward.slurm.arrays import count_tasks
 
 _US = 1_000_000
-_Worked = tuple[str, TaskUsage]
+_NodeTask = tuple[str, TaskUsage]
 """Node and task that ran there."""
 
 
-def run_part(
-    line: Line,
-    steps: Sequence[tuple[Line, Sequence[StepUsage]]],
+def build_run_part(
+    line: UsageLine,
+    steps: Sequence[tuple[UsageLine, Sequence[StepUsage]]],
     settings: NotesSettings,
     *,
     now_us: int,
-    pieces: Iterable[Line] = (),
+    pieces: Iterable[UsageLine] = (),
     suspended_at: datetime | None = None,
-    tasks: int = FEW,
-    nodes: int = FEW,
+    tasks: int = DEFAULT_SHOWN,
+    nodes: int = DEFAULT_SHOWN,
 ) -> RunPart:
     """Build a run's part of the page.
 
@@ -87,7 +87,7 @@ def run_part(
     pieces = tuple(pieces)
     efficiency = rate_efficiency(line, steps, now_us, pieces)
     parts = tuple(
-        step_part(step, launches, now_us=now_us, tasks=tasks, nodes=nodes)
+        build_step_part(step, launches, now_us=now_us, tasks=tasks, nodes=nodes)
         for step, launches in steps
     )
     return RunPart(
@@ -96,16 +96,21 @@ def run_part(
         pieces=pieces,
         steps=parts,
         efficiency=efficiency,
-        notes=notes_on(line, efficiency, parts, settings),
+        notes=write_notes(line, efficiency, parts, settings),
     )
 
 
-def step_part(
-    line: Line, launches: Sequence[StepUsage], *, now_us: int, tasks: int = FEW, nodes: int = FEW
+def build_step_part(
+    line: UsageLine,
+    launches: Sequence[StepUsage],
+    *,
+    now_us: int,
+    tasks: int = DEFAULT_SHOWN,
+    nodes: int = DEFAULT_SHOWN,
 ) -> StepPart:
-    """Build a step's part of the page; arguments as for :func:`run_part`."""
+    """Build a step's part of the page; arguments as for :func:`build_run_part`."""
     worked = [(launch.node, task) for launch in launches for task in launch.tasks]
-    outcomes = Counter(job_efficiency.outcome(task.status)[:2] for _, task in worked)
+    outcomes = Counter(job_efficiency.decode_wait_status(task.status)[:2] for _, task in worked)
     signals: Counter[int] = Counter()
     codes: Counter[int] = Counter()
     for (code, number), count in outcomes.items():
@@ -113,38 +118,41 @@ def step_part(
             signals[number] += count
         else:
             codes[code] += count
-    elapsed = elapsed_s(line, now_us)
+    elapsed = compute_elapsed_s(line, now_us)
     given = elapsed * line.cpus if elapsed and line.cpus and line.end_us else None
     return StepPart(
         line=line,
-        cpu=share_of(cpu_used_s(line), given),
+        cpu=compute_share(compute_cpu_used_s(line), given),
         signals=dict(sorted(signals.items())),
         codes=dict(sorted(codes.items())) if set(codes) - {0} else {},
-        balance=job_efficiency.balance(task for _, task in worked),
-        tasks=tuple(_task(node, task) for node, task in _notable(worked, min(tasks, MOST_TASKS))),
-        nodes=tuple(_node(launch) for launch in _notable_launches(launches, nodes)),
+        balance=job_efficiency.compare_tasks(task for _, task in worked),
+        tasks=tuple(
+            _build_task_part(node, task)
+            for node, task in _select_tasks(worked, min(tasks, MAX_TASKS_SHOWN))
+        ),
+        nodes=tuple(_build_node_part(launch) for launch in _select_launches(launches, nodes)),
         all_tasks=len(worked),
         all_nodes=len({launch.node for launch in launches}),
     )
 
 
-def _notable(worked: Sequence[_Worked], most: int) -> list[_Worked]:
+def _select_tasks(worked: Sequence[_NodeTask], most: int) -> list[_NodeTask]:
     """Select the tasks to show: failed, busiest, largest, idlest; ordered by id."""
     if len(worked) <= most:
         return sorted(worked, key=lambda one: one[1].task)
     failed = (one for one in worked if one[1].status)
-    lists: list[list[_Worked]] = [
+    lists: list[list[_NodeTask]] = [
         heapq.nsmallest(most, failed, key=lambda one: one[1].task),
-        heapq.nlargest(most, worked, key=lambda one: task_cpu_s(one[1])),
+        heapq.nlargest(most, worked, key=lambda one: get_task_cpu_s(one[1])),
         heapq.nlargest(most, worked, key=lambda one: one[1].max_rss_bytes or 0),
-        heapq.nsmallest(most, worked, key=lambda one: task_cpu_s(one[1])),
+        heapq.nsmallest(most, worked, key=lambda one: get_task_cpu_s(one[1])),
     ]
-    return sorted(_in_turn(lists, most), key=lambda one: one[1].task)
+    return sorted(_take_in_turn(lists, most), key=lambda one: one[1].task)
 
 
-def _in_turn(lists: Sequence[Sequence[_Worked]], most: int) -> list[_Worked]:
+def _take_in_turn(lists: Sequence[Sequence[_NodeTask]], most: int) -> list[_NodeTask]:
     """Take one item from each list in turn, without duplicates, until there are enough."""
-    chosen: dict[int, _Worked] = {}
+    chosen: dict[int, _NodeTask] = {}
     for place in range(max((len(one) for one in lists), default=0)):
         for one in lists:
             if place < len(one) and len(chosen) < most:
@@ -152,22 +160,22 @@ def _in_turn(lists: Sequence[Sequence[_Worked]], most: int) -> list[_Worked]:
     return list(chosen.values())
 
 
-def _notable_launches(launches: Sequence[StepUsage], most: int) -> list[StepUsage]:
+def _select_launches(launches: Sequence[StepUsage], most: int) -> list[StepUsage]:
     """Select the nodes to show: without an end, with the highest peak, with the most CPU time."""
     if len(launches) > most:
         launches = heapq.nlargest(
             most,
             launches,
-            key=lambda one: (one.end is None, peak_of(one) or 0, _cpu_s(one)),
+            key=lambda one: (one.end is None, get_peak_memory(one) or 0, _sum_cpu_s(one)),
         )
     return sorted(launches, key=lambda one: (one.node, one.launched_us))
 
 
-def _cpu_s(launch: StepUsage) -> float:
-    return sum(task_cpu_s(task) for task in launch.tasks)
+def _sum_cpu_s(launch: StepUsage) -> float:
+    return sum(get_task_cpu_s(task) for task in launch.tasks)
 
 
-def _node(launch: StepUsage) -> NodePart:
+def _build_node_part(launch: StepUsage) -> NodePart:
     """Build a node's part of the page."""
     start, end = launch.start, launch.end
     cgroup = None
@@ -177,28 +185,28 @@ def _node(launch: StepUsage) -> NodePart:
         node=launch.node,
         cpus=start.cpus if start is not None else 0,
         tasks=len(launch.tasks),
-        started=moment(launch.launched_us),
-        ended=moment(launch.ended_us) if launch.ended_us else None,
-        cpu_s=_cpu_s(launch),
+        started=parse_us(launch.launched_us),
+        ended=parse_us(launch.ended_us) if launch.ended_us else None,
+        cpu_s=_sum_cpu_s(launch),
         cgroup_cpu_s=cgroup,
-        peak_bytes=peak_of(launch),
+        peak_bytes=get_peak_memory(launch),
         memory_bytes=start.memory_bytes if start is not None else None,
         lost=end.lost if end is not None else 0,
     )
 
 
-def _task(node: str, task: TaskUsage) -> TaskPart:
+def _build_task_part(node: str, task: TaskUsage) -> TaskPart:
     """Build a task's part of the page."""
-    code, number, core = job_efficiency.outcome(task.status)
+    code, number, core = job_efficiency.decode_wait_status(task.status)
     return TaskPart(
         task=task.task,
         node=node,
         pid=task.pid,
-        ended=moment(task.ended_us),
+        ended=parse_us(task.ended_us),
         exit_code=code,
         signal=number,
         core=core,
-        cpu_s=task_cpu_s(task),
+        cpu_s=get_task_cpu_s(task),
         user_s=task.user_us / _US,
         system_s=task.system_us / _US,
         max_rss_bytes=task.max_rss_bytes,
@@ -212,7 +220,7 @@ def _task(node: str, task: TaskUsage) -> TaskPart:
     )
 
 
-def moment(us: int) -> datetime:
+def parse_us(us: int) -> datetime:
     """Convert µs since the epoch to a time; the epoch itself if out of range."""
     try:
         return datetime.fromtimestamp(us / _US, UTC)
@@ -227,13 +235,13 @@ _MOST_WORST: Final = 12
 class _Member(msgspec.Struct, frozen=True):
     """Task of an array with its efficiency."""
 
-    line: Line
+    line: UsageLine
     efficiency: Efficiency
 
 
-def array_part(
+def build_array_part(
     job: str,
-    lines: Iterable[Line],
+    lines: Iterable[UsageLine],
     settings: NotesSettings,
     *,
     now_us: int,
@@ -256,37 +264,39 @@ def array_part(
         states["PENDING"] += waiting_tasks
     notes: Counter[str] = Counter()
     for member in members:
-        notes.update(note.kind for note in notes_on(member.line, member.efficiency, (), settings))
+        notes.update(
+            note.kind for note in write_notes(member.line, member.efficiency, (), settings)
+        )
     ended = [member for member in members if member.line.end_us]
     return ArrayPart(
         job=job,
         states=dict(states.most_common()),
         tasks=len(members),
         waiting=waiting,
-        cpu=job_efficiency.spread(member.efficiency.cpu for member in ended),
-        memory=job_efficiency.spread(member.efficiency.memory for member in ended),
-        time=job_efficiency.spread(member.efficiency.time for member in ended),
-        elapsed_s=job_efficiency.spread(member.efficiency.elapsed_s for member in ended),
+        cpu=job_efficiency.summarize_values(member.efficiency.cpu for member in ended),
+        memory=job_efficiency.summarize_values(member.efficiency.memory for member in ended),
+        time=job_efficiency.summarize_values(member.efficiency.time for member in ended),
+        elapsed_s=job_efficiency.summarize_values(member.efficiency.elapsed_s for member in ended),
         cpu_used_s=sum(member.efficiency.cpu_used_s or 0.0 for member in members),
         notes=dict(notes.most_common()),
-        worst=_worst(ended),
+        worst=_select_worst(ended),
     )
 
 
-def _worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
+def _select_worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
     """Select the tasks to show: failed ones, then the extremes of each measure."""
     failed = [member for member in ended if member.line.state in _FAILED]
     chosen: dict[str, MemberPart] = {}
-    for member in heapq.nsmallest(_MOST_WORST // 2, failed, key=_by_failure):
-        _add(chosen, member, _failure(member.line))
+    for member in heapq.nsmallest(_MOST_WORST // 2, failed, key=_rank_failure):
+        _add_member(chosen, member, _format_failure(member.line))
     with_cpu = [member for member in ended if member.efficiency.cpu is not None]
     with_memory = [member for member in ended if member.efficiency.memory is not None]
     if len(ended) > 1:
         for member in heapq.nsmallest(2, with_cpu, key=lambda one: one.efficiency.cpu or 0.0):
-            _add(chosen, member, "least CPU efficiency")
+            _add_member(chosen, member, "least CPU efficiency")
         for member in heapq.nlargest(2, with_memory, key=lambda one: one.efficiency.memory or 0.0):
-            peak = size(member.efficiency.memory_used_bytes or 0)
-            _add(chosen, member, f"most memory, {peak}")
+            peak = format_size(member.efficiency.memory_used_bytes or 0)
+            _add_member(chosen, member, f"most memory, {peak}")
         _add_longest(chosen, ended)
     return tuple(list(chosen.values())[:_MOST_WORST])
 
@@ -299,26 +309,26 @@ def _add_longest(chosen: dict[str, MemberPart], ended: Sequence[_Member]) -> Non
     for member in longest:
         elapsed = member.efficiency.elapsed_s or 0.0
         if elapsed > least:
-            _add(chosen, member, "ran longest" if elapsed == most else "ran second longest")
+            _add_member(chosen, member, "ran longest" if elapsed == most else "ran second longest")
 
 
-def _by_failure(member: _Member) -> tuple[int, int]:
+def _rank_failure(member: _Member) -> tuple[int, int]:
     """Return the sort key of a failed task: gravity of the state, then job id."""
     return _FAILED.index(member.line.state), member.line.job_id
 
 
-def _failure(line: Line) -> str:
+def _format_failure(line: UsageLine) -> str:
     """Return in a few words how a task failed."""
-    if line.exit_signal == UNOPENED:
+    if line.exit_signal == OUTPUT_NOT_OPENED:
         return "output not opened"
     if line.exit_signal:
-        return signal_name(line.exit_signal)
+        return get_signal_name(line.exit_signal)
     if line.state == "FAILED" and line.exit_code:
         return f"exit code {line.exit_code}"
     return line.state.lower().replace("_", " ")
 
 
-def _add(chosen: dict[str, MemberPart], member: _Member, why: str) -> None:
+def _add_member(chosen: dict[str, MemberPart], member: _Member, why: str) -> None:
     """Add a task to the summary, or another reason to a task already in it."""
     line, efficiency = member.line, member.efficiency
     if line.label in chosen:
@@ -344,36 +354,36 @@ _PRIVATE: Final = (
 _MOST_PARTS: Final = 100
 
 
-class NoSuchJob(AccountingError, Missing):
+class NoSuchJob(AccountingError, NotFound):
     """No job of this name exists, or none that the requester may see."""
 
 
-def page(room: AccountingRoom, asker: Asker, request: PageRequest) -> PageAnswer:
-    """Return the page of a job; raises as :meth:`Pages.page`."""
-    return Pages(room).page(asker, request)
+def show_job_page(room: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
+    """Return the page of a job; raises as :meth:`Pages.show_job_page`."""
+    return PageBuilder(room).page(asker, request)
 
 
-class Pages:
+class PageBuilder:
     """Builder of job pages.
 
     Args:
         room: Gives access to jobs.db, settings and permissions.
     """
 
-    def __init__(self, room: AccountingRoom) -> None:
+    def __init__(self, room: AccountingContext) -> None:
         self._settings = room.settings
         self._access = room.access
         self._jobs = room.jobs
         self._zone = room.zone
         self._now = room.now()
-        self._now_us = micros(self._now)
+        self._now_us = to_micros(self._now)
 
     def page(self, asker: Asker, request: PageRequest) -> PageAnswer:
         """Return the page of a job.
 
         Raises:
             JobNameError: The text is not a job name.
-            NoSuchJob: No such job exists, or none that the requester may see.
+            JobNotFound: No such job exists, or none that the requester may see.
             UsageError: Several clusters have such a job, or a summary of an array was requested
                 for a job that is none.
         """
@@ -386,7 +396,7 @@ class Pages:
                 cluster=job.cluster,
                 job_id=job.job_id,
                 verified=job.verified,
-                record=job.record if may_read else without_private(job.record),
+                record=job.record if may_read else strip_private_fields(job.record),
                 now=self._now,
                 others=tuple(other.first_submit for other in others),
                 zone=self._zone(job.cluster),
@@ -403,8 +413,8 @@ class Pages:
                 runs=self._runs(job, request, may_read=may_read),
             )
         found = self._waiting(asker, job)
-        if isinstance(found, Outlook):
-            return gone_on(answer, found)
+        if isinstance(found, PendingStatus):
+            return apply_new_state(answer, found)
         return msgspec.structs.replace(answer, waiting=found)
 
     def _find(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
@@ -440,7 +450,10 @@ class Pages:
     def _parts(self, job: Job, request: PageRequest) -> tuple[str, ...]:
         """Return the names of array tasks or het components."""
         record = job.record
-        if not (record.array_job_id or record.het_job_id) or not parse(request.job).is_whole:
+        if (
+            not (record.array_job_id or record.het_job_id)
+            or not parse_job_name(request.job).is_whole
+        ):
             return ()
         return tuple(part.label for part in self._jobs.parts_of(job)[:_MOST_PARTS])
 
@@ -448,12 +461,12 @@ class Pages:
         """Build the parts for all runs of a job."""
         lines = self._jobs.lines_of(job)
         if not may_read:
-            lines = [_line_without_private(line) for line in lines]
+            lines = [_strip_private_line(line) for line in lines]
         launches: dict[int, list[StepUsage]] = {}
         for launch in self._jobs.launches_of(job):
             launches.setdefault(launch.restarts, []).append(launch)
         return tuple(
-            self._run(run, _lines_of_run(lines, run), launches.get(run.restarts, ()), request)
+            self._run(run, _select_run_lines(lines, run), launches.get(run.restarts, ()), request)
             for run in self._jobs.runs_of(job)
             if any(line.restarts == run.restarts and not line.step for line in lines)
         )
@@ -461,7 +474,7 @@ class Pages:
     def _run(
         self,
         run: Run,
-        lines: Sequence[Line],
+        lines: Sequence[UsageLine],
         launches: Iterable[StepUsage],
         request: PageRequest,
     ) -> RunPart:
@@ -470,7 +483,7 @@ class Pages:
         for launch in launches:
             by_step.setdefault(launch.step, []).append(launch)
         whole = [line for line in lines if not line.step and not line.piece_us]
-        return run_part(
+        return build_run_part(
             whole[-1] if whole else lines[-1],
             [(line, by_step.get(line.step, ())) for line in lines if line.step],
             self._settings.accounting.notes,
@@ -504,7 +517,7 @@ class Pages:
             for line in self._jobs.lines_of(one)
             if line.is_latest and not line.step and not line.piece_us
         ]
-        return array_part(
+        return build_array_part(
             str(record.array_job_id),
             lines,
             self._settings.accounting.notes,
@@ -513,13 +526,13 @@ class Pages:
             waiting_tasks=sum(count_tasks(expression) for expression in waiting),
         )
 
-    def _waiting(self, asker: Asker, job: Job) -> Waiting | Outlook | None:
+    def _waiting(self, asker: Asker, job: Job) -> Waiting | PendingStatus | None:
         """Return why the job is pending, its newer state, or None."""
         if job.record.state not in WAITING or not job.verified:
             return None
         cluster = self._settings.cluster.get(job.cluster)
         asks = cluster is not None and cluster.asks_slurm and not cluster.remote
-        pending = Pending(job.cluster, cluster) if asks and cluster is not None else None
+        pending = PendingJobs(job.cluster, cluster) if asks and cluster is not None else None
 
         def state_of(job_id: int) -> str:
             for other in self._jobs.find(str(job_id), job.cluster)[:1]:
@@ -529,20 +542,20 @@ class Pages:
             return ""
 
         may_read = self._may_read(asker, job)
-        return waiting(job.record, pending, state_of, may_read=may_read)
+        return explain_waiting(job.record, pending, state_of, may_read=may_read)
 
 
-def without_private(record: JobRecord) -> JobRecord:
+def strip_private_fields(record: JobRecord) -> JobRecord:
     """Return a record without the fields that are as private as a script."""
     return msgspec.structs.replace(record, **dict.fromkeys(_PRIVATE, ""))
 
 
-def _line_without_private(line: Line) -> Line:
-    private = {field: "" for field in _PRIVATE if field in Line.__struct_fields__}
+def _strip_private_line(line: UsageLine) -> UsageLine:
+    private = {field: "" for field in _PRIVATE if field in UsageLine.__struct_fields__}
     return msgspec.structs.replace(line, **private)
 
 
-def _lines_of_run(lines: Iterable[Line], run: Run) -> list[Line]:
+def _select_run_lines(lines: Iterable[UsageLine], run: Run) -> list[UsageLine]:
     return [line for line in lines if line.restarts == run.restarts]
 
 
@@ -551,5 +564,5 @@ JOB: Final = Action(
     help="Show what a job was, what it used, and how well.",
     request=PageRequest,
     answer=PageAnswer,
-    run=page,
+    run=show_job_page,
 )

@@ -1,8 +1,8 @@
 """Pending reasons: explain in words why Slurm does not start a job.
 
-:func:`explain` translates Slurm's reason; :func:`waiting` adds what is behind it: limits,
-dependencies, the reservation, the expected start. :func:`gone_on` updates a page whose job has
-started meanwhile.
+:func:`explain_reason` translates Slurm's reason; :func:`explain_waiting` adds what is behind it:
+limits, dependencies, the reservation, the expected start. :func:`apply_new_state` updates a page
+whose job has started meanwhile.
 
 squeue prints one word, such as ``QOSMaxCpuPerUserLimit``. Some two hundred of them name a limit
 and are composed of parts (whose limit, of which kind, on what), so they are parsed; each other one
@@ -20,8 +20,8 @@ import msgspec
 from steward.accounting.job_page.job_efficiency import rate_efficiency
 from steward.accounting.job_page.requests import PageAnswer, RunPart, Waiting
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
-from steward.slurm import WAITING, Outlook, Pending, SlurmError
+from steward.core.timestamps import to_micros
+from steward.slurm import WAITING, PendingJobs, PendingStatus, SlurmError
 from steward.slurm.job_changes import read_comment
 
 EXPLANATIONS: Final = {
@@ -124,7 +124,7 @@ _PER: Final = {
 }
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
+class ReasonLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of an association or QOS that a reason names.
 
     Attributes:
@@ -138,7 +138,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     tres: str = ""
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class PendingReason(msgspec.Struct, frozen=True, kw_only=True):
     """Pending reason with its explanation.
 
     Attributes:
@@ -151,10 +151,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     words: str
     detail: str = ""
-    limit: Limit | None = None
+    limit: ReasonLimit | None = None
 
 
-def explain(text: str) -> Reason:
+def explain_reason(text: str) -> PendingReason:
     """Explain a pending reason.
 
     Args:
@@ -164,15 +164,17 @@ def explain(text: str) -> Reason:
     code = code.strip().strip("()")
     detail = detail.strip()
     if code in EXPLANATIONS:
-        return Reason(code=code, words=EXPLANATIONS[code], detail=detail)
+        return PendingReason(code=code, words=EXPLANATIONS[code], detail=detail)
     match = _LIMIT.fullmatch(code)
     if match:
-        return Reason(code=code, words=_sentence(match), detail=detail, limit=_limit(match))
+        return PendingReason(
+            code=code, words=_build_sentence(match), detail=detail, limit=_build_limit(match)
+        )
     # Plugins and administrators may write anything here, so it is quoted, not explained.
-    return Reason(code=code, words="", detail=detail)
+    return PendingReason(code=code, words="", detail=detail)
 
 
-def _sentence(match: re.Match[str]) -> str:
+def _build_sentence(match: re.Match[str]) -> str:
     """Build the explanation of a limit from the parts of its name."""
     thing, _ = _THINGS[match["thing"].lower()]
     owner, per = _OWNERS[match["whose"]], match["per"] or ""
@@ -192,7 +194,7 @@ def _sentence(match: re.Match[str]) -> str:
     return f"{who} as much as {owner} lets one have: {thing}."
 
 
-def _limit(match: re.Match[str]) -> Limit:
+def _build_limit(match: re.Match[str]) -> ReasonLimit:
     """Build the limit's name, as sacctmgr calls it, from the parts of the reason."""
     whose = "assoc" if match["whose"] == "Assoc" else "qos"
     thing = match["thing"].lower()
@@ -201,12 +203,12 @@ def _limit(match: re.Match[str]) -> Limit:
     if thing in ("jobs", "submitjobs", "submitjob", "wall", "wallduration"):
         stem = {"jobs": "Jobs", "wall": "Wall", "wallduration": "WallPJ"}.get(thing, "SubmitJobs")
         plain = "" if whose == "assoc" or kind == "Grp" or stem == "WallPJ" else suffix
-        return Limit(whose=whose, name=f"{kind}{stem}{plain}")
+        return ReasonLimit(whose=whose, name=f"{kind}{stem}{plain}")
     minutes = {"Minutes": "Mins", "RunMinutes": "RunMins", "RunMins": "RunMins"}
     name = f"{kind}TRES{minutes.get(match['minutes'] or '', '')}"
     if kind == "Max" or kind == "Min":
         name += suffix if not (kind == "Min" and not suffix) else "PJ"
-    return Limit(whose=whose, name=name, tres=_THINGS[thing][1])
+    return ReasonLimit(whose=whose, name=name, tres=_THINGS[thing][1])
 
 
 log = logging.getLogger(__name__)
@@ -233,13 +235,13 @@ _SETTINGS: Final = {
 """Settings of the partition shown with each reason that concerns it."""
 _MOST_BEHIND: Final = 20
 
-StateOf = Callable[[int], str]
+GetState = Callable[[int], str]
 """Returns the state of another job by raw id; "" if unknown or not visible to the requester."""
 
 
-def waiting(
-    record: JobRecord, pending: Pending | None, state_of: StateOf, *, may_read: bool = True
-) -> Waiting | Outlook:
+def explain_waiting(
+    record: JobRecord, pending: PendingJobs | None, state_of: GetState, *, may_read: bool = True
+) -> Waiting | PendingStatus:
     """Return why a job is pending, or its new state if Slurm says that it no longer is.
 
     Args:
@@ -248,7 +250,7 @@ def waiting(
         state_of: Returns the states of jobs that it depends on.
         may_read: Whether the requester may read the job's comments.
     """
-    outlook: Outlook | None = None
+    outlook: PendingStatus | None = None
     trouble = ""
     behind: list[str] = []
     if pending is not None:
@@ -261,16 +263,16 @@ def waiting(
             trouble = "" if outlook is not None else "Slurm does not know it any more"
     if outlook is not None and outlook.state not in WAITING:
         return outlook
-    reason = explain(outlook.reason if outlook is not None else record.reason)
-    behind += _held_up_by(record, reason, state_of)
+    reason = explain_reason(outlook.reason if outlook is not None else record.reason)
+    behind += _list_job_details(record, reason, state_of)
     held = ""
     if reason.code == "JobHeldAdmin" and may_read:
-        held = _why_held(record, None if trouble else pending)
+        held = _get_hold_reason(record, None if trouble else pending)
         if held:
             behind.append("it is let go by itself when its account can pay for it")
     if pending is not None and not trouble:
         try:
-            behind += _limits(record, reason, pending)
+            behind += _list_limits(record, reason, pending)
         except SlurmError as error:
             # Slurm decides who may see limits; the reason is shown without them.
             log.info("job %d: %s", record.job_id, error)
@@ -286,7 +288,7 @@ def waiting(
     )
 
 
-def _why_held(record: JobRecord, pending: Pending | None) -> str:
+def _get_hold_reason(record: JobRecord, pending: PendingJobs | None) -> str:
     """Return the reason Steward gave when it held the job; "" if somebody else held it."""
     if pending is not None:
         try:
@@ -296,7 +298,7 @@ def _why_held(record: JobRecord, pending: Pending | None) -> str:
     return read_comment(record.admin_comment).rstrip(".")
 
 
-def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:
+def apply_new_state(answer: PageAnswer, now: PendingStatus) -> PageAnswer:
     """Update the page of a job that is pending in jobs.db but no longer according to Slurm."""
     start = now.expected_start if now.state == "RUNNING" else None
     record = msgspec.structs.replace(answer.record, state=now.state, reason="")
@@ -305,26 +307,28 @@ def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:
         nodes = now.expected_nodes
         record = msgspec.structs.replace(record, start=start, nodelist=nodes)
         last = runs[-1:]
-        runs = (*runs[:-1], *(_started(run, start, nodes, answer.now) for run in last))
+        runs = (*runs[:-1], *(_start_run(run, start, nodes, answer.now) for run in last))
     return msgspec.structs.replace(answer, record=record, runs=runs, ahead=True)
 
 
-def _started(run: RunPart, start: datetime, nodelist: str, now: datetime) -> RunPart:
+def _start_run(run: RunPart, start: datetime, nodelist: str, now: datetime) -> RunPart:
     """Return a run's part with the state RUNNING."""
     line = msgspec.structs.replace(
-        run.line, state="RUNNING", reason="", start_us=micros(start), nodelist=nodelist
+        run.line, state="RUNNING", reason="", start_us=to_micros(start), nodelist=nodelist
     )
     return msgspec.structs.replace(
-        run, line=line, efficiency=rate_efficiency(line, (), micros(now))
+        run, line=line, efficiency=rate_efficiency(line, (), to_micros(now))
     )
 
 
-def _held_up_by(record: JobRecord, reason: Reason, state_of: StateOf) -> Iterator[str]:
+def _list_job_details(
+    record: JobRecord, reason: PendingReason, state_of: GetState
+) -> Iterator[str]:
     """Yield what the job's own record tells about its reason."""
     if reason.detail:
         yield reason.detail
     if record.dependency and reason.code in ("Dependency", "DependencyNeverSatisfied"):
-        yield from _dependencies(record.dependency, state_of)
+        yield from _explain_dependencies(record.dependency, state_of)
     if reason.code == "JobArrayTaskLimit" and "%" in record.array_task:
         yield f"{record.array_task.rpartition('%')[2]} tasks at a time"
     if reason.code == "Licenses" and record.licenses:
@@ -336,7 +340,7 @@ def _held_up_by(record: JobRecord, reason: Reason, state_of: StateOf) -> Iterato
             yield f"on nodes with {record.constraints}"
 
 
-def _dependencies(text: str, state_of: StateOf) -> Iterator[str]:
+def _explain_dependencies(text: str, state_of: GetState) -> Iterator[str]:
     """Yield one phrase for each job that a dependency names."""
     if "singleton" in text:
         yield "no other job of its owner with the same name may run beside it"
@@ -348,7 +352,7 @@ def _dependencies(text: str, state_of: StateOf) -> Iterator[str]:
         yield f"until job {job} {until}{now}{never}"
 
 
-def _limits(record: JobRecord, reason: Reason, pending: Pending) -> Iterator[str]:
+def _list_limits(record: JobRecord, reason: PendingReason, pending: PendingJobs) -> Iterator[str]:
     """Yield what Slurm tells about the limit, partition or reservation behind a reason."""
     if reason.limit is not None:
         limits = pending.limits(
@@ -356,7 +360,7 @@ def _limits(record: JobRecord, reason: Reason, pending: Pending) -> Iterator[str
         )
         owner = record.account if reason.limit.whose == "assoc" else record.qos
         which = "association" if reason.limit.whose == "assoc" else "QOS"
-        for name, value in _those_meant(limits.get(reason.limit.whose, {}), reason.limit):
+        for name, value in _select_limit(limits.get(reason.limit.whose, {}), reason.limit):
             yield f"{which} {owner}: {name}={value}, in use in brackets"
     wanted = _SETTINGS.get(reason.code, ())
     if wanted:
@@ -372,7 +376,7 @@ def _limits(record: JobRecord, reason: Reason, pending: Pending) -> Iterator[str
             yield f"reservation {record.reservation}: {' '.join(told)} (UTC)"
 
 
-def _those_meant(limits: dict[str, str], limit: Limit) -> Iterator[tuple[str, str]]:
+def _select_limit(limits: dict[str, str], limit: ReasonLimit) -> Iterator[tuple[str, str]]:
     """Yield the limit that a reason names, restricted to its TRES if it names one."""
     value = limits.get(limit.name)
     if value is None:

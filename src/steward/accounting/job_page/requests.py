@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from steward.core.actions import Answer, Request, Shape
-from steward.core.records import JobRecord, Line
+from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.records import JobRecord, UsageLine
 
-FEW = 8
+DEFAULT_SHOWN = 8
 """Default maximum of tasks and nodes shown per step."""
-MOST_TASKS = 100_000
+MAX_TASKS_SHOWN = 100_000
 """Upper limit of tasks shown per step."""
 
 
@@ -36,11 +36,11 @@ class PageRequest(Request, frozen=True, kw_only=True):
     job: str
     cluster: str = ""
     array: bool = False
-    tasks: int = FEW
-    nodes: int = FEW
+    tasks: int = DEFAULT_SHOWN
+    nodes: int = DEFAULT_SHOWN
 
 
-class Efficiency(Shape, frozen=True, kw_only=True):
+class Efficiency(ActionMessage, frozen=True, kw_only=True):
     """Efficiency of a run: used over allocated; each share is None if unknown.
 
     Attributes:
@@ -88,7 +88,7 @@ NoteKind = Literal[
 ]
 
 
-class Note(Shape, frozen=True, kw_only=True):
+class Note(ActionMessage, frozen=True, kw_only=True):
     """Remark on a run, from a closed list of kinds.
 
     Attributes:
@@ -102,7 +102,7 @@ class Note(Shape, frozen=True, kw_only=True):
     step: str = ""
 
 
-class TaskPart(Shape, frozen=True, kw_only=True, omit_defaults=True):
+class TaskPart(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Task of a step.
 
     Attributes:
@@ -137,7 +137,7 @@ class TaskPart(Shape, frozen=True, kw_only=True, omit_defaults=True):
     includes_epilog: bool = False
 
 
-class NodePart(Shape, frozen=True, kw_only=True, omit_defaults=True):
+class NodePart(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Usage of a step on one node.
 
     Attributes:
@@ -165,7 +165,7 @@ class NodePart(Shape, frozen=True, kw_only=True, omit_defaults=True):
     lost: int = 0
 
 
-class Balance(Shape, frozen=True, kw_only=True):
+class Balance(ActionMessage, frozen=True, kw_only=True):
     """Balance of CPU time between the tasks of a step.
 
     Attributes:
@@ -185,7 +185,7 @@ class Balance(Shape, frozen=True, kw_only=True):
     mean_s: float
 
 
-class StepPart(Shape, frozen=True, kw_only=True):
+class StepPart(ActionMessage, frozen=True, kw_only=True):
     """Step of a run.
 
     Attributes:
@@ -200,7 +200,7 @@ class StepPart(Shape, frozen=True, kw_only=True):
         all_nodes: Number of known nodes.
     """
 
-    line: Line
+    line: UsageLine
     cpu: float | None = None
     signals: dict[int, int] = msgspec.field(default_factory=dict)
     codes: dict[int, int] = msgspec.field(default_factory=dict)
@@ -211,7 +211,7 @@ class StepPart(Shape, frozen=True, kw_only=True):
     all_nodes: int = 0
 
 
-class RunPart(Shape, frozen=True, kw_only=True):
+class RunPart(ActionMessage, frozen=True, kw_only=True):
     """Run of a job.
 
     Attributes:
@@ -223,15 +223,15 @@ class RunPart(Shape, frozen=True, kw_only=True):
         notes: Remarks on the run.
     """
 
-    line: Line
+    line: UsageLine
     suspended_at: datetime | None = None
-    pieces: tuple[Line, ...] = ()
+    pieces: tuple[UsageLine, ...] = ()
     steps: tuple[StepPart, ...] = ()
     efficiency: Efficiency = Efficiency()
     notes: tuple[Note, ...] = ()
 
 
-class Waiting(Shape, frozen=True, kw_only=True):
+class Waiting(ActionMessage, frozen=True, kw_only=True):
     """Reason why a job is pending.
 
     Attributes:
@@ -255,7 +255,7 @@ class Waiting(Shape, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class Spread(Shape, frozen=True, kw_only=True):
+class Spread(ActionMessage, frozen=True, kw_only=True):
     """Distribution of a value over the tasks of an array: quartiles, minimum and maximum."""
 
     least: float
@@ -266,7 +266,7 @@ class Spread(Shape, frozen=True, kw_only=True):
     count: int
 
 
-class MemberPart(Shape, frozen=True, kw_only=True):
+class MemberPart(ActionMessage, frozen=True, kw_only=True):
     """Task of an array, in the array's summary.
 
     Attributes:
@@ -284,7 +284,7 @@ class MemberPart(Shape, frozen=True, kw_only=True):
     exit_signal: int | None = None
 
 
-class ArrayPart(Shape, frozen=True, kw_only=True):
+class ArrayPart(ActionMessage, frozen=True, kw_only=True):
     """Summary of an array.
 
     Attributes:

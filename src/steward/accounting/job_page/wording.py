@@ -1,7 +1,7 @@
 """Job page wording: phrases for state, end, times and usage, shared by terminal and web.
 
-Each function takes parts of a :class:`PageAnswer` and returns text. :func:`spans` splits a run's
-time into held, waited, ran and suspended.
+Each function takes parts of a :class:`PageAnswer` and returns text. :func:`split_time` splits a
+run's time into held, waited, ran and suspended.
 """
 
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.job_page.job_efficiency import UNOPENED, signal_name
-from steward.accounting.job_page.notes import duration, ran, size
-from steward.accounting.job_page.pending_reasons import explain
+from steward.accounting.job_page.job_efficiency import OUTPUT_NOT_OPENED, get_signal_name
+from steward.accounting.job_page.notes import format_duration, format_run_time, format_size
+from steward.accounting.job_page.pending_reasons import explain_reason
 from steward.accounting.job_page.requests import Efficiency, PageAnswer, RunPart, StepPart
 
 _US: Final = 1_000_000
 SpanKind = Literal["held", "waited", "ran", "suspended"]
 
 
-class Span(msgspec.Struct, frozen=True):
+class TimeSpan(msgspec.Struct, frozen=True):
     """Part of a run's time.
 
     Attributes:
@@ -32,35 +32,35 @@ class Span(msgspec.Struct, frozen=True):
     words: str
 
 
-def state_word(answer: PageAnswer) -> str:
+def describe_state(answer: PageAnswer) -> str:
     """Return the state of a job in one word."""
     return answer.record.state or ("unverified" if not answer.verified else "unknown")
 
 
-def end_words(answer: PageAnswer) -> str:
+def describe_end(answer: PageAnswer) -> str:
     """Return how a job ended, to follow its state, or why it never started."""
     record = answer.record
     line = answer.runs[-1].line if answer.runs else None
     if line is not None and line.end_us and not line.start_us and not line.nodelist:
         if record.state == "CANCELLED" or not record.reason:
             return " before it started"
-        reason = explain(record.reason)
+        reason = explain_reason(record.reason)
         return f" before it started. {reason.words} ({reason.code})"
-    if record.exit_signal == UNOPENED:
+    if record.exit_signal == OUTPUT_NOT_OPENED:
         return ", its output could not be opened"
     if record.exit_signal:
-        return f", ended by {signal_name(record.exit_signal)}"
+        return f", ended by {get_signal_name(record.exit_signal)}"
     return f", exit code {record.exit_code}" if record.exit_code else ""
 
 
-def exit_word(code: int | None, number: int | None) -> str:
+def describe_exit(code: int | None, number: int | None) -> str:
     """Return how a run or step ended: exit code or signal name."""
     if number:
-        return signal_name(number)
+        return get_signal_name(number)
     return "" if code is None else str(code)
 
 
-def spans(run: RunPart, now_us: int) -> list[Span]:
+def split_time(run: RunPart, now_us: int) -> list[TimeSpan]:
     """Split a run's time, from submit to end, into spans.
 
     Args:
@@ -77,24 +77,24 @@ def spans(run: RunPart, now_us: int) -> list[Span]:
     held = (eligible_us - line.submit_us) / _US
     waited = (start_us - eligible_us) / _US
     found = [
-        Span("held", held, f"could not start for {duration(held)}"),
-        Span("waited", waited, f"waited {duration(waited)}"),
+        TimeSpan("held", held, f"could not start for {format_duration(held)}"),
+        TimeSpan("waited", waited, f"waited {format_duration(waited)}"),
     ]
     if not began:
         return found
     ran_s = max(0.0, (end_us - began) / _US - line.suspended_s)
-    words = f"{'ran' if line.end_us else 'has run'} {duration(ran_s)}"
-    before, after = _around_suspension(run, end_us, ran_s)
+    words = f"{'ran' if line.end_us else 'has run'} {format_duration(ran_s)}"
+    before, after = _split_at_suspension(run, end_us, ran_s)
     suspended = float(line.suspended_s)
     return [
         *found,
-        Span("ran", before, words),
-        Span("suspended", suspended, f"was suspended for {duration(suspended)}"),
-        Span("ran", after, words),
+        TimeSpan("ran", before, words),
+        TimeSpan("suspended", suspended, f"was suspended for {format_duration(suspended)}"),
+        TimeSpan("ran", after, words),
     ]
 
 
-def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
+def _split_at_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
     """Return the running time before and after the last suspension; all before if unknown."""
     suspended = run.line.suspended_s
     if not suspended or run.suspended_at is None:
@@ -104,58 +104,63 @@ def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, 
     return ran_s - after, after
 
 
-def cpu_words(used: Efficiency, *, is_over: bool) -> str:
+def describe_cpu(used: Efficiency, *, is_over: bool) -> str:
     """Format the CPU time a run used."""
     if used.cpu_used_s is None:
         return "not known"
     if not is_over:
-        return f"{duration(used.cpu_used_s)} so far"
+        return f"{format_duration(used.cpu_used_s)} so far"
     if used.cpu is None or used.cpu_given_s is None:
         # Slurm counts it as shorter than a second, so there is no total to compare with.
-        return duration(used.cpu_used_s)
-    return f"{duration(used.cpu_used_s)} of {duration(used.cpu_given_s)}"
+        return format_duration(used.cpu_used_s)
+    return f"{format_duration(used.cpu_used_s)} of {format_duration(used.cpu_given_s)}"
 
 
-def memory_words(used: Efficiency) -> str:
+def describe_memory(used: Efficiency) -> str:
     """Format the peak memory of a run and where it occurred."""
     if used.memory_used_bytes is None:
         return "not known"
-    given = f" of {size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
+    given = f" of {format_size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
     where = f" on {used.memory_node}" if used.memory_node else ""
     least = "at least " if used.memory_at_least else ""
-    words = f"{least}{size(used.memory_used_bytes)}{given}{where}"
+    words = f"{least}{format_size(used.memory_used_bytes)}{given}{where}"
     return words if given else f"{words}, none was allocated"
 
 
-def time_words(used: Efficiency) -> str:
+def describe_time(used: Efficiency) -> str:
     """Format the elapsed time of a run and its limit."""
-    limit = f" of {duration(used.limit_s)}" if used.limit_s else ", no limit was set"
-    return f"{ran(used.elapsed_s)}{limit}"
+    limit = f" of {format_duration(used.limit_s)}" if used.limit_s else ", no limit was set"
+    return f"{format_run_time(used.elapsed_s)}{limit}"
 
 
-def share_word(share: float | None) -> str:
+def format_share(share: float | None) -> str:
     """Format a share as a percentage: ``?`` if unknown, ``<1%`` if small but not zero."""
     percent = "?" if share is None else f"{share:.0%}"
     return "<1%" if share and percent == "0%" else percent
 
 
-def ends_of_tasks(step: StepPart) -> Iterator[str]:
+def describe_task_ends(step: StepPart) -> Iterator[str]:
     """Yield sentences on how the tasks of a step ended and how evenly they worked."""
     if step.signals:
         told = ", ".join(
-            f"{signal_name(one)} ended {_tasks(count)}" for one, count in step.signals.items()
+            f"{get_signal_name(one)} ended {_count_tasks(count)}"
+            for one, count in step.signals.items()
         )
         yield f"{told}."
     if step.codes:
-        told = ", ".join(f"{_tasks(count)} returned {code}" for code, count in step.codes.items())
+        told = ", ".join(
+            f"{_count_tasks(count)} returned {code}" for code, count in step.codes.items()
+        )
         yield f"{told}."
     balance = step.balance
     if balance is not None:
         yield (
-            f"CPU time a task: mean {duration(balance.mean_s)}, most {duration(balance.busiest_s)} "
-            f"(task {balance.busiest}), least {duration(balance.idlest_s)} (task {balance.idlest})."
+            f"CPU time a task: mean {format_duration(balance.mean_s)}, most "
+            f"{format_duration(balance.busiest_s)} "
+            f"(task {balance.busiest}), least {format_duration(balance.idlest_s)} (task "
+            f"{balance.idlest})."
         )
 
 
-def _tasks(count: int) -> str:
+def _count_tasks(count: int) -> str:
     return f"{count} task" if count == 1 else f"{count} tasks"

@@ -1,8 +1,8 @@
 """sacct fields: names, widths, and a compiled printer that formats lines.
 
-:data:`SLURMS`, :data:`FORMER` and :data:`OURS` list the fields. :func:`chosen` parses a
-``--format``; :func:`printer` compiles it into two functions, for runs and for steps;
-:func:`header` makes the heading.
+:data:`SLURM_FIELDS`, :data:`REMOVED_FIELDS` and :data:`STEWARD_FIELDS` list the fields.
+:func:`parse_format` parses a ``--format``; :func:`compile_printer` compiles it into two functions,
+for runs and for steps; :func:`format_header` makes the heading.
 
 A field's value is a Python expression in which ``{column}`` stands for a column of the line.
 Compiling all expressions of a format into one function prints 400,000 lines a second; one call per
@@ -21,13 +21,13 @@ import msgspec
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct import values
 from steward.accounting.sacct.requests import SacctRequest
-from steward.accounting.sacct.values import Clock
-from steward.core.printable import safe
+from steward.accounting.sacct.values import ClusterClock
+from steward.core.printable import escape_line
 
 Kind = Literal["text", "whole", "date"]
 
 
-class Field(msgspec.Struct, frozen=True):
+class SacctField(msgspec.Struct, frozen=True):
     """Field that sacct can print.
 
     Attributes:
@@ -49,35 +49,41 @@ class Field(msgspec.Struct, frozen=True):
     few: bool = False
 
 
-def _both(name: str, width: int, how: str, kind: Kind = "text", *, few: bool = False) -> Field:
+def _make_field(
+    name: str, width: int, how: str, kind: Kind = "text", *, few: bool = False
+) -> SacctField:
     """Return a field with the same expression for runs and steps."""
-    return Field(name, width, kind, how, how, few)
+    return SacctField(name, width, kind, how, how, few)
 
 
-def _run(name: str, width: int, how: str = "", kind: Kind = "text", *, few: bool = False) -> Field:
+def _make_run_field(
+    name: str, width: int, how: str = "", kind: Kind = "text", *, few: bool = False
+) -> SacctField:
     """Return a field that only runs have."""
-    return Field(name, width, kind, how, "", few)
+    return SacctField(name, width, kind, how, "", few)
 
 
-def _step(name: str, width: int, how: str = "", kind: Kind = "text") -> Field:
+def _make_step_field(name: str, width: int, how: str = "", kind: Kind = "text") -> SacctField:
     """Return a field that only steps have."""
-    return Field(name, width, kind, "", how)
+    return SacctField(name, width, kind, "", how)
 
 
-def _maximum(what: str, column: str, widths: tuple[int, int, int], how: str) -> tuple[Field, ...]:
+def _make_maximum_fields(
+    what: str, column: str, widths: tuple[int, int, int], how: str
+) -> tuple[SacctField, ...]:
     """Return the fields of a maximum over tasks, with its node and task.
 
     ``how`` formats the value.
     """
     size, node, task = widths
     return (
-        _step(f"Max{what}", size, how),
-        _step(f"Max{what}Node", node, f"text({{{column}_node}})"),
-        _step(f"Max{what}Task", task, f"number({{{column}_task}})", "whole"),
+        _make_step_field(f"Max{what}", size, how),
+        _make_step_field(f"Max{what}Node", node, f"text({{{column}_node}})"),
+        _make_step_field(f"Max{what}Task", task, f"number({{{column}_task}})", "whole"),
     )
 
 
-def _path_expression(column: str) -> str:
+def _build_path_expression(column: str) -> str:
     """Return the expression of a path in which patterns may be expanded."""
     return (
         f"path({{{column}}}, {{job_id}}, {{array_job_id}}, {{array_task}}, {{name}}, {{user}}, "
@@ -85,9 +91,9 @@ def _path_expression(column: str) -> str:
     )
 
 
-def _summed(name: str, how: str) -> Field:
+def _make_cpu_field(name: str, how: str) -> SacctField:
     """Return a field of CPU time; a run's is the sum of its steps, 0 without steps."""
-    return Field(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
+    return SacctField(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
 
 
 _ELAPSED: Final = "elapsed({start_us}, {end_us}, {suspended_s})"
@@ -101,43 +107,47 @@ _TASKS: Final = (
     "pages=number({max_pages_task}))"
 )
 
-SLURMS: Final = (
-    _both("Account", 10, "text({account})", few=True),
-    _run("AdminComment", 20, "text({admin_comment})"),
-    Field("AllocCPUS", 10, "whole", _CPUS, "{cpus}"),
-    Field("AllocNodes", 10, "text", "count({nodes} if {nodelist} else 0)", "count({nodes})"),
-    _both("AllocTRES", 10, "tres({tres_allocated})", few=True),
-    _run("AssocID", 7),
-    _step("AveCPU", 10, "seconds({ave_cpu_us})"),
-    _step("AveCPUFreq", 10),
-    _step("AveDiskRead", 14, "megabytes({ave_read_bytes})"),
-    _step("AveDiskWrite", 14, "megabytes({ave_written_bytes})"),
-    _step("AvePages", 10, "size({ave_pages})"),
-    _step("AveRSS", 10, "size({ave_rss_bytes})"),
-    _step("AveVMSize", 10),
-    _run("BlockID", 16),
-    _both("Cluster", 10, "text({cluster})", few=True),
-    _run("Comment", 14, "text({comment})"),
-    _run("Constraints", 19, "text({constraints})", few=True),
-    _run("ConsumedEnergy", 14),
-    _run("ConsumedEnergyRaw", 17),
-    _both("Container", 20, "text({container})", few=True),
-    Field("CPUTime", 10, "whole", f"clock({_ELAPSED} * {_CPUS})", f"clock({_ELAPSED} * {{cpus}})"),
-    Field("CPUTimeRAW", 10, "whole", f"{_ELAPSED} * {_CPUS}", f"{_ELAPSED} * {{cpus}}"),
-    _run("DBIndex", 15),
-    _run("DerivedExitCode", 15, "exit_text({derived_exit_code}, {derived_exit_signal})", few=True),
-    _both("Elapsed", 10, f"clock({_ELAPSED})", "whole"),
-    _both("ElapsedRaw", 10, _ELAPSED, "whole"),
-    Field("Eligible", 19, "date", "date({eligible_us})", "date({start_us})"),
-    _both("End", 19, "date({end_us})", "date"),
-    _run("Exclusive", 9, "exclusive_text({oversubscribe})", few=True),
-    _both("ExitCode", 8, "exit_text({exit_code}, {exit_signal})", few=True),
-    _run("Extra", 14, "text({extra})"),
-    _run("FailedNode", 8, "text({failed_node})"),
-    _run("Flags", 19, "text({flags})", few=True),
-    _run("GID", 6, "number({gid})", "whole", few=True),
-    _run("Group", 9, "text({group})", few=True),
-    Field(
+SLURM_FIELDS: Final = (
+    _make_field("Account", 10, "text({account})", few=True),
+    _make_run_field("AdminComment", 20, "text({admin_comment})"),
+    SacctField("AllocCPUS", 10, "whole", _CPUS, "{cpus}"),
+    SacctField("AllocNodes", 10, "text", "count({nodes} if {nodelist} else 0)", "count({nodes})"),
+    _make_field("AllocTRES", 10, "tres({tres_allocated})", few=True),
+    _make_run_field("AssocID", 7),
+    _make_step_field("AveCPU", 10, "seconds({ave_cpu_us})"),
+    _make_step_field("AveCPUFreq", 10),
+    _make_step_field("AveDiskRead", 14, "megabytes({ave_read_bytes})"),
+    _make_step_field("AveDiskWrite", 14, "megabytes({ave_written_bytes})"),
+    _make_step_field("AvePages", 10, "size({ave_pages})"),
+    _make_step_field("AveRSS", 10, "size({ave_rss_bytes})"),
+    _make_step_field("AveVMSize", 10),
+    _make_run_field("BlockID", 16),
+    _make_field("Cluster", 10, "text({cluster})", few=True),
+    _make_run_field("Comment", 14, "text({comment})"),
+    _make_run_field("Constraints", 19, "text({constraints})", few=True),
+    _make_run_field("ConsumedEnergy", 14),
+    _make_run_field("ConsumedEnergyRaw", 17),
+    _make_field("Container", 20, "text({container})", few=True),
+    SacctField(
+        "CPUTime", 10, "whole", f"clock({_ELAPSED} * {_CPUS})", f"clock({_ELAPSED} * {{cpus}})"
+    ),
+    SacctField("CPUTimeRAW", 10, "whole", f"{_ELAPSED} * {_CPUS}", f"{_ELAPSED} * {{cpus}}"),
+    _make_run_field("DBIndex", 15),
+    _make_run_field(
+        "DerivedExitCode", 15, "exit_text({derived_exit_code}, {derived_exit_signal})", few=True
+    ),
+    _make_field("Elapsed", 10, f"clock({_ELAPSED})", "whole"),
+    _make_field("ElapsedRaw", 10, _ELAPSED, "whole"),
+    SacctField("Eligible", 19, "date", "date({eligible_us})", "date({start_us})"),
+    _make_field("End", 19, "date({end_us})", "date"),
+    _make_run_field("Exclusive", 9, "exclusive_text({oversubscribe})", few=True),
+    _make_field("ExitCode", 8, "exit_text({exit_code}, {exit_signal})", few=True),
+    _make_run_field("Extra", 14, "text({extra})"),
+    _make_run_field("FailedNode", 8, "text({failed_node})"),
+    _make_run_field("Flags", 19, "text({flags})", few=True),
+    _make_run_field("GID", 6, "number({gid})", "whole", few=True),
+    _make_run_field("Group", 9, "text({group})", few=True),
+    SacctField(
         "JobID",
         -12,
         "text",
@@ -145,111 +155,113 @@ SLURMS: Final = (
         "({label} if {label}.isalnum() else label({label}))",
         f"({{label}} if {{label}}.isalnum() else label({{label}})) + '.' + {_STEP}",
     ),
-    Field("JobIDRaw", -12, "text", "str({job_id})", f"str({{job_id}}) + '.' + {_STEP}"),
-    _both("JobName", 10, "text({name})", few=True),
-    _step("Layout", 9),
-    _run("Licenses", 10, "text({licenses})", few=True),
-    *_maximum("DiskRead", "max_read", (12, 15, 15), "megabytes({max_read_bytes})"),
-    *_maximum("DiskWrite", "max_written", (12, 16, 16), "megabytes({max_written_bytes})"),
-    *_maximum("Pages", "max_pages", (8, 12, 14), "size({max_pages})"),
-    *_maximum("RSS", "max_rss", (10, 10, 10), "size({max_rss_bytes})"),
-    _step("MaxVMSize", 10),
-    _step("MaxVMSizeNode", 14),
-    _step("MaxVMSizeTask", 14),
-    _run("McsLabel", 10),
-    _step("MinCPU", 10, "seconds({min_cpu_us})"),
-    _step("MinCPUNode", 10, "text({min_cpu_node})"),
-    _step("MinCPUTask", 10, "number({min_cpu_task})", "whole"),
-    Field("NCPUS", 10, "whole", _CPUS, "{cpus}"),
-    _both("NNodes", 8, "({nodes} or {requested_nodes})", "whole"),
-    Field("NodeList", 15, "text", "text({nodelist}) or 'None assigned'", "text({nodelist})"),
-    _step("NTasks", 8, "{tasks}", "whole"),
-    _run("OriginalSLUID", 14, "text({original_sluid})"),
-    _run("OverSubscribe", 13, "shares_text({oversubscribe})", few=True),
-    _run("Partition", 10, "text({partition})", few=True),
-    _run("Planned", 10, f"clock({_PLANNED})", "whole"),
-    _run("PlannedCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
-    _run("PlannedCPURAW", 13, f"{_PLANNED} * {{requested_cpus}}", "whole"),
-    _run("Priority", 10, "number({priority})", "whole"),
-    _run("QOS", 10, "text({qos})", few=True),
-    _run("QOSRAW", 6),
-    _run("QOSREQ", 10),
-    _run("Reason", 22, "text({reason}) or 'None'", few=True),
-    _step("ReqCPUFreq", 10),
-    _step("ReqCPUFreqGov", 13),
-    _step("ReqCPUFreqMax", 13),
-    _step("ReqCPUFreqMin", 13),
-    Field("ReqCPUS", 8, "whole", "{requested_cpus}", "{cpus}"),
-    _run("ReqMem", 10, "memory({tres_requested})", few=True),
-    Field("ReqNodes", 8, "text", "count({requested_nodes})", "count({nodes})"),
-    _run("ReqReservation", 20),
-    _run("ReqTRES", 10, "tres({tres_requested})", few=True),
-    _run("Reservation", 20, "text({reservation})", few=True),
-    _run("ReservationId", 8),
-    _run("Restarts", 8, "{restarts}", "whole"),
-    _run("SegmentSize", 11),
-    _both("SLUID", 14, "text({sluid})", "whole"),
+    SacctField("JobIDRaw", -12, "text", "str({job_id})", f"str({{job_id}}) + '.' + {_STEP}"),
+    _make_field("JobName", 10, "text({name})", few=True),
+    _make_step_field("Layout", 9),
+    _make_run_field("Licenses", 10, "text({licenses})", few=True),
+    *_make_maximum_fields("DiskRead", "max_read", (12, 15, 15), "megabytes({max_read_bytes})"),
+    *_make_maximum_fields(
+        "DiskWrite", "max_written", (12, 16, 16), "megabytes({max_written_bytes})"
+    ),
+    *_make_maximum_fields("Pages", "max_pages", (8, 12, 14), "size({max_pages})"),
+    *_make_maximum_fields("RSS", "max_rss", (10, 10, 10), "size({max_rss_bytes})"),
+    _make_step_field("MaxVMSize", 10),
+    _make_step_field("MaxVMSizeNode", 14),
+    _make_step_field("MaxVMSizeTask", 14),
+    _make_run_field("McsLabel", 10),
+    _make_step_field("MinCPU", 10, "seconds({min_cpu_us})"),
+    _make_step_field("MinCPUNode", 10, "text({min_cpu_node})"),
+    _make_step_field("MinCPUTask", 10, "number({min_cpu_task})", "whole"),
+    SacctField("NCPUS", 10, "whole", _CPUS, "{cpus}"),
+    _make_field("NNodes", 8, "({nodes} or {requested_nodes})", "whole"),
+    SacctField("NodeList", 15, "text", "text({nodelist}) or 'None assigned'", "text({nodelist})"),
+    _make_step_field("NTasks", 8, "{tasks}", "whole"),
+    _make_run_field("OriginalSLUID", 14, "text({original_sluid})"),
+    _make_run_field("OverSubscribe", 13, "shares_text({oversubscribe})", few=True),
+    _make_run_field("Partition", 10, "text({partition})", few=True),
+    _make_run_field("Planned", 10, f"clock({_PLANNED})", "whole"),
+    _make_run_field("PlannedCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
+    _make_run_field("PlannedCPURAW", 13, f"{_PLANNED} * {{requested_cpus}}", "whole"),
+    _make_run_field("Priority", 10, "number({priority})", "whole"),
+    _make_run_field("QOS", 10, "text({qos})", few=True),
+    _make_run_field("QOSRAW", 6),
+    _make_run_field("QOSREQ", 10),
+    _make_run_field("Reason", 22, "text({reason}) or 'None'", few=True),
+    _make_step_field("ReqCPUFreq", 10),
+    _make_step_field("ReqCPUFreqGov", 13),
+    _make_step_field("ReqCPUFreqMax", 13),
+    _make_step_field("ReqCPUFreqMin", 13),
+    SacctField("ReqCPUS", 8, "whole", "{requested_cpus}", "{cpus}"),
+    _make_run_field("ReqMem", 10, "memory({tres_requested})", few=True),
+    SacctField("ReqNodes", 8, "text", "count({requested_nodes})", "count({nodes})"),
+    _make_run_field("ReqReservation", 20),
+    _make_run_field("ReqTRES", 10, "tres({tres_requested})", few=True),
+    _make_run_field("Reservation", 20, "text({reservation})", few=True),
+    _make_run_field("ReservationId", 8),
+    _make_run_field("Restarts", 8, "{restarts}", "whole"),
+    _make_run_field("SegmentSize", 11),
+    _make_field("SLUID", 14, "text({sluid})", "whole"),
     # As Slurm does for a job that ended before it started.
-    Field(
+    SacctField(
         "Start",
         19,
         "date",
         "(date({start_us}) if {start_us} or not {end_us} else 'None')",
         "date({start_us})",
     ),
-    _both("State", 10, "state_text({state}, {cancelled_by})", few=True),
-    _run("StdErr", 20, _path_expression("stderr")),
-    _run("StdIn", 20, _path_expression("stdin")),
-    _run("StdOut", 20, _path_expression("stdout")),
-    Field("Submit", 19, "date", "date({submit_us})", "date({start_us})"),
-    _both("SubmitLine", 20, "text({submit_line})"),
-    _both("Suspended", 10, "clock({suspended_s})", "whole"),
-    _run("SystemComment", 20, "text({system_comment})"),
-    _summed("SystemCPU", "{system_us}"),
-    _run("Timelimit", 10, "limit_text({time_limit_s}, started={start_us})", few=True),
-    _run("TimelimitRaw", 10, "limit_minutes({time_limit_s}, {start_us})", few=True),
-    _summed("TotalCPU", _CPU_OF_STEP),
-    _step(
+    _make_field("State", 10, "state_text({state}, {cancelled_by})", few=True),
+    _make_run_field("StdErr", 20, _build_path_expression("stderr")),
+    _make_run_field("StdIn", 20, _build_path_expression("stdin")),
+    _make_run_field("StdOut", 20, _build_path_expression("stdout")),
+    SacctField("Submit", 19, "date", "date({submit_us})", "date({start_us})"),
+    _make_field("SubmitLine", 20, "text({submit_line})"),
+    _make_field("Suspended", 10, "clock({suspended_s})", "whole"),
+    _make_run_field("SystemComment", 20, "text({system_comment})"),
+    _make_cpu_field("SystemCPU", "{system_us}"),
+    _make_run_field("Timelimit", 10, "limit_text({time_limit_s}, started={start_us})", few=True),
+    _make_run_field("TimelimitRaw", 10, "limit_minutes({time_limit_s}, {start_us})", few=True),
+    _make_cpu_field("TotalCPU", _CPU_OF_STEP),
+    _make_step_field(
         "TRESUsageInAve",
         14,
         "used(cpu=seconds({ave_cpu_us}), fs_disk=number({ave_read_bytes}), "
         "mem=size({ave_rss_bytes}), pages=number({ave_pages}))",
     ),
-    _step(
+    _make_step_field(
         "TRESUsageInMax",
         14,
         "used(fs_disk=number({max_read_bytes}), mem=size({max_rss_bytes}), "
         "pages=number({max_pages}))",
     ),
-    _step(
+    _make_step_field(
         "TRESUsageInMaxNode",
         18,
         "used(fs_disk=text({max_read_node}), mem=text({max_rss_node}), "
         "pages=text({max_pages_node}))",
     ),
-    _step("TRESUsageInMaxTask", 18, _TASKS),
-    _step("TRESUsageInMin", 14, "used(cpu=seconds({min_cpu_us}))"),
-    _step("TRESUsageInMinNode", 18, "used(cpu=text({min_cpu_node}))"),
-    _step("TRESUsageInMinTask", 18, "used(cpu=number({min_cpu_task}))"),
-    _step(
+    _make_step_field("TRESUsageInMaxTask", 18, _TASKS),
+    _make_step_field("TRESUsageInMin", 14, "used(cpu=seconds({min_cpu_us}))"),
+    _make_step_field("TRESUsageInMinNode", 18, "used(cpu=text({min_cpu_node}))"),
+    _make_step_field("TRESUsageInMinTask", 18, "used(cpu=number({min_cpu_task}))"),
+    _make_step_field(
         "TRESUsageInTot",
         14,
         f"used(cpu=seconds({_CPU_OF_STEP}), fs_disk=number({{read_bytes}}))",
     ),
-    _step("TRESUsageOutAve", 15, "used(fs_disk=number({ave_written_bytes}))"),
-    _step("TRESUsageOutMax", 15, "used(fs_disk=number({max_written_bytes}))"),
-    _step("TRESUsageOutMaxNode", 19, "used(fs_disk=text({max_written_node}))"),
-    _step("TRESUsageOutMaxTask", 19, "used(fs_disk=number({max_written_task}))"),
-    _step("TRESUsageOutMin", 15),
-    _step("TRESUsageOutMinNode", 19),
-    _step("TRESUsageOutMinTask", 19),
-    _step("TRESUsageOutTot", 15, "used(fs_disk=number({written_bytes}))"),
-    _run("UID", 6, "uid({uid}, {user})", "whole", few=True),
-    _run("User", 9, "text({user}) or number({uid})", few=True),
-    _summed("UserCPU", "{user_us}"),
-    _run("WCKey", 10, "text({wckey})", few=True),
-    _run("WCKeyID", 10),
-    _run("WorkDir", 20, "text({work_dir})"),
+    _make_step_field("TRESUsageOutAve", 15, "used(fs_disk=number({ave_written_bytes}))"),
+    _make_step_field("TRESUsageOutMax", 15, "used(fs_disk=number({max_written_bytes}))"),
+    _make_step_field("TRESUsageOutMaxNode", 19, "used(fs_disk=text({max_written_node}))"),
+    _make_step_field("TRESUsageOutMaxTask", 19, "used(fs_disk=number({max_written_task}))"),
+    _make_step_field("TRESUsageOutMin", 15),
+    _make_step_field("TRESUsageOutMinNode", 19),
+    _make_step_field("TRESUsageOutMinTask", 19),
+    _make_step_field("TRESUsageOutTot", 15, "used(fs_disk=number({written_bytes}))"),
+    _make_run_field("UID", 6, "uid({uid}, {user})", "whole", few=True),
+    _make_run_field("User", 9, "text({user}) or number({uid})", few=True),
+    _make_cpu_field("UserCPU", "{user_us}"),
+    _make_run_field("WCKey", 10, "text({wckey})", few=True),
+    _make_run_field("WCKeyID", 10),
+    _make_run_field("WorkDir", 20, "text({work_dir})"),
 )
 """Fields of Slurm 22.05 to 26.05.
 
@@ -257,21 +269,21 @@ Those without an expression print nothing: internal numbers of slurmdbd, or valu
 does not measure.
 """
 
-FORMER: Final = (
-    _run("Reserved", 10, f"clock({_PLANNED})", "whole"),
-    _run("ResvCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
-    _run("ResvCPURAW", 10, f"{_PLANNED} * {{requested_cpus}}", "whole"),
+REMOVED_FIELDS: Final = (
+    _make_run_field("Reserved", 10, f"clock({_PLANNED})", "whole"),
+    _make_run_field("ResvCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
+    _make_run_field("ResvCPURAW", 10, f"{_PLANNED} * {{requested_cpus}}", "whole"),
 )
 """Field names that Slurm removed, for scripts that still use them."""
 
-OURS: Final = (
-    _both("CgroupSystemCPU", 15, "cpu_time({cgroup_system_us})"),
-    _both("CgroupUserCPU", 13, "cpu_time({cgroup_user_us})"),
-    _both("Doubts", 20, "text({doubts})"),
-    _both("MinorFaults", 11, "number({minor_faults})", "whole"),
-    _both("PeakMem", 10, "size({peak_bytes})"),
-    _both("PeakMemNode", 12, "text({peak_node})"),
-    _both("Source", 10, "text({source})", few=True),
+STEWARD_FIELDS: Final = (
+    _make_field("CgroupSystemCPU", 15, "cpu_time({cgroup_system_us})"),
+    _make_field("CgroupUserCPU", 13, "cpu_time({cgroup_user_us})"),
+    _make_field("Doubts", 20, "text({doubts})"),
+    _make_field("MinorFaults", 11, "number({minor_faults})", "whole"),
+    _make_field("PeakMem", 10, "size({peak_bytes})"),
+    _make_field("PeakMemNode", 12, "text({peak_node})"),
+    _make_field("Source", 10, "text({source})", few=True),
 )
 """Fields that only Steward has: printed if named, never part of ALL."""
 
@@ -298,7 +310,7 @@ _WIDEST_LINE: Final = 100_000
 """Maximum width of all fields together, in characters."""
 
 
-def chosen(text: str) -> tuple[Field, ...]:
+def parse_format(text: str) -> tuple[SacctField, ...]:
     """Return the fields of a format, with their widths.
 
     A name may be abbreviated, as in Slurm: the first field that begins so is used. A width applies
@@ -307,15 +319,15 @@ def chosen(text: str) -> tuple[Field, ...]:
     Raises:
         AccountingUsage: A field or width is invalid.
     """
-    fields: list[Field] = []
+    fields: list[SacctField] = []
     widths: dict[str, int] = {}
     for item in text.split(","):
         name, percent, width = item.strip().partition("%")
         if not name:
             continue
-        named = _named(name)
+        named = _find_fields(name)
         if percent:
-            widths |= dict.fromkeys((field.name for field in named), _width(width, item))
+            widths |= dict.fromkeys((field.name for field in named), _parse_width(width, item))
         fields += named
         if len(fields) > _MOST_FIELDS:
             raise AccountingUsage(f"give at most {_MOST_FIELDS} fields to print")
@@ -330,12 +342,12 @@ def chosen(text: str) -> tuple[Field, ...]:
     return tuple(wide)
 
 
-def _named(name: str) -> tuple[Field, ...]:
+def _find_fields(name: str) -> tuple[SacctField, ...]:
     """Return the fields that a name, perhaps abbreviated, stands for."""
     wanted = name.lower()
     if "all".startswith(wanted):
-        return SLURMS
-    for field in (*SLURMS, *FORMER, *OURS):
+        return SLURM_FIELDS
+    for field in (*SLURM_FIELDS, *REMOVED_FIELDS, *STEWARD_FIELDS):
         if field.name.lower().startswith(wanted):
             return (field,)
     raise AccountingUsage(
@@ -343,7 +355,7 @@ def _named(name: str) -> tuple[Field, ...]:
     )
 
 
-def _width(text: str, item: str) -> int:
+def _parse_width(text: str, item: str) -> int:
     """Parse the width of a field."""
     digits = text.removeprefix("-")
     if not digits.isdecimal() or len(digits) > 5 or int(digits) > WIDEST:
@@ -359,7 +371,7 @@ _MOST_LETTERS: Final = 64
 Row = Sequence[Any]
 
 
-class Printer(msgspec.Struct, frozen=True, kw_only=True):
+class LinePrinter(msgspec.Struct, frozen=True, kw_only=True):
     """Compiled printer of lines.
 
     Attributes:
@@ -373,9 +385,13 @@ class Printer(msgspec.Struct, frozen=True, kw_only=True):
     step: Callable[[Row], str]
 
 
-def printer(
-    fields: Sequence[Field], request: SacctRequest, clock: Clock, now: datetime, offset: int
-) -> Printer:
+def compile_printer(
+    fields: Sequence[SacctField],
+    request: SacctRequest,
+    clock: ClusterClock,
+    now: datetime,
+    offset: int,
+) -> LinePrinter:
     """Compile a format into a printer.
 
     Args:
@@ -385,37 +401,43 @@ def printer(
         now: Present time: the end of runs that have not ended.
         offset: Number of values in a row before the columns; the second is the cluster.
     """
-    names = {name for field in fields for how in (field.run, field.step) for name in _in(how)}
+    names = {
+        name for field in fields for how in (field.run, field.step) for name in _find_columns(how)
+    }
     columns = tuple(sorted(names))
     places = {name: f"r[{offset + number}]" for number, name in enumerate(columns)}
-    namespace = _namespace(request, clock, now)
+    namespace = _build_namespace(request, clock, now)
     # With one time zone there is one function; looking it up per line would double the cost.
     date = "date" if len(clock) == 1 else "dates[r[1]]"
 
-    def compiled(which: Callable[[Field], str]) -> Callable[[Row], str]:
+    def compiled(which: Callable[[SacctField], str]) -> Callable[[Row], str]:
         parts = []
         for field in fields:
             how = which(field)
             if field.few and how:
-                parts.append(_kept(field, how, request, places, namespace))
+                parts.append(_build_cached(field, how, request, places, namespace))
             else:
-                parts.append(_placed(_cell(field, how, request), places, date, field.kind))
-        return _function("r", f"{_template(fields, request)!r} % ({', '.join(parts)},)", namespace)
+                parts.append(
+                    _place_columns(_build_cell(field, how, request), places, date, field.kind)
+                )
+        return _compile_function(
+            "r", f"{_build_template(fields, request)!r} % ({', '.join(parts)},)", namespace
+        )
 
-    return Printer(
+    return LinePrinter(
         columns=columns,
         run=compiled(lambda field: field.run),
         step=compiled(lambda field: field.step),
     )
 
 
-def _function(names: str, code: str, namespace: dict[str, Any]) -> Callable[..., str]:
+def _compile_function(names: str, code: str, namespace: dict[str, Any]) -> Callable[..., str]:
     """Compile an expression into a function."""
     function: Callable[..., str] = eval(f"lambda {names}: {code}", namespace)  # noqa: S307 -- our own expressions
     return function
 
 
-class _Known(dict[Any, str]):
+class _ValueCache(dict[Any, str]):
     """Cache of formatted values, of limited size because users choose the values.
 
     Args:
@@ -433,28 +455,30 @@ class _Known(dict[Any, str]):
         return made
 
 
-def _kept(
-    field: Field,
+def _build_cached(
+    field: SacctField,
     how: str,
     request: SacctRequest,
     places: dict[str, str],
     namespace: dict[str, Any],
 ) -> str:
     """Return an expression that looks up the formatted value of a field in a cache."""
-    names = list(dict.fromkeys(_in(how)))
+    names = list(dict.fromkeys(_find_columns(how)))
     own = {name: f"k[{number}]" if names[1:] else "k" for number, name in enumerate(names)}
-    make = _function("k", _placed(_cell(field, how, request), own, "date", field.kind), namespace)
+    make = _compile_function(
+        "k", _place_columns(_build_cell(field, how, request), own, "date", field.kind), namespace
+    )
     name = f"known{sum(key.startswith('known') for key in namespace)}"
-    namespace[name] = _Known(make)
+    namespace[name] = _ValueCache(make)
     return f"{name}[{', '.join(places[column] for column in names)}]"
 
 
-def _in(how: str) -> list[str]:
+def _find_columns(how: str) -> list[str]:
     """Return the columns in an expression."""
     return _COLUMN.findall(how)
 
 
-def _cell(field: Field, how: str, request: SacctRequest) -> str:
+def _build_cell(field: SacctField, how: str, request: SacctRequest) -> str:
     """Return the expression of a field's value, cut if too wide for a table."""
     if not how:
         return "''"
@@ -464,23 +488,23 @@ def _cell(field: Field, how: str, request: SacctRequest) -> str:
     return f"(v if len(v := {how}) <= {width} else v[:{max(width - 1, 0)}] + {'+'[:width]!r})"
 
 
-def _placed(code: str, places: dict[str, str], date: str, kind: str) -> str:
+def _place_columns(code: str, places: dict[str, str], date: str, kind: str) -> str:
     """Replace each column in an expression by its place in the row."""
     if kind == "date":
         code = code.replace("date(", f"{date}(")
     return _COLUMN.sub(lambda match: places[match[1]], code)
 
 
-def _template(fields: Sequence[Field], request: SacctRequest) -> str:
+def _build_template(fields: Sequence[SacctField], request: SacctRequest) -> str:
     """Return the format string of a line."""
     if request.style == "table":
-        return "".join(f"{_spec(field)} " for field in fields) + "\n"
+        return "".join(f"{_build_spec(field)} " for field in fields) + "\n"
     between = request.delimiter.replace("%", "%%")
     end = between if request.style == "parsable" else ""
     return between.join("%s" for _ in fields) + end + "\n"
 
 
-def _spec(field: Field) -> str:
+def _build_spec(field: SacctField) -> str:
     """Return the format specification of a table cell."""
     width = abs(field.width)
     side = "-" if field.width < 0 else ""
@@ -488,7 +512,7 @@ def _spec(field: Field) -> str:
     return f"%{side}{width}{cut}s"
 
 
-def header(fields: Sequence[Field], request: SacctRequest) -> str:
+def format_header(fields: Sequence[SacctField], request: SacctRequest) -> str:
     """Return the heading, with its newlines."""
     if request.style != "table":
         names = request.delimiter.join(field.name for field in fields)
@@ -501,7 +525,7 @@ def header(fields: Sequence[Field], request: SacctRequest) -> str:
     return "".join(cells) + "\n" + "".join(rules) + "\n"
 
 
-def _namespace(request: SacctRequest, clock: Clock, now: datetime) -> dict[str, Any]:
+def _build_namespace(request: SacctRequest, clock: ClusterClock, now: datetime) -> dict[str, Any]:
     """Return the functions that expressions may call, and nothing else."""
     now_s = int(now.timestamp())
     units = request.units or ("=" if request.noconvert else "")
@@ -521,66 +545,68 @@ def _namespace(request: SacctRequest, clock: Clock, now: datetime) -> dict[str, 
 
     return {
         "__builtins__": {"len": len, "str": str},
-        "clock": lru_cache(maxsize=4096)(values.span),
-        "count": lambda number: values.size(number, "=" if request.noconvert else ""),
-        "cpu_time": values.cpu_time,
+        "clock": lru_cache(maxsize=4096)(values.format_span),
+        "count": lambda number: values.format_unit_size(number, "=" if request.noconvert else ""),
+        "cpu_time": values.format_cpu_time,
         "date": clock[""],
         "dates": clock,
         "elapsed": elapsed,
-        "exit_text": values.exit_text,
-        "label": _label,
-        "limit_minutes": _limit_minutes,
-        "limit_text": values.limit_text,
-        "megabytes": lambda count: values.megabytes(count, units),
-        "memory": lambda text: values.memory_of(text, units),
-        "number": _number,
-        "path": _expanded_path if request.expand_patterns else _path,
+        "exit_text": values.format_exit_status,
+        "label": _format_label,
+        "limit_minutes": _format_limit_minutes,
+        "limit_text": values.format_time_limit,
+        "megabytes": lambda count: values.format_megabytes(count, units),
+        "memory": lambda text: values.format_memory(text, units),
+        "number": _format_number,
+        "path": _format_expanded_path if request.expand_patterns else _format_path,
         "planned": planned,
-        "seconds": _seconds,
-        "size": lambda number: values.size(number, units),
-        "state_text": values.state_text,
-        "shares_text": values.shares_text,
-        "exclusive_text": values.exclusive_text,
-        "text": _text,
-        "total": _total,
-        "tres": lru_cache(maxsize=4096)(lambda text: _text(values.tres(text, units))),
-        "uid": _local_uid if request.use_local_uid else _uid,
-        "used": values.used,
+        "seconds": _format_seconds,
+        "size": lambda number: values.format_unit_size(number, units),
+        "state_text": values.format_state,
+        "shares_text": values.format_oversubscribe,
+        "exclusive_text": values.format_exclusive,
+        "text": _format_text,
+        "total": _add_cpu,
+        "tres": lru_cache(maxsize=4096)(
+            lambda text: _format_text(values.format_tres_units(text, units))
+        ),
+        "uid": _resolve_local_uid if request.use_local_uid else _format_uid,
+        "used": values.format_usage,
     }
 
 
-def _text(value: str | None) -> str:
+def _format_text(value: str | None) -> str:
     """Return a text safe for a terminal; "" for None."""
     if not value:
         return ""
-    return value if value.isascii() and value.isprintable() else safe(value)
+    return value if value.isascii() and value.isprintable() else escape_line(value)
 
 
-def _path(value: str | None, *_of_job: Any) -> str:
-    return _text(value)
+def _format_path(value: str | None, *_of_job: Any) -> str:
+    return _format_text(value)
 
 
-def _expanded_path(value: str | None, *of_job: Any) -> str:
-    return _text(values.expand_path(value or "", *of_job))
+def _format_expanded_path(value: str | None, *of_job: Any) -> str:
+    return _format_text(values.expand_path(value or "", *of_job))
 
 
-def _number(value: int | None) -> str:
+def _format_number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def _seconds(microseconds: int | None) -> str:
-    return "" if microseconds is None else values.span(microseconds // 1_000_000)
+def _format_seconds(microseconds: int | None) -> str:
+    return "" if microseconds is None else values.format_span(microseconds // 1_000_000)
 
 
-def _total(user_us: int | None, system_us: int | None) -> int | None:
+def _add_cpu(user_us: int | None, system_us: int | None) -> int | None:
     if user_us is None and system_us is None:
         return None
     return (user_us or 0) + (system_us or 0)
 
 
-def _label(label: str) -> str:
+def _format_label(label: str) -> str:
     """Format a job name; cut a long task expression as Slurm does."""
-    label = safe(label)
+    label = escape_line(label)
     if label.endswith("]") and len(label) > _MOST_LETTERS:
         head, _, tasks = label.partition("[")
         kept = tasks[:_MOST_LETTERS].rpartition(",")[0] or tasks[:_MOST_LETTERS]
@@ -588,23 +614,23 @@ def _label(label: str) -> str:
     return label
 
 
-def _limit_minutes(seconds: int | None, start_us: int | None) -> str:
+def _format_limit_minutes(seconds: int | None, start_us: int | None) -> str:
     """Format a time limit in minutes."""
     if seconds is None:
-        return values.limit_text(None, started=bool(start_us))
+        return values.format_time_limit(None, started=bool(start_us))
     return str(seconds // 60)
 
 
-def _uid(uid: int | None, user: str | None) -> str:  # noqa: ARG001 -- as the other
-    return _number(uid)
+def _format_uid(uid: int | None, user: str | None) -> str:  # noqa: ARG001 -- as the other
+    return _format_number(uid)
 
 
 @lru_cache(maxsize=4096)
-def _local_uid(uid: int | None, user: str | None) -> str:
+def _resolve_local_uid(uid: int | None, user: str | None) -> str:
     """Return the uid that a user name resolves to on this host."""
     import pwd
 
     try:
-        return str(pwd.getpwnam(user).pw_uid) if user else _number(uid)
+        return str(pwd.getpwnam(user).pw_uid) if user else _format_number(uid)
     except (KeyError, ValueError):
-        return _number(uid)
+        return _format_number(uid)

@@ -1,8 +1,8 @@
 """sacct command line: parse options and environment into a request, and the help text.
 
-:func:`options` returns :class:`Options`. As with Slurm's sacct, short options may be bundled
-(``-Xnp``), long ones abbreviated, lists are comma-separated and may be repeated, and environment
-variables apply where the command line says nothing.
+:func:`parse_sacct_options` returns :class:`SacctOptions`. As with Slurm's sacct, short options may
+be bundled (``-Xnp``), long ones abbreviated, lists are comma-separated and may be repeated, and
+environment variables apply where the command line says nothing.
 """
 
 import getopt
@@ -21,11 +21,11 @@ from steward.accounting.sacct.fields import (
     COMPLETION_LONG,
     DEFAULT,
     LONG,
-    OURS,
-    SLURMS,
+    SLURM_FIELDS,
+    STEWARD_FIELDS,
 )
 from steward.accounting.sacct.requests import SacctRequest
-from steward.slurm.job_states import NAMES
+from steward.slurm.job_states import STATE_NAMES
 
 _SHORT: Final = "aA:bBcC:DeE:f:F:g:hi:I:j:k:K:lLM:nN:o:pPq:r:R:s:S:tTu:UvVW:x:X"
 _LONG: Final[dict[str, str]] = {
@@ -95,7 +95,7 @@ _LONG: Final[dict[str, str]] = {
 }
 """Long options; those with a value end in ``=``."""
 
-_MAYBE: Final = re.compile(r"--(whole-hetjob|json|yaml)=(.*)", re.DOTALL)
+_OPTIONAL_VALUE: Final = re.compile(r"--(whole-hetjob|json|yaml)=(.*)", re.DOTALL)
 """Long options whose optional value follows ``=``."""
 
 _COMMAS: Final = re.compile(r",(?![^\[]*\])")
@@ -143,7 +143,7 @@ _SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "use-local-uid": {"use_local_uid": True},
 }
 _OUTPUTS: Final = {"B": "script", "env-vars": "environment", "json": "json", "yaml": "yaml"}
-_TOLD: Final = {
+_INFORMATION: Final = {
     "U": "usage",
     "V": "version",
     "autocomplete": "completions",
@@ -157,7 +157,7 @@ Output = Literal["text", "json", "yaml", "parquet", "script", "environment"]
 Told = Literal["", "usage", "version", "fields", "help", "states", "reasons", "completions"]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Parsed command line of sacct.
 
     Attributes:
@@ -185,7 +185,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
 
 
-def options(words: Sequence[str], environment: Mapping[str, str], zone: str = "") -> Options:
+def parse_sacct_options(
+    words: Sequence[str], environment: Mapping[str, str], zone: str = ""
+) -> SacctOptions:
     """Parse a command line.
 
     Args:
@@ -196,8 +198,8 @@ def options(words: Sequence[str], environment: Mapping[str, str], zone: str = ""
     Raises:
         AccountingUsage: The command line is invalid.
     """
-    found = _Found()
-    for name, value in _parsed(words):
+    found = _OptionCollector()
+    for name, value in _parse_words(words):
         found.take(name, value)
     request = {
         "all_clusters": bool(environment.get("SACCT_FEDERATION")),
@@ -213,17 +215,17 @@ def options(words: Sequence[str], environment: Mapping[str, str], zone: str = ""
     form = {"json": "json", "yaml": "json", "parquet": "lines"}
     request["form"] = form.get(found.plain.get("output", ""), "text")
     try:
-        return Options(request=msgspec.convert(request, SacctRequest), **found.plain)
+        return SacctOptions(request=msgspec.convert(request, SacctRequest), **found.plain)
     except msgspec.ValidationError as error:
-        raise AccountingUsage(_said(error)) from error
+        raise AccountingUsage(_format_validation_error(error)) from error
 
 
-def _parsed(words: Sequence[str]) -> list[tuple[str, str]]:
+def _parse_words(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the given options by short name, with their values."""
     given: list[tuple[str, str]] = []
     plain = []
     for word in words:
-        maybe = _MAYBE.fullmatch(word)
+        maybe = _OPTIONAL_VALUE.fullmatch(word)
         if maybe:
             given.append((maybe[1], maybe[2]))
         else:
@@ -244,7 +246,7 @@ def _parsed(words: Sequence[str]) -> list[tuple[str, str]]:
     return given
 
 
-class _Found:
+class _OptionCollector:
     """Collector of parsed options."""
 
     def __init__(self) -> None:
@@ -258,13 +260,13 @@ class _Found:
         if name in _LISTS:
             self._add(name, value)
         elif name in _WORDS:
-            self.request[_WORDS[name]] = _worded(name, value)
+            self.request[_WORDS[name]] = _check_word(name, value)
         elif name in _SWITCHES:
             self.request |= _SWITCHES[name]
         elif name in _OUTPUTS:
             self.plain["output"] = _OUTPUTS[name]
-        elif name in _TOLD:
-            self.plain |= {"tell": _TOLD[name], "prefix": value}
+        elif name in _INFORMATION:
+            self.plain |= {"tell": _INFORMATION[name], "prefix": value}
         elif name == "x":
             raise AccountingUsage(
                 "--associations takes numbers of slurmdbd's own, which Steward does not know: "
@@ -320,7 +322,7 @@ class _Found:
         return COMPLETION if completion else exported or DEFAULT
 
 
-def _worded(name: str, value: str) -> str:
+def _check_word(name: str, value: str) -> str:
     """Check and normalize the value of an option."""
     if name == "whole-hetjob":
         chosen = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
@@ -338,13 +340,13 @@ def _worded(name: str, value: str) -> str:
     return value
 
 
-def _said(error: msgspec.ValidationError) -> str:
+def _format_validation_error(error: msgspec.ValidationError) -> str:
     """Return a validation error in words for users."""
     text, _, where = str(error).partition(" - at ")
     return f"{where.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"
 
 
-def completions(prefix: str) -> str:
+def list_completions(prefix: str) -> str:
     """Return the long options with a prefix, one per line, with ``=`` if they take a value."""
     names = sorted(name for name in _LONG if name.startswith(prefix))
     return "".join(f"--{name}\n" for name in names)
@@ -427,21 +429,21 @@ SACCT_FORMAT, SACCT_FEDERATION, SACCT_LOCAL, SLURM_TIME_FORMAT and TZ are heeded
 )
 
 
-def field_list() -> str:
+def list_fields() -> str:
     """Return the field names, four per line, Slurm's first."""
-    return _columns([field.name for field in (*SLURMS, *OURS)], 4, 19)
+    return _format_columns([field.name for field in (*SLURM_FIELDS, *STEWARD_FIELDS)], 4, 19)
 
 
-def state_list() -> str:
+def list_states() -> str:
     """Return the job states, four per line."""
-    return _columns(sorted(NAMES), 4, 19)
+    return _format_columns(sorted(STATE_NAMES), 4, 19)
 
 
-def reason_list() -> str:
+def list_reasons() -> str:
     """Return the reasons that Steward explains, two per line."""
-    return _columns(sorted(EXPLANATIONS), 2, 39)
+    return _format_columns(sorted(EXPLANATIONS), 2, 39)
 
 
-def _columns(names: list[str], count: int, width: int) -> str:
+def _format_columns(names: list[str], count: int, width: int) -> str:
     rows = [names[at : at + count] for at in range(0, len(names), count)]
     return "".join(" ".join(f"{name:<{width}}" for name in row) + "\n" for row in rows)

@@ -1,8 +1,8 @@
 """sacct output: the action that streams lines as text, JSON or plain lines.
 
-:func:`sacct` reads Steward's data, :func:`sacct_of_file` a job log; both call :func:`listed`,
-which selects the runs of each job and formats the rows. :func:`documents` makes one JSON object
-per job.
+:func:`stream_lines` reads Steward's data, :func:`stream_file_lines` a job log; both call
+:func:`format_lines`, which selects the runs of each job and formats the rows.
+:func:`format_json_jobs` makes one JSON object per job.
 
 Rows stream: only one job's lines are held back at a time, until it is certain that no later run of
 the job is shown.
@@ -14,17 +14,22 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.sacct import fields, selection, sources
-from steward.accounting.sacct.fields import DEFAULT, Printer, printer
+from steward.accounting.sacct.fields import DEFAULT, LinePrinter, compile_printer
 from steward.accounting.sacct.requests import SacctAnswer, SacctRequest, SacctText
-from steward.accounting.sacct.selection import Window, clusters_asked, line_filter, zone_asked
-from steward.accounting.sacct.sources import Row, Source
-from steward.accounting.sacct.values import Clock, Dates
+from steward.accounting.sacct.selection import (
+    TimeWindow,
+    build_line_filter,
+    resolve_clusters,
+    resolve_zone,
+)
+from steward.accounting.sacct.sources import LineSource, Row
+from steward.accounting.sacct.values import ClusterClock, DateFormatter
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.events import utc_now
-from steward.core.records import FIELDS
+from steward.core.records import USAGE_LINE_FIELDS
 from steward.jobs.line_queries import (
     HIDDEN_RUN,
     HIDDEN_STEP,
@@ -34,14 +39,14 @@ from steward.jobs.line_queries import (
     UNNAMED_PIECE,
     LineFilter,
 )
-from steward.slurm.times import zone_called
+from steward.slurm.times import load_zone
 
 _PIECE_LETTERS: Final = 256 * 1024
 _CLUSTER, _JOB_ID = 1, 2
 
 
-def sacct(
-    room: AccountingRoom, asker: Asker, request: SacctRequest
+def stream_lines(
+    room: AccountingContext, asker: Asker, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
     """Yield the selected lines that the requester may see.
 
@@ -50,16 +55,16 @@ def sacct(
         SqliteUnavailable: jobs.db does not exist yet.
     """
     now = room.now()
-    clusters = clusters_asked(room, request)
-    when = selection.window(request, now, zone_asked(room, request, clusters))
-    wanted = line_filter(asker, request, when, clusters, room.scopes(asker))
-    source = sources.books(room, wanted, duplicates=request.duplicates)
+    clusters = resolve_clusters(room, request)
+    when = selection.parse_window(request, now, resolve_zone(room, request, clusters))
+    wanted = build_line_filter(asker, request, when, clusters, room.scopes(asker))
+    source = sources.open_books(room, wanted, duplicates=request.duplicates)
     shown = clusters or room.clusters
     zones = {name: request.zone or room.zone(name) for name in shown}
-    return listed(source, wanted, request, when, now, zones)
+    return format_lines(source, wanted, request, when, now, zones)
 
 
-def sacct_of_file(
+def stream_file_lines(
     path: str, asker: Asker, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
     """Yield the selected lines of a job log, which the caller can read.
@@ -69,17 +74,17 @@ def sacct_of_file(
         StewardError: The file cannot be read, or is no job log.
     """
     now = utc_now()
-    when = selection.window(request, now, zone_called(request.zone))
-    wanted = line_filter(asker, request, when, request.clusters, None)
-    source = sources.file_source(path)
-    return listed(source, wanted, request, when, now, {"": request.zone})
+    when = selection.parse_window(request, now, load_zone(request.zone))
+    wanted = build_line_filter(asker, request, when, request.clusters, None)
+    source = sources.open_file_source(path)
+    return format_lines(source, wanted, request, when, now, {"": request.zone})
 
 
-def listed(
-    source: Source,
+def format_lines(
+    source: LineSource,
     wanted: LineFilter,
     request: SacctRequest,
-    when: Window,
+    when: TimeWindow,
     now: datetime,
     zones: dict[str, str],
 ) -> Iterator[SacctText | SacctAnswer]:
@@ -96,42 +101,44 @@ def listed(
     Raises:
         UsageError: The format or time format is invalid.
     """
-    clock = _clock(zones, request.time_format, now)
-    nodes = _on_nodes(request.nodelist)
+    clock = _build_clock(zones, request.time_format, now)
+    nodes = _build_node_test(request.nodelist)
     base = ("cluster", "job_id", *(("nodelist",) if nodes is not None else ()))
-    made: Printer | None = None
+    made: LinePrinter | None = None
     if request.form == "text":
-        chosen = fields.chosen(request.format or DEFAULT)
-        made = printer(chosen, request, clock, now, 1 + len(base))
-    columns: Sequence[str] = made.columns if made else FIELDS
+        chosen = fields.parse_format(request.format or DEFAULT)
+        made = compile_printer(chosen, request, clock, now, 1 + len(base))
+    columns: Sequence[str] = made.columns if made else USAGE_LINE_FIELDS
     rows = source.rows(
         wanted,
-        [*_sql(base, wanted), *_sql(columns, wanted, request.truncate)],
+        [*_build_columns(base, wanted), *_build_columns(columns, wanted, request.truncate)],
         steps=not request.allocations,
     )
-    kept = _kept(rows, request, nodes)
+    kept = _select_rows(rows, request, nodes)
     if made:
         run, step = made.run, made.step
         # Formatted while sending: a line may be a hundred times longer than its row.
-        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _flat(kept))
-        yield from _in_pieces(lines, when)
+        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _chain_rows(kept))
+        yield from _join_pieces(lines, when)
         return
 
-    write = documents if request.form == "json" else plain_lines
-    yield from _in_pieces(write(_flat(kept), len(base) + 1, now), when)
+    write = format_json_jobs if request.form == "json" else format_json_lines
+    yield from _join_pieces(write(_chain_rows(kept), len(base) + 1, now), when)
 
 
-def _clock(zones: dict[str, str], form: str, now: datetime) -> Clock:
+def _build_clock(zones: dict[str, str], form: str, now: datetime) -> ClusterClock:
     """Build the time formatters of the clusters."""
     names = set(zones.values()) or {""}
     if len(names) == 1:
-        return Clock({"": Dates(zone_called(names.pop()), form, now)})
-    dates = {name: Dates(zone_called(name), form, now) for name in names}
+        return ClusterClock({"": DateFormatter(load_zone(names.pop()), form, now)})
+    dates = {name: DateFormatter(load_zone(name), form, now) for name in names}
     by_cluster = {cluster: dates[name] for cluster, name in zones.items()}
-    return Clock({"": next(iter(dates.values())), **by_cluster})
+    return ClusterClock({"": next(iter(dates.values())), **by_cluster})
 
 
-def _sql(columns: Iterable[str], wanted: LineFilter, truncate: bool | None = None) -> list[str]:
+def _build_columns(
+    columns: Iterable[str], wanted: LineFilter, truncate: bool | None = None
+) -> list[str]:
     """Return the SQL of each column.
 
     Args:
@@ -155,13 +162,13 @@ def _sql(columns: Iterable[str], wanted: LineFilter, truncate: bool | None = Non
     return [cut.get(column, f'"{column}"') for column in columns]
 
 
-def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
+def _build_node_test(nodelist: str) -> Callable[[str | None], bool] | None:
     """Return a test whether a node list contains a requested node; None if all nodes match."""
     if not nodelist:
         return None
-    from steward.slurm.nodelists import NodeListError, expand
+    from steward.slurm.nodelists import NodeListError, expand_nodelist
 
-    asked = frozenset(expand(nodelist))
+    asked = frozenset(expand_nodelist(nodelist))
     known: dict[str, bool] = {}
 
     def meets(nodes: str | None) -> bool:
@@ -171,7 +178,7 @@ def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
             if len(known) > 10_000:
                 known.clear()
             try:
-                known[nodes] = not asked.isdisjoint(expand(nodes))
+                known[nodes] = not asked.isdisjoint(expand_nodelist(nodes))
             except NodeListError:
                 known[nodes] = False
         return known[nodes]
@@ -179,7 +186,7 @@ def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
     return meets
 
 
-def _kept(
+def _select_rows(
     batches: Iterable[Sequence[Row]],
     request: SacctRequest,
     nodes: Callable[[str | None], bool] | None,
@@ -225,12 +232,12 @@ def _kept(
     yield pieces + last
 
 
-def _flat(lists: Iterable[list[Row]]) -> Iterator[Row]:
+def _chain_rows(lists: Iterable[list[Row]]) -> Iterator[Row]:
     for items in lists:
         yield from items
 
 
-def _in_pieces(lines: Iterable[str], when: Window) -> Iterator[SacctText | SacctAnswer]:
+def _join_pieces(lines: Iterable[str], when: TimeWindow) -> Iterator[SacctText | SacctAnswer]:
     """Join lines into pieces of limited size, then yield the end of the reply."""
     count = letters = 0
     piece: list[str] = []
@@ -252,15 +259,15 @@ _encode: Final = msgspec.json.Encoder().encode
 _SECOND_US: Final = 1_000_000
 
 
-def plain_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as documents
+def format_json_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as documents
     """Yield each line with all columns as one JSON object, from which a Line can be read."""
     for row in rows:
-        fields = zip(FIELDS, row[offset:], strict=True)
+        fields = zip(USAGE_LINE_FIELDS, row[offset:], strict=True)
         known = {field: value for field, value in fields if value is not None}
         yield _encode(known).decode() + "\n"
 
 
-def documents(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
+def format_json_jobs(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
     """Yield one JSON object per job, including its steps.
 
     Args:
@@ -271,18 +278,18 @@ def documents(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
     now_s = int(now.timestamp())
     job: dict[str, Any] | None = None
     for row in rows:
-        line = dict(zip(FIELDS, row[offset:], strict=True))
+        line = dict(zip(USAGE_LINE_FIELDS, row[offset:], strict=True))
         if line["step"] and job is not None:
-            job["steps"].append(_step(line, now_s))
+            job["steps"].append(_build_step(line, now_s))
             continue
         if job is not None:
             yield _encode(job).decode() + "\n"
-        job = _job(line, now_s)
+        job = _build_job(line, now_s)
     if job is not None:
         yield _encode(job).decode() + "\n"
 
 
-def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+def _build_job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
     """Build the JSON object of a run."""
     return {
         "account": line["account"] or "",
@@ -296,8 +303,8 @@ def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
         "cluster": line["cluster"],
         "constraints": line["constraints"] or "",
         "container": line["container"] or "",
-        "derived_exit_code": _exit(line["derived_exit_code"], line["derived_exit_signal"]),
-        "exit_code": _exit(line["exit_code"], line["exit_signal"]),
+        "derived_exit_code": _build_exit(line["derived_exit_code"], line["derived_exit_signal"]),
+        "exit_code": _build_exit(line["exit_code"], line["exit_signal"]),
         "extra": line["extra"] or "",
         "failed_node": line["failed_node"] or "",
         "flags": [flag for flag in (line["flags"] or "").split(",") if flag],
@@ -321,53 +328,53 @@ def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
         "restart_cnt": line["restarts"],
         "sluid": line["sluid"] or "",
         "source": line["source"] or "",
-        "state": _state(line),
+        "state": _build_state(line),
         "stderr": line["stderr"] or "",
         "stdin": line["stdin"] or "",
         "stdout": line["stdout"] or "",
         "submit_line": line["submit_line"] or "",
         "time": {
-            **_times(line, now_s),
-            "eligible": _seconds(line["eligible_us"]),
-            "submission": _seconds(line["submit_us"]),
-            "first_submission": _seconds(line["first_submit_us"]),
+            **_build_times(line, now_s),
+            "eligible": _to_seconds(line["eligible_us"]),
+            "submission": _to_seconds(line["submit_us"]),
+            "first_submission": _to_seconds(line["first_submit_us"]),
             "limit_seconds": line["time_limit_s"],
         },
         "tres": {
-            "allocated": _tres(line["tres_allocated"]),
-            "requested": _tres(line["tres_requested"]),
+            "allocated": _split_tres(line["tres_allocated"]),
+            "requested": _split_tres(line["tres_requested"]),
         },
-        "usage": _usage(line),
+        "usage": _build_usage(line),
         "user": line["user"] or "",
         "uid": line["uid"],
         "wckey": {"wckey": line["wckey"] or ""},
         "working_directory": line["work_dir"] or "",
-        "doubts": _words(line["doubts"]),
+        "doubts": _split_words(line["doubts"]),
         "steps": [],
     }
 
 
-def _step(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+def _build_step(line: dict[str, Any], now_s: int) -> dict[str, Any]:
     """Build the JSON object of a step."""
     return {
         "step": {"id": line["step"], "name": line["name"] or ""},
-        "exit_code": _exit(line["exit_code"], line["exit_signal"]),
+        "exit_code": _build_exit(line["exit_code"], line["exit_signal"]),
         "nodes": {"count": line["nodes"] or 0, "list": line["nodelist"] or ""},
-        "state": _state(line),
+        "state": _build_state(line),
         "tasks": {"count": line["tasks"] or 0},
         "CPU": {"count": line["cpus"] or 0},
-        "time": _times(line, now_s),
-        "tres": {"allocated": _tres(line["tres_allocated"])},
-        "usage": _usage(line),
+        "time": _build_times(line, now_s),
+        "tres": {"allocated": _split_tres(line["tres_allocated"])},
+        "usage": _build_usage(line),
         "submit_line": line["submit_line"] or "",
         "source": line["source"] or "",
-        "doubts": _words(line["doubts"]),
+        "doubts": _split_words(line["doubts"]),
     }
 
 
-def _times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+def _build_times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
     """Build the JSON object of a line's times."""
-    start, end = _seconds(line["start_us"]), _seconds(line["end_us"])
+    start, end = _to_seconds(line["start_us"]), _to_seconds(line["end_us"])
     suspended = line["suspended_s"] or 0
     user, system = line["user_us"], line["system_us"]
     total = None if user is None and system is None else (user or 0) + (system or 0)
@@ -376,13 +383,13 @@ def _times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
         "start": start,
         "end": end,
         "suspended": suspended,
-        "user": _cpu(user),
-        "system": _cpu(system),
-        "total": _cpu(total),
+        "user": _split_cpu(user),
+        "system": _split_cpu(system),
+        "total": _split_cpu(total),
     }
 
 
-def _usage(line: dict[str, Any]) -> dict[str, Any]:
+def _build_usage(line: dict[str, Any]) -> dict[str, Any]:
     """Return measured values under the names of Steward's lines."""
     names = (
         *("ave_cpu_us", "min_cpu_us", "min_cpu_node", "min_cpu_task"),
@@ -397,7 +404,7 @@ def _usage(line: dict[str, Any]) -> dict[str, Any]:
     return {name: None if line[name] == "" else line[name] for name in names}
 
 
-def _state(line: dict[str, Any]) -> dict[str, Any]:
+def _build_state(line: dict[str, Any]) -> dict[str, Any]:
     return {
         "current": [line["state"] or "UNKNOWN"],
         "reason": line["reason"] or "None",
@@ -405,7 +412,7 @@ def _state(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _exit(code: int | None, signal: int | None) -> dict[str, Any]:
+def _build_exit(code: int | None, signal: int | None) -> dict[str, Any]:
     """Build the JSON object of an exit code."""
     if code is None and signal is None:
         return {"status": "PENDING", "return_code": None, "signal": None}
@@ -413,23 +420,23 @@ def _exit(code: int | None, signal: int | None) -> dict[str, Any]:
     return {"status": status, "return_code": code, "signal": signal}
 
 
-def _tres(text: str | None) -> dict[str, str]:
+def _split_tres(text: str | None) -> dict[str, str]:
     parts = (part.partition("=") for part in (text or "").split(",") if part)
     return {name: amount for name, _, amount in parts}
 
 
-def _words(text: str | None) -> list[str]:
+def _split_words(text: str | None) -> list[str]:
     return [word for word in (text or "").split(",") if word]
 
 
-def _cpu(microseconds: int | None) -> dict[str, int] | None:
+def _split_cpu(microseconds: int | None) -> dict[str, int] | None:
     if microseconds is None:
         return None
     seconds, rest = divmod(microseconds, _SECOND_US)
     return {"seconds": seconds, "microseconds": rest}
 
 
-def _seconds(microseconds: int | None) -> int:
+def _to_seconds(microseconds: int | None) -> int:
     return (microseconds or 0) // _SECOND_US
 
 
@@ -438,7 +445,7 @@ SACCT: Final = Action(
     help="List jobs and steps with what they used, as text.",
     request=SacctRequest,
     answer=SacctAnswer,
-    run=sacct,
+    run=stream_lines,
     stream=True,
     items=(SacctText,),
     only_reads=True,

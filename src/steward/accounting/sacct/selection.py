@@ -1,7 +1,7 @@
 """sacct selection: turn a request into a LineFilter of time window, jobs, users and states.
 
-:func:`line_filter` builds the filter; :func:`window` applies sacct's default time window;
-:func:`named_jobs` and :func:`limit_s` parse job names and time limits.
+:func:`build_line_filter` builds the filter; :func:`parse_window` applies sacct's default time
+window; :func:`parse_named_jobs` and :func:`parse_limit_s` parse job names and time limits.
 """
 
 import re
@@ -11,15 +11,15 @@ from typing import Final
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.requests import SacctRequest
-from steward.core.access import Asker, Scope
-from steward.core.timestamps import micros
-from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse
-from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
-from steward.slurm.job_states import in_full
-from steward.slurm.times import parse_time, zone_called
+from steward.core.access import Asker, VisibleJobs
+from steward.core.timestamps import to_micros
+from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse_job_name
+from steward.jobs.line_queries import MAX_NAMED_JOBS, LineFilter, NamedJob, NumberRange
+from steward.slurm.job_states import expand_state
+from steward.slurm.times import load_zone, parse_time
 
 _STEPPED: Final = re.compile(r"(.+?)\.(batch|extern|interactive|[0-9]{1,10}(?:\+[0-9]{1,10})?)")
 _TASKS: Final = re.compile(r"([0-9]{1,10})_\[([0-9,:-]{1,4096})(?:%[0-9]{1,10})?\]")
@@ -35,14 +35,14 @@ _MOST_WORDS: Final = 1000
 _FOREVER: Final = 2**62
 
 
-class Window(msgspec.Struct, frozen=True):
+class TimeWindow(msgspec.Struct, frozen=True):
     """Time window in µs since the epoch; 0 for an open begin."""
 
     since_us: int
     until_us: int
 
 
-def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ...]:
+def resolve_clusters(room: AccountingContext, request: SacctRequest) -> tuple[str, ...]:
     """Return the requested clusters; empty for all.
 
     Raises:
@@ -56,16 +56,18 @@ def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ..
     return request.clusters
 
 
-def zone_asked(room: AccountingRoom, request: SacctRequest, clusters: tuple[str, ...]) -> tzinfo:
+def resolve_zone(
+    room: AccountingContext, request: SacctRequest, clusters: tuple[str, ...]
+) -> tzinfo:
     """Return the time zone of typed times.
 
     Raises:
         TimeError: The zone does not exist.
     """
-    return zone_called(request.zone or room.zone(clusters[0] if clusters else room.main_cluster))
+    return load_zone(request.zone or room.zone(clusters[0] if clusters else room.main_cluster))
 
 
-def window(request: SacctRequest, now: datetime, zone: tzinfo) -> Window:
+def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWindow:
     """Return the time window, with the defaults of sacct(1), DEFAULT TIME WINDOW.
 
     Raises:
@@ -74,29 +76,29 @@ def window(request: SacctRequest, now: datetime, zone: tzinfo) -> Window:
     """
     since = parse_time(request.starttime, now, zone) if request.starttime else None
     until = parse_time(request.endtime, now, zone) if request.endtime else None
-    since_us = micros(since) if since is not None else 0
+    since_us = to_micros(since) if since is not None else 0
     if since is None and not request.jobs:
         midnight = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
-        since_us = micros(now if request.states else midnight)
+        since_us = to_micros(now if request.states else midnight)
     if until is not None:
-        until_us = micros(until)
+        until_us = to_micros(until)
     elif request.states and since is not None:
         until_us = since_us
     else:
-        until_us = micros(now)
+        until_us = to_micros(now)
     if until_us < since_us:
         raise AccountingUsage(
             "the time that is asked for ends before it begins: see --starttime and --endtime"
         )
-    return Window(since_us, until_us)
+    return TimeWindow(since_us, until_us)
 
 
-def line_filter(
+def build_line_filter(
     asker: Asker,
     request: SacctRequest,
-    when: Window,
+    when: TimeWindow,
     clusters: tuple[str, ...],
-    scopes: Mapping[str, Scope] | None,
+    scopes: Mapping[str, VisibleJobs] | None,
 ) -> LineFilter:
     """Build the filter of lines, within what the requester may see.
 
@@ -110,8 +112,8 @@ def line_filter(
     Raises:
         UsageError: A job, state, number or limit is malformed.
     """
-    users, uids = _people(request.users)
-    groups, gids = _people(request.groups)
+    users, uids = _split_numbers(request.users)
+    groups, gids = _split_numbers(request.groups)
     is_own = not users and not uids and not request.all_users and asker.uid != 0
     if is_own and not request.jobs and not request.nodelist:
         uids = (asker.uid,)
@@ -120,55 +122,55 @@ def line_filter(
     return LineFilter(
         clusters=clusters,
         scopes=scopes,
-        jobs=named_jobs(request.jobs) if request.jobs else None,
+        jobs=parse_named_jobs(request.jobs) if request.jobs else None,
         users=users,
         uids=uids,
         groups=groups,
         gids=gids,
-        accounts=_few(account.lower() for account in request.accounts),
-        partitions=_few(request.partitions),
-        qos=_few(request.qos),
-        wckeys=_few(request.wckeys),
-        names=_few(request.names),
-        reasons=_few(request.reasons),
-        constraints=_few(request.constraints),
-        flags=_few(request.flags),
-        nodes=_range(request.nnodes, "--nnodes"),
-        cpus=_range(request.ncpus, "--ncpus"),
-        time_limit_s=_limits(request),
+        accounts=_normalize_texts(account.lower() for account in request.accounts),
+        partitions=_normalize_texts(request.partitions),
+        qos=_normalize_texts(request.qos),
+        wckeys=_normalize_texts(request.wckeys),
+        names=_normalize_texts(request.names),
+        reasons=_normalize_texts(request.reasons),
+        constraints=_normalize_texts(request.constraints),
+        flags=_normalize_texts(request.flags),
+        nodes=_parse_range(request.nnodes, "--nnodes"),
+        cpus=_parse_range(request.ncpus, "--ncpus"),
+        time_limit_s=_parse_limits(request),
         since_us=when.since_us,
         until_us=_FOREVER if is_any_time else when.until_us,
-        states=_few(in_full(state) for state in request.states),
+        states=_normalize_texts(expand_state(state) for state in request.states),
         eligible_only=not request.jobs,
         whole_hetjob={"": None, "yes": True, "no": False}[request.whole_hetjob],
     )
 
 
-def named_jobs(texts: Iterable[str]) -> tuple[Named, ...]:
+def parse_named_jobs(texts: Iterable[str]) -> tuple[NamedJob, ...]:
     """Parse job and step names.
 
     Raises:
         JobNameError: A text is not a job name.
         AccountingUsage: They name too many array tasks.
     """
-    found: dict[Named, None] = {}
+    found: dict[NamedJob, None] = {}
     tasks = 0
     # Counted while parsing: a short text may name thousands of tasks.
     for text in texts:
-        named = _named(text)
+        named = _parse_named_job(text)
         if named in found:
             continue
         found[named] = None
         tasks += len(named.tasks)
-        if max(tasks, len(found)) > MOST_NAMED:
+        if max(tasks, len(found)) > MAX_NAMED_JOBS:
             raise AccountingUsage(
-                f"more than {MOST_NAMED} jobs or array tasks are named: name whole arrays, "
+                f"more than {MAX_NAMED_JOBS} jobs or array tasks are named: name whole arrays, "
                 "or ask by time"
             )
     return tuple(found)
 
 
-def _named(text: str) -> Named:
+def _parse_named_job(text: str) -> NamedJob:
     """Parse the name of a job or step."""
     stepped = _STEPPED.fullmatch(text.strip())
     job, step = stepped.groups() if stepped else (text.strip(), "")
@@ -181,13 +183,15 @@ def _named(text: str) -> Named:
     if ranged:
         job_id = int(ranged[1])
         if 0 < job_id <= MAX_JOB_ID:
-            return Named(job_id=job_id, tasks=_tasks(ranged[2], text), step=step)
-    name = parse(job)
+            return NamedJob(job_id=job_id, tasks=_parse_tasks(ranged[2], text), step=step)
+    name = parse_job_name(job)
     tasks = () if name.task is None else (name.task,)
-    return Named(job_id=name.job_id, tasks=tasks, offset=name.offset, sluid=name.sluid, step=step)
+    return NamedJob(
+        job_id=name.job_id, tasks=tasks, offset=name.offset, sluid=name.sluid, step=step
+    )
 
 
-def _tasks(expression: str, text: str) -> tuple[int, ...]:
+def _parse_tasks(expression: str, text: str) -> tuple[int, ...]:
     """Expand the array tasks of a name."""
     tasks: dict[int, None] = {}
     for part in expression.split(","):
@@ -203,14 +207,14 @@ def _tasks(expression: str, text: str) -> tuple[int, ...]:
     return tuple(tasks)
 
 
-def _people(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _split_numbers(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Split texts into names and numbers."""
-    few = _few(texts)
+    few = _normalize_texts(texts)
     numbers = tuple(int(text) for text in few if text.isdecimal() and len(text) <= 10)
     return tuple(text for text in few if not text.isdecimal()), numbers
 
 
-def _few(texts: Iterable[str]) -> tuple[str, ...]:
+def _normalize_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """Return each text once, as records store it: bytes that are not UTF-8 are escaped."""
     found = tuple(
         dict.fromkeys(
@@ -223,33 +227,35 @@ def _few(texts: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _range(text: str, option: str) -> Range | None:
+def _parse_range(text: str, option: str) -> NumberRange | None:
     """Parse a number or a range: ``4-16``."""
     if not text:
         return None
     match = _RANGE.fullmatch(text)
     if match is None:
         raise AccountingUsage(f"{option} takes a number or two, as in 4-16, not {text!r}", text)
-    least = _number(match[1])
-    most = _number(match[2]) if match[2] else least
-    return Range(least, most)
+    least = _parse_number(match[1])
+    most = _parse_number(match[2]) if match[2] else least
+    return NumberRange(least, most)
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     scale = {"k": 1024, "m": 1024 * 1024}.get(text[-1].lower())
     return int(text[:-1]) * scale if scale else int(text)
 
 
-def _limits(request: SacctRequest) -> Range | None:
+def _parse_limits(request: SacctRequest) -> NumberRange | None:
     """Return the range of time limits; None if not restricted."""
     if not request.timelimit_min:
         # As in sacct(1), a maximum alone is ignored.
         return None
-    least = limit_s(request.timelimit_min)
-    return Range(least, limit_s(request.timelimit_max) if request.timelimit_max else least)
+    least = parse_limit_s(request.timelimit_min)
+    return NumberRange(
+        least, parse_limit_s(request.timelimit_max) if request.timelimit_max else least
+    )
 
 
-def limit_s(text: str) -> int:
+def parse_limit_s(text: str) -> int:
     """Parse a time limit into seconds: minutes, ``1:30:00``, ``1-12``.
 
     Raises:

@@ -1,9 +1,9 @@
 """sacct sources: read accounting lines from jobs.db, Parquet files, or a job log.
 
-Each :class:`Source` takes a filter and columns and yields batches of rows in sacct's order, each
-row with its mark (see ``steward.jobs.line_queries``). So the printer need not know the source.
-:class:`Database` reads SQLite, :class:`Parquet` files by DuckDB, :class:`Both` merges them.
-:func:`books` chooses for Steward's own data, :func:`file_source` for a file.
+Each :class:`LineSource` takes a filter and columns and yields batches of rows in sacct's order,
+each row with its mark (see ``steward.jobs.line_queries``). So the printer need not know the source.
+:class:`DatabaseSource` reads SQLite, :class:`ParquetSource` files by DuckDB, :class:`MergedSource`
+merges them. :func:`open_books` chooses for Steward's own data, :func:`open_file_source` for a file.
 """
 
 import heapq
@@ -13,23 +13,23 @@ from typing import Any, Final, Protocol, get_type_hints
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingError, AccountingUnavailable
-from steward.accounting.job_log import job_log
+from steward.accounting.job_log import load_job_log
 from steward.core.drivers import PARQUET
-from steward.core.records import FIELDS, Line
-from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translated
+from steward.core.records import USAGE_LINE_FIELDS, UsageLine
+from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
 from steward.jobs import database_path
 from steward.jobs.line_queries import (
     EXPRESSION,
     KEY,
-    Holds,
     LineFilter,
+    TaskCondition,
     Tasks,
-    candidates,
-    statement,
+    build_candidates,
+    build_statement,
 )
-from steward.slurm.arrays import covers_any
+from steward.slurm.arrays import includes_any_task
 
 _BATCH: Final = 2000
 _PARQUET_BATCH: Final = 10_000
@@ -37,10 +37,10 @@ _MEMORY: Final = "256MB"
 _FEW: Final = 1000
 """Up to this many jobs are looked up by id."""
 _KEYED: Final = frozenset({"cluster", "job_id"})
-_HINTS: Final = get_type_hints(Line)
+_HINTS: Final = get_type_hints(UsageLine)
 _ALWAYS_THERE: Final = {
     field.name: field.default
-    for field in msgspec.structs.fields(Line)
+    for field in msgspec.structs.fields(UsageLine)
     # The Parquet file's statistics on these columns let DuckDB skip rows, so they stay unchanged.
     if isinstance(field.default, int) and field.name not in ("end_us", "eligible_us")
 } | {"step": "''", "label": "''"}
@@ -50,7 +50,7 @@ _DAY_US: Final = 86_400_000_000
 Row = tuple[Any, ...]
 
 
-class Source(Protocol):
+class LineSource(Protocol):
     """Source of accounting lines."""
 
     def rows(
@@ -65,7 +65,7 @@ class Source(Protocol):
         """
 
 
-class Database:
+class DatabaseSource:
     """Source of lines in a SQLite database.
 
     Args:
@@ -80,11 +80,13 @@ class Database:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """Implement :class:`Source`."""
-        with translated(self._name):
+        """Implement :class:`LineSource`."""
+        with translate_errors(self._name):
             narrow = wanted.is_narrow or wanted.since_us > self._earliest_end()
-            tasks = _TasksAsked()
-            query = statement(wanted, columns, steps=steps, by_index=narrow, holds=tasks.condition)
+            tasks = _TaskSets()
+            query = build_statement(
+                wanted, columns, steps=steps, by_index=narrow, holds=tasks.condition
+            )
             if tasks.sets:
                 self._connection.create_function("holds_task", 3, tasks.hold, deterministic=True)
             cursor = self._connection.execute(query.sql, query.values)
@@ -97,7 +99,7 @@ class Database:
         0 if none.
         """
         try:
-            with translated(self._name):
+            with translate_errors(self._name):
                 found = self._connection.execute("SELECT max(before) FROM expired").fetchone()
         except SqliteError:
             return 0  # created by an older Steward, which never expired jobs
@@ -113,7 +115,7 @@ class Database:
             f"SELECT {column} FROM line WHERE {column} IN ({listed}) AND step = ''"  # noqa: S608 -- numbers
             for column in ("job_id", "array_job_id", "het_job_id")
         ]
-        with translated(self._name):
+        with translate_errors(self._name):
             found = self._connection.execute(" UNION ".join(statements)).fetchall()
         return ids <= {job_id for (job_id,) in found}
 
@@ -125,7 +127,7 @@ class Database:
         return int(earliest or 0)
 
 
-class _TasksAsked:
+class _TaskSets:
     """Requested array tasks, kept outside the statement because there may be many."""
 
     def __init__(self) -> None:
@@ -139,10 +141,12 @@ class _TasksAsked:
     def hold(self, array: int | None, expression: str | None, which: int) -> bool:
         """Implement the SQL function of that condition."""
         tasks = self.sets[which].get(array or 0)
-        return bool(tasks and expression) and covers_any(expression or "", tasks or frozenset())
+        return bool(tasks and expression) and includes_any_task(
+            expression or "", tasks or frozenset()
+        )
 
 
-class Parquet:
+class ParquetSource:
     """Source of lines in Parquet files, read by DuckDB.
 
     Args:
@@ -155,7 +159,7 @@ class Parquet:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """Implement :class:`Source`.
+        """Implement :class:`LineSource`.
 
         Raises:
             AccountingError: A file is not Parquet, or has no accounting lines.
@@ -173,17 +177,17 @@ class Parquet:
                 self._make_view(connection)
                 holds = self._holds(connection, wanted)
                 for only in self._parts(connection, wanted):
-                    query = statement(
+                    query = build_statement(
                         wanted, columns, steps=steps, by_index=False, only=only, holds=holds
                     )
                     cursor = connection.execute(query.sql, query.values)
                     while batch := cursor.fetchmany(_PARQUET_BATCH):
                         yield batch
         except duckdb.IOException as error:
-            raise AccountingUnavailable(f"{self._paths[0]} …: {_first_line(error)}") from error
+            raise AccountingUnavailable(f"{self._paths[0]} …: {_get_first_line(error)}") from error
         except duckdb.Error as error:
             raise AccountingError(
-                f"{', '.join(self._paths[:3])}: no Parquet of lines: {_first_line(error)}",
+                f"{', '.join(self._paths[:3])}: no Parquet of lines: {_get_first_line(error)}",
                 self._paths,
             ) from error
 
@@ -201,10 +205,10 @@ class Parquet:
         meant = [of for of in counted if not wanted.clusters or of[0] in wanted.clusters]
         ids: list[int] | None = None
         if wanted.is_narrow or wanted.since_us:
-            query = candidates(wanted)
+            query = build_candidates(wanted)
             ids = [job_id for (job_id,) in connection.execute(query.sql, query.values).fetchall()]
         for cluster, least, most, count in meant:
-            here = f"cluster = {_quoted(cluster)} AND job_id"
+            here = f"cluster = {_quote_sql(cluster)} AND job_id"
             width = max(1, (most - least + 1) * _ROWS_AT_ONCE // count)
             if ids is not None and len(ids) <= _FEW:
                 if ids:
@@ -216,7 +220,7 @@ class Parquet:
                 yield f"{here} BETWEEN {begin} AND {begin + width - 1}"
 
     @staticmethod
-    def _holds(connection: Any, wanted: LineFilter) -> Holds:
+    def _holds(connection: Any, wanted: LineFilter) -> TaskCondition:
         """Build the condition for array tasks in advance: DuckDB cannot call our functions."""
         arrays = {named.job_id for named in wanted.jobs or () if named.tasks}
         if not arrays:
@@ -231,15 +235,15 @@ class Parquet:
             names += [
                 f"{array}_{text}"
                 for array, text in rows
-                if array in tasks and covers_any(text, tasks[array])
+                if array in tasks and includes_any_task(text, tasks[array])
             ]
-            return f"concat(array_job_id, '_', array_task) IN ({', '.join(map(_quoted, names))})"
+            return f"concat(array_job_id, '_', array_task) IN ({', '.join(map(_quote_sql, names))})"
 
         return holds
 
     def _make_view(self, connection: Any) -> None:
         """Create a view with the columns and rank of jobs.db."""
-        listed = ", ".join(_quoted(path) for path in self._paths)
+        listed = ", ".join(_quote_sql(path) for path in self._paths)
         files = f"read_parquet([{listed}], union_by_name = true)"
         described = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
         there = {row[0] for row in described}
@@ -254,14 +258,14 @@ class Parquet:
             "WHEN 'batch' THEN -5 WHEN 'extern' THEN -4 "
             "ELSE coalesce(TRY_CAST(split_part(step, '+', 1) AS BIGINT), -1) END"
         )
-        columns = ", ".join(_column(field, there) for field in FIELDS)
+        columns = ", ".join(_build_column(field, there) for field in USAGE_LINE_FIELDS)
         connection.execute(
             f"CREATE TEMP VIEW line AS SELECT *, {rank} AS rank "  # noqa: S608 -- our own names
             f"FROM (SELECT {columns} FROM {files})"
         )
 
 
-def _column(field: str, there: Collection[str]) -> str:
+def _build_column(field: str, there: Collection[str]) -> str:
     """Return a column with the type of a line's, and a default where a line always has a value."""
     kind = "VARCHAR" if _HINTS[field] is str else "BIGINT"
     value = f'CAST("{field}" AS {kind})' if field in there else f"CAST(NULL AS {kind})"
@@ -270,15 +274,15 @@ def _column(field: str, there: Collection[str]) -> str:
     return f'{value} AS "{field}"'
 
 
-def _quoted(text: str) -> str:
+def _quote_sql(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-class Both:
+class MergedSource:
     """Source that merges jobs.db with the closed days of the job log, to which old jobs have moved.
 
     Args:
@@ -286,17 +290,17 @@ class Both:
         parquet: The closed days.
     """
 
-    def __init__(self, database: Source, parquet: Source) -> None:
+    def __init__(self, database: LineSource, parquet: LineSource) -> None:
         self._database = database
         self._parquet = parquet
 
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """Implement :class:`Source`."""
+        """Implement :class:`LineSource`."""
         keyed = [*KEY, *columns]
         streams = [
-            _flat(source.rows(wanted, keyed, steps=steps), number)
+            _iter_keyed_rows(source.rows(wanted, keyed, steps=steps), number)
             for number, source in enumerate((self._database, self._parquet))
         ]
         batch: list[Row] = []
@@ -315,7 +319,7 @@ class Both:
             yield batch
 
 
-def _flat(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int, Row]]:
+def _iter_keyed_rows(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int, Row]]:
     """Yield each row with its sort key first, for ``heapq.merge``."""
     end = 1 + len(KEY)
     for batch in batches:
@@ -323,7 +327,7 @@ def _flat(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int,
             yield row[1:end], number, (row[0], *row[end:])
 
 
-def books(room: AccountingRoom, wanted: LineFilter, *, duplicates: bool) -> Source:
+def open_books(room: AccountingContext, wanted: LineFilter, *, duplicates: bool) -> LineSource:
     """Return Steward's own lines: jobs.db, plus closed days where the query reaches further back.
 
     Args:
@@ -335,21 +339,21 @@ def books(room: AccountingRoom, wanted: LineFilter, *, duplicates: bool) -> Sour
         SqliteUnavailable: jobs.db does not exist yet.
     """
     path = database_path(room.settings.state_dir)
-    database = Database(open_reader(path), path)
+    database = DatabaseSource(open_reader(path), path)
     expired = database.expired()
     if wanted.since_us >= expired or (not duplicates and database.holds_all(wanted)):
         return database
-    paths = closed_days(joblog_of(room), wanted.since_us, expired)
-    return Both(database, Parquet(paths)) if paths else database
+    paths = list_closed_days(get_joblog_path(room), wanted.since_us, expired)
+    return MergedSource(database, ParquetSource(paths)) if paths else database
 
 
-def joblog_of(room: AccountingRoom) -> str:
+def get_joblog_path(room: AccountingContext) -> str:
     """Return the directory of the job log."""
     settings = room.settings
     return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
-def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
+def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
     """Return the Parquet files of days that may have jobs that ended between two times.
 
     Args:
@@ -365,7 +369,7 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
     # Days are named in the cluster's zone; one more day on either side covers any zone.
     first = str(moment(max(0, since_us - _DAY_US)).date())
     last = str(moment(before_us + _DAY_US).date())
-    days = [day for day in job_log().days_in(directory) if first <= day.day <= last]
+    days = [day for day in load_job_log().days_in(directory) if first <= day.day <= last]
     if days and not PARQUET.is_installed:
         raise AccountingUnavailable(
             f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
@@ -375,7 +379,7 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
     return [day.parquet for day in days if day.parquet]
 
 
-def file_source(path: str) -> Source:
+def open_file_source(path: str) -> LineSource:
     """Open a file as a source: Parquet, a day of a job log, or its directory.
 
     Raises:
@@ -385,11 +389,11 @@ def file_source(path: str) -> Source:
     if not os.path.exists(path):
         raise AccountingUnavailable(f"{path}: there is no such file", path)
     if path.endswith(".parquet"):
-        return Parquet([path])
-    return scratch_of(job_log().read_lines(path, None), path)
+        return ParquetSource([path])
+    return sort_into_scratch(load_job_log().read_lines(path, None), path)
 
 
-def scratch_of(lines: Iterable[Line], name: str) -> Database:
+def sort_into_scratch(lines: Iterable[UsageLine], name: str) -> DatabaseSource:
     """Sort lines in a temporary database.
 
     Args:
@@ -399,6 +403,6 @@ def scratch_of(lines: Iterable[Line], name: str) -> Database:
     from steward.jobs.lines import TABLE, put_lines
 
     connection = open_scratch(TABLE)
-    with translated(name):
+    with translate_errors(name):
         put_lines(connection, lines)
-    return Database(connection, name)
+    return DatabaseSource(connection, name)

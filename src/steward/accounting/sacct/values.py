@@ -1,7 +1,7 @@
 """sacct value formats: durations, sizes, TRES, exit codes, states, paths and times.
 
 :mod:`steward.accounting.sacct.fields` calls these functions from its compiled expressions.
-:class:`Dates` formats times in one zone, :class:`Clock` for each cluster.
+:class:`DateFormatter` formats times in one zone, :class:`ClusterClock` for each cluster.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 from steward.accounting.errors import AccountingUsage
 from steward.slurm.job_states import PENDING
-from steward.slurm.times import relative_form
+from steward.slurm.times import choose_relative_format
 
 _STANDARD: Final = "%Y-%m-%dT%H:%M:%S"
 _DIRECTIVE: Final = re.compile(r"%[-_0^#]?[EO]?[A-Za-z%]|[^%]")
@@ -21,7 +21,7 @@ _PATTERN: Final = re.compile(r"%(\d{0,3})([%AabJjNnstux])")
 _MOST_KNOWN: Final = 50_000
 
 
-def span(seconds: int | None) -> str:
+def format_span(seconds: int | None) -> str:
     """Format a duration as in Elapsed: ``01:02:03``, ``1-00:00:00``; "" for None."""
     if seconds is None:
         return ""
@@ -32,17 +32,17 @@ def span(seconds: int | None) -> str:
     return f"{hours // 24}-{hours % 24:02}:{minute:02}:{second:02}"
 
 
-def cpu_time(microseconds: int | None) -> str:
+def format_cpu_time(microseconds: int | None) -> str:
     """Format CPU time as in TotalCPU, with thousandths below an hour: ``00:01.250``."""
     if microseconds is None:
         return ""
     seconds, rest = divmod(microseconds, 1_000_000)
     if rest >= 1000 and seconds < 3600:
         return f"{seconds // 60:02}:{seconds % 60:02}.{rest // 1000:03}"
-    return span(seconds)
+    return format_span(seconds)
 
 
-def size(number: float | None, units: str, unit: int = 0) -> str:
+def format_unit_size(number: float | None, units: str, unit: int = 0) -> str:
     """Format a number with the largest unit that keeps it exact: ``5240K``, ``1.50G``.
 
     Args:
@@ -65,43 +65,43 @@ def size(number: float | None, units: str, unit: int = 0) -> str:
     return f"{int(number)}{letter}" if number == int(number) else f"{number:.2f}{letter}"
 
 
-def megabytes(count: int | None, units: str) -> str:
+def format_megabytes(count: int | None, units: str) -> str:
     """Format bytes as in MaxDiskRead: in megabytes, ``0.03M`` for few."""
     if count is None:
         return ""
     amount = count / (1 << 20)
     if amount > 1:
-        return size(amount, units, 2)
+        return format_unit_size(amount, units, 2)
     return f"{amount:.2f}M" if amount > 0 else "0"
 
 
-def tres(text: str | None, units: str) -> str:
+def format_tres_units(text: str | None, units: str) -> str:
     """Format TRES in sacct's order: ``billing=4,cpu=4,mem=4G,node=1``."""
     if not text:
         return ""
     if "," not in text and not text.startswith("mem="):
         return text
     parts = sorted(part for part in text.split(",") if part)
-    return ",".join(_in_units(part, units) if units else part for part in parts)
+    return ",".join(_convert_units(part, units) if units else part for part in parts)
 
 
-def _in_units(part: str, units: str) -> str:
+def _convert_units(part: str, units: str) -> str:
     """Convert the memory or burst buffer part of a TRES text to units."""
     name, _, amount = part.partition("=")
     if name != "mem" and not name.startswith("bb/"):
         return part
-    return f"{name}={size(_megabytes_of(amount), units, 2)}"
+    return f"{name}={format_unit_size(_parse_megabytes(amount), units, 2)}"
 
 
-def memory_of(text: str | None, units: str) -> str:
+def format_memory(text: str | None, units: str) -> str:
     """Format the memory of a TRES text, as in ReqMem."""
     for part in (text or "").split(","):
         if part.startswith("mem="):
-            return size(_megabytes_of(part[4:]), units, 2)
+            return format_unit_size(_parse_megabytes(part[4:]), units, 2)
     return ""
 
 
-def _megabytes_of(amount: str) -> float | None:
+def _parse_megabytes(amount: str) -> float | None:
     """Parse an amount of memory into MiB; None if malformed."""
     match = _TRES.fullmatch(amount)
     if match is None:
@@ -110,7 +110,7 @@ def _megabytes_of(amount: str) -> float | None:
     return float(match[1]) * 1024.0 ** ((" KMGTPE".index(letter) if letter else 0) - 2)
 
 
-def count_of(text: str | None, name: str) -> int | None:
+def get_tres_count(text: str | None, name: str) -> int | None:
     """Return the count of one TRES; None if the text has none."""
     for part in (text or "").split(","):
         key, _, amount = part.partition("=")
@@ -119,19 +119,19 @@ def count_of(text: str | None, name: str) -> int | None:
     return None
 
 
-def used(**amounts: str) -> str:
+def format_usage(**amounts: str) -> str:
     """Format the known usage by resource: ``cpu=00:00:01,mem=5240K``."""
     return ",".join(
         f"{name.replace('_', '/')}={amount}" for name, amount in amounts.items() if amount
     )
 
 
-def exit_text(code: int | None, signal: int | None) -> str:
+def format_exit_status(code: int | None, signal: int | None) -> str:
     """Format exit code and signal: ``code:signal``, 0:0 while unknown."""
     return f"{code or 0}:{signal or 0}"
 
 
-def state_text(state: str | None, cancelled_by: int | None) -> str:
+def format_state(state: str | None, cancelled_by: int | None) -> str:
     """Format a state as sacct(1): without flags of pending runs, with the uid that cancelled it."""
     if state in PENDING:
         return "PENDING"
@@ -140,12 +140,12 @@ def state_text(state: str | None, cancelled_by: int | None) -> str:
     return state or ""
 
 
-def shares_text(oversubscribe: str | None) -> str:
+def format_oversubscribe(oversubscribe: str | None) -> str:
     """Return if CPUs may be shared, as sacct since 26.05: YES or NO; "" if unknown."""
     return "YES" if oversubscribe == "YES" else "NO" if oversubscribe else ""
 
 
-def exclusive_text(oversubscribe: str | None) -> str:
+def format_exclusive(oversubscribe: str | None) -> str:
     """Return what a run has exclusively, as sacct since 26.05: NODE, USER, MCS … or NO."""
     if oversubscribe in ("OK", "YES"):
         return "NO"
@@ -175,7 +175,7 @@ def expand_path(
         "b": lambda: str(int(task) % 10),
         "J": lambda: f"{job_id}.0",
         "j": lambda: str(job_id),
-        "N": lambda: _first_node(nodelist or ""),
+        "N": lambda: _get_first_node(nodelist or ""),
         "n": lambda: "0",
         "s": lambda: "0",
         "t": lambda: "0",
@@ -191,24 +191,24 @@ def expand_path(
     return _PATTERN.sub(value, path)
 
 
-def _first_node(nodelist: str) -> str:
-    from steward.slurm.nodelists import NodeListError, expand
+def _get_first_node(nodelist: str) -> str:
+    from steward.slurm.nodelists import NodeListError, expand_nodelist
 
     try:
-        names = expand(nodelist)
+        names = expand_nodelist(nodelist)
     except NodeListError:
         return ""  # the job never had nodes
     return names[0] if names else ""
 
 
-def limit_text(seconds: int | None, *, started: bool) -> str:
+def format_time_limit(seconds: int | None, *, started: bool) -> str:
     """Format a time limit; a job that never started may get its partition's limit."""
     if seconds is None:
         return "UNLIMITED" if started else "Partition_Limit"
-    return span(seconds)
+    return format_span(seconds)
 
 
-class Dates:
+class DateFormatter:
     """Formats times in one zone.
 
     Args:
@@ -262,11 +262,11 @@ class Dates:
 
     def _relative(self, seconds: int) -> str:
         moment = self._moment(seconds)
-        return moment.strftime(relative_form(moment, self._now))
+        return moment.strftime(choose_relative_format(moment, self._now))
 
 
-class Clock(dict[str, Dates]):
+class ClusterClock(dict[str, DateFormatter]):
     """Formatters of times by cluster; "" applies to all other clusters."""
 
-    def __missing__(self, cluster: str) -> Dates:
+    def __missing__(self, cluster: str) -> DateFormatter:
         return self[""]

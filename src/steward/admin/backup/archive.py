@@ -1,6 +1,6 @@
 """Backup file format: a tar with a manifest of checksums, compressed by zstd.
 
-``writing`` opens a new backup, which :class:`Writer` fills; ``check`` verifies one against
+``writing`` opens a new backup, which :class:`BackupWriter` fills; ``check`` verifies one against
 its manifest; ``each`` and ``content`` read members. The manifest is the last member.
 """
 
@@ -16,27 +16,27 @@ from typing import IO, TYPE_CHECKING, Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable, UsageError
-from steward.core.files import remove_unfinished, replacing, told_by
+from steward.core.files import describe_os_error, remove_unfinished, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-FORMAT: Final = 1
+FORMAT_VERSION: Final = 1
 """Version of the file format; a later one is rejected."""
 MANIFEST: Final = "steward-backup.json"
 """Name of the manifest in the tar."""
 SUFFIX: Final = ".tar.zst"
 """File name suffix of a backup."""
-STATE: Final = "state/"
+STATE_PREFIX: Final = "state/"
 """Prefix of members from the state directory."""
-BYTES: Final = "incoming/"
+INCOMING_PREFIX: Final = "incoming/"
 """Prefix of incoming scripts and environments, followed by the store's name."""
-CONFIG: Final = "config/"
+CONFIG_PREFIX: Final = "config/"
 """Prefix of the configuration and the files that it names."""
-ARCHIVE: Final = "archive/"
+ARCHIVE_PREFIX: Final = "archive/"
 """Prefix of files of files sinks, followed by the sink's name."""
-JOB_LOG: Final = "joblog"
+JOB_LOG_TREE: Final = "joblog"
 """Directory of the job log in the tar."""
 
 
@@ -52,7 +52,7 @@ class BackupUnavailable(Unavailable):
     """A file or directory cannot be read or written now."""
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class BackupMember(msgspec.Struct, frozen=True, kw_only=True):
     """One file in a backup.
 
     Attributes:
@@ -67,7 +67,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Manifest of a backup: its origin and contents.
 
     Attributes:
@@ -93,14 +93,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     owner: str
     head: int
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     running: bool = False
     config: str = ""
     stores: dict[str, str] = msgspec.field(default_factory=dict)
     trees: dict[str, str] = msgspec.field(default_factory=dict)
     ledger: str = ""
     missing: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[BackupMember, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -115,8 +115,8 @@ ACL_KEY: Final = "STEWARD."
 """Prefix of an ACL's name in a member's headers."""
 
 
-class Writer:
-    """Writer of a new backup; see :func:`writing`.
+class BackupWriter:
+    """Writer of a new backup; see :func:`create_backup_file`.
 
     Args:
         tar: Tar file, open for streaming.
@@ -124,7 +124,7 @@ class Writer:
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
-        self.members: list[Member] = []
+        self.members: list[BackupMember] = []
 
     def add(self, name: str, path: str) -> None:
         """Add a file; raises FileNotFoundError if it does not exist."""
@@ -135,19 +135,19 @@ class Writer:
         """Add the present content of an open file, without later appends, and close it."""
         with os.fdopen(fd, "rb") as file:
             found = os.fstat(fd)
-            info = _info(name, found)
-            info.pax_headers = _acls(fd)
-            reading = _Reading(file, found.st_size)
+            info = _make_tar_info(name, found)
+            info.pax_headers = _read_acls(fd)
+            reading = _DigestingReader(file, found.st_size)
             self._tar.addfile(info, reading)
-        self.members.append(Member(name=name, size=info.size, sha256=reading.digest()))
+        self.members.append(BackupMember(name=name, size=info.size, sha256=reading.digest()))
 
     def add_directory(self, name: str, path: str) -> None:
         """Add a directory entry, with its mode and ACL."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            info = _info(name, os.fstat(fd))
+            info = _make_tar_info(name, os.fstat(fd))
             info.type, info.size = tarfile.DIRTYPE, 0
-            info.pax_headers = _acls(fd)
+            info.pax_headers = _read_acls(fd)
             self._tar.addfile(info)
         finally:
             os.close(fd)
@@ -158,7 +158,7 @@ class Writer:
         info.type, info.linkname = tarfile.SYMTYPE, target
         self._tar.addfile(info)
 
-    def end(self, manifest: Manifest) -> Manifest:
+    def end(self, manifest: BackupManifest) -> BackupManifest:
         """Add the manifest as the last member; return it complete."""
         said = msgspec.structs.replace(manifest, members=tuple(self.members))
         data = msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"
@@ -170,7 +170,7 @@ class Writer:
 
 
 @contextmanager
-def writing(path: str, trusted: "Collection[int]" = ()) -> "Iterator[Writer]":
+def create_backup_file(path: str, trusted: "Collection[int]" = ()) -> "Iterator[BackupWriter]":
     """Create a backup atomically: it exists as a whole under its name, or not at all.
 
     Args:
@@ -187,22 +187,22 @@ def writing(path: str, trusted: "Collection[int]" = ()) -> "Iterator[Writer]":
         raise BackupError(f"{path} is there already", path)
     try:
         remove_unfinished(path, trusted=trusted)
-        with replacing(path, 0o600, is_new=True, trusted=trusted) as file:
+        with replace_file(path, 0o600, is_new=True, trusted=trusted) as file:
             packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
             with (
                 packer.stream_writer(file, closefd=False) as packed,
                 tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
             ):
-                yield Writer(tar)
+                yield BackupWriter(tar)
     except FileExistsError:
         raise BackupError(f"{path} is there already", path) from None
     except OSError as error:
         raise BackupUnavailable(
-            f"{path} cannot be written: {told_by(error, path)}", path
+            f"{path} cannot be written: {describe_os_error(error, path)}", path
         ) from error
 
 
-class _Reading(io.RawIOBase):
+class _DigestingReader(io.RawIOBase):
     """Reader of a file up to a size, which computes its SHA-256."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
@@ -222,7 +222,7 @@ class _Reading(io.RawIOBase):
         return self._sum.hexdigest()
 
 
-def _info(name: str, found: os.stat_result) -> tarfile.TarInfo:
+def _make_tar_info(name: str, found: os.stat_result) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.size = found.st_size
     info.mode = found.st_mode & 0o7777
@@ -231,7 +231,7 @@ def _info(name: str, found: os.stat_result) -> tarfile.TarInfo:
     return info
 
 
-def _acls(fd: int) -> dict[str, str]:
+def _read_acls(fd: int) -> dict[str, str]:
     """Return the POSIX ACLs of an open file, by name."""
     found = {}
     for name in _ACLS:
@@ -246,34 +246,40 @@ _CHUNK: Final = 1 << 20
 """Bytes read at once."""
 _MOST_MANIFEST: Final = 1 << 30
 """Largest manifest, in bytes."""
-_PREFIXES: Final = (STATE, BYTES, CONFIG, ARCHIVE, f"{JOB_LOG}/")
+_PREFIXES: Final = (
+    STATE_PREFIX,
+    INCOMING_PREFIX,
+    CONFIG_PREFIX,
+    ARCHIVE_PREFIX,
+    f"{JOB_LOG_TREE}/",
+)
 
-Take = Callable[[tarfile.TarInfo, IO[bytes] | None], None]
+MemberCallback = Callable[[tarfile.TarInfo, IO[bytes] | None], None]
 """Callback for each member, with a reader if it is a file."""
 
 
-def check(path: str) -> Manifest:
+def verify_backup(path: str) -> BackupManifest:
     """Verify a backup against its manifest, and return that.
 
     Raises:
         BackupError: It is damaged, cut off, no backup, or of a later format.
         BackupUnavailable: It cannot be read.
     """
-    found: dict[str, Member] = {}
-    manifest: Manifest | None = None
+    found: dict[str, BackupMember] = {}
+    manifest: BackupManifest | None = None
 
     def take(info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         nonlocal manifest
         if manifest is not None:
             raise BackupError(f"{path} goes on behind its manifest: it is damaged", path)
         if info.name == MANIFEST:
-            manifest = _manifest(path, info, file)
+            manifest = _decode_manifest(path, info, file)
         elif file is not None:
             if info.name in found:
                 raise BackupError(f"{path} holds {info.name} twice: it is damaged", path)
-            found[info.name] = summed(info, file, lambda _: None)
+            found[info.name] = copy_member(info, file, lambda _: None)
 
-    each(path, take)
+    read_members(path, take)
     if manifest is None:
         raise BackupError(f"{path} has no end: it was cut off, or is no backup of Steward's", path)
     said = {member.name: member for member in manifest.members}
@@ -283,25 +289,25 @@ def check(path: str) -> Manifest:
     return manifest
 
 
-def each(path: str, take: Take) -> None:
+def read_members(path: str, take: MemberCallback) -> None:
     """Call a function for each member of a backup, in order.
 
     Raises:
         BackupError: It is damaged, or a name leads out of it.
         BackupUnavailable: It cannot be read.
     """
-    with _opened(path) as tar:
+    with _open_tar(path) as tar:
         for info in tar:
-            if info.name != MANIFEST and not is_safe(info):
+            if info.name != MANIFEST and not is_safe_member(info):
                 raise BackupError(f"{path} holds {info.name!r}: no backup of ours does", path)
             take(info, tar.extractfile(info) if info.isreg() else None)
 
 
-def content(path: str, name: str) -> bytes:
+def read_member(path: str, name: str) -> bytes:
     """Return the content of one member of a backup.
 
     Raises:
-        BackupError, BackupUnavailable: As :func:`each`; or there is no such member.
+        BackupError, BackupUnavailable: As :func:`read_members`; or there is no such member.
     """
     found: list[bytes] = []
 
@@ -309,36 +315,42 @@ def content(path: str, name: str) -> bytes:
         if info.name == name and file is not None:
             found.append(file.read())
 
-    each(path, take)
+    read_members(path, take)
     if not found:
         raise BackupError(f"{path} holds no {name}", name)
     return found[0]
 
 
-def summed(info: tarfile.TarInfo, file: IO[bytes], write: Callable[[bytes], object]) -> Member:
+def copy_member(
+    info: tarfile.TarInfo, file: IO[bytes], write: Callable[[bytes], object]
+) -> BackupMember:
     """Copy a member's content to ``write``, and return its size and checksum."""
     digest = hashlib.sha256()
     while data := file.read(_CHUNK):
         digest.update(data)
         write(data)
-    return Member(name=info.name, size=info.size, sha256=digest.hexdigest())
+    return BackupMember(name=info.name, size=info.size, sha256=digest.hexdigest())
 
 
-def is_safe(info: tarfile.TarInfo) -> bool:
+def is_safe_member(info: tarfile.TarInfo) -> bool:
     """Return whether a member's type and name are ones that we write, inside the backup's trees."""
     parts = info.name.split("/")
-    is_tree = info.isdir() and info.name == JOB_LOG
+    is_tree = info.isdir() and info.name == JOB_LOG_TREE
     if not is_tree and not info.name.startswith(_PREFIXES):
         return False
     if any(part in ("", ".", "..") for part in parts) or "\0" in info.name:
         return False
     if info.issym():
-        return info.name.startswith(STATE) and "/" not in info.linkname and info.linkname != ".."
+        return (
+            info.name.startswith(STATE_PREFIX)
+            and "/" not in info.linkname
+            and info.linkname != ".."
+        )
     return info.isreg() or info.isdir()
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tarfile.TarFile]:
+def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
     """Open a backup's tar for streaming; translate errors."""
     import zstandard
 
@@ -360,18 +372,19 @@ def _opened(path: str) -> Iterator[tarfile.TarFile]:
         raise BackupUnavailable(f"{path} cannot be read: {why}", path) from error
 
 
-def _manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> Manifest:
+def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> BackupManifest:
     """Decode a manifest after checking its format version."""
     data = file.read() if file is not None and info.size < _MOST_MANIFEST else b""
     try:
         version = msgspec.json.decode(data, type=_Format).format
-        if version > FORMAT:
+        if version > FORMAT_VERSION:
             raise BackupError(
-                f"{path} was made by a later Steward (format {version}, this one knows {FORMAT}): "
+                f"{path} was made by a later Steward (format {version}, this one knows "
+                f"{FORMAT_VERSION}): "
                 "install that version",
                 path,
             )
-        return msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(data, type=BackupManifest)
     except msgspec.MsgspecError as error:
         raise BackupError(f"{path} is damaged: its manifest cannot be read: {error}") from error
 

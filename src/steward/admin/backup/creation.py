@@ -1,9 +1,9 @@
 """Creation of backups while the daemon runs: a consistent state of all databases and files.
 
-``make`` begins a read transaction on every database within a few milliseconds (:class:`Looks`);
-from then on SQLite shows each as it was, whoever writes, and they are copied one by one. Each
-copy is checked for damage. Meanwhile the journal server does not trim (``_held``), so that the
-incoming scripts stay.
+``make`` begins a read transaction on every database within a few milliseconds
+(:class:`DatabaseSnapshots`); from then on SQLite shows each as it was, whoever writes, and they are
+copied one by one. Each copy is checked for damage. Meanwhile the journal server does not trim
+(``_held``), so that the incoming scripts stay.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ from pysqlite3 import dbapi2
 
 from steward import __version__
 from steward.admin.backup.archive import (
-    ARCHIVE,
-    BYTES,
-    CONFIG,
-    JOB_LOG,
-    STATE,
+    ARCHIVE_PREFIX,
+    CONFIG_PREFIX,
+    INCOMING_PREFIX,
+    JOB_LOG_TREE,
+    STATE_PREFIX,
     SUFFIX,
     BackupError,
+    BackupManifest,
     BackupUnavailable,
     BackupUsage,
-    Manifest,
-    Writer,
-    writing,
+    BackupWriter,
+    create_backup_file,
 )
-from steward.admin.backup.files import Chosen, chosen, named_files
+from steward.admin.backup.files import BackupFiles, list_named_files, select_files
 from steward.core.config import Settings
 from steward.core.events import JOB_SCRIPT, JobScript, utc_now
-from steward.core.files import directory_of
-from steward.core.incoming import ARCHIVE_DIRECTORY, Stores, stores_of
+from steward.core.files import open_parent
+from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores, make_stores
 from steward.core.journal import JournalLink, JournalReader, JournalUnavailable
-from steward.core.journal.reader import FILENAME
-from steward.core.journal.server import take_lock
-from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translated
+from steward.core.journal.reader import JOURNAL_FILENAME
+from steward.core.journal.server import lock_state_dir
+from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
 from steward.core.waits import Stop
 
 
-class Looks:
+class DatabaseSnapshots:
     """Read transactions on several databases, begun together; close it at the end.
 
     Args:
@@ -65,7 +65,7 @@ class Looks:
             for path in paths:
                 self._open[path] = open_reader(os.path.join(root, path))
             for path, connection in self._open.items():
-                with translated(path):
+                with translate_errors(path):
                     connection.execute("BEGIN")
                     connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except BaseException:
@@ -93,7 +93,7 @@ class Looks:
         os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         target: Connection = dbapi2.connect(to, isolation_level=None)
         try:
-            with translated(to):
+            with translate_errors(to):
                 connection.backup(target)
                 # One file, without a log beside it.
                 target.execute("PRAGMA journal_mode=DELETE")
@@ -120,13 +120,13 @@ _TRIES: Final = 3
 _PAGE: Final = 500
 """Events read from the journal at once."""
 _PASSWORD: Final = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
-_GROWS: Final = (".jsonl", ".json", ".key", ".conf")
+_REPLACED_SUFFIXES: Final = (".jsonl", ".json", ".key", ".conf")
 
-Show = Callable[[int, int | None, str], None]
+ShowProgress = Callable[[int, int | None, str], None]
 """Progress callback: number done, total or None, and the noun."""
 
 
-def named(to: str, now: datetime) -> str:
+def choose_backup_path(to: str, now: datetime) -> str:
     """Return the path of a new backup: a default name in a directory, or the given name.
 
     Raises:
@@ -144,15 +144,15 @@ def named(to: str, now: datetime) -> str:
     return to
 
 
-def make(
+def make_backup(
     settings: Settings,
     config: str,
     path: str,
     *,
     archive: bool = False,
     catalogue: bool = True,
-    show: Show = lambda *_: None,
-) -> Manifest:
+    show: ShowProgress = lambda *_: None,
+) -> BackupManifest:
     """Make a backup.
 
     Args:
@@ -171,24 +171,24 @@ def make(
         BackupUnavailable, SqliteUnavailable: Something cannot be read or written now.
     """
     state = os.path.abspath(settings.state_dir)
-    if not os.path.exists(os.path.join(state, FILENAME)):
+    if not os.path.exists(os.path.join(state, JOURNAL_FILENAME)):
         raise BackupError(f"{state} holds no journal: nothing has run there yet", state)
     trusted = {os.stat(state).st_uid}
     with (
-        writing(path, trusted) as writer,
-        _staging(path, trusted) as staging,
+        create_backup_file(path, trusted) as writer,
+        _make_staging(path, trusted) as staging,
         ExitStack() as held,
     ):
-        is_running = held.enter_context(_held(state))
+        is_running = held.enter_context(_hold_journal(state))
         at = utc_now()
-        what, looks = _looked(settings, catalogue=catalogue)
+        what, looks = _open_snapshots(settings, catalogue=catalogue)
         with looks:
-            making = _Making(state, writer, looks, staging, show)
+            making = _BackupSteps(state, writer, looks, staging, show)
             files = making.open_files(what)
             making.journal()
             reader = JournalReader(staging)
             head = reader.head()
-            missing = making.waiting(reader, stores_of(settings))
+            missing = making.waiting(reader, make_stores(settings))
             reader.close()
             held.close()
             making.databases(what)
@@ -197,17 +197,17 @@ def make(
         if archive:
             making.archive(settings)
         return writer.end(
-            Manifest(
+            BackupManifest(
                 steward=__version__,
                 host=socket.gethostname(),
                 made_at=at,
                 running=is_running,
                 state_dir=state,
-                owner=_owner(state),
+                owner=_get_owner_name(state),
                 config=os.path.abspath(config) if config else "",
                 head=head,
-                stores={one.name: os.path.abspath(one.directory) for one in stores_of(settings)},
-                trees=trees_of(settings) if archive else {},
+                stores={one.name: os.path.abspath(one.directory) for one in make_stores(settings)},
+                trees=list_trees(settings) if archive else {},
                 ledger=_PASSWORD.sub(r"\1:***@", settings.bank.database),
                 missing=missing,
             )
@@ -215,13 +215,13 @@ def make(
 
 
 @contextmanager
-def _held(state: str) -> Iterator[bool]:
+def _hold_journal(state: str) -> Iterator[bool]:
     """Keep the journal from being trimmed; yield whether the daemon runs."""
     link = JournalLink(state, Stop())
     try:
         link.ask("hold", _HOLD_S)
     except JournalUnavailable:
-        lock = take_lock(state, wait_s=1.0)
+        lock = lock_state_dir(state, wait_s=1.0)
         try:
             yield False
         finally:
@@ -237,10 +237,10 @@ def _held(state: str) -> Iterator[bool]:
 
 
 @contextmanager
-def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
+def _make_staging(path: str, trusted: Collection[int]) -> Iterator[str]:
     """Create a temporary directory beside the backup, for one database copy at a time."""
     try:
-        with directory_of(path, trusted=trusted) as (directory, _):
+        with open_parent(path, trusted=trusted) as (directory, _):
             made = os.path.realpath(
                 tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{directory}")
             )
@@ -252,12 +252,14 @@ def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _looked(settings: Settings, *, catalogue: bool) -> tuple[Chosen, Looks]:
+def _open_snapshots(
+    settings: Settings, *, catalogue: bool
+) -> tuple[BackupFiles, DatabaseSnapshots]:
     """Select the files, and begin read transactions on the databases among them."""
     for left in reversed(range(_TRIES)):
-        what = chosen(settings, catalogue=catalogue)
+        what = select_files(settings, catalogue=catalogue)
         try:
-            return what, Looks(settings.state_dir, what.databases)
+            return what, DatabaseSnapshots(settings.state_dir, what.databases)
         except SqliteUnavailable:
             # A database disappeared between the two steps: the catalog was rebuilt.
             if not left:
@@ -265,7 +267,7 @@ def _looked(settings: Settings, *, catalogue: bool) -> tuple[Chosen, Looks]:
     raise AssertionError
 
 
-class _Making:
+class _BackupSteps:
     """Steps of making one backup.
 
     Args:
@@ -276,18 +278,25 @@ class _Making:
         show: Progress callback.
     """
 
-    def __init__(self, state: str, writer: Writer, looks: Looks, staging: str, show: Show) -> None:
+    def __init__(
+        self,
+        state: str,
+        writer: BackupWriter,
+        looks: DatabaseSnapshots,
+        staging: str,
+        show: ShowProgress,
+    ) -> None:
         self._state = state
         self._writer = writer
         self._looks = looks
         self._staging = staging
         self._show = show
 
-    def open_files(self, what: Chosen) -> dict[str, int]:
+    def open_files(self, what: BackupFiles) -> dict[str, int]:
         """Open files that may be replaced or removed before they are copied."""
         found = {}
         for name in what.files:
-            if name.endswith(_GROWS):
+            if name.endswith(_REPLACED_SUFFIXES):
                 with contextlib.suppress(FileNotFoundError):
                     found[name] = os.open(
                         os.path.join(self._state, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -296,11 +305,11 @@ class _Making:
 
     def journal(self) -> None:
         """Add the journal; its copy stays in the staging directory."""
-        copy = os.path.join(self._staging, FILENAME)
-        self._looks.copy(FILENAME, copy)
-        self._writer.add(f"{STATE}{FILENAME}", copy)
+        copy = os.path.join(self._staging, JOURNAL_FILENAME)
+        self._looks.copy(JOURNAL_FILENAME, copy)
+        self._writer.add(f"{STATE_PREFIX}{JOURNAL_FILENAME}", copy)
 
-    def waiting(self, reader: JournalReader, stores: Stores) -> int:
+    def waiting(self, reader: JournalReader, stores: IncomingStores) -> int:
         """Add the incoming scripts of all journal events; return how many are missing."""
         position, head, missing, done = 0, reader.head(), 0, 0
         while position < head:
@@ -312,7 +321,7 @@ class _Making:
                     self._show(done, None, "waiting scripts")
         return missing
 
-    def _script(self, body: JobScript, stores: Stores) -> int:
+    def _script(self, body: JobScript, stores: IncomingStores) -> int:
         """Add script and environment of an event; return how many are missing."""
         gone = 0
         for kept in (body.script, body.environment):
@@ -323,45 +332,45 @@ class _Making:
             except FileNotFoundError:
                 gone += 1  # purged, and so told in the journal as well
                 continue
-            self._writer.add_open(f"{BYTES}{body.store}/{kept.path}", fd)
+            self._writer.add_open(f"{INCOMING_PREFIX}{body.store}/{kept.path}", fd)
         return gone
 
-    def databases(self, what: Chosen) -> None:
+    def databases(self, what: BackupFiles) -> None:
         """Add all databases but the journal."""
         for done, name in enumerate(what.databases):
-            if name == FILENAME:
+            if name == JOURNAL_FILENAME:
                 continue
             copy = os.path.join(self._staging, "copy.db")
             self._looks.copy(name, copy)
-            self._writer.add(f"{STATE}{name}", copy)
+            self._writer.add(f"{STATE_PREFIX}{name}", copy)
             os.unlink(copy)
             self._show(done, len(what.databases), "databases")
 
-    def files(self, opened: dict[str, int], what: Chosen) -> None:
+    def files(self, opened: dict[str, int], what: BackupFiles) -> None:
         """Add the other files of the state directory."""
         for name in what.files:
             if name in opened:
-                self._writer.add_open(f"{STATE}{name}", opened[name])
+                self._writer.add_open(f"{STATE_PREFIX}{name}", opened[name])
                 continue
             with contextlib.suppress(FileNotFoundError):
-                self._writer.add(f"{STATE}{name}", os.path.join(self._state, name))
+                self._writer.add(f"{STATE_PREFIX}{name}", os.path.join(self._state, name))
         for name, target in what.links.items():
-            self._writer.add_link(f"{STATE}{name}", target)
+            self._writer.add_link(f"{STATE_PREFIX}{name}", target)
 
     def configuration(self, config: str, settings: Settings) -> None:
         """Add the configuration and the files that it names: passwords, keys, rules."""
         wanted = [os.path.abspath(config)] if config else []
-        for path in [*wanted, *named_files(settings)]:
+        for path in [*wanted, *list_named_files(settings)]:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # another user's, such as a key of the web process: that one's to keep
-            self._writer.add_open(f"{CONFIG}{path.lstrip('/')}", fd)
+            self._writer.add_open(f"{CONFIG_PREFIX}{path.lstrip('/')}", fd)
 
     def archive(self, settings: Settings) -> None:
         """Add the files of files sinks and the job log, with modes and ACLs."""
         done = 0
-        for name, root in trees_of(settings).items():
+        for name, root in list_trees(settings).items():
             for directory, below, files in os.walk(root):
                 below[:] = sorted(one for one in below if one != ARCHIVE_DIRECTORY)
                 where = os.path.relpath(directory, root)
@@ -374,15 +383,15 @@ class _Making:
                     self._show(done, None, "files of the archive")
 
 
-def trees_of(settings: Settings) -> dict[str, str]:
+def list_trees(settings: Settings) -> dict[str, str]:
     """Return directories of files sinks, and of a job log outside the state directory."""
-    trees = {f"{ARCHIVE}{name}": settings.sink_path(name) for name in settings.files_sinks()}
+    trees = {f"{ARCHIVE_PREFIX}{name}": settings.sink_path(name) for name in settings.files_sinks()}
     if settings.accounting.location:
-        trees[JOB_LOG] = settings.accounting.location
+        trees[JOB_LOG_TREE] = settings.accounting.location
     return {name: os.path.abspath(path) for name, path in trees.items() if os.path.isdir(path)}
 
 
-def _owner(state: str) -> str:
+def _get_owner_name(state: str) -> str:
     uid = os.stat(state).st_uid
     try:
         return pwd.getpwuid(uid).pw_name

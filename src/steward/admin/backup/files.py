@@ -28,7 +28,7 @@ _LAST: Final = ("rules.db", "journal.db")
 _FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class BackupFiles(msgspec.Struct, frozen=True):
     """Files of the state directory to back up, by their paths below it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Chosen(msgspec.Struct, frozen=True):
     links: dict[str, str]
 
 
-def chosen(settings: Settings, *, catalogue: bool) -> Chosen:
+def select_files(settings: Settings, *, catalogue: bool) -> BackupFiles:
     """Select the files of the state directory for a backup.
 
     Args:
@@ -58,17 +58,17 @@ def chosen(settings: Settings, *, catalogue: bool) -> Chosen:
     databases: list[str] = []
     files: list[str] = []
     links: dict[str, str] = {}
-    for path, entry in _walk(root, passed, trees):
+    for path, entry in _walk_files(root, passed, trees):
         if entry.is_symlink():
             target = os.readlink(entry.path)
             if os.path.dirname(target) == "":
                 links[path] = target
         elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
             (databases if path.endswith(".db") else files).append(path)
-    return Chosen(tuple(in_order(databases)), tuple(sorted(files)), links)
+    return BackupFiles(tuple(sort_databases(databases)), tuple(sorted(files)), links)
 
 
-def in_order(databases: Iterable[str]) -> list[str]:
+def sort_databases(databases: Iterable[str]) -> list[str]:
     """Sort databases into the order of their read transactions.
 
     A consumer that is ahead of the source it was copied with would miss what comes next under
@@ -89,10 +89,10 @@ def in_order(databases: Iterable[str]) -> list[str]:
     return sorted(databases, key=rank)
 
 
-def named_files(settings: Settings) -> list[str]:
+def list_named_files(settings: Settings) -> list[str]:
     """Return the files that a configuration names, and those in directories that it names."""
     found: set[str] = set()
-    for path in _named(msgspec.to_builtins(settings)):
+    for path in _find_named_paths(msgspec.to_builtins(settings)):
         if os.path.isfile(path):
             found.add(path)
         elif os.path.isdir(path):
@@ -101,19 +101,19 @@ def named_files(settings: Settings) -> list[str]:
     return sorted(found)
 
 
-def _named(table: object) -> Iterator[str]:
+def _find_named_paths(table: object) -> Iterator[str]:
     """Yield the absolute paths under keys that name files or directories."""
     if not isinstance(table, dict):
         return
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _named(value)
+            yield from _find_named_paths(value)
         elif _FILE_KEYS.fullmatch(str(key)):
             texts = value if isinstance(value, list | tuple) else (value,)
             yield from (text for text in texts if isinstance(text, str) and os.path.isabs(text))
 
 
-def _walk(
+def _walk_files(
     root: str, passed: set[str], trees: set[str], below: str = ""
 ) -> "Iterator[tuple[str, os.DirEntry[str]]]":
     """Yield files below the state directory, without transient and excluded ones."""
@@ -124,7 +124,7 @@ def _walk(
                 if _TRANSIENT.fullmatch(entry.name) or path in passed or entry.path in trees:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _walk(root, passed, trees, path)
+                    yield from _walk_files(root, passed, trees, path)
                 else:
                     yield path, entry
     except FileNotFoundError:

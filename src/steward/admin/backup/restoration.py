@@ -18,35 +18,35 @@ import msgspec
 
 from steward.admin.backup.archive import (
     ACL_KEY,
-    BYTES,
-    CONFIG,
+    CONFIG_PREFIX,
+    INCOMING_PREFIX,
     MANIFEST,
-    STATE,
+    STATE_PREFIX,
     BackupError,
+    BackupManifest,
     BackupUnavailable,
-    Manifest,
-    each,
-    summed,
+    copy_member,
+    read_members,
 )
 from steward.admin.backup.files import BEFORE
-from steward.admin.credentials.store import end_revived
+from steward.admin.credentials.store import end_revoked
 from steward.core.config import Settings
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
-from steward.core.journal.reader import FILENAME
-from steward.core.journal.server import take_lock
-from steward.core.journal.store import put_back
+from steward.core.journal.reader import JOURNAL_FILENAME
+from steward.core.journal.server import lock_state_dir
+from steward.core.journal.store import prepare_restored
 
 _LOCK: Final = "journal.lock"
-_FRESH: Final = ".restoring"
+_UNPACK_DIRECTORY: Final = ".restoring"
 """Directory within the state directory to which the backup is unpacked."""
-_LEAP: Final = 1_000_000_000
+_SKIPPED_POSITIONS: Final = 1_000_000_000
 """Journal positions to skip if a ledger elsewhere may have seen more than the backup has."""
 _WAITING: Final = "incoming"
 
 Show = Callable[[int, int | None, str], None]
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a restore.
 
     Attributes:
@@ -64,15 +64,15 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()
 
 
-def restore(
+def restore_backup(
     path: str,
-    manifest: Manifest,
+    manifest: BackupManifest,
     settings: Settings,
     *,
     force: bool,
     now: datetime,
     show: Show = lambda *_: None,
-) -> Restored:
+) -> RestoreResult:
     """Restore a verified backup.
 
     Args:
@@ -90,12 +90,12 @@ def restore(
     """
     state = os.path.abspath(settings.state_dir)
     try:
-        owner = _state_dir(state, manifest)
-        lock = take_lock(state, wait_s=1.0)
+        owner = _make_state_dir(state, manifest)
+        lock = lock_state_dir(state, wait_s=1.0)
         try:
             if os.geteuid() == 0:
                 os.chown(os.path.join(state, _LOCK), owner.st_uid, owner.st_gid)
-            putting = _Putting(path, manifest, settings, owner, show)
+            putting = _RestoreSteps(path, manifest, settings, owner, show)
             putting.look(force=force)
             return putting.run(now)
         finally:
@@ -105,7 +105,7 @@ def restore(
         raise BackupUnavailable(f"{where} cannot be written: {why}", state) from error
 
 
-def _state_dir(state: str, manifest: Manifest) -> os.stat_result:
+def _make_state_dir(state: str, manifest: BackupManifest) -> os.stat_result:
     """Create the state directory if missing; return its status."""
     if not os.path.isdir(state):
         try:
@@ -122,7 +122,7 @@ def _state_dir(state: str, manifest: Manifest) -> os.stat_result:
     return os.stat(state)
 
 
-class _Putting:
+class _RestoreSteps:
     """Steps of one restore.
 
     Args:
@@ -136,7 +136,7 @@ class _Putting:
     def __init__(
         self,
         path: str,
-        manifest: Manifest,
+        manifest: BackupManifest,
         settings: Settings,
         owner: os.stat_result,
         show: Show,
@@ -147,7 +147,7 @@ class _Putting:
         self._owner = owner
         self._show = show
         self._state = os.path.abspath(settings.state_dir)
-        self._fresh = os.path.join(self._state, _FRESH)
+        self._fresh = os.path.join(self._state, _UNPACK_DIRECTORY)
         self._files = 0
         self._written: list[str] = []
         self._left: list[str] = []
@@ -167,7 +167,7 @@ class _Putting:
                 f"{self._state} is not empty: give --force to have what is there moved aside",
                 self._state,
             )
-        for store in sorted({name.split("/")[1] for name in self._names(BYTES)}):
+        for store in sorted({name.split("/")[1] for name in self._names(INCOMING_PREFIX)}):
             root = self._root_of(store)
             is_coming = f"archive/{store.partition('.')[2]}" in self._manifest.trees
             if root and not is_coming and not os.path.exists(os.path.join(root, MARKER)):
@@ -180,20 +180,20 @@ class _Putting:
             if tree not in self._roots:
                 raise BackupError(f"the configuration has no place for {tree}", tree)
 
-    def run(self, now: datetime) -> Restored:
+    def run(self, now: datetime) -> RestoreResult:
         """Unpack the backup and move it into place."""
         shutil.rmtree(self._fresh, ignore_errors=True)
         os.mkdir(self._fresh, 0o700)
-        each(self._path, self._take)
+        read_members(self._path, self._take)
         # Before ownership is set: files written here belong to whoever restores.
-        end_revived(self._fresh, self._state, now)
+        end_revoked(self._fresh, self._state, now)
         self._fit()
         aside = self._make_way(now)
         for name in os.listdir(self._fresh):
             os.rename(os.path.join(self._fresh, name), os.path.join(self._state, name))
         os.rmdir(self._fresh)
         os.sync()
-        return Restored(
+        return RestoreResult(
             state_dir=self._state,
             files=self._files,
             aside=aside,
@@ -228,7 +228,7 @@ class _Putting:
         def stays(name: str) -> bool:
             path = os.path.join(self._state, name)
             return (
-                name in (_LOCK, _FRESH)
+                name in (_LOCK, _UNPACK_DIRECTORY)
                 or name.startswith(BEFORE)
                 or any(tree == path or tree.startswith(f"{path}/") for tree in trees)
             )
@@ -249,8 +249,8 @@ class _Putting:
 
     def _fit(self) -> None:
         """Make databases consistent that were copied one after the other, and set their owner."""
-        path = os.path.join(self._fresh, FILENAME)
-        put_back(path, leap=_LEAP if self._settings.bank.database else 0)
+        path = os.path.join(self._fresh, JOURNAL_FILENAME)
+        prepare_restored(path, leap=_SKIPPED_POSITIONS if self._settings.bank.database else 0)
         for directory, _, files in os.walk(self._fresh):
             self._own(directory)
             for name in files:
@@ -268,17 +268,17 @@ class _Putting:
             return
         self._files += file is not None
         self._show(self._files, len(self._manifest.members), "files")
-        if info.name.startswith(STATE):
+        if info.name.startswith(STATE_PREFIX):
             self._state_file(info, file)
-        elif info.name.startswith(BYTES):
+        elif info.name.startswith(INCOMING_PREFIX):
             self._waiting(info, file)
-        elif info.name.startswith(CONFIG):
+        elif info.name.startswith(CONFIG_PREFIX):
             self._config(info, file)
         else:
             self._archived(info, file)
 
     def _state_file(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
-        path = os.path.join(self._fresh, info.name.removeprefix(STATE))
+        path = os.path.join(self._fresh, info.name.removeprefix(STATE_PREFIX))
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         if info.issym():
             os.symlink(info.linkname, path)
@@ -302,7 +302,7 @@ class _Putting:
 
     def _config(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack a configuration file, unless it exists."""
-        path = f"/{info.name.removeprefix(CONFIG)}"
+        path = f"/{info.name.removeprefix(CONFIG_PREFIX)}"
         if file is None:
             return
         if os.path.lexists(path):
@@ -338,6 +338,6 @@ class _Putting:
     def _write(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
-            summed(info, file, out.write)
+            copy_member(info, file, out.write)
             os.fchmod(out.fileno(), mode)
         os.utime(path, (info.mtime, info.mtime))

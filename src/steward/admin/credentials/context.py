@@ -1,9 +1,9 @@
 """Credential checks: the user of a session, token or MUNGE credential, and one-minute tickets.
 
-:class:`CredentialsRoom` is the context of the credentials actions; ``bearer`` finds the user
-of a secret. ``who_asked`` verifies the MUNGE credential of an HTTP request. A ticket then
-stands for that user for one minute. It is stored nowhere: it contains the user, signed with a
-key that the daemon's processes inherit from the parent and that ends with it.
+:class:`CredentialsContext` is the context of the credentials actions; ``bearer`` finds the user of
+a secret. ``verify_munge_request`` verifies the MUNGE credential of an HTTP request. A ticket then
+stands for that user for one minute. It is stored nowhere: it contains the user, signed with a key
+that the daemon's processes inherit from the parent and that ends with it.
 """
 
 import functools
@@ -18,53 +18,61 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from steward.admin.credentials.errors import NotKnown, NotLetIn
+from steward.admin.credentials.errors import MungeUserRejected, UnknownCredential
 from steward.admin.credentials.requests import VouchRequest
-from steward.admin.credentials.store import CredentialStore, Kind
+from steward.admin.credentials.store import CredentialKind, CredentialStore
 from steward.core.access import Access, Asker
 from steward.core.config import Settings
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
 from steward.core.listeners import is_ipv6, is_within
-from steward.core.munge import Claim, Munge, MungeUnavailable, difference, statement_over
-from steward.core.timestamps import micros
+from steward.core.munge import (
+    Munge,
+    MungeClaim,
+    MungeUnavailable,
+    build_statement_from_digest,
+    describe_difference,
+)
+from steward.core.timestamps import to_micros
 from steward.web.settings import WebSettings
 
-PREFIX: Final = "stm_"
+TICKET_PREFIX: Final = "stm_"
 """Prefix of tickets."""
-LIFE: Final = timedelta(minutes=1)
+TICKET_LIFE: Final = timedelta(minutes=1)
 """Validity of a ticket."""
 _KEY: Final = secrets.token_bytes(32)
 
 
-def ticket(uid: int, user: str, now: datetime) -> str:
+def make_ticket(uid: int, user: str, now: datetime) -> str:
     """Make a ticket for a user."""
-    text = f"{uid}:{micros(now + LIFE)}:{user}"
-    return f"{PREFIX}{_signature(text)}:{text}"
+    text = f"{uid}:{to_micros(now + TICKET_LIFE)}:{user}"
+    return f"{TICKET_PREFIX}{_sign(text)}:{text}"
 
 
-def whose(shown: str, now: datetime) -> tuple[int, str]:
+def verify_ticket(shown: str, now: datetime) -> tuple[int, str]:
     """Return the uid and name in a ticket.
 
     Raises:
-        NotKnown: It is none of ours, or its minute is over.
+        UnknownCredential: It is none of ours, or its minute is over.
     """
-    signature, _, text = shown.removeprefix(PREFIX).partition(":")
-    if not hmac.compare_digest(signature.encode(), _signature(text).encode()):
-        raise NotKnown("this is no ticket of the daemon that runs now: ask again")
+    signature, _, text = shown.removeprefix(TICKET_PREFIX).partition(":")
+    if not hmac.compare_digest(signature.encode(), _sign(text).encode()):
+        raise UnknownCredential("this is no ticket of the daemon that runs now: ask again")
     uid, until_us, user = text.split(":", 2)
-    if micros(now) >= int(until_us):
-        raise NotKnown("what MUNGE vouches for is one request, and its minute is over: ask again")
+    if to_micros(now) >= int(until_us):
+        raise UnknownCredential(
+            "what MUNGE vouches for is one request, and its minute is over: ask again"
+        )
     return int(uid), user
 
 
-def _signature(text: str) -> str:
+def _sign(text: str) -> str:
     return hmac.new(_KEY, text.encode(), hashlib.sha256).hexdigest()
 
 
 log = logging.getLogger(__name__)
 
-SESSION = "sts_"
+SESSION_PREFIX = "sts_"
 """Prefix of session secrets."""
 BY_PROXY = "proxy"
 """How a session was opened by a trusted proxy, and whatever was made in it …"""
@@ -74,7 +82,7 @@ _RENEWED_EVERY = timedelta(seconds=10)
 """Precision of a session's expiry after use: each request would be a write otherwise."""
 
 
-class CredentialsRoom:
+class CredentialsContext:
     """Context of the credentials actions.
 
     Args:
@@ -99,12 +107,12 @@ class CredentialsRoom:
         """Return the user of a session, token or ticket.
 
         Raises:
-            NotKnown: Nobody whom we know.
+            UnknownCredential: Nobody whom we know.
         """
-        if secret.startswith(PREFIX):
-            uid, user = whose(secret, self.now())
+        if secret.startswith(TICKET_PREFIX):
+            uid, user = verify_ticket(secret, self.now())
             return Asker(uid=uid, user=user, how="munge", by_munge=True)
-        kind: Kind = "session" if secret.startswith(SESSION) else "token"
+        kind: CredentialKind = "session" if secret.startswith(SESSION_PREFIX) else "token"
         now = self.now()
         found = self.store.known(kind, secret, now)
         if kind == "session" and found.how == BY_PROXY:
@@ -121,7 +129,7 @@ class CredentialsRoom:
             rank=self._rank(kind, found.how),
         )
 
-    def _rank(self, kind: Kind, how: str) -> Literal["full", "reads", "user"]:
+    def _rank(self, kind: CredentialKind, how: str) -> Literal["full", "reads", "user"]:
         """Return how far an operator's rights go with a credential.
 
         Another application of the same origin can do what a session can, and make tokens with
@@ -134,10 +142,10 @@ class CredentialsRoom:
 
     def is_web(self, asker: Asker) -> bool:
         """Return whether the caller is the web process, as the kernel identifies it."""
-        return asker.how in ("socket", "local") and asker.uid in web_uids(self.settings)
+        return asker.how in ("socket", "local") and asker.uid in list_web_uids(self.settings)
 
 
-def web_uids(settings: Settings) -> frozenset[int]:
+def list_web_uids(settings: Settings) -> frozenset[int]:
     """Return the uids that ``steward web`` may run as: [web] user, if [web] is configured."""
     if not settings.web.listen:
         return frozenset()
@@ -147,22 +155,22 @@ def web_uids(settings: Settings) -> frozenset[int]:
         return frozenset()
 
 
-def uid_of(user: str) -> int:
+def find_proxy_uid(user: str) -> int:
     """Return the uid of a user whom a proxy names.
 
     Raises:
-        NotKnown: There is none of that name, or it is root or another of the system's.
+        UnknownCredential: There is none of that name, or it is root or another of the system's.
     """
     try:
         found = pwd.getpwnam(user)
     except (KeyError, ValueError):
-        raise NotKnown(f"there is no user {user!r} on this host", user) from None
+        raise UnknownCredential(f"there is no user {user!r} on this host", user) from None
     if found.pw_uid in (0, os.geteuid()):
-        raise NotKnown(f"a proxy cannot log in {user}", user)
+        raise UnknownCredential(f"a proxy cannot log in {user}", user)
     return found.pw_uid
 
 
-def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
+def verify_munge_request(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
     """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
 
     Args:
@@ -170,55 +178,59 @@ def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
         shown: The credential, and that request.
 
     Raises:
-        NotLetIn: It names somebody who did not make that request, has no name here, or may
+        MungeUserRejected: It names somebody who did not make that request, has no name here, or may
             not come this way.
-        NotKnown: It names nobody, or comes from where nobody is believed.
+        UnknownCredential: It names nobody, or comes from where nobody is believed.
         UsageError: It is no request that is described so.
         MungeUnavailable: munged does not answer.
     """
     if not web.munge:
-        raise NotKnown("MUNGE is not asked here ('munge' of [web]): bring a token")
+        raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
     # Not the host name that the client used: whoever relays the request may have supplied it.
     origin = urlsplit(web.url).netloc or web.listen
-    asked = statement_over(shown.method, shown.target, shown.digest, origin)
+    asked = build_statement_from_digest(shown.method, shown.target, shown.digest, origin)
     # Behind a proxy the peer is the proxy.
     if shown.peer not in web.trusted_proxies:
         if is_ipv6(shown.peer):
-            raise NotKnown(
+            raise UnknownCredential(
                 f"MUNGE is not believed from {shown.peer}, over IPv6: it names addresses of IPv4 "
                 "alone: bring a token",
                 shown.peer,
             )
-        _need_from(web, shown.peer)
+        _require_network(web, shown.peer)
     try:
         claim = Munge(web.munge_socket).decode(shown.credential.encode("ascii", "replace"))
-    except Refused as error:
-        raise NotKnown(str(error)) from error
+    except PermissionRefused as error:
+        raise UnknownCredential(str(error)) from error
     except MungeUnavailable as error:
         log.warning("nobody is known by MUNGE: %s", error)
         raise
     try:
-        return claim.uid, _let_in(web, claim, asked)
-    except NotKnown as error:
-        raise NotLetIn(str(error), claim.uid) from error
+        return claim.uid, _admit_claim(web, claim, asked)
+    except UnknownCredential as error:
+        raise MungeUserRejected(str(error), claim.uid) from error
 
 
-def _let_in(web: WebSettings, claim: Claim, asked: bytes) -> str:
+def _admit_claim(web: WebSettings, claim: MungeClaim, asked: bytes) -> str:
     """Return the user name of a credential, if it covers the request and its user may use MUNGE."""
-    wrong = difference(claim.payload, asked)
+    wrong = describe_difference(claim.payload, asked)
     if wrong:
-        raise NotKnown(f"the MUNGE credential {wrong}")
-    _need_from(web, claim.address)
+        raise UnknownCredential(f"the MUNGE credential {wrong}")
+    _require_network(web, claim.address)
     if claim.uid in (0, os.geteuid()):
-        raise NotKnown("root and Steward's own user are not let in from other hosts", claim.uid)
+        raise UnknownCredential(
+            "root and Steward's own user are not let in from other hosts", claim.uid
+        )
     try:
         return pwd.getpwuid(claim.uid).pw_name
     except KeyError:
-        raise NotKnown(f"your uid, {claim.uid}, has no name on the daemon's host") from None
+        raise UnknownCredential(
+            f"your uid, {claim.uid}, has no name on the daemon's host"
+        ) from None
 
 
-def _need_from(web: WebSettings, address: str) -> None:
+def _require_network(web: WebSettings, address: str) -> None:
     if web.munge_from and not is_within(address, web.munge_from):
-        raise NotKnown(
+        raise UnknownCredential(
             f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
         )

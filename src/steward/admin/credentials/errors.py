@@ -1,6 +1,6 @@
 """Errors of credentials: the database, unknown credentials, and rejected users."""
 
-from steward.core.errors import Missing, Refused, StewardError, Unavailable
+from steward.core.errors import NotFound, PermissionRefused, StewardError, Unavailable
 
 
 class CredentialsError(StewardError):
@@ -11,11 +11,11 @@ class CredentialsUnavailable(Unavailable):
     """The credentials database cannot be used now."""
 
 
-class NotKnown(Refused):
+class UnknownCredential(PermissionRefused):
     """A credential is wrong, expired or revoked; the message does not say which."""
 
 
-class NotLetIn(NotKnown):
+class MungeUserRejected(UnknownCredential):
     """A user whom MUNGE identifies is not admitted with this credential.
 
     Args:
@@ -28,5 +28,5 @@ class NotLetIn(NotKnown):
         self.uid = uid
 
 
-class NoSuchCredential(Missing):
+class CredentialMissing(NotFound):
     """There is no credential of that number, or it belongs to another user."""

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from steward.admin.credentials.store import Credential
 from steward.core.access import TokenScope
-from steward.core.actions import Answer, Request, Shape
+from steward.core.actions import ActionMessage, Answer, Request
 from steward.web.settings import WebSettings
 
 
@@ -115,11 +115,11 @@ class CloseRequest(Request, frozen=True, kw_only=True):
     secret: str
 
 
-class MeRequest(Request, frozen=True, kw_only=True):
+class CallerRequest(Request, frozen=True, kw_only=True):
     """credentials.me: the caller, with roles."""
 
 
-class ClusterRole(Shape, frozen=True, kw_only=True):
+class ClusterRole(ActionMessage, frozen=True, kw_only=True):
     """Roles and rights of the caller on a cluster.
 
     Attributes:
@@ -141,7 +141,7 @@ class ClusterRole(Shape, frozen=True, kw_only=True):
     coordinates: tuple[str, ...]
 
 
-class MeAnswer(Answer, frozen=True, kw_only=True):
+class CallerAnswer(Answer, frozen=True, kw_only=True):
     """The caller, with roles, and the parts of Steward in use.
 
     Attributes:

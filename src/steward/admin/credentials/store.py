@@ -2,7 +2,7 @@
 
 Secrets are 256 random bits, so a plain digest is as safe as a slow one. A credential belongs
 to a uid and to the user name that the uid had; it is worthless once either means another user.
-``end_revived`` ends credentials of a restored backup that were revoked since.
+``end_revoked`` ends credentials of a restored backup that were revoked since.
 """
 
 import hashlib
@@ -17,25 +17,25 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.admin.credentials.errors import (
+    CredentialMissing,
     CredentialsError,
     CredentialsUnavailable,
-    NoSuchCredential,
-    NotKnown,
+    UnknownCredential,
 )
 from steward.core.access import TokenScope
 from steward.core.sqlite import (
     Connection,
     SqliteError,
     SqliteUnavailable,
-    make_for_owner,
+    create_for_owner,
     open_database,
     transaction,
 )
-from steward.core.timestamps import micros, moment
+from steward.core.timestamps import moment, to_micros
 
-NAME: Final = "credentials.db"
-Kind = Literal["login", "session", "token"]
-_PREFIX: Final[dict[Kind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
+CREDENTIALS_FILENAME: Final = "credentials.db"
+CredentialKind = Literal["login", "session", "token"]
+_PREFIX: Final[dict[CredentialKind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
 """Precision of a credential's last use: each request would be a write otherwise."""
 
@@ -82,7 +82,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int
-    kind: Kind
+    kind: CredentialKind
     uid: int
     user: str
     how: str
@@ -102,9 +102,9 @@ class CredentialStore:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, NAME)
-        with _ours():
-            make_for_owner(self._path)
+        self._path = os.path.join(state_dir, CREDENTIALS_FILENAME)
+        with _translate_sqlite_errors():
+            create_for_owner(self._path)
             self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class CredentialStore:
 
     def make(
         self,
-        kind: Kind,
+        kind: CredentialKind,
         *,
         uid: int,
         user: str,
@@ -126,13 +126,14 @@ class CredentialStore:
         """Create a credential; return its secret, which is not stored, and its record."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
         row = (
-            *(kind, _digest(secret), uid, user, how, name, ",".join(scopes)),
-            *(micros(now), micros(expires)),
+            *(kind, _hash_secret(secret), uid, user, how, name, ",".join(scopes)),
+            *(to_micros(now), to_micros(expires)),
         )
-        with _ours(), transaction(self._connection, self._path) as connection:
+        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
             # Long expired credentials are useless; tokens stay listed for a while.
             connection.execute(
-                "DELETE FROM credential WHERE expires_us < ?", (micros(now - timedelta(days=30)),)
+                "DELETE FROM credential WHERE expires_us < ?",
+                (to_micros(now - timedelta(days=30)),),
             )
             number: int = connection.execute(
                 "INSERT INTO credential (kind, digest, uid, user, how, name, scopes, created_us, "
@@ -145,33 +146,35 @@ class CredentialStore:
         """Return the credential of that number.
 
         Raises:
-            NoSuchCredential: There is none.
+            CredentialMissing: There is none.
         """
-        with _ours():
+        with _translate_sqlite_errors():
             row = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM credential WHERE id = ?",  # noqa: S608 - our own words
                 (number,),
             ).fetchone()
         if row is None:
-            raise NoSuchCredential(f"there is no credential with the number {number}", number)
-        return _credential(row)
+            raise CredentialMissing(f"there is no credential with the number {number}", number)
+        return _make_credential(row)
 
-    def known(self, kind: Kind, secret: str, now: datetime) -> Credential:
+    def known(self, kind: CredentialKind, secret: str, now: datetime) -> Credential:
         """Return the valid credential of a secret.
 
         Raises:
-            NotKnown: The secret is unknown, or no longer valid.
+            UnknownCredential: The secret is unknown, or no longer valid.
         """
-        with _ours():
+        with _translate_sqlite_errors():
             row = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM credential WHERE digest = ?",  # noqa: S608 - our own words
-                (_digest(secret),),
+                (_hash_secret(secret),),
             ).fetchone()
-        found = _credential(row) if row is not None else None
+        found = _make_credential(row) if row is not None else None
         if found is None or found.kind != kind or found.ended or found.expires <= now:
-            raise NotKnown(f"this {kind} is not known, or not good any more: {_ANEW[kind]}")
-        if not is_still(found.uid, found.user):
-            raise NotKnown(f"this {kind} was made for a user who is another one by now")
+            raise UnknownCredential(
+                f"this {kind} is not known, or not good any more: {_RENEWAL_HINTS[kind]}"
+            )
+        if not has_user_name(found.uid, found.user):
+            raise UnknownCredential(f"this {kind} was made for a user who is another one by now")
         if found.used is None or now - found.used >= _USED_EVERY:
             self._set("used_us", found.id, now)
         return found
@@ -180,16 +183,18 @@ class CredentialStore:
         """Use a login link up: return its credential and invalidate it.
 
         Raises:
-            NotKnown: It is no link, or was taken before, or is too old.
+            UnknownCredential: It is no link, or was taken before, or is too old.
         """
         found = self.known("login", secret, now)
-        with _ours(), transaction(self._connection, self._path) as connection:
+        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
             taken = connection.execute(
                 "UPDATE credential SET ended_us = ? WHERE id = ? AND ended_us = 0",
-                (micros(now), found.id),
+                (to_micros(now), found.id),
             ).rowcount
         if taken != 1:
-            raise NotKnown(f"this login is not known, or not good any more: {_ANEW['login']}")
+            raise UnknownCredential(
+                f"this login is not known, or not good any more: {_RENEWAL_HINTS['login']}"
+            )
         return found
 
     def renew(self, number: int, expires: datetime) -> None:
@@ -200,27 +205,27 @@ class CredentialStore:
         """Revoke a credential."""
         self._set("ended_us", number, now)
 
-    def all_of(self, kind: Kind, uid: int | None = None) -> list[Credential]:
+    def all_of(self, kind: CredentialKind, uid: int | None = None) -> list[Credential]:
         """Return the credentials of a kind, newest first; of one user, or of all."""
-        with _ours():
+        with _translate_sqlite_errors():
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM credential WHERE kind = ? "  # noqa: S608 - our own words
                 "AND (? IS NULL OR uid = ?) ORDER BY id DESC",
                 (kind, uid, uid),
             ).fetchall()
-        return [_credential(row) for row in rows]
+        return [_make_credential(row) for row in rows]
 
     def _set(
         self, column: Literal["used_us", "ended_us", "expires_us"], number: int, now: datetime
     ) -> None:
-        with _ours(), transaction(self._connection, self._path) as connection:
+        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
             connection.execute(
                 f"UPDATE credential SET {column} = ? WHERE id = ?",  # noqa: S608 - our own words
-                (micros(now), number),
+                (to_micros(now), number),
             )
 
 
-def end_revived(restored: str, before: str, now: datetime) -> None:
+def end_revoked(restored: str, before: str, now: datetime) -> None:
     """End credentials of a restored backup that were revoked, or may have been, since the backup.
 
     Args:
@@ -231,30 +236,30 @@ def end_revived(restored: str, before: str, now: datetime) -> None:
     Raises:
         CredentialsError: The backup's are damaged.
     """
-    if not os.path.exists(os.path.join(restored, NAME)):
+    if not os.path.exists(os.path.join(restored, CREDENTIALS_FILENAME)):
         return
-    good = _good_in(before)
+    good = _list_valid_digests(before)
     store = CredentialStore(restored)
     try:
-        with _ours(), transaction(store._connection, store._path) as connection:
+        with _translate_sqlite_errors(), transaction(store._connection, store._path) as connection:
             rows = connection.execute("SELECT id, digest FROM credential WHERE ended_us = 0")
             for number, digest in rows.fetchall():
                 if bytes(digest) not in good:
                     connection.execute(
-                        "UPDATE credential SET ended_us = ? WHERE id = ?", (micros(now), number)
+                        "UPDATE credential SET ended_us = ? WHERE id = ?", (to_micros(now), number)
                     )
     finally:
         store.close()
 
 
-def _good_in(state_dir: str) -> frozenset[bytes]:
+def _list_valid_digests(state_dir: str) -> frozenset[bytes]:
     """Return digests of credentials that are not revoked; none if they cannot be read."""
-    if not os.path.exists(os.path.join(state_dir, NAME)):
+    if not os.path.exists(os.path.join(state_dir, CREDENTIALS_FILENAME)):
         return frozenset()
     try:
         store = CredentialStore(state_dir)
         try:
-            with _ours():
+            with _translate_sqlite_errors():
                 sql = "SELECT digest FROM credential WHERE ended_us = 0"
                 return frozenset(bytes(row[0]) for row in store._connection.execute(sql))
         finally:
@@ -263,14 +268,14 @@ def _good_in(state_dir: str) -> frozenset[bytes]:
         return frozenset()
 
 
-_ANEW: Final[dict[Kind, str]] = {
+_RENEWAL_HINTS: Final[dict[CredentialKind, str]] = {
     "login": "run 'steward login' again",
     "session": "log in again",
     "token": "make one with 'steward token create'",
 }
 
 
-def is_still(uid: int, user: str) -> bool:
+def has_user_name(uid: int, user: str) -> bool:
     """Return whether a uid still has the user name."""
     try:
         return pwd.getpwuid(uid).pw_name == user
@@ -278,11 +283,11 @@ def is_still(uid: int, user: str) -> bool:
         return False
 
 
-def _digest(secret: str) -> bytes:
+def _hash_secret(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
-def _credential(row: Any) -> Credential:
+def _make_credential(row: Any) -> Credential:
     number, kind, uid, user, how, name, scopes, created, expires, used, ended = row
     return Credential(
         id=number,
@@ -300,7 +305,7 @@ def _credential(row: Any) -> Credential:
 
 
 @contextmanager
-def _ours() -> Iterator[None]:
+def _translate_sqlite_errors() -> Iterator[None]:
     """Translate SQLite errors into errors of this package."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Action ``doctor.run``: run the health checks in processes of their own and collect findings.
 
-``run_apart`` forks a process for each check, four at a time, and kills one that exceeds its
+``run_in_processes`` forks a process for each check, four at a time, and kills one that exceeds its
 time limit, so that a check that hangs or crashes cannot stop the others.
 """
 
@@ -17,35 +17,35 @@ from typing import Final
 import msgspec
 
 from steward import __version__
-from steward.admin.doctor.checks import CHECKS, Check
-from steward.admin.doctor.context import Ground, ground_of
+from steward.admin.doctor.checks import CHECKS, HealthCheck
+from steward.admin.doctor.context import CheckContext, make_check_context
 from steward.admin.doctor.findings import (
+    CheckFinding,
     DoctorAnswer,
+    DoctorContext,
     DoctorRequest,
-    DoctorRoom,
-    Finding,
-    worst,
-    wrong,
+    find_worst_status,
+    make_wrong,
 )
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Refused, StewardError, UsageError
+from steward.core.errors import PermissionRefused, StewardError, UsageError
 from steward.core.events import utc_now
-from steward.core.processes import end_below, end_with
-from steward.jobs.queries import clusters_of
+from steward.core.processes import exit_with_parent, kill_descendants
+from steward.jobs.queries import list_clusters
 
-Work = Callable[[], Sequence[Finding]]
+CheckRun = Callable[[], Sequence[CheckFinding]]
 """A check bound to its context; returns findings."""
 
-_AT_ONCE: Final = 4
+_MAX_RUNNING: Final = 4
 """Most checks that run at the same time."""
 _READ: Final = 1 << 16
 """Bytes read from a check's pipe at once."""
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[Finding, ...]).decode
+_decode = msgspec.json.Decoder(tuple[CheckFinding, ...]).decode
 
 
-class _Running(msgspec.Struct):
+class _RunningCheck(msgspec.Struct):
     """A running check process, with the output so far."""
 
     number: int
@@ -55,36 +55,36 @@ class _Running(msgspec.Struct):
     said: bytearray
 
 
-def run_apart(works: Sequence[Work], timeout_s: float) -> list[tuple[Finding, ...]]:
+def run_in_processes(works: Sequence[CheckRun], timeout_s: float) -> list[tuple[CheckFinding, ...]]:
     """Run checks in processes of their own; return their findings in the given order.
 
     Args:
         works: The checks.
         timeout_s: Time limit of each check, in seconds.
     """
-    found: list[tuple[Finding, ...]] = [()] * len(works)
+    found: list[tuple[CheckFinding, ...]] = [()] * len(works)
     waiting = deque(enumerate(works))
-    running: dict[int, _Running] = {}
+    running: dict[int, _RunningCheck] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < _AT_ONCE:
+            while waiting and len(running) < _MAX_RUNNING:
                 number, work = waiting.popleft()
                 try:
-                    one = _start(number, work, timeout_s)
+                    one = _start_check(number, work, timeout_s)
                 except OSError as error:
                     what = f"the check cannot be started: {error.strerror}"
-                    found[number] = (wrong("", what),)
+                    found[number] = (make_wrong("", what),)
                     continue
                 running[one.fd] = one
-            for one in _ready(running) if running else ():
-                found[one.number] = _end(running.pop(one.fd), timeout_s)
+            for one in _wait_for_ended(running) if running else ():
+                found[one.number] = _end_check(running.pop(one.fd), timeout_s)
     finally:
         for one in running.values():
-            _kill(one)
+            _kill_check(one)
     return found
 
 
-def _start(number: int, work: Work, timeout_s: float) -> _Running:
+def _start_check(number: int, work: CheckRun, timeout_s: float) -> _RunningCheck:
     """Fork a process for a check."""
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
@@ -93,38 +93,40 @@ def _start(number: int, work: Work, timeout_s: float) -> _Running:
     try:
         pid = os.fork()
         if pid == 0:
-            _be(work, theirs, parent)
+            _run_in_child(work, theirs, parent)
     except OSError:
         os.close(ours)
         raise
     finally:
         os.close(theirs)
-    return _Running(number, pid, ours, time.monotonic() + timeout_s, bytearray())
+    return _RunningCheck(number, pid, ours, time.monotonic() + timeout_s, bytearray())
 
 
-def _be(work: Work, fd: int, parent: int) -> None:
+def _run_in_child(work: CheckRun, fd: int, parent: int) -> None:
     """Run a check in the forked process, write its findings to the pipe, and exit."""
     code = 1
     try:
-        end_with(parent)
+        exit_with_parent(parent)
         with os.fdopen(fd, "wb") as pipe:
-            pipe.write(_encode(_said(work)))
+            pipe.write(_encode(_collect_findings(work)))
         code = 0
     finally:
         os._exit(code)
 
 
-def _said(work: Work) -> tuple[Finding, ...]:
+def _collect_findings(work: CheckRun) -> tuple[CheckFinding, ...]:
     try:
         return tuple(work())
     except StewardError as error:
-        return (wrong("", str(error)),)
+        return (make_wrong("", str(error)),)
     except Exception as error:
         # A failing check must not hide the findings of the others.
-        return (wrong("", f"the check failed, please report it: {type(error).__name__}: {error}"),)
+        return (
+            make_wrong("", f"the check failed, please report it: {type(error).__name__}: {error}"),
+        )
 
 
-def _ready(running: dict[int, _Running]) -> list[_Running]:
+def _wait_for_ended(running: dict[int, _RunningCheck]) -> list[_RunningCheck]:
     """Wait for output; return the checks that ended or exceeded their time limit."""
     poller = select.poll()
     for fd in running:
@@ -141,10 +143,10 @@ def _ready(running: dict[int, _Running]) -> list[_Running]:
     return ended + late
 
 
-def _end(one: _Running, timeout_s: float) -> tuple[Finding, ...]:
+def _end_check(one: _RunningCheck, timeout_s: float) -> tuple[CheckFinding, ...]:
     """End a check's process and decode its findings."""
     is_late = time.monotonic() >= one.until
-    _kill(one)
+    _kill_check(one)
     try:
         return _decode(bytes(one.said))
     except msgspec.MsgspecError:
@@ -152,16 +154,16 @@ def _end(one: _Running, timeout_s: float) -> tuple[Finding, ...]:
             what = f"it took longer than {timeout_s:g} s: something that it looks at hangs"
         else:
             what = "the check ended without a word"
-        return (wrong("", what),)
+        return (make_wrong("", what),)
 
 
-def _kill(one: _Running) -> None:
+def _kill_check(one: _RunningCheck) -> None:
     """Kill a check's process and its descendants."""
     os.close(one.fd)
     # A stopped process starts nothing more; its children would outlive it otherwise.
     os.kill(one.pid, signal.SIGSTOP)
     try:
-        end_below(one.pid)
+        kill_descendants(one.pid)
     finally:
         os.kill(one.pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
@@ -174,28 +176,28 @@ _TIMEOUT_S: Final = 60.0
 """Time limit of each check, in seconds."""
 
 
-def look(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_checks(room: DoctorContext, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:
         Refused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
-    if not all(room.access.is_operator(asker, name) for name in clusters_of(room.settings)):
-        raise Refused("only operators may have Steward looked over", asker.user)
-    chosen = _chosen(request.only)
+    if not all(room.access.is_operator(asker, name) for name in list_clusters(room.settings)):
+        raise PermissionRefused("only operators may have Steward looked over", asker.user)
+    chosen = _select_checks(request.only)
     taken_at, began = utc_now(), time.monotonic()
     asks_slurm = any(check.asks_slurm for check in chosen)
-    ground = ground_of(room.settings, room.fresh, asker, asks_slurm=asks_slurm)
-    works = [_work(check, ground) for check in chosen]
+    ground = make_check_context(room.settings, room.fresh, asker, asks_slurm=asks_slurm)
+    works = [_bind_check(check, ground) for check in chosen]
     findings = tuple(
         msgspec.structs.replace(finding, check=check.name)
-        for check, found in zip(chosen, run_apart(works, _TIMEOUT_S), strict=True)
+        for check, found in zip(chosen, run_in_processes(works, _TIMEOUT_S), strict=True)
         for finding in found
     )
     return DoctorAnswer(
         findings=findings,
-        status=worst(tuple(finding.status for finding in findings)),
+        status=find_worst_status(tuple(finding.status for finding in findings)),
         host=socket.gethostname(),
         steward=__version__,
         taken_at=taken_at,
@@ -203,11 +205,11 @@ def look(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer
     )
 
 
-def _work(check: Check, ground: Ground) -> Work:
+def _bind_check(check: HealthCheck, ground: CheckContext) -> CheckRun:
     return lambda: tuple(check.run(ground))
 
 
-def _chosen(only: Sequence[str]) -> tuple[Check, ...]:
+def _select_checks(only: Sequence[str]) -> tuple[HealthCheck, ...]:
     known = {check.name: check for check in CHECKS}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -215,7 +217,7 @@ def _chosen(only: Sequence[str]) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if not only or check.name in only)
 
 
-def run(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_doctor(room: DoctorContext, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:
@@ -224,7 +226,7 @@ def run(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
     """
     # The checks import every package, so other processes do not load them.
 
-    return look(room, asker, request)
+    return run_checks(room, asker, request)
 
 
 ACTIONS: Final = (
@@ -233,7 +235,7 @@ ACTIONS: Final = (
         help="Look whether all is as it must be.",
         request=DoctorRequest,
         answer=DoctorAnswer,
-        run=run,
+        run=run_doctor,
         only_reads=True,
         role="operator",
     ),

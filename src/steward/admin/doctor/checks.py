@@ -6,11 +6,11 @@ from typing import Final
 import msgspec
 
 from steward.admin.doctor import data_checks, host_checks, slurm_checks
-from steward.admin.doctor.context import Ground
-from steward.admin.doctor.findings import Finding
+from steward.admin.doctor.context import CheckContext
+from steward.admin.doctor.findings import CheckFinding
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Declaration of one health check.
 
     Attributes:
@@ -22,47 +22,91 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     help: str
-    run: Callable[[Ground], Iterable[Finding]]
+    run: Callable[[CheckContext], Iterable[CheckFinding]]
     asks_slurm: bool = False
 
 
-def _of_slurm(name: str, help_: str, run: Callable[[Ground], Iterable[Finding]]) -> Check:
-    return Check(name=name, help=help_, run=run, asks_slurm=True)
+def _make_slurm_check(
+    name: str, help_: str, run: Callable[[CheckContext], Iterable[CheckFinding]]
+) -> HealthCheck:
+    return HealthCheck(name=name, help=help_, run=run, asks_slurm=True)
 
 
 CHECKS: Final = (
-    Check(name="settings", help="what the settings name is there", run=host_checks.configuration),
-    Check(name="secrets", help="keys and passwords are nobody else's", run=host_checks.secrets),
-    Check(name="library", help="SQLite is one that loses nothing", run=host_checks.library),
-    Check(
+    HealthCheck(
+        name="settings",
+        help="what the settings name is there",
+        run=host_checks.check_settings_resources,
+    ),
+    HealthCheck(
+        name="secrets",
+        help="keys and passwords are nobody else's",
+        run=host_checks.check_secret_files,
+    ),
+    HealthCheck(
+        name="library",
+        help="SQLite is one that loses nothing",
+        run=host_checks.check_sqlite_library,
+    ),
+    HealthCheck(
         name="state",
         help="the state directory is local, and Steward's alone",
-        run=host_checks.state,
+        run=host_checks.check_state_directory,
     ),
-    Check(name="disks", help="there is room for what is to be kept", run=host_checks.disks),
-    Check(name="daemon", help="the daemon runs, and answers", run=host_checks.daemon),
-    Check(name="parts", help="each of its parts runs, and stays up", run=host_checks.parts),
-    Check(name="web", help="the pages can be reached", run=host_checks.web),
-    Check(name="munge", help="MUNGE says who asks from other hosts", run=host_checks.munge),
-    _of_slurm("slurm", "Slurm's commands are there, and slurmctld answers", slurm_checks.answers),
-    _of_slurm("controllers", "every slurmctld's jobs are seen", slurm_checks.hosts),
-    _of_slurm("clocks", "clocks agree", slurm_checks.clocks),
-    _of_slurm("spool", "the spool is readable, and all in it was taken", slurm_checks.spool),
-    _of_slurm("snapshots", "a look at the queue costs little", slurm_checks.cost),
-    _of_slurm("memory", "slurmctld remembers jobs for long enough", slurm_checks.memory),
-    _of_slurm("usage", "what jobs use can be known", slurm_checks.usage),
-    _of_slurm("jobcomp", "slurmctld tells of jobs that end", slurm_checks.jobcomp),
-    _of_slurm("spank", "the SPANK plugin is built for this Slurm, and loaded", slurm_checks.spank),
-    Check(name="nodes", help="the agents of nodes are heard", run=data_checks.nodes),
-    _of_slurm("submit", "slurmctld asks the bank, behind other plugins", slurm_checks.submit),
-    _of_slurm("triggers", "slurmctld wakes the sensor", slurm_checks.triggers),
-    Check(name="journal", help="every consumer keeps up", run=data_checks.journal),
-    Check(name="sinks", help="each sink is reached, and keeps up", run=data_checks.sinks),
-    Check(name="owners", help="owners are let in to their files", run=data_checks.owners),
-    Check(name="gaps", help="nothing is missing in the books", run=data_checks.gaps),
-    Check(name="rules", help="every rule can be read", run=data_checks.rules),
-    _of_slurm("prices", "every partition has a rate", data_checks.prices),
-    Check(name="ledger", help="the ledger's proof holds", run=data_checks.ledger),
-    Check(name="gate", help="the gate decides", run=data_checks.gate),
-    Check(name="remote", help="a myBRC server elsewhere can be told", run=data_checks.remote),
+    HealthCheck(
+        name="disks", help="there is room for what is to be kept", run=host_checks.check_disks
+    ),
+    HealthCheck(name="daemon", help="the daemon runs, and answers", run=host_checks.check_daemon),
+    HealthCheck(
+        name="parts", help="each of its parts runs, and stays up", run=host_checks.check_workers
+    ),
+    HealthCheck(name="web", help="the pages can be reached", run=host_checks.check_web_server),
+    HealthCheck(
+        name="munge", help="MUNGE says who asks from other hosts", run=host_checks.check_munge
+    ),
+    _make_slurm_check(
+        "slurm", "Slurm's commands are there, and slurmctld answers", slurm_checks.check_slurmctld
+    ),
+    _make_slurm_check(
+        "controllers", "every slurmctld's jobs are seen", slurm_checks.check_controllers
+    ),
+    _make_slurm_check("clocks", "clocks agree", slurm_checks.check_clocks),
+    _make_slurm_check(
+        "spool", "the spool is readable, and all in it was taken", slurm_checks.check_spools
+    ),
+    _make_slurm_check(
+        "snapshots", "a look at the queue costs little", slurm_checks.check_poll_cost
+    ),
+    _make_slurm_check(
+        "memory", "slurmctld remembers jobs for long enough", slurm_checks.check_job_memory
+    ),
+    _make_slurm_check("usage", "what jobs use can be known", slurm_checks.check_usage_sources),
+    _make_slurm_check(
+        "jobcomp", "slurmctld tells of jobs that end", slurm_checks.check_jobcomp_plugin
+    ),
+    _make_slurm_check(
+        "spank",
+        "the SPANK plugin is built for this Slurm, and loaded",
+        slurm_checks.check_spank_plugin,
+    ),
+    HealthCheck(name="nodes", help="the agents of nodes are heard", run=data_checks.check_agents),
+    _make_slurm_check(
+        "submit", "slurmctld asks the bank, behind other plugins", slurm_checks.check_submit_plugin
+    ),
+    _make_slurm_check("triggers", "slurmctld wakes the sensor", slurm_checks.check_sensor_triggers),
+    HealthCheck(name="journal", help="every consumer keeps up", run=data_checks.check_journal),
+    HealthCheck(
+        name="sinks", help="each sink is reached, and keeps up", run=data_checks.check_sinks
+    ),
+    HealthCheck(name="owners", help="owners are let in to their files", run=data_checks.check_acls),
+    HealthCheck(name="gaps", help="nothing is missing in the books", run=data_checks.check_gaps),
+    HealthCheck(name="rules", help="every rule can be read", run=data_checks.check_rule_files),
+    _make_slurm_check("prices", "every partition has a rate", data_checks.check_prices),
+    HealthCheck(name="ledger", help="the ledger's proof holds", run=data_checks.check_ledger),
+    HealthCheck(name="gate", help="the gate decides", run=data_checks.check_gate),
+    HealthCheck(
+        name="remote",
+        help="a myBRC server elsewhere can be told",
+        run=data_checks.check_remote_bank,
+    ),
 )

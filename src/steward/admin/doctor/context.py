@@ -1,7 +1,8 @@
 """Context of health checks: settings, caller, and the configuration that each Slurm shows.
 
-``ground_of`` queries every cluster's Slurm once, before the checks run; all of them read the
-result (:class:`Asked`). ``each_cluster`` turns a check of one cluster into a check of all.
+``make_check_context`` queries every cluster's Slurm once, before the checks run; all of them read
+the result (:class:`ClusterReport`). ``make_cluster_check`` turns a check of one cluster into a
+check of all.
 """
 
 import os
@@ -11,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.admin.doctor.findings import Finding, skipped
-from steward.admin.plugins.jobcomp import slurm_user
+from steward.admin.doctor.findings import CheckFinding, make_skipped
+from steward.admin.plugins.jobcomp import parse_slurm_user
 from steward.core.access import Asker
 from steward.core.actions import Registry
 from steward.core.config import Settings
@@ -25,7 +26,7 @@ _MOST_PATIENCE_S: Final = 20.0
 T = TypeVar("T")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     """Version and configuration of one cluster, as its Slurm reported them.
 
     Attributes:
@@ -58,10 +59,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slurm_user(self) -> tuple[str, int]:
         """Name and uid of SlurmUser; root's if unknown."""
-        return slurm_user(self.shown) or ("root", 0)
+        return parse_slurm_user(self.shown) or ("root", 0)
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
     """Context that every check receives.
 
     Attributes:
@@ -76,7 +77,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     fresh: Callable[[], Registry]
     asker: Asker
-    clusters: tuple[Asked, ...] = ()
+    clusters: tuple[ClusterReport, ...] = ()
     own_uid: int | None = None
     uid: int = 0
 
@@ -88,7 +89,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_name(self) -> str:
         """Name of the user that Steward runs as."""
-        return user_name(self.uid if self.own_uid is None else self.own_uid)
+        return get_user_name(self.uid if self.own_uid is None else self.own_uid)
 
     def ask(self, action: str, **request: Any) -> Any:
         """Call another package's action and return its answer.
@@ -100,11 +101,13 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         return registry.call(action, self.asker, registry.decode(action, request))
 
 
-OfCluster = Callable[[Ground, Asked], Iterable[Finding]]
+ClusterCheck = Callable[[CheckContext, ClusterReport], Iterable[CheckFinding]]
 """A check of one cluster whose slurmctld answers."""
 
 
-def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterator[Finding]]:
+def make_cluster_check(
+    looked_at: str, check: ClusterCheck
+) -> Callable[[CheckContext], Iterator[CheckFinding]]:
     """Make a check of every cluster; clusters whose slurmctld does not answer are skipped.
 
     Args:
@@ -112,12 +115,12 @@ def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterato
         check: Check of one cluster.
     """
 
-    def run(ground: Ground) -> Iterator[Finding]:
+    def run(ground: CheckContext) -> Iterator[CheckFinding]:
         if not ground.clusters:
-            yield skipped(looked_at, "no cluster's Slurm is asked from here")
+            yield make_skipped(looked_at, "no cluster's Slurm is asked from here")
         for one in ground.clusters:
             if one.no_answer:
-                yield skipped(looked_at, "slurmctld does not answer", of=one.name)
+                yield make_skipped(looked_at, "slurmctld does not answer", of=one.name)
                 continue
             for finding in check(ground, one):
                 yield msgspec.structs.replace(finding, of=finding.of or one.name)
@@ -125,9 +128,9 @@ def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterato
     return run
 
 
-def ground_of(
+def make_check_context(
     settings: Settings, fresh: Callable[[], Registry], asker: Asker, *, asks_slurm: bool = True
-) -> Ground:
+) -> CheckContext:
     """Make the context of the checks; query Slurm now.
 
     Args:
@@ -141,24 +144,24 @@ def ground_of(
         own_uid: int | None = os.stat(settings.state_dir).st_uid
     except OSError:
         own_uid = None
-    return Ground(
+    return CheckContext(
         settings=settings,
         fresh=fresh,
         asker=asker,
-        clusters=tuple(_asked(name, of) for name, of in here) if asks_slurm else (),
+        clusters=tuple(_query_cluster(name, of) for name, of in here) if asks_slurm else (),
         own_uid=own_uid,
         uid=os.geteuid(),
     )
 
 
-def _asked(name: str, of: ClusterSettings) -> Asked:
+def _query_cluster(name: str, of: ClusterSettings) -> ClusterReport:
     """Query a cluster's Slurm, with a time-out short enough for a waiting person."""
     patient = min(of.command_timeout_s, _MOST_PATIENCE_S)
     hasty = msgspec.structs.replace(of, command_timeout_s=patient)
     slurm = Slurm(name, hasty)
-    version, no_version = _tried(slurm.version)
-    shown, no_answer = _tried(slurm.config)
-    return Asked(
+    version, no_version = _try_query(slurm.version)
+    shown, no_answer = _try_query(slurm.config)
+    return ClusterReport(
         name=name,
         settings=hasty,
         version=version,
@@ -168,14 +171,14 @@ def _asked(name: str, of: ClusterSettings) -> Asked:
     )
 
 
-def _tried(ask: Callable[[], T]) -> tuple[T | None, str]:
+def _try_query(ask: Callable[[], T]) -> tuple[T | None, str]:
     try:
         return ask(), ""
     except SlurmError as error:
         return None, str(error)
 
 
-def user_name(uid: int) -> str:
+def get_user_name(uid: int) -> str:
     """Return a user's name; the uid in digits if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name

@@ -1,6 +1,6 @@
 """Findings of health checks: their type, constructors, and the request and answer of doctor.run.
 
-``ok``, ``warning``, ``wrong`` and ``skipped`` make a :class:`Finding` of that status.
+``ok``, ``warning``, ``wrong`` and ``skipped`` make a :class:`CheckFinding` of that status.
 """
 
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from datetime import datetime
 from typing import Final, Literal
 
 from steward.core.access import Access
-from steward.core.actions import Answer, Registry, Request, Shape
+from steward.core.actions import ActionMessage, Answer, Registry, Request
 from steward.core.config import Settings
 
-Status = Literal["ok", "warning", "wrong", "skipped"]
+FindingStatus = Literal["ok", "warning", "wrong", "skipped"]
 """Status of a finding: ``warning`` has a cost now or soon; ``wrong`` must be repaired;
 ``skipped`` was not checked, and ``what`` says why."""
 
-RANK: Final[dict[Status, int]] = {"skipped": 0, "ok": 0, "warning": 1, "wrong": 2}
+RANK: Final[dict[FindingStatus, int]] = {"skipped": 0, "ok": 0, "warning": 1, "wrong": 2}
 
 
-class Finding(Shape, frozen=True, kw_only=True):
+class CheckFinding(ActionMessage, frozen=True, kw_only=True):
     """Result of one check for one object.
 
     Attributes:
@@ -32,43 +32,43 @@ class Finding(Shape, frozen=True, kw_only=True):
 
     check: str = ""
     of: str = ""
-    status: Status
+    status: FindingStatus
     looked_at: str
     what: str
     mend: tuple[str, ...] = ()
 
 
-def ok(looked_at: str, what: str, *, of: str = "") -> Finding:
+def make_ok(looked_at: str, what: str, *, of: str = "") -> CheckFinding:
     """Make a finding without a problem."""
-    return Finding(status="ok", looked_at=looked_at, what=what, of=of)
+    return CheckFinding(status="ok", looked_at=looked_at, what=what, of=of)
 
 
-def warning(looked_at: str, what: str, *mend: str, of: str = "") -> Finding:
+def make_warning(looked_at: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something works at a cost, or not for long."""
-    return Finding(status="warning", looked_at=looked_at, what=what, mend=mend, of=of)
+    return CheckFinding(status="warning", looked_at=looked_at, what=what, mend=mend, of=of)
 
 
-def wrong(looked_at: str, what: str, *mend: str, of: str = "") -> Finding:
+def make_wrong(looked_at: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something must be repaired."""
-    return Finding(status="wrong", looked_at=looked_at, what=what, mend=mend, of=of)
+    return CheckFinding(status="wrong", looked_at=looked_at, what=what, mend=mend, of=of)
 
 
-def skipped(looked_at: str, why: str, *, of: str = "") -> Finding:
+def make_skipped(looked_at: str, why: str, *, of: str = "") -> CheckFinding:
     """Make a finding that something was not checked, with the reason."""
-    return Finding(status="skipped", looked_at=looked_at, what=why, of=of)
+    return CheckFinding(status="skipped", looked_at=looked_at, what=why, of=of)
 
 
-def several(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Format a count with its noun: ``1 job``, ``2 jobs``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def worst(statuses: tuple[Status, ...]) -> Status:
+def find_worst_status(statuses: tuple[FindingStatus, ...]) -> FindingStatus:
     """Return the worst of several statuses; ``ok`` if nothing was checked."""
-    return max(statuses, key=RANK.__getitem__, default="ok") if _tells(statuses) else "ok"
+    return max(statuses, key=RANK.__getitem__, default="ok") if _has_problem(statuses) else "ok"
 
 
-def _tells(statuses: tuple[Status, ...]) -> bool:
+def _has_problem(statuses: tuple[FindingStatus, ...]) -> bool:
     return any(RANK[one] for one in statuses)
 
 
@@ -94,15 +94,15 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
         took_s: Duration of the checks, in seconds.
     """
 
-    findings: tuple[Finding, ...]
-    status: Status
+    findings: tuple[CheckFinding, ...]
+    status: FindingStatus
     host: str
     steward: str
     taken_at: datetime
     took_s: float
 
 
-class DoctorRoom:
+class DoctorContext:
     """Context of the action doctor.run.
 
     Args:

@@ -16,19 +16,26 @@ import msgspec
 from pysqlite3 import dbapi2
 
 import steward
-from steward.admin.doctor.context import Ground, user_name
-from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
+from steward.admin.doctor.context import CheckContext, get_user_name
+from steward.admin.doctor.findings import (
+    CheckFinding,
+    format_count,
+    make_ok,
+    make_skipped,
+    make_warning,
+    make_wrong,
+)
 from steward.admin.status import workers
-from steward.bank.gate.client import connect
+from steward.bank.gate.client import connect_unix_socket
 from steward.core.config import Settings
-from steward.core.config.checks import doubts, mistakes
-from steward.core.errors import Refused
+from steward.core.config.checks import find_extension_problems, find_missing_resources
+from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 from steward.core.munge import Munge, MungeUnavailable
 from steward.core.section import Section
-from steward.core.sqlite import OLDEST_SAFE
-from steward.web.settings import HEALTH, HEALTHY
+from steward.core.sqlite import OLDEST_SAFE_VERSION
+from steward.web.settings import HEALTH_PATH, HEALTHY_BODY
 
 _SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
 _LITTLE: Final = 0.10
@@ -40,43 +47,43 @@ _ENOUGH_BYTES: Final = 20 << 30
 _GIB: Final = 1 << 30
 
 
-def configuration(ground: Ground) -> Iterator[Finding]:
+def check_settings_resources(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check the files, users and Python packages that the settings name."""
     looked_at = "the settings, and what they name on this host"
     found = False
-    for problem in mistakes(ground.settings):
+    for problem in find_extension_problems(ground.settings):
         found = True
-        yield wrong(looked_at, problem.what, "steward config check")
+        yield make_wrong(looked_at, problem.what, "steward config check")
     if not ground.is_root and ground.uid != ground.own_uid:
-        yield skipped(looked_at, "that is for root, or Steward's user, to look at")
+        yield make_skipped(looked_at, "that is for root, or Steward's user, to look at")
         return
-    for problem in doubts(ground.settings):
+    for problem in find_missing_resources(ground.settings):
         found = True
-        yield warning(looked_at, problem.what, "steward config check")
+        yield make_warning(looked_at, problem.what, "steward config check")
     if not found:
-        yield ok(looked_at, "all that they name is there")
+        yield make_ok(looked_at, "all that they name is there")
 
 
-def file_of_settings(path: str) -> Finding:
+def check_config_file(path: str) -> CheckFinding:
     """Check who may read and change the configuration file."""
     try:
         status = os.stat(path)
     except OSError as error:
-        return wrong(path, f"{error.strerror}", "steward init")
+        return make_wrong(path, f"{error.strerror}", "steward init")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o002 or (mode & 0o020 and status.st_uid != 0):
-        return wrong(
+        return make_wrong(
             path, "others may change it, and so what runs as Steward", f"chmod 0640 {path}"
         )
     if mode & 0o004:
-        return warning(path, "everybody may read it", f"chmod o-r {path}")
-    return ok(path, f"it is {user_name(status.st_uid)}'s, mode {mode:04o}")
+        return make_warning(path, "everybody may read it", f"chmod o-r {path}")
+    return make_ok(path, f"it is {get_user_name(status.st_uid)}'s, mode {mode:04o}")
 
 
-def secrets(ground: Ground) -> Iterator[Finding]:
+def check_secret_files(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that files with keys, passwords and tokens are closed to others."""
     looked_at = "files of keys, passwords and tokens"
-    files = sorted(set(_secret_files(ground.settings)))
+    files = sorted(set(_list_secret_files(ground.settings)))
     files += [f"{ground.settings.state_dir}/gate.key"]
     strange, seen = False, 0
     for path in files:
@@ -87,78 +94,82 @@ def secrets(ground: Ground) -> Iterator[Finding]:
         seen += 1
         if mode & 0o007:
             strange = True
-            yield wrong(path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path)
+            yield make_wrong(
+                path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path
+            )
     if not strange:
-        yield ok(looked_at, f"{several(seen, 'file')}, closed to others")
+        yield make_ok(looked_at, f"{format_count(seen, 'file')}, closed to others")
 
 
-def _secret_files(section: Section) -> Iterator[str]:
+def _list_secret_files(section: Section) -> Iterator[str]:
     """Yield the files of keys, passwords and tokens that a section names."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         if isinstance(value, Section):
-            yield from _secret_files(value)
+            yield from _list_secret_files(value)
         elif isinstance(value, dict):
             for inner in value.values():
                 if isinstance(inner, Section):
-                    yield from _secret_files(inner)
+                    yield from _list_secret_files(inner)
         elif value and field.name in _SECRETS:
             yield value
 
 
-def library(_ground: Ground) -> Iterator[Finding]:
+def check_sqlite_library(_ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that the SQLite library has no known corruption bug."""
     looked_at = "the SQLite library"
     version = dbapi2.sqlite_version
-    if dbapi2.sqlite_version_info < OLDEST_SAFE:
-        oldest = ".".join(map(str, OLDEST_SAFE))
-        yield wrong(
+    if dbapi2.sqlite_version_info < OLDEST_SAFE_VERSION:
+        oldest = ".".join(map(str, OLDEST_SAFE_VERSION))
+        yield make_wrong(
             looked_at,
             f"SQLite {version} can corrupt a database that two processes use: {oldest} is needed",
             "install Steward's package again: it brings its own",
         )
     else:
-        yield ok(looked_at, f"SQLite {version}")
+        yield make_ok(looked_at, f"SQLite {version}")
 
 
-def state(ground: Ground) -> Iterator[Finding]:
+def check_state_directory(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that the state directory is on a local disk and only Steward's."""
     path = ground.settings.state_dir
     try:
         status = os.stat(path)
-        kind = network_kind(path)
+        kind = find_network_type(path)
     except OSError as error:
-        yield wrong(path, f"{error.strerror}: the daemon makes it when it starts", _start())
+        yield make_wrong(
+            path, f"{error.strerror}: the daemon makes it when it starts", _get_start_command()
+        )
         return
     if kind:
-        yield wrong(
+        yield make_wrong(
             path,
             f"it is on {kind}, where SQLite's locks are not safe",
             "set state_dir to a directory on a local disk",
         )
     elif stat.S_IMODE(status.st_mode) & 0o077:
-        yield wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
+        yield make_wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
     else:
-        yield from _owners(ground, path)
+        yield from _check_owners(ground, path)
 
 
-def _owners(ground: Ground, path: str) -> Iterator[Finding]:
+def _check_owners(ground: CheckContext, path: str) -> Iterator[CheckFinding]:
     """Check that Steward owns its files: a file of root's stops a daemon that is not root."""
     if not ground.is_root and ground.uid != ground.own_uid:
-        yield skipped(path, "only root and Steward's user can look into it")
+        yield make_skipped(path, "only root and Steward's user can look into it")
         return
-    strange = [name for name, uid in _owned(path) if uid != ground.own_uid]
+    strange = [name for name, uid in _list_file_owners(path) if uid != ground.own_uid]
     if strange and ground.own_uid != 0:
-        yield wrong(
+        yield make_wrong(
             path,
             f"{min(strange)} is not {ground.own_name}'s: the daemon cannot use it",
             f"chown -R {ground.own_name}: {path}",
         )
     else:
-        yield ok(path, f"it is on a local disk, and {ground.own_name}'s alone")
+        yield make_ok(path, f"it is on a local disk, and {ground.own_name}'s alone")
 
 
-def _owned(path: str) -> Iterator[tuple[str, int]]:
+def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
     """Yield name and owner's uid of each file beside Steward's databases, catalog included."""
     for directory in (path, f"{path}/catalogue"):
         try:
@@ -171,18 +182,18 @@ def _owned(path: str) -> Iterator[tuple[str, int]]:
                 yield entry.name, entry.stat(follow_symlinks=False).st_uid
 
 
-def disks(ground: Ground) -> Iterator[Finding]:
+def check_disks(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check the free space of every file system that Steward writes to."""
-    for of, path in places(ground.settings):
+    for of, path in list_written_places(ground.settings):
         try:
             status = os.statvfs(path)
         except OSError as error:
-            yield warning(path, f"{error.strerror}", of=of)
+            yield make_warning(path, f"{error.strerror}", of=of)
             continue
-        yield room(of, path, status)
+        yield check_free_space(of, path, status)
 
 
-def places(settings: Settings) -> Iterator[tuple[str, str]]:
+def list_written_places(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the directories that Steward writes to, with their purpose."""
     yield "state", settings.state_dir
     for name, sink in settings.files_sinks().items():
@@ -191,7 +202,7 @@ def places(settings: Settings) -> Iterator[tuple[str, str]]:
             yield f"archive.{name} (move_to)", sink.move_to
 
 
-def room(of: str, path: str, status: os.statvfs_result) -> Finding:
+def check_free_space(of: str, path: str, status: os.statvfs_result) -> CheckFinding:
     """Check free space and free inodes of one file system.
 
     Args:
@@ -210,13 +221,13 @@ def room(of: str, path: str, status: os.statvfs_result) -> Finding:
         "make room, or remove what is old by retention_days in [archive.sink.NAME]",
     )
     if (share < _TOO_LITTLE and free < _ENOUGH_BYTES) or inodes < _TOO_LITTLE:
-        return wrong(looked_at, f"it is nearly full: {text}", *mend, of=of)
+        return make_wrong(looked_at, f"it is nearly full: {text}", *mend, of=of)
     if (share < _LITTLE and free < _ENOUGH_BYTES) or inodes < _LITTLE:
-        return warning(looked_at, f"it fills up: {text}", *mend, of=of)
-    return ok(looked_at, text, of=of)
+        return make_warning(looked_at, f"it fills up: {text}", *mend, of=of)
+    return make_ok(looked_at, text, of=of)
 
 
-def _start() -> str:
+def _get_start_command() -> str:
     return "systemctl start steward"
 
 
@@ -232,71 +243,73 @@ _LATELY: Final = timedelta(minutes=10)
 """Age of a worker's error up to which it is reported."""
 
 
-def daemon(ground: Ground) -> Iterator[Finding]:
+def check_daemon(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that the daemon answers on its socket."""
     path = ground.settings.socket
     mend = ("systemctl start steward", "journalctl -u steward -p warning")
     if ground.settings.forward.to or not path:
-        yield skipped(path or "socket", "a controller answers no commands: see the check parts")
+        yield make_skipped(
+            path or "socket", "a controller answers no commands: see the check parts"
+        )
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_CONNECT_S)
         try:
-            connect(connection, path)
+            connect_unix_socket(connection, path)
         except OSError as error:
-            yield wrong(path, f"the daemon does not answer: {error.strerror or error}", *mend)
+            yield make_wrong(path, f"the daemon does not answer: {error.strerror or error}", *mend)
             return
     mode = os.stat(os.path.dirname(path)).st_mode
     if not mode & 0o001:
         directory = os.path.dirname(path)
-        yield wrong(path, "users cannot reach it to ask the daemon", f"chmod o+x {directory}")
+        yield make_wrong(path, "users cannot reach it to ask the daemon", f"chmod o+x {directory}")
     else:
-        yield ok(path, "the daemon listens there")
+        yield make_ok(path, "the daemon listens there")
 
 
-def parts(ground: Ground) -> Iterator[Finding]:
+def check_workers(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that each worker of the daemon runs and does not restart repeatedly."""
     looked_at = f"{ground.settings.state_dir}/daemon.json"
     mend = ("journalctl -u steward -p warning", "systemctl restart steward")
-    standing = workers.read(ground.settings.state_dir)
+    standing = workers.read_daemon_status(ground.settings.state_dir)
     if standing is None:
-        yield wrong(looked_at, "no daemon runs", "systemctl start steward")
+        yield make_wrong(looked_at, "no daemon runs", "systemctl start steward")
         return
     if not standing.is_known:
         what = "a daemon runs, and has not written down how its parts stand"
-        yield warning(looked_at, what, f"df {ground.settings.state_dir}")
+        yield make_warning(looked_at, what, f"df {ground.settings.state_dir}")
         return
     strange = False
     for part in standing.parts:
         if not part.pid:
             strange = True
-            yield wrong(looked_at, f"it does not run: {part.error}", *mend, of=part.name)
+            yield make_wrong(looked_at, f"it does not run: {part.error}", *mend, of=part.name)
         elif part.error_at is not None and part.error_at > utc_now() - _LATELY:
             strange = True
             often = part.restarts >= _OFTEN
-            tell = wrong if often else warning
+            tell = make_wrong if often else make_warning
             yield tell(
                 looked_at,
-                f"it was restarted, {several(part.restarts, 'time')} in all: {part.error}",
+                f"it was restarted, {format_count(part.restarts, 'time')} in all: {part.error}",
                 *mend,
                 of=part.name,
             )
     if not strange:
-        yield ok(looked_at, f"{several(len(standing.parts), 'part')} running")
+        yield make_ok(looked_at, f"{format_count(len(standing.parts), 'part')} running")
 
 
-def web(ground: Ground) -> Iterator[Finding]:
+def check_web_server(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that the web pages answer and their static files are installed."""
     of = ground.settings.web
     if not of.listen:
-        yield skipped("[web] listen", "there are no pages here")
+        yield make_skipped("[web] listen", "there are no pages here")
         return
     import http.client
     import ssl
 
     vendor = os.path.join(os.path.dirname(steward.__file__), _VENDOR)
     if not os.path.isdir(vendor):
-        yield wrong(
+        yield make_wrong(
             vendor,
             "styles and plots are missing, which packages bring",
             "in a clone: make setup-web",
@@ -304,7 +317,7 @@ def web(ground: Ground) -> Iterator[Finding]:
         )
     if not of.url:
         what = f"'steward login' prints links to {of.listen}, which browsers elsewhere cannot open"
-        yield warning("[web] url", what, 'url = "https://steward.example.org"', of="url")
+        yield make_warning("[web] url", what, 'url = "https://steward.example.org"', of="url")
     host, _, port = of.listen.rpartition(":")
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
@@ -317,44 +330,46 @@ def web(ground: Ground) -> Iterator[Finding]:
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, int(port), timeout=_WEB_S, context=context)
     try:
-        connection.request("GET", f"{of.path}{HEALTH}")
+        connection.request("GET", f"{of.path}{HEALTH_PATH}")
         reply = connection.getresponse()
-        status, words = reply.status, reply.read(len(HEALTHY) + 1)
+        status, words = reply.status, reply.read(len(HEALTHY_BODY) + 1)
     except (OSError, http.client.HTTPException) as error:
-        yield wrong(of.listen, f"the pages do not answer: {error}", *mend)
+        yield make_wrong(of.listen, f"the pages do not answer: {error}", *mend)
         return
     finally:
         connection.close()
     if status >= 500:
-        yield wrong(of.listen, f"the pages answer with {status}", *mend)
-    elif (status, words) != (200, HEALTHY):
-        what = f"another program answers there, not 'steward web' (status {status} at {HEALTH})"
-        yield wrong(
+        yield make_wrong(of.listen, f"the pages answer with {status}", *mend)
+    elif (status, words) != (200, HEALTHY_BODY):
+        what = (
+            f"another program answers there, not 'steward web' (status {status} at {HEALTH_PATH})"
+        )
+        yield make_wrong(
             of.listen, what, "journalctl -u steward-web -p warning", "[web] listen: a free port"
         )
     else:
-        yield ok(of.listen, "the pages answer")
+        yield make_ok(of.listen, "the pages answer")
 
 
-def munge(ground: Ground) -> Iterator[Finding]:
+def check_munge(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that MUNGE can identify users of commands on other hosts."""
     of = ground.settings.web
     looked_at = of.munge_socket or _MUNGE
     if not of.listen or not of.munge:
-        yield skipped("[web] munge", "nobody is known by it here")
+        yield make_skipped("[web] munge", "nobody is known by it here")
         return
     if not of.munge_socket and not os.path.exists(_MUNGE):
-        yield skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
+        yield make_skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
         return
     munged = Munge(of.munge_socket)
     try:
         munged.decode(munged.encode(b"steward doctor"))
-    except (MungeUnavailable, Refused) as error:
-        yield warning(
+    except (MungeUnavailable, PermissionRefused) as error:
+        yield make_warning(
             looked_at,
             f"commands on other hosts are known by tokens alone: {error}",
             "systemctl restart munge",
             "or set munge_socket in [web], or munge = false",
         )
         return
-    yield ok(looked_at, "munged makes credentials, and opens them")
+    yield make_ok(looked_at, "munged makes credentials, and opens them")

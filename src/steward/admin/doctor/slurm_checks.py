@@ -1,6 +1,6 @@
 """Health checks of Slurm: slurmctld, clocks, plugins, triggers, and the spool.
 
-Checks of one cluster are wrapped by ``each_cluster`` into the public checks ``hosts``,
+Checks of one cluster are wrapped by ``make_cluster_check`` into the public checks ``hosts``,
 ``memory``, ``cost``, ``clocks``, ``usage``, ``spank``, ``jobcomp``, ``submit``, ``triggers``;
 ``answers`` and ``spool`` handle clusters themselves. ``checks.py`` lists them all.
 """
@@ -13,25 +13,32 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from steward.admin.doctor.context import Asked, Ground, each_cluster
-from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
+from steward.admin.doctor.context import CheckContext, ClusterReport, make_cluster_check
+from steward.admin.doctor.findings import (
+    CheckFinding,
+    format_count,
+    make_ok,
+    make_skipped,
+    make_warning,
+    make_wrong,
+)
 from steward.admin.plugins.build import DEFAULT_LIBDIR, SlurmVersion
-from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, install_command, our_conf
-from steward.admin.plugins.job_submit import check_reach, check_submit, conf_of
-from steward.admin.plugins.jobcomp import jobcomp_faults, lines_of
-from steward.admin.plugins.spank import ShimLine, shim_faults, shim_lines
+from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, get_own_conf, install_command
+from steward.admin.plugins.job_submit import check_reach, check_submit, find_gate_conf
+from steward.admin.plugins.jobcomp import find_jobcomp_faults, parse_lines_path
+from steward.admin.plugins.spank import ShimLine, find_shim_faults, read_shim_lines
 from steward.admin.plugins.trigger import check_trigger
-from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN, plugins_of
-from steward.capture.captured_jobs import Known
-from steward.capture.schedulers import scheduler_called
-from steward.capture.sensor.triggers import EVENTS
+from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN_NAME, parse_submit_plugins
+from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.schedulers import load_scheduler
+from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME
 from steward.core.errors import Unavailable
-from steward.core.events import script_key
-from steward.core.files import may, network_kind
+from steward.core.events import make_script_key
+from steward.core.files import can_access, find_network_type
 from steward.core.journal import JournalReader
 from steward.core.poll_status import COST_FACTOR
-from steward.slurm import Machine, SlurmError, SlurmUnavailable, Triggers
+from steward.slurm import ClusterQueries, SlurmError, SlurmUnavailable, Triggers
 
 _OLDEST: Final = (22, 5)
 _NEWEST: Final = (26, 5)
@@ -46,7 +53,7 @@ _NEARLY_ALL: Final = 0.9
 """Share of MaxJobCount from which a check warns."""
 
 
-def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
+def check_slurmctld(ground: CheckContext, *, ping_s: float = 8.0) -> Iterator[CheckFinding]:
     """Check that Slurm's commands exist and slurmctld answers them.
 
     Args:
@@ -55,16 +62,16 @@ def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
             MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
     """
     if not ground.clusters:
-        yield skipped("scontrol show config", "no cluster's Slurm is asked from here")
+        yield make_skipped("scontrol show config", "no cluster's Slurm is asked from here")
     for one in ground.clusters:
-        yield _answer(one, ping_s)
+        yield _check_answer(one, ping_s)
 
 
-def _answer(one: Asked, ping_s: float) -> Finding:
+def _check_answer(one: ClusterReport, ping_s: float) -> CheckFinding:
     """Check the version and answers of one cluster's Slurm."""
     looked_at = "squeue --version, scontrol show config"
     if one.version is None:
-        return wrong(
+        return make_wrong(
             looked_at,
             one.no_version,
             f"[cluster.{one.name}] slurm_bin = the directory of Slurm's commands",
@@ -72,30 +79,30 @@ def _answer(one: Asked, ping_s: float) -> Finding:
         )
     version = f"{one.version[0]}.{one.version[1]:02d}.{one.version[2]}"
     if one.no_answer:
-        return _silent(one, f"{looked_at}, scontrol ping", ping_s)
+        return _check_silent_slurmctld(one, f"{looked_at}, scontrol ping", ping_s)
     running = one.shown.get("SLURM_VERSION", version)
     if not _OLDEST <= one.version[:2] <= _NEWEST:
-        return warning(
+        return make_warning(
             looked_at,
             f"Slurm {version} is none that Steward is tested with (22.05 to 26.05)",
             of=one.name,
         )
     if running.split("-")[0] != version:
-        return warning(
+        return make_warning(
             looked_at,
             f"slurmctld is {running}, the commands here are {version}",
             "install the same Slurm on both",
             of=one.name,
         )
-    return ok(looked_at, f"slurmctld {running} answers", of=one.name)
+    return make_ok(looked_at, f"slurmctld {running} answers", of=one.name)
 
 
-def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
+def _check_silent_slurmctld(one: ClusterReport, looked_at: str, ping_s: float) -> CheckFinding:
     """Distinguish a stopped slurmctld from a busy one, which still answers a ping."""
     try:
-        pings = Machine(one.name, one.settings).controllers(timeout_s=ping_s)
+        pings = ClusterQueries(one.name, one.settings).controllers(timeout_s=ping_s)
     except SlurmUnavailable:
-        return wrong(
+        return make_wrong(
             looked_at,
             f"slurmctld answers no ping within {ping_s:g} s: it hangs, or its host is away: "
             f"{one.no_answer}",
@@ -105,14 +112,14 @@ def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
     except SlurmError:
         pings = []
     if any(ping.up for ping in pings if ping.daemon == "slurmctld"):
-        return wrong(
+        return make_wrong(
             looked_at,
             f"slurmctld is busy: it answers a ping, and nothing else: {one.no_answer}",
             "look at what slurmctld is busy with: sdiag",
             of=one.name,
         )
     is_down = any(ping.daemon == "slurmctld" for ping in pings)
-    return wrong(
+    return make_wrong(
         looked_at,
         "slurmctld does not run: scontrol ping says DOWN"
         if is_down
@@ -122,7 +129,7 @@ def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
     )
 
 
-def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_hosts(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that every slurmctld host's spool is captured."""
     hosts = [
         re.split(r"[(:]", value)[0].strip()
@@ -131,17 +138,17 @@ def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
     ]
     looked_at = "SlurmctldHost, StateSaveLocation, scontrol ping"
     spool = one.shown.get("StateSaveLocation", "")
-    kind = network_kind(spool) if spool else ""
+    kind = find_network_type(spool) if spool else ""
     down = [
         ping.host or ping.role
-        for ping in Machine(one.name, one.settings).pings()
+        for ping in ClusterQueries(one.name, one.settings).pings()
         if ping.daemon == "slurmctld" and not ping.up
     ]
     if len(hosts) < 2:
-        yield ok(looked_at, f"there is one controller, {', '.join(hosts) or 'here'}")
+        yield make_ok(looked_at, f"there is one controller, {', '.join(hosts) or 'here'}")
         return
     if down:
-        yield warning(
+        yield make_warning(
             looked_at, f"slurmctld on {', '.join(down)} is away", "systemctl status slurmctld"
         )
     here = socket.gethostname().partition(".")[0]
@@ -151,9 +158,11 @@ def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
     }
     unseen = [host for host in others if host not in reported]
     if kind:
-        yield ok(looked_at, f"{len(hosts)} controllers share {spool} on {kind}, which is scanned")
+        yield make_ok(
+            looked_at, f"{len(hosts)} controllers share {spool} on {kind}, which is scanned"
+        )
     elif unseen:
-        yield wrong(
+        yield make_wrong(
             looked_at,
             f"{spool} is a local disk as seen from here: what slurmctld on "
             f"{', '.join(unseen)} takes while it is in charge is not archived",
@@ -161,17 +170,17 @@ def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
             f"[cluster.{one.name}] controllers = {unseen}",
         )
     else:
-        yield ok(looked_at, f"{', '.join(others)} may report for {one.name}")
+        yield make_ok(looked_at, f"{', '.join(others)} may report for {one.name}")
     gate = ground.settings.gate
     if ground.settings.bank.enabled and not gate.listen:
-        yield warning(
+        yield make_warning(
             "[gate] listen",
             "a slurmctld on another host cannot ask this gate: its policy holds for every job",
             "see docs/bank-operate.md: [gate] listen here, and ask on the other host",
         )
 
 
-def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_memory(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld keeps ended jobs long enough and has room for new ones."""
     looked_at = "MinJobAge, MaxJobCount"
     age = int(found[1]) if (found := _SECONDS.match(one.shown.get("MinJobAge", ""))) else 0
@@ -179,7 +188,7 @@ def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
     least = max(_SHORT_MEMORY_S, int(4 * one.settings.snapshot_interval_s))
     if age and age < least:
         told = "" if one.settings.jobcomp_lines else ", and nothing else tells of their ends"
-        lost = wrong if age < 2 * one.settings.snapshot_interval_s and told else warning
+        lost = make_wrong if age < 2 * one.settings.snapshot_interval_s and told else make_warning
         yield lost(
             looked_at,
             f"slurmctld forgets jobs {age} s after their end{told}: records of jobs that end "
@@ -189,37 +198,37 @@ def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
         return
     jobs = len(one.slurm.queue().rows)
     if most and jobs > _NEARLY_ALL * most:
-        yield warning(
+        yield make_warning(
             looked_at,
             f"slurmctld holds {jobs} of at most {most} jobs: soon it takes no more",
             f"slurm.conf: MaxJobCount={2 * most}",
         )
     else:
         stay = f"for {age} s" if age else "for good"
-        yield ok(
+        yield make_ok(
             looked_at,
-            f"jobs stay {stay} after their end; it holds {several(jobs, 'job')} of {most}",
+            f"jobs stay {stay} after their end; it holds {format_count(jobs, 'job')} of {most}",
         )
 
 
-def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_poll_cost(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check how long one poll of the queue takes."""
     looked_at = "one squeue, as a look at the queue takes it"
     queue = one.slurm.queue()
     interval_s = one.settings.snapshot_interval_s
     apart_s = COST_FACTOR * queue.cost_s
-    text = f"a look at {several(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
+    text = f"a look at {format_count(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
     if apart_s > max(interval_s, _SHORT_MEMORY_S):
-        yield warning(
+        yield make_warning(
             looked_at,
             f"{text}: looks are {apart_s:.0f} s apart, so as not to burden slurmctld",
             "look at what slurmctld is busy with: sdiag",
         )
     else:
-        yield ok(looked_at, f"{text}, one is taken every {max(apart_s, interval_s):.1f} s")
+        yield make_ok(looked_at, f"{text}, one is taken every {max(apart_s, interval_s):.1f} s")
 
 
-def _clocks(_ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_clocks(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check the clocks of slurmctld and nodes against this host's."""
     looked_at = "slurmctld's clock, and when nodes say that their slurmd started"
     began = time.time()
@@ -228,7 +237,7 @@ def _clocks(_ground: Ground, one: Asked) -> Iterator[Finding]:
     # Slurm truncates to whole seconds.
     skew_s = max(began - (shown + 1.0), shown - ended, 0.0)
     if skew_s > _SKEW_S:
-        grave = wrong if skew_s > _MUNGE_S else warning
+        grave = make_wrong if skew_s > _MUNGE_S else make_warning
         yield grave(
             looked_at,
             f"slurmctld's clock and this host's are {skew_s:.0f} s apart",
@@ -238,40 +247,42 @@ def _clocks(_ground: Ground, one: Asked) -> Iterator[Finding]:
         return
     ahead = [
         node.name
-        for node in Machine(one.name, one.settings).node_states().values()
+        for node in ClusterQueries(one.name, one.settings).node_states().values()
         for at in (node.slurmd_started_at, node.boot_at)
         if at is not None and at.timestamp() > ended + _SKEW_S
     ]
     if ahead:
         names = sorted(set(ahead))
-        yield warning(
+        yield make_warning(
             looked_at,
             f"the clock of {names[0]} is ahead: its slurmd started in the future"
             + (f" (and {len(names) - 1} more)" if len(names) > 1 else ""),
             f"ssh {names[0]} chronyc tracking",
         )
     else:
-        yield ok(looked_at, "slurmctld's clock is this host's, and no node's is ahead")
+        yield make_ok(looked_at, "slurmctld's clock is this host's, and no node's is ahead")
 
 
-hosts = each_cluster("SlurmctldHost, StateSaveLocation, scontrol ping", _hosts_of)
-memory = each_cluster("MinJobAge, MaxJobCount", _memory)
-cost = each_cluster("one squeue", _cost)
-clocks = each_cluster("slurmctld's clock", _clocks)
+check_controllers = make_cluster_check(
+    "SlurmctldHost, StateSaveLocation, scontrol ping", _check_hosts
+)
+check_job_memory = make_cluster_check("MinJobAge, MaxJobCount", _check_memory)
+check_poll_cost = make_cluster_check("one squeue", _check_poll_cost)
+check_clocks = make_cluster_check("slurmctld's clock", _check_clocks)
 
 
 _USAGE_SETTINGS: Final = "ProctrackType, JobAcctGatherType, TaskEpilog"
 _NOT_CONTAINED: Final = ("proctrack/pgid", "proctrack/linuxproc")
 
 
-def _usage(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_usage(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that Slurm or the agents measure what jobs use."""
     shown, tells = one.shown, bool(ground.settings.nodes.listen)
     strange = False
     tracked = shown.get("ProctrackType", "")
     if tells and tracked in _NOT_CONTAINED:
         strange = True
-        yield warning(
+        yield make_warning(
             _USAGE_SETTINGS,
             f"{tracked} has no control groups: processes that leave their task are nobody's",
             "slurm.conf: ProctrackType=proctrack/cgroup",
@@ -279,7 +290,7 @@ def _usage(ground: Ground, one: Asked) -> Iterator[Finding]:
     gathered = shown.get("JobAcctGatherType", "")
     if not tells and gathered in ("", "jobacct_gather/none"):
         strange = True
-        yield warning(
+        yield make_warning(
             _USAGE_SETTINGS,
             "neither Slurm nor Steward's agents tell what jobs use",
             "slurm.conf: JobAcctGatherType=jobacct_gather/cgroup",
@@ -288,16 +299,16 @@ def _usage(ground: Ground, one: Asked) -> Iterator[Finding]:
     epilog = shown.get("TaskEpilog", "")
     if tells and epilog:
         strange = True
-        yield warning(
+        yield make_warning(
             _USAGE_SETTINGS,
             f"TaskEpilog is {epilog}: its CPU time counts to the task, and is marked so",
             "use Epilog, where it need not run within the task",
         )
     if not strange:
-        yield ok(_USAGE_SETTINGS, f"{tracked}, {gathered or 'jobacct_gather/none'}")
+        yield make_ok(_USAGE_SETTINGS, f"{tracked}, {gathered or 'jobacct_gather/none'}")
 
 
-usage = each_cluster(_USAGE_SETTINGS, _usage)
+check_usage_sources = make_cluster_check(_USAGE_SETTINGS, _check_usage)
 
 
 _SPANK: Final = "plugstack.conf.d, and the library that it names"
@@ -305,52 +316,57 @@ _NO_JOBCOMP: Final = "former sizes of resized jobs, and jobs that come and go wh
 Steward is away for longer than MinJobAge"
 
 
-def _spank(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_spank(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check the SPANK plugin of this host, if it is a node."""
     plugstack = one.shown.get("PlugStackConfig", "") or f"{one.etc}/plugstack.conf"
-    ours = our_conf(plugstack)
-    lines = shim_lines(plugstack)
+    ours = get_own_conf(plugstack)
+    lines = read_shim_lines(plugstack)
     if not lines and not ground.settings.nodes.listen:
-        yield skipped(_SPANK, "[nodes] listen is not set: no node is to tell of its steps")
+        yield make_skipped(_SPANK, "[nodes] listen is not set: no node is to tell of its steps")
         return
     if not lines:
-        names = _nodes_here(one)
+        names = _list_local_nodes(one)
         if names:
-            yield warning(
+            yield make_warning(
                 _SPANK,
                 f"this host is node {names[0]}, and its steps are not told of: {ours} is missing",
                 "steward plugins build",
                 install_command(plugstack=plugstack),
             )
         else:
-            yield skipped(_SPANK, "this host is no node: run 'steward plugins check' on one")
+            yield make_skipped(_SPANK, "this host is no node: run 'steward plugins check' on one")
         return
-    faults = shim_faults(
-        _version(one), libdir=_libdir(lines[0]), plugstack=plugstack, settings=ground.settings
+    faults = find_shim_faults(
+        _get_version(one),
+        libdir=_get_libdir(lines[0]),
+        plugstack=plugstack,
+        settings=ground.settings,
     )
     for fault in faults:
-        yield wrong(lines[0].file, fault.what, *fault.mend)
+        yield make_wrong(lines[0].file, fault.what, *fault.mend)
     if not faults:
-        yield ok(lines[0].file, f"it is built for Slurm {_version(one)}, and its lines are written")
+        yield make_ok(
+            lines[0].file, f"it is built for Slurm {_get_version(one)}, and its lines are written"
+        )
 
 
-def _nodes_here(one: Asked) -> list[str]:
+def _list_local_nodes(one: ClusterReport) -> list[str]:
     here = socket.gethostname().partition(".")[0]
-    nodes = Machine(one.name, one.settings).node_states().values()
+    nodes = ClusterQueries(one.name, one.settings).node_states().values()
     return [node.name for node in nodes if node.hostname.partition(".")[0] == here]
 
 
-def _libdir(line: ShimLine) -> str:
+def _get_libdir(line: ShimLine) -> str:
     """Return the directory of all builds, from the library that a line loads."""
     return os.path.dirname(os.path.dirname(line.library)) or DEFAULT_LIBDIR
 
 
-def _version(one: Asked) -> SlurmVersion:
+def _get_version(one: ClusterReport) -> SlurmVersion:
     text = one.shown.get("SLURM_VERSION", "").split("-")[0]
     return SlurmVersion.parse(text) if text else SlurmVersion(*(one.version or (0, 0, 0)))
 
 
-def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_jobcomp(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld writes ended jobs to the file that Steward reads."""
     path = f"{one.etc}/{JOBCOMP}"
     looked_at = f"JobCompType, {path}"
@@ -362,79 +378,81 @@ def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
     )
     if not one.settings.jobcomp_lines:
         if ground.settings.accounting.type in ("jobacct/none", ""):
-            yield skipped(looked_at, "no accounts are kept")
+            yield make_skipped(looked_at, "no accounts are kept")
         elif kind in ("jobcomp/none", "jobcomp/lua"):
-            yield warning(
+            yield make_warning(
                 looked_at,
                 f"jobcomp_lines is not set: lost are {_NO_JOBCOMP}",
                 *mend,
                 f'[cluster.{one.name}] jobcomp_lines = "{DEFAULT_LINES}"',
             )
         else:
-            yield warning(looked_at, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend)
+            yield make_warning(
+                looked_at, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend
+            )
         return
-    faults = jobcomp_faults(one.shown, one.etc)
+    faults = find_jobcomp_faults(one.shown, one.etc)
     for fault in faults:
-        yield wrong(looked_at, fault.what, *fault.mend)
+        yield make_wrong(looked_at, fault.what, *fault.mend)
     if faults:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
-        written = lines_of(file.read())
+        written = parse_lines_path(file.read())
     if os.path.realpath(written) != os.path.realpath(one.settings.jobcomp_lines):
-        yield wrong(
+        yield make_wrong(
             looked_at,
             f"slurmctld writes to {written}, Steward reads {one.settings.jobcomp_lines}",
             f'[cluster.{one.name}] jobcomp_lines = "{written}"',
         )
     else:
-        yield ok(looked_at, f"slurmctld tells of jobs that end in {written}")
+        yield make_ok(looked_at, f"slurmctld tells of jobs that end in {written}")
 
 
-def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_submit(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld's submit plugin asks the gate, after all others."""
-    named = ",".join(plugins_of(one.shown)) or "(null)"
+    named = ",".join(parse_submit_plugins(one.shown)) or "(null)"
     looked_at = f"JobSubmitPlugins={named}"
-    asks = bool(ASKING_PLUGINS & set(plugins_of(one.shown)))
+    asks = bool(ASKING_PLUGINS & set(parse_submit_plugins(one.shown)))
     if not ground.settings.bank.enabled and not ground.settings.gate.ask:
-        yield skipped(looked_at, "there is no bank here to ask")
+        yield make_skipped(looked_at, "there is no bank here to ask")
         return
     if not asks:
-        yield warning(
+        yield make_warning(
             looked_at,
             "slurmctld does not ask the bank: jobs are held for and charged from the queue, "
             "and no submission is refused",
             f"steward plugins install --job-submit-lua {one.etc}",
-            f"slurm.conf: JobSubmitPlugins={','.join([*plugins_of(one.shown), 'lua'])}",
+            f"slurm.conf: JobSubmitPlugins={','.join([*parse_submit_plugins(one.shown), 'lua'])}",
             "systemctl restart slurmctld",
         )
         return
     cluster = one.shown.get("ClusterName", "")
-    if PLUGIN in plugins_of(one.shown) and cluster != one.name:
+    if PLUGIN_NAME in parse_submit_plugins(one.shown) and cluster != one.name:
         # The plugin in C sends ClusterName; Lua does not know it and sends the configured name.
-        yield wrong(
+        yield make_wrong(
             f"ClusterName={cluster}",
             f"the gate knows the cluster as {one.name}: of {cluster} it knows nothing",
             f"[cluster.{cluster}] in Steward's configuration, in place of [cluster.{one.name}]",
         )
-    lines = check_submit(one.shown, _version(one), directory=one.etc)
-    lines += check_reach(one.shown, conf_of(one.shown, one.etc))
+    lines = check_submit(one.shown, _get_version(one), directory=one.etc)
+    lines += check_reach(one.shown, find_gate_conf(one.shown, one.etc))
     for line in lines:
-        yield wrong(looked_at, line, f"steward plugins check --job-submit-lua {one.etc}")
+        yield make_wrong(looked_at, line, f"steward plugins check --job-submit-lua {one.etc}")
     if not lines:
-        yield ok(looked_at, "slurmctld asks the bank, behind all other plugins")
+        yield make_ok(looked_at, "slurmctld asks the bank, behind all other plugins")
 
 
-def _triggers(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _check_triggers(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
     """Check that Steward's triggers are set and can wake the sensor."""
     sensor = ground.settings.sensor
     looked_at = f"strigger --get, {sensor.helper}"
     if not sensor.enabled or not sensor.triggers:
-        yield skipped(looked_at, "the sensor is to set none")
+        yield make_skipped(looked_at, "the sensor is to set none")
         return
     user, uid = one.slurm_user
     own = ground.uid if ground.own_uid is None else ground.own_uid
     if own not in (0, uid):
-        yield wrong(
+        yield make_wrong(
             looked_at,
             f"only SlurmUser {user} may set triggers, Steward runs as {ground.own_name}: nodes "
             "are looked at by the clock alone",
@@ -445,7 +463,7 @@ def _triggers(ground: Ground, one: Asked) -> Iterator[Finding]:
     socket_path = ground.settings.wake_socket(one.name)
     lines = check_trigger(one.shown, sensor.helper, sensor.secret_file, socket_path)
     for line in lines:
-        yield wrong(looked_at, line, "steward plugins install --trigger")
+        yield make_wrong(looked_at, line, "steward plugins install --trigger")
     found = [
         trigger
         for trigger in Triggers(one.name, one.settings).all()
@@ -455,20 +473,20 @@ def _triggers(ground: Ground, one: Asked) -> Iterator[Finding]:
     if lines:
         return
     if not found:
-        yield wrong(
+        yield make_wrong(
             looked_at,
             "none of Steward's triggers is set: the sensor sets them when it starts",
             "journalctl -u steward | grep triggers",
             "systemctl restart steward",
         )
     else:
-        yield ok(looked_at, f"{len(found)} of at most {len(EVENTS)} triggers are set")
+        yield make_ok(looked_at, f"{len(found)} of at most {len(TRIGGER_EVENTS)} triggers are set")
 
 
-spank = each_cluster(_SPANK, _spank)
-jobcomp = each_cluster("JobCompType", _jobcomp)
-submit = each_cluster("JobSubmitPlugins", _submit)
-triggers = each_cluster("strigger --get", _triggers)
+check_spank_plugin = make_cluster_check(_SPANK, _check_spank)
+check_jobcomp_plugin = make_cluster_check("JobCompType", _check_jobcomp)
+check_submit_plugin = make_cluster_check("JobSubmitPlugins", _check_submit)
+check_sensor_triggers = make_cluster_check("strigger --get", _check_triggers)
 
 
 _PATIENCE_S: Final = 120.0
@@ -479,7 +497,7 @@ _JOB: Final = re.compile(r"job\.(\d+)")
 _SPOOL_CHECK: Final = "the spool, and whether what lies in it was taken"
 
 
-def spool(ground: Ground) -> Iterator[Finding]:
+def check_spools(ground: CheckContext) -> Iterator[CheckFinding]:
     """Check that each cluster's spool is readable and its scripts are captured."""
     shown = {one.name: one for one in ground.clusters}
     found = False
@@ -487,72 +505,75 @@ def spool(ground: Ground) -> Iterator[Finding]:
         if of.remote:
             continue
         found = True
-        usual = scheduler_called(of.scheduler).default_root
+        usual = load_scheduler(of.scheduler).default_root
         of_slurm = shown[name].shown.get("StateSaveLocation", "") if name in shown else ""
         path = of.spool or usual or of_slurm
         if not path:
-            yield skipped(_SPOOL_CHECK, "slurmctld does not answer, so nobody says where", of=name)
+            yield make_skipped(
+                _SPOOL_CHECK, "slurmctld does not answer, so nobody says where", of=name
+            )
         else:
-            yield _spool(ground, name, path, is_slurms=of.scheduler == "slurm")
+            yield _check_spool(ground, name, path, is_slurms=of.scheduler == "slurm")
     if not found:
-        yield skipped(_SPOOL_CHECK, "every cluster is captured elsewhere (remote = true)")
+        yield make_skipped(_SPOOL_CHECK, "every cluster is captured elsewhere (remote = true)")
 
 
-def _spool(ground: Ground, name: str, path: str, *, is_slurms: bool) -> Finding:
+def _check_spool(ground: CheckContext, name: str, path: str, *, is_slurms: bool) -> CheckFinding:
     """Check one cluster's spool: access, file system, captured scripts."""
     own = ground.uid if ground.own_uid is None else ground.own_uid
     try:
         os.stat(path)
-        kind = network_kind(path)
+        kind = find_network_type(path)
     except OSError as error:
-        return wrong(
+        return make_wrong(
             path,
             f"{error.strerror}: run Steward on slurmctld's host, or set where it is",
             f'[cluster.{name}] spool = "the StateSaveLocation of slurm.conf"',
             of=name,
         )
-    if may(own, "r", path) is False:
-        return wrong(
+    if can_access(own, "r", path) is False:
+        return make_wrong(
             path,
             f"{ground.own_name}, as whom Steward runs, cannot read it",
             "run Steward as SlurmUser: systemctl edit steward, [Service] User=…",
             of=name,
         )
     if not is_slurms:
-        return ok(path, "it can be read", of=name)
+        return make_ok(path, "it can be read", of=name)
     if not ground.is_root and ground.uid != own:
-        return skipped(path, "only root and Steward's user can look into it", of=name)
-    return _taken(ground, name, path, kind)
+        return make_skipped(path, "only root and Steward's user can look into it", of=name)
+    return _check_captured(ground, name, path, kind)
 
 
-def _taken(ground: Ground, name: str, path: str, kind: str) -> Finding:
+def _check_captured(ground: CheckContext, name: str, path: str, kind: str) -> CheckFinding:
     """Check that the journal knows the scripts that have been in the spool for a while."""
-    old = sorted(_scripts(path))[-_MOST:]
+    old = sorted(_list_old_scripts(path))[-_MOST:]
     try:
-        missing = _unknown(ground.settings.state_dir, name, old)
+        missing = _find_uncaptured(ground.settings.state_dir, name, old)
     except Unavailable as error:
         why = f"nothing of it was ever taken: {error}"
-        return wrong(path, why, "systemctl start steward", of=name)
+        return make_wrong(path, why, "systemctl start steward", of=name)
     if missing:
-        return wrong(
+        return make_wrong(
             path,
-            f"{several(len(missing), 'script')} of {len(old)} not taken, job {missing[0]} first",
+            f"{format_count(len(missing), 'script')} of {len(old)} not taken, job {missing[0]} "
+            "first",
             "journalctl -u steward -p warning",
             "systemctl restart steward",
             of=name,
         )
-    text = f"{several(len(old), 'script')} there for a while, all of them taken"
+    text = f"{format_count(len(old), 'script')} there for a while, all of them taken"
     if kind:
-        return warning(
+        return make_warning(
             path,
             f"it is on {kind}, where nobody is told of new files: it is scanned. {text}",
             "run Steward, or steward controller, on slurmctld's host with the spool on its disk",
             of=name,
         )
-    return ok(path, text, of=name)
+    return make_ok(path, text, of=name)
 
 
-def _scripts(path: str) -> Iterator[tuple[int, int]]:
+def _list_old_scripts(path: str) -> Iterator[tuple[int, int]]:
     """Yield time and job id of each script that has been in the spool for a while."""
     before_ns = time.time_ns() - int(_PATIENCE_S * 1e9)
     for hashed in os.scandir(path):
@@ -567,15 +588,15 @@ def _scripts(path: str) -> Iterator[tuple[int, int]]:
                     yield mtime_ns, int(job[1])
 
 
-def _unknown(state_dir: str, cluster: str, scripts: list[tuple[int, int]]) -> list[int]:
+def _find_uncaptured(state_dir: str, cluster: str, scripts: list[tuple[int, int]]) -> list[int]:
     """Return the jobs whose scripts the journal does not know."""
     reader = JournalReader(state_dir)
-    known = Known(state_dir, reader)
+    known = CapturedScripts(state_dir, reader)
     try:
         return [
             job_id
             for mtime_ns, job_id in scripts
-            if not known.known(cluster, script_key(job_id, mtime_ns))
+            if not known.known(cluster, make_script_key(job_id, mtime_ns))
         ]
     finally:
         known.close()

@@ -21,8 +21,13 @@ from typing import Final
 
 import msgspec
 
-from steward.admin.plugins.errors import BuildFailed, HeadersMissing, NativeError, NoVersion
-from steward.core.files import open_directory, replacing
+from steward.admin.plugins.errors import (
+    BuildFailed,
+    HeadersMissing,
+    InvalidVersion,
+    PluginInstallError,
+)
+from steward.core.files import open_directory, replace_file
 
 LIBRARY: Final = "spank_steward.so"
 """SPANK plugin that reports steps and tasks."""
@@ -39,7 +44,7 @@ HOOKS: Final = {
     SUBMIT_LIBRARY: ("init", "fini", "job_submit", "job_modify"),
 }
 """Symbols that each library exports to Slurm; both SPANK libraries have the same sources."""
-SHIM: Final = (LIBRARY, PROLOG_LIBRARY)
+NODE_LIBRARIES: Final = (LIBRARY, PROLOG_LIBRARY)
 """Libraries for compute nodes."""
 DEFAULT_LIBDIR: Final = "/usr/local/lib/steward"
 """Default directory of all builds."""
@@ -93,11 +98,11 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         """Parse a version as people type it: 24.11 or 24.11.5.
 
         Raises:
-            NoVersion: It is none.
+            InvalidVersion: It is none.
         """
         found = _LIKE_VERSION.fullmatch(text)
         if not found:
-            raise NoVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
+            raise InvalidVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
         return cls(int(found[1]), int(found[2]), int(found[3] or -1))
 
     @classmethod
@@ -110,7 +115,7 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         return (self.major, self.minor) == (other.major, other.minor)
 
 
-class Built(msgspec.Struct, frozen=True, kw_only=True):
+class PluginBuild(msgspec.Struct, frozen=True, kw_only=True):
     """A build of the plugins for one Slurm version.
 
     Attributes:
@@ -122,7 +127,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     version: SlurmVersion
 
 
-def headers_of(directory: str) -> SlurmVersion:
+def read_header_version(directory: str) -> SlurmVersion:
     """Return the version of the Slurm headers in ``directory``/slurm.
 
     Raises:
@@ -143,7 +148,7 @@ def headers_of(directory: str) -> SlurmVersion:
     return SlurmVersion.of_number(int(found[1], 16))
 
 
-def defines(headers: str) -> tuple[str, ...]:
+def list_header_flags(headers: str) -> tuple[str, ...]:
     """Return compiler flags for header differences that no version number shows.
 
     Raises:
@@ -175,7 +180,7 @@ def find_headers() -> str:
     )
 
 
-def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
+def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBuild:
     """Compile the plugins into ``libdir``/VERSION.
 
     An existing build of the same version is replaced atomically; daemons that have loaded it
@@ -189,16 +194,16 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
     Raises:
         HeadersMissing: There are no headers.
         BuildFailed: There is no compiler, or it did not take the sources.
-        NativeError: The directory cannot be written.
+        PluginInstallError: The directory cannot be written.
     """
-    version = headers_of(headers)
+    version = read_header_version(headers)
     directory = os.path.join(os.path.abspath(libdir), str(version))
     target = os.path.join(directory, LIBRARY)
     try:
         os.close(open_directory(directory, make=0o755))
         with tempfile.TemporaryDirectory(prefix="steward-build-") as work:
             _write_sources(work)
-            words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *defines(headers)]
+            words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *list_header_flags(headers)]
             words.append(f"-I{headers}")
             with ThreadPoolExecutor() as pool:
                 # Each thread waits for a compiler process.
@@ -206,15 +211,17 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
             for library in HOOKS:
                 with (
                     open(os.path.join(work, library), "rb") as built,
-                    replacing(os.path.join(directory, library), 0o755) as file,
+                    replace_file(os.path.join(directory, library), 0o755) as file,
                 ):
                     shutil.copyfileobj(built, file)
     except OSError as error:
-        raise NativeError(f"{error.filename or directory}: {error.strerror}", directory) from error
-    return Built(path=target, version=version)
+        raise PluginInstallError(
+            f"{error.filename or directory}: {error.strerror}", directory
+        ) from error
+    return PluginBuild(path=target, version=version)
 
 
-def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Built | None:
+def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> PluginBuild | None:
     """Find the build for a version: of the same patch level, or else the latest compatible one.
 
     Args:
@@ -231,47 +238,49 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Bu
         directory = os.path.join(os.path.abspath(libdir), name)
         if _LIKE_VERSION.fullmatch(name) and os.path.exists(os.path.join(directory, library)):
             path = os.path.join(directory, LIBRARY)
-            built = Built(path=path, version=SlurmVersion.parse(name))
-            if built.version.serves(version) and (library in SHIM or built.version == version):
+            built = PluginBuild(path=path, version=SlurmVersion.parse(name))
+            if built.version.serves(version) and (
+                library in NODE_LIBRARIES or built.version == version
+            ):
                 found.append(built)
     return max(found, key=lambda built: (built.version == version, built.version), default=None)
 
 
-def version_script(library: str) -> str:
+def build_version_script(library: str) -> str:
     """Return the linker's version script of a library, which exports only Slurm's symbols."""
-    more = _OF_SPANK_PLUGINS if library in SHIM else ()
+    more = _OF_SPANK_PLUGINS if library in NODE_LIBRARIES else ()
     names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
     return f"{{ global: {names}; local: *; }};\n"
 
 
-def sources() -> tuple[str, ...]:
+def list_sources() -> tuple[str, ...]:
     """Return the names of all source and header files."""
     return tuple(sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}))
 
 
-def source(name: str) -> str:
+def read_source(name: str) -> str:
     """Read a source file from the package ``steward.native``."""
     return resources.files("steward.native").joinpath(name).read_text(encoding="utf-8")
 
 
 def _write_sources(work: str) -> None:
-    for name in sources():
+    for name in list_sources():
         with open(os.path.join(work, name), "w", encoding="utf-8") as file:
-            file.write(source(name))
+            file.write(read_source(name))
 
 
 def _compile_library(words: Sequence[str], work: str, library: str) -> None:
     """Compile one library, which exports only its hooks."""
     shown = os.path.join(work, f"{library}.map")
     with open(shown, "w", encoding="utf-8") as file:
-        file.write(version_script(library))
+        file.write(build_version_script(library))
     sources = [os.path.join(work, name) for name in SOURCES[library]]
     target = os.path.join(work, library)
-    _compile([*words, f"-Wl,--version-script={shown}", "-o", target, *sources])
+    _run_compiler([*words, f"-Wl,--version-script={shown}", "-o", target, *sources])
     os.chmod(target, 0o755)  # noqa: S103 - a library is everybody's to load
 
 
-def _compile(words: Sequence[str]) -> None:
+def _run_compiler(words: Sequence[str]) -> None:
     """Run the compiler; report its first errors."""
     try:
         result = subprocess.run(

@@ -5,7 +5,7 @@ import msgspec
 from steward.core.errors import StewardError, UsageError
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PluginFault(msgspec.Struct, frozen=True):
     """A fault of something that Slurm loads, with its repair.
 
     Attributes:
@@ -21,17 +21,17 @@ class Fault(msgspec.Struct, frozen=True):
         return ": ".join(part for part in (self.what, "; ".join(self.mend)) if part)
 
 
-class NativeError(StewardError):
+class PluginInstallError(StewardError):
     """A plugin cannot be built, installed or checked."""
 
 
-class NoVersion(NativeError, UsageError):
+class InvalidVersion(PluginInstallError, UsageError):
     """The given text is no version of Slurm."""
 
 
-class HeadersMissing(NativeError):
+class HeadersMissing(PluginInstallError):
     """Slurm's headers are not in the given directory."""
 
 
-class BuildFailed(NativeError):
+class BuildFailed(PluginInstallError):
     """The compiler is missing, or rejected the plugin's sources."""

@@ -17,10 +17,16 @@ from typing import Final
 
 import msgspec
 
-from steward.admin.plugins.build import DEFAULT_LIBDIR, LIBRARY, PROLOG_LIBRARY, Built, source
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.build import (
+    DEFAULT_LIBDIR,
+    LIBRARY,
+    PROLOG_LIBRARY,
+    PluginBuild,
+    read_source,
+)
+from steward.admin.plugins.errors import PluginInstallError
 from steward.core import files
-from steward.core.files import network_kind, replacing
+from steward.core.files import find_network_type, replace_file
 
 OUR_CONF: Final = "steward.conf"
 """Our own file in plugstack.conf.d."""
@@ -39,7 +45,7 @@ MARK: Final = "Written by steward plugins install"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
 
 
-class Installed(msgspec.Struct, frozen=True, kw_only=True):
+class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an installation.
 
     Attributes:
@@ -51,19 +57,19 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()
 
 
-def conf_directory(plugstack: str) -> str:
+def get_conf_directory(plugstack: str) -> str:
     """Return the directory for our own files beside plugstack.conf."""
     return f"{plugstack}.d"
 
 
-def our_conf(plugstack: str) -> str:
+def get_own_conf(plugstack: str) -> str:
     """Return the path of our own file beside plugstack.conf."""
-    return os.path.join(conf_directory(plugstack), OUR_CONF)
+    return os.path.join(get_conf_directory(plugstack), OUR_CONF)
 
 
 def install_shim(
-    built: Built, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
-) -> Installed:
+    built: PluginBuild, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
+) -> InstallResult:
     """Install the SPANK plugin on this node, and have slurmstepd load it.
 
     Args:
@@ -74,14 +80,14 @@ def install_shim(
         prolog: Whether to report Prolog and Epilog too, which costs two processes a job.
 
     Raises:
-        NativeError: The spool is not local, or something cannot be written.
+        PluginInstallError: The spool is not local, or something cannot be written.
     """
     directory = os.path.join(os.path.abspath(libdir), str(built.version))
     libraries = (LIBRARY, PROLOG_LIBRARY) if prolog else (LIBRARY,)
     for path in (directory, plugstack, spool):
-        require_plain(path)
+        require_plain_path(path)
     _require_local(spool)
-    conf = our_conf(plugstack)
+    conf = get_own_conf(plugstack)
     text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
     head = (
         f"# {MARK}, for Slurm {built.version}.\n"
@@ -92,16 +98,16 @@ def install_shim(
         make_directory(os.path.dirname(conf), 0o755)
         # Libraries first: a line that names a missing one is an error for every job.
         _copy_libraries(os.path.dirname(built.path), directory)
-        replace(conf, (head + text).encode(), 0o644)
+        replace_if_changed(conf, (head + text).encode(), 0o644)
     except (OSError, shutil.Error) as error:
-        raise NativeError(said(error, directory), directory) from error
+        raise PluginInstallError(describe_error(error, directory), directory) from error
     left: tuple[str, ...] = ()
-    if not includes(plugstack, conf):
-        left = (f"add to {plugstack}: include {conf_directory(plugstack)}/*.conf",)
+    if not has_include(plugstack, conf):
+        left = (f"add to {plugstack}: include {get_conf_directory(plugstack)}/*.conf",)
     if prolog:
         left = (*left, "restart slurmd: it loads what tells of Prolog and Epilog at its start")
     written = tuple(f"{directory}/{library}" for library in libraries)
-    return Installed(written=(*written, conf, spool), left=left)
+    return InstallResult(written=(*written, conf, spool), left=left)
 
 
 def _copy_libraries(source_directory: str, directory: str) -> None:
@@ -110,42 +116,44 @@ def _copy_libraries(source_directory: str, directory: str) -> None:
         return
     for library in (LIBRARY, PROLOG_LIBRARY):
         with open(os.path.join(source_directory, library), "rb") as file:
-            replace(os.path.join(directory, library), file.read(), 0o755)
+            replace_if_changed(os.path.join(directory, library), file.read(), 0o755)
 
 
-def includes(plugstack: str, conf: str) -> bool:
+def has_include(plugstack: str, conf: str) -> bool:
     """Return whether plugstack.conf includes a file, by pattern or by name.
 
     On a node without its own plugstack.conf, the one that slurmd fetched from slurmctld counts.
     """
-    return any(_matches(pattern, conf) for pattern in _patterns(_in_use(plugstack)))
+    return any(_is_match(pattern, conf) for pattern in _list_patterns(_find_plugstack(plugstack)))
 
 
-def included(plugstack: str) -> list[str]:
+def list_included(plugstack: str) -> list[str]:
     """Return plugstack.conf, and the files that it includes, in their order."""
-    files, waiting = list[str](), [_in_use(plugstack)]
+    files, waiting = list[str](), [_find_plugstack(plugstack)]
     while waiting:
         path = waiting.pop(0)
         if path not in files:
             files.append(path)
-            inner = [file for pattern in _patterns(path) for file in sorted(glob.glob(pattern))]
+            inner = [
+                file for pattern in _list_patterns(path) for file in sorted(glob.glob(pattern))
+            ]
             waiting = [*inner, *waiting]
     return files
 
 
-def _in_use(plugstack: str) -> str:
+def _find_plugstack(plugstack: str) -> str:
     if plugstack == DEFAULT_PLUGSTACK and not os.path.exists(plugstack):
         return FETCHED_PLUGSTACK
     return plugstack
 
 
-def _patterns(plugstack: str) -> Iterator[str]:
-    for words in plugstack_lines(plugstack):
+def _list_patterns(plugstack: str) -> Iterator[str]:
+    for words in read_plugstack(plugstack):
         if words[0] == "include" and len(words) == 2:
             yield os.path.join(os.path.dirname(plugstack), words[1])
 
 
-def _matches(pattern: str, conf: str) -> bool:
+def _is_match(pattern: str, conf: str) -> bool:
     """Return whether a pattern matches a file, existing or not, by any name of its directory."""
     directory, name = os.path.split(conf)
     if not fnmatch.fnmatchcase(name, os.path.basename(pattern)):
@@ -161,7 +169,7 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def plugstack_lines(path: str) -> list[list[str]]:
+def read_plugstack(path: str) -> list[list[str]]:
     """Return the words of each line of a plugstack file; none if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -171,7 +179,7 @@ def plugstack_lines(path: str) -> list[list[str]]:
     return [words for words in lines if words]
 
 
-def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
+def install_jobcomp(directory: str, *, libdir: str, lines: str) -> InstallResult:
     """Install jobcomp.lua: slurmctld then reports each job that ends (JobCompType=jobcomp/lua).
 
     Args:
@@ -180,45 +188,45 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
         lines: File that slurmctld appends to; its directory must be SlurmUser's.
 
     Raises:
-        NativeError: The site has a jobcomp.lua of its own, the directory of the lines is open to
-            everybody, or something cannot be written.
+        PluginInstallError: The site has a jobcomp.lua of its own, the directory of the lines is
+            open to everybody, or something cannot be written.
     """
     ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
     called = os.path.join(directory, JOBCOMP)
     for path in (ours, called, lines):
-        require_plain(path)
+        require_plain_path(path)
     _require_local(os.path.dirname(lines))
-    if os.path.isdir(os.path.dirname(lines)) and is_open(os.path.dirname(lines)):
+    if os.path.isdir(os.path.dirname(lines)) and is_world_accessible(os.path.dirname(lines)):
         directory_of_lines = os.path.dirname(lines)
-        what = open_directory(directory_of_lines)
-        raise NativeError(f"{what}: chmod o= {directory_of_lines}", directory_of_lines)
+        what = describe_open_directory(directory_of_lines)
+        raise PluginInstallError(f"{what}: chmod o= {directory_of_lines}", directory_of_lines)
     text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
     try:
         make_directory(os.path.dirname(ours), 0o755)
-        replace(ours, source(JOBCOMP).encode(), 0o644)
-        if os.path.exists(called) and not is_ours(called):
-            raise NativeError(
+        replace_if_changed(ours, read_source(JOBCOMP).encode(), 0o644)
+        if os.path.exists(called) and not is_own_file(called):
+            raise PluginInstallError(
                 f'{called} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
                 f'local steward = dofile("{ours}"), and call steward.log_record(job) in '
                 "slurm_jobcomp_log_record(job)",
                 called,
             )
-        replace(called, text.encode(), 0o644, trusted=owner_of_conf(directory))
+        replace_if_changed(called, text.encode(), 0o644, trusted=find_conf_owner(directory))
     except OSError as error:
-        raise NativeError(said(error, called), called) from error
+        raise PluginInstallError(describe_error(error, called), called) from error
     left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
     if not os.path.isdir(os.path.dirname(lines)):
         left.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
     left.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
-    return Installed(written=(ours, called), left=tuple(left))
+    return InstallResult(written=(ours, called), left=tuple(left))
 
 
-def is_open(directory: str) -> bool:
+def is_world_accessible(directory: str) -> bool:
     """Return whether others than a directory's owner and group may enter or list it."""
     return bool(os.stat(directory).st_mode & stat.S_IRWXO)
 
 
-def open_directory(directory: str) -> str:
+def describe_open_directory(directory: str) -> str:
     """Return the error text for a directory of job lines that is open to everybody."""
     return (
         f"{directory} is open to everybody, and job names and paths are in its files as users "
@@ -226,7 +234,7 @@ def open_directory(directory: str) -> str:
     )
 
 
-def is_ours(path: str) -> bool:
+def is_own_file(path: str) -> bool:
     """Return whether we wrote a file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -235,40 +243,40 @@ def is_ours(path: str) -> bool:
         return False
 
 
-def require_plain(path: str) -> None:
+def require_plain_path(path: str) -> None:
     """Check that a path needs no quotes in a file of Slurm's.
 
     Raises:
-        NativeError: It would need quotes, or is not whole.
+        PluginInstallError: It would need quotes, or is not whole.
     """
     if not _PLAIN.fullmatch(path):
-        raise NativeError(
+        raise PluginInstallError(
             f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
         )
 
 
 def _require_local(directory: str) -> None:
-    kind = network_kind(directory)
+    kind = find_network_type(directory)
     if kind:
-        raise NativeError(
+        raise PluginInstallError(
             f"{directory} is on {kind}, which could stall Slurm: take a local disk or a tmpfs",
             directory,
         )
 
 
-def replace(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
+def replace_if_changed(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
     """Replace a file atomically, unless it is unchanged.
 
     An unchanged file keeps its modification time: the check of jobcomp.lua asks for a restart of
     slurmctld if the file is newer than the process.
     """
-    if _holds(path, data, mode):
+    if _has_content(path, data, mode):
         return
-    with replacing(path, mode, trusted=trusted) as file:
+    with replace_file(path, mode, trusted=trusted) as file:
         file.write(data)
 
 
-def _holds(path: str, data: bytes, mode: int) -> bool:
+def _has_content(path: str, data: bytes, mode: int) -> bool:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -277,7 +285,7 @@ def _holds(path: str, data: bytes, mode: int) -> bool:
         return False
 
 
-def owner_of_conf(directory: str) -> frozenset[int]:
+def find_conf_owner(directory: str) -> frozenset[int]:
     """Return the owner of the slurm.conf in a directory, which may be SlurmUser."""
     try:
         return frozenset({os.stat(os.path.join(directory, "slurm.conf")).st_uid})
@@ -294,7 +302,7 @@ def make_directory(path: str, mode: int) -> None:
     os.close(files.open_directory(path, make=mode, checks=False))
 
 
-def said(error: Exception, path: str) -> str:
+def describe_error(error: Exception, path: str) -> str:
     """Describe an operating system error, with its path."""
     where = getattr(error, "filename", None) or path
     return f"{where}: {getattr(error, 'strerror', None) or error}"

@@ -14,22 +14,22 @@ from collections.abc import Mapping, Sequence
 from glob import glob
 from typing import Final, Literal
 
-from steward.admin.plugins.build import SUBMIT_LIBRARY, Built, SlurmVersion, source
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.build import SUBMIT_LIBRARY, PluginBuild, SlurmVersion, read_source
+from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.installation import (
     MARK,
-    Installed,
-    is_ours,
+    InstallResult,
+    describe_error,
+    find_conf_owner,
+    is_own_file,
     make_directory,
-    owner_of_conf,
-    replace,
-    require_plain,
-    said,
+    replace_if_changed,
+    require_plain_path,
 )
-from steward.admin.plugins.jobcomp import slurm_user
+from steward.admin.plugins.jobcomp import parse_slurm_user
 from steward.admin.plugins.spank import check_library
-from steward.bank.gate.plugin_conf import PLUGIN, plugins_of
-from steward.core.files import may
+from steward.bank.gate.plugin_conf import PLUGIN_NAME, parse_submit_plugins
+from steward.core.files import can_access
 
 MODULE: Final = "steward_gate.lua"
 """Our Lua module."""
@@ -46,7 +46,7 @@ _CALLS: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.M
 _DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
 
 
-def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> Installed:
+def install_submit(built: PluginBuild, *, libdir: str, shown: Mapping[str, str]) -> InstallResult:
     """Install the plugin in C on this host, and return the lines to add to slurm.conf.
 
     Args:
@@ -55,26 +55,26 @@ def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> In
         shown: Output of ``scontrol show config``; empty if slurmctld does not run yet.
 
     Raises:
-        NativeError: Something cannot be written.
+        PluginInstallError: Something cannot be written.
     """
     directory = os.path.join(os.path.abspath(libdir), str(built.version))
     target = os.path.join(directory, SUBMIT_LIBRARY)
-    require_plain(target)
+    require_plain_path(target)
     try:
         make_directory(directory, 0o755)
         with open(os.path.join(os.path.dirname(built.path), SUBMIT_LIBRARY), "rb") as file:
-            replace(target, file.read(), 0o755)
+            replace_if_changed(target, file.read(), 0o755)
     except OSError as error:
-        raise NativeError(said(error, target), target) from error
-    left = [_line_of_directories(shown, directory), _line_of_plugins(shown, PLUGIN)]
+        raise PluginInstallError(describe_error(error, target), target) from error
+    left = [_format_plugin_dir(shown, directory), _format_submit_plugins(shown, PLUGIN_NAME)]
     lines = [f"set in slurm.conf: {line}" for line in left if line]
     if lines:
         lines.append("look it over with steward plugins check --job-submit")
         lines.append("restart slurmctld on every host that runs one: each needs this library")
-    return Installed(written=(target,), left=tuple(lines))
+    return InstallResult(written=(target,), left=tuple(lines))
 
 
-def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Installed:
+def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> InstallResult:
     """Install the Lua plugin: slurmctld then asks the gate with JobSubmitPlugins=lua.
 
     Args:
@@ -83,22 +83,25 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
         cluster: Name of the cluster, which Lua does not know; "" if Steward has just one.
 
     Raises:
-        NativeError: The site has a job_submit.lua of its own, or something cannot be written.
+        PluginInstallError: The site has a job_submit.lua of its own, or something cannot be
+            written.
     """
     module = os.path.join(os.path.abspath(libdir), MODULE)
     called = os.path.join(directory, CALLED)
     for path in (module, called):
-        require_plain(path)
+        require_plain_path(path)
     if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
-        raise NativeError(f"{cluster!r} is no cluster's name", cluster)
+        raise PluginInstallError(f"{cluster!r} is no cluster's name", cluster)
     names = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
-    text = source(CALLED).replace("MODULE", module)
+    text = read_source(CALLED).replace("MODULE", module)
     try:
         make_directory(os.path.dirname(module), 0o755)
         for name in MODULES:
-            replace(os.path.join(os.path.dirname(module), name), source(name).encode(), 0o644)
-        if os.path.exists(called) and not is_ours(called):
-            raise NativeError(
+            replace_if_changed(
+                os.path.join(os.path.dirname(module), name), read_source(name).encode(), 0o644
+            )
+        if os.path.exists(called) and not is_own_file(called):
+            raise PluginInstallError(
                 f"{called} is the site's own: put there {names.strip() + '; ' if names else ''}"
                 f'local steward = dofile("{module}"), and end slurm_job_submit with return '
                 "steward.submit(job_desc, part_list, submit_uid) and slurm_job_modify with return "
@@ -106,16 +109,16 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
                 called,
             )
         data = f"-- {MARK}.\n{names}{text}".encode()
-        replace(called, data, 0o644, trusted=owner_of_conf(directory))
+        replace_if_changed(called, data, 0o644, trusted=find_conf_owner(directory))
     except OSError as error:
-        raise NativeError(said(error, called), called) from error
+        raise PluginInstallError(describe_error(error, called), called) from error
     left = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
-    if not lua_sockets():
+    if not find_lua_sockets():
         left.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
-    return Installed(written=(module, called), left=tuple(left))
+    return InstallResult(written=(module, called), left=tuple(left))
 
 
-def lua_sockets() -> list[str]:
+def find_lua_sockets() -> list[str]:
     """Return LuaSocket's libraries on this host, for any Lua version."""
     return [path for pattern in _LUA_SOCKETS for path in sorted(glob(pattern))]
 
@@ -130,9 +133,9 @@ def check_submit(
         version: Version of the Slurm that runs, or of a planned upgrade.
         directory: Directory of slurm.conf, for job_submit.lua; from ``shown`` if empty.
     """
-    plugins = plugins_of(shown)
-    if PLUGIN in plugins:
-        return [*_check_order(plugins), *_check_c(shown, version)]
+    plugins = parse_submit_plugins(shown)
+    if PLUGIN_NAME in plugins:
+        return [*_check_order(plugins), *_check_c_plugin(shown, version)]
     if "lua" in plugins:
         path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
         return [*_check_order(plugins), *_check_lua(path)]
@@ -142,20 +145,20 @@ def check_submit(
 
 def _check_order(plugins: Sequence[str]) -> list[str]:
     """Check that our plugin is the last of JobSubmitPlugins."""
-    ours = PLUGIN if PLUGIN in plugins else "lua"
+    ours = PLUGIN_NAME if PLUGIN_NAME in plugins else "lua"
     if plugins[-1] == ours:
         return []
     behind = ", ".join(plugins[plugins.index(ours) + 1 :])
     return [f"JobSubmitPlugins has {behind} behind {ours}: what they change is not priced"]
 
 
-def _check_c(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
+def _check_c_plugin(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
     """Check that slurmctld would start: it skips a wrong file for one in the next PluginDir."""
     if version.micro < 0:
         return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
     found = [
         os.path.join(directory, SUBMIT_LIBRARY)
-        for directory in _directories(shown)
+        for directory in _split_plugin_dir(shown)
         if os.path.exists(os.path.join(directory, SUBMIT_LIBRARY))
     ]
     wrong = {path: check_library(path, version, is_exact=True) for path in found}
@@ -180,24 +183,24 @@ def _check_lua(path: str) -> list[str]:
         return [f"{path} does not call steward's submit: see docs/gate.md"]
     missing = [called for called in _CALLS.findall(text) if not os.path.exists(called)]
     wrong = [f"{path} calls {called}, which is not there" for called in missing]
-    if not lua_sockets():
+    if not find_lua_sockets():
         wrong.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
     return wrong
 
 
-def _directories(shown: Mapping[str, str]) -> list[str]:
+def _split_plugin_dir(shown: Mapping[str, str]) -> list[str]:
     return [part for part in shown.get("PluginDir", "").split(":") if part]
 
 
-def _line_of_directories(shown: Mapping[str, str], directory: str) -> str:
-    known = _directories(shown)
+def _format_plugin_dir(shown: Mapping[str, str], directory: str) -> str:
+    known = _split_plugin_dir(shown)
     if directory in known:
         return ""
     return f"PluginDir={':'.join([*(known or ['the one of Slurm']), directory])}"
 
 
-def _line_of_plugins(shown: Mapping[str, str], name: str) -> str:
-    plugins = plugins_of(shown)
+def _format_submit_plugins(shown: Mapping[str, str], name: str) -> str:
+    plugins = parse_submit_plugins(shown)
     if plugins and plugins[-1] == name:
         return ""
     return f"JobSubmitPlugins={','.join([*(one for one in plugins if one != name), name])}"
@@ -211,7 +214,7 @@ _SOCKET: Final = "/run/steward/gate.sock"
 _COST: Final = "so the policy holds for every job"
 
 
-def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
+def find_gate_conf(shown: Mapping[str, str], directory: str = "") -> str:
     """Return the configuration file that the plugin reads, as far as can be known here.
 
     Args:
@@ -220,7 +223,7 @@ def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
     """
     path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
     named = None
-    if PLUGIN not in plugins_of(shown):
+    if PLUGIN_NAME not in parse_submit_plugins(shown):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 named = _NAMED.search(file.read())
@@ -238,18 +241,20 @@ def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:
         shown: Output of ``scontrol show config``.
         conf: Configuration file that the plugin reads.
     """
-    user = slurm_user(shown)
+    user = parse_slurm_user(shown)
     if user is None or user[1] == 0:
         return []
     name, uid = user
-    socket = socket_of(conf)
-    closed = {_closed(uid, socket, "w"), _closed(uid, conf, "r")} - {""}
+    socket = find_gate_socket(conf)
+    closed = {_find_closed_directory(uid, socket, "w"), _find_closed_directory(uid, conf, "r")} - {
+        ""
+    }
     wrong = [
         f"{directory} is closed to SlurmUser {name}, who cannot reach the gate, "
         f"{_COST}: chmod o+x {directory}"
         for directory in sorted(closed)
     ]
-    if not wrong and os.path.exists(socket) and may(uid, "w", socket) is False:
+    if not wrong and os.path.exists(socket) and can_access(uid, "w", socket) is False:
         wrong.append(
             f"{socket} does not let SlurmUser {name} in, {_COST}: "
             f'set plugin_users = ["{name}"] in [gate], and restart steward serve'
@@ -257,7 +262,7 @@ def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:
     return wrong
 
 
-def socket_of(conf: str) -> str:
+def find_gate_socket(conf: str) -> str:
     """Return the gate's socket that the plugin's configuration names."""
     try:
         with open(conf, encoding="utf-8", errors="replace") as file:
@@ -268,21 +273,21 @@ def socket_of(conf: str) -> str:
     return found[-1] if found else _SOCKET
 
 
-def _closed(uid: int, path: str, way: Literal["r", "w"]) -> str:
+def _find_closed_directory(uid: int, path: str, way: Literal["r", "w"]) -> str:
     """Return the first directory above a file that a user cannot enter; "" for none."""
-    if os.path.exists(path) and may(uid, way, path):
+    if os.path.exists(path) and can_access(uid, way, path):
         return ""  # perhaps by an access control list
-    for directory in _above(path):
+    for directory in _list_parents(path):
         try:
             status = os.stat(directory)
         except OSError:
             return ""
-        if not _passes(uid, status):
+        if not _can_enter(uid, status):
             return directory
     return ""
 
 
-def _above(path: str) -> list[str]:
+def _list_parents(path: str) -> list[str]:
     """Return the directories above a file, the root first."""
     found = []
     directory = os.path.dirname(os.path.abspath(path))
@@ -293,16 +298,16 @@ def _above(path: str) -> list[str]:
         directory = os.path.dirname(directory)
 
 
-def _passes(uid: int, status: os.stat_result) -> bool:
+def _can_enter(uid: int, status: os.stat_result) -> bool:
     """Return whether the mode alone lets a user enter a directory."""
     if status.st_uid == uid:
         return bool(status.st_mode & stat.S_IXUSR)
-    if status.st_gid in _groups(uid):
+    if status.st_gid in _list_groups(uid):
         return bool(status.st_mode & stat.S_IXGRP)
     return bool(status.st_mode & stat.S_IXOTH)
 
 
-def _groups(uid: int) -> set[int]:
+def _list_groups(uid: int) -> set[int]:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

@@ -2,9 +2,9 @@
 
 The spool is a directory of root's: slurmstepd and the agent use it as root, while the daemon's
 directories and that of job lines belong to SlurmUser, so one directory cannot serve both.
-``taken_by``, ``require_free`` and ``spool_faults`` check it. ``check_library`` loads a library in
-another process and compares its version with Slurm's. ``check_shim`` and ``shim_faults`` check
-all of it on a node; ``install_command`` is the repair.
+``describe_user``, ``require_usable_spool`` and ``find_spool_faults`` check it. ``check_library``
+loads a library in another process and compares its version with Slurm's. ``check_shim`` and
+``find_shim_faults`` check all of it on a node; ``install_command`` is the repair.
 """
 
 import contextlib
@@ -23,40 +23,40 @@ import msgspec
 from steward.admin.plugins.build import (
     DEFAULT_LIBDIR,
     HOOKS,
+    NODE_LIBRARIES,
     PROLOG_LIBRARY,
-    SHIM,
     SUBMIT_LIBRARY,
     SlurmVersion,
     find_built,
 )
-from steward.admin.plugins.errors import Fault, NativeError
+from steward.admin.plugins.errors import PluginFault, PluginInstallError
 from steward.admin.plugins.installation import (
     DEFAULT_LINES,
     DEFAULT_SPOOL,
-    conf_directory,
-    included,
-    includes,
+    get_conf_directory,
+    get_own_conf,
+    has_include,
     install_command,
-    our_conf,
-    plugstack_lines,
+    list_included,
+    read_plugstack,
 )
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 
 log = logging.getLogger(__name__)
 
-_OWN_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
+_SPOOL_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
 """Names of files that the plugin and the agent write to the spool."""
 
-_PLACE: Final = re.compile(r".+\.(?:place|lock)")
+_AGENT_FILE: Final = re.compile(r".+\.(?:place|lock)")
 """Names of files that only the agent writes."""
 
 OWNER: Final = "root:root"
 MODE: Final = 0o700
 
 
-def daemon_directories(settings: Settings) -> dict[str, str]:
+def list_daemon_directories(settings: Settings) -> dict[str, str]:
     """Return the directories of the daemon and of jobcomp, each with its setting or purpose.
 
     Args:
@@ -64,25 +64,25 @@ def daemon_directories(settings: Settings) -> dict[str, str]:
     """
     directories = {os.path.dirname(DEFAULT_LINES): "jobcomp's lines"}
     directories |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
-    directories |= _parent("socket", settings.socket)
+    directories |= _map_parent("socket", settings.socket)
     for field in ("socket", "plugin_conf", "off_switch"):
-        directories |= _parent(f"[gate] {field}", getattr(settings.gate, field))
+        directories |= _map_parent(f"[gate] {field}", getattr(settings.gate, field))
     for name in settings.files_sinks():
         directories[settings.sink_path(name)] = f"[archive.sink.{name}] path"
         if move_to := settings.files_sink(name).move_to:
             directories[move_to] = f"[archive.sink.{name}] move_to"
     for name, cluster in settings.cluster.items():
-        directories |= _parent(f"[cluster.{name}] jobcomp_lines", cluster.jobcomp_lines)
+        directories |= _map_parent(f"[cluster.{name}] jobcomp_lines", cluster.jobcomp_lines)
         if cluster.spool:
             directories[cluster.spool] = f"[cluster.{name}] spool"
     return directories
 
 
-def _parent(key: str, path: str) -> dict[str, str]:
+def _map_parent(key: str, path: str) -> dict[str, str]:
     return {os.path.dirname(path): key} if path else {}
 
 
-def taken_by(spool: str, directories: Mapping[str, str]) -> str:
+def describe_user(spool: str, directories: Mapping[str, str]) -> str:
     """Return why a directory cannot be the spool, as words that follow "it is"; "" if it can.
 
     The directory must not be one of the daemon's or jobcomp's, nor above or below one. Unless it is
@@ -90,12 +90,12 @@ def taken_by(spool: str, directories: Mapping[str, str]) -> str:
 
     Args:
         spool: The directory.
-        directories: As :func:`daemon_directories` returns them.
+        directories: As :func:`list_daemon_directories` returns them.
     """
-    return _part_of(spool, directories) or _used_by_others(spool)
+    return _describe_overlap(spool, directories) or _find_foreign_file(spool)
 
 
-def _part_of(spool: str, directories: Mapping[str, str]) -> str:
+def _describe_overlap(spool: str, directories: Mapping[str, str]) -> str:
     """Describe how a directory overlaps with one of the daemon's; "" if it does not."""
     path = os.path.realpath(spool)
     for directory, key in directories.items():
@@ -113,7 +113,7 @@ def _is_below(path: str, directory: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 
-def _used_by_others(spool: str) -> str:
+def _find_foreign_file(spool: str) -> str:
     """Return a sign that other programs use a directory, as words that follow "it is"."""
     if os.path.abspath(spool) == DEFAULT_SPOOL and not os.path.islink(DEFAULT_SPOOL):
         return ""
@@ -126,7 +126,7 @@ def _used_by_others(spool: str) -> str:
         return ""  # It does not exist, or only root can read it.
     # Other programs write logs too, but not beside the agent's .place files.
     is_read = any(name.endswith((".place", ".lock")) for name in names)
-    pattern = _OWN_FILE if is_read or status.st_uid == 0 else _PLACE
+    pattern = _SPOOL_FILE if is_read or status.st_uid == 0 else _AGENT_FILE
     foreign = next((name for name in names if pattern.fullmatch(name) is None), "")
     return f"a directory that holds {foreign}, which is no file of the plugin's" if foreign else ""
 
@@ -135,14 +135,14 @@ def suggest_spool(directories: Mapping[str, str]) -> str:
     """Return a directory that can be the spool: the default, if it can be.
 
     Args:
-        directories: As :func:`daemon_directories` returns them.
+        directories: As :func:`list_daemon_directories` returns them.
     """
     beside = "/var/lib/steward-shim"
     usable = (path for path in (DEFAULT_SPOOL, beside) if not os.path.islink(path))
-    return next((path for path in usable if not taken_by(path, directories)), "")
+    return next((path for path in usable if not describe_user(path, directories)), "")
 
 
-def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
+def require_usable_spool(spool: str, directories: Mapping[str, str], used: str) -> None:
     """Check that a directory can be the plugin's spool.
 
     Of existing directories only one that the plugin uses already, or one of root's alone, is
@@ -150,15 +150,15 @@ def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
 
     Args:
         spool: The directory.
-        directories: As :func:`daemon_directories` returns them.
+        directories: As :func:`list_daemon_directories` returns them.
         used: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
         UsageError: It cannot.
     """
-    taken = taken_by(spool, directories)
+    taken = describe_user(spool, directories)
     if not taken and os.path.realpath(spool) not in (DEFAULT_SPOOL, os.path.realpath(used or "/")):
-        taken = _open_directory(spool)
+        taken = _describe_open_spool(spool)
     if taken:
         raise UsageError(
             f"cannot use {spool} as the SPANK plugin's spool: it is {taken}, and the spool must "
@@ -167,7 +167,7 @@ def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
         )
 
 
-def _open_directory(spool: str) -> str:
+def _describe_open_spool(spool: str) -> str:
     """Describe an existing directory that is not root's alone; "" for others."""
     try:
         status = os.stat(spool)
@@ -178,7 +178,7 @@ def _open_directory(spool: str) -> str:
     return f"a directory of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
 
 
-def require_no_spool(lines: str, spool: str) -> None:
+def require_outside_spool(lines: str, spool: str) -> None:
     """Check that jobcomp's lines do not go to the SPANK plugin's spool.
 
     Args:
@@ -189,7 +189,7 @@ def require_no_spool(lines: str, spool: str) -> None:
         UsageError: The file is in the spool, or in a directory above or below it.
     """
     for path in filter(None, (spool, DEFAULT_SPOOL)):
-        if _part_of(path, {os.path.dirname(lines): "jobcomp's lines"}):
+        if _describe_overlap(path, {os.path.dirname(lines): "jobcomp's lines"}):
             raise UsageError(
                 f"cannot write job lines to {lines}: {path} is the SPANK plugin's spool, root's "
                 f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES}",
@@ -197,31 +197,31 @@ def require_no_spool(lines: str, spool: str) -> None:
             )
 
 
-def spool_faults(spool: str) -> Iterator[Fault]:
+def find_spool_faults(spool: str) -> Iterator[PluginFault]:
     """Yield faults of a spool: lost lines, lines that the agent cannot read, access by others."""
-    kind = network_kind(spool)
+    kind = find_network_type(spool)
     if kind:
-        yield Fault(f"{spool} is on {kind}: nothing is written there, take a local disk")
+        yield PluginFault(f"{spool} is on {kind}: nothing is written there, take a local disk")
         return
     make = f"install -d -o root -g root -m 0700 {spool}"
     try:
         status = os.stat(spool)
     except OSError as error:
-        yield Fault(f"{spool}: {error.strerror}: every line is lost", (make,))
+        yield PluginFault(f"{spool}: {error.strerror}: every line is lost", (make,))
         return
     if not stat.S_ISDIR(status.st_mode):
         move = f"mv -T --backup=numbered {spool} {spool}.old"
-        yield Fault(f"{spool} is no directory: every line is lost", (move, make))
+        yield PluginFault(f"{spool} is no directory: every line is lost", (move, make))
     elif os.path.realpath(spool) == os.path.abspath(spool):
-        yield from _access_faults(spool, status)
+        yield from _find_access_faults(spool, status)
 
 
-def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
+def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFault]:
     """Yield faults of owner and mode of a spool and its files."""
     close = f"chmod {MODE:04o} {spool}"
     give = f"chown {OWNER} {spool}"
     is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    others = {path: uid for path, uid in _owners(spool).items() if uid != 0}
+    others = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
     if others:
         other, uid = next(iter(others.items()))
         # In a closed directory only root and its owner wrote: the files came with the directory.
@@ -230,22 +230,26 @@ def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
         else:
             aside = f"mv -T --backup=numbered {spool} {spool}.old"
             repair = (aside, f"install -d -o root -g root -m {MODE:04o} {spool}")
-        yield Fault(f"{other} belongs to uid {uid}: the agent does not take lines from it", repair)
+        yield PluginFault(
+            f"{other} belongs to uid {uid}: the agent does not take lines from it", repair
+        )
         return
     if status.st_uid != 0:
         what = f"{spool} belongs to uid {status.st_uid}, who could change what is told"
-        yield Fault(what, (give, close))
+        yield PluginFault(what, (give, close))
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", (close,))
+        yield PluginFault(f"{spool} is closed to its owner: the agent cannot read it", (close,))
     if status.st_mode & stat.S_IWOTH:
-        yield Fault(f"{spool} may be written by anybody: nothing is written there", (close,))
+        yield PluginFault(f"{spool} may be written by anybody: nothing is written there", (close,))
     elif status.st_mode & stat.S_IWGRP:
-        yield Fault(f"{spool} may be written by its group, who could change what is told", (close,))
+        yield PluginFault(
+            f"{spool} may be written by its group, who could change what is told", (close,)
+        )
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield Fault(f"{spool} is open to others than root", (close,))
+        yield PluginFault(f"{spool} is open to others than root", (close,))
 
 
-def _owners(spool: str) -> dict[str, int]:
+def _list_owners(spool: str) -> dict[str, int]:
     """Return the owners of a spool's files by path; nothing if only root can read it."""
     owners: dict[str, int] = {}
     try:
@@ -261,7 +265,7 @@ def _owners(spool: str) -> dict[str, int]:
 
 _TIMEOUT_S: Final = 30.0
 """Longest time to load a library in another process, in seconds."""
-_LOOK: Final = """
+_INSPECT_PROGRAM: Final = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
 number = lambda name: ctypes.c_uint.in_dll(library, name).value
@@ -275,7 +279,7 @@ print(json.dumps({
 """
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class LibraryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Type, version and missing hooks of a plugin library.
 
     Attributes:
@@ -289,15 +293,23 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
 
 
-def look(path: str) -> Look:
+def inspect_library(path: str) -> LibraryInfo:
     """Load a library in another process, and return its type and version.
 
     Raises:
-        NativeError: It cannot be loaded, or is no plugin of Slurm's.
+        PluginInstallError: It cannot be loaded, or is no plugin of Slurm's.
     """
     try:
         result = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LOOK, path, *HOOKS.get(os.path.basename(path), ())],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _INSPECT_PROGRAM,
+                path,
+                *HOOKS.get(os.path.basename(path), ()),
+            ],
             capture_output=True,
             text=True,
             errors="replace",
@@ -306,12 +318,14 @@ def look(path: str) -> Look:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
-        raise NativeError(f"{path} took longer than {_TIMEOUT_S:g} s to load", path) from error
+        raise PluginInstallError(
+            f"{path} took longer than {_TIMEOUT_S:g} s to load", path
+        ) from error
     if result.returncode:
         said = result.stderr.strip().rpartition("\n")[2]
         why = said.partition(": ")[2] or said or f"signal {-result.returncode}"
-        raise NativeError(f"{path} cannot be loaded: {why}", path)
-    return msgspec.json.decode(result.stdout, type=Look)
+        raise PluginInstallError(f"{path} cannot be loaded: {why}", path)
+    return msgspec.json.decode(result.stdout, type=LibraryInfo)
 
 
 def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -> list[str]:
@@ -323,8 +337,8 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
         is_exact: Whether the patch level must match too, as slurmctld requires.
     """
     try:
-        seen = look(path)
-    except NativeError as error:
+        seen = inspect_library(path)
+    except PluginInstallError as error:
         return [str(error)]
     wrong = []
     wanted = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
@@ -338,13 +352,17 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
     return wrong
 
 
-def check_coming(version: SlurmVersion, *, libdir: str) -> list[str]:
+def check_upgrade(version: SlurmVersion, *, libdir: str) -> list[str]:
     """Return the faults of the installed builds for another Slurm version, a line each."""
     built = find_built(libdir, version)
     if built is None:
         return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
     directory = os.path.dirname(built.path)
-    return [line for name in SHIM for line in check_library(os.path.join(directory, name), version)]
+    return [
+        line
+        for name in NODE_LIBRARIES
+        for line in check_library(os.path.join(directory, name), version)
+    ]
 
 
 class ShimLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,28 +381,28 @@ class ShimLine(msgspec.Struct, frozen=True, kw_only=True):
     spool: str
 
 
-def shim_lines(plugstack: str) -> list[ShimLine]:
+def read_shim_lines(plugstack: str) -> list[ShimLine]:
     """Read the lines that load the SPANK plugin, in our file, plugstack.conf and its includes.
 
     Args:
         plugstack: Slurm's PlugStackConfig.
     """
-    ours = our_conf(plugstack)
-    lines = [_shim_line(ours, words) for words in plugstack_lines(ours)]
-    for path in included(plugstack):
+    ours = get_own_conf(plugstack)
+    lines = [_parse_shim_line(ours, words) for words in read_plugstack(ours)]
+    for path in list_included(plugstack):
         if os.path.realpath(path) == os.path.realpath(ours):
             continue
-        named = (words for words in plugstack_lines(path) if len(words) > 1)
-        lines += [_shim_line(path, words) for words in named if is_shim(words[1])]
+        named = (words for words in read_plugstack(path) if len(words) > 1)
+        lines += [_parse_shim_line(path, words) for words in named if is_shim_library(words[1])]
     return lines
 
 
-def is_shim(library: str) -> bool:
+def is_shim_library(library: str) -> bool:
     """Return whether a path names a library of the SPANK plugin."""
-    return os.path.basename(library) in SHIM
+    return os.path.basename(library) in NODE_LIBRARIES
 
 
-def _shim_line(file: str, words: list[str]) -> ShimLine:
+def _parse_shim_line(file: str, words: list[str]) -> ShimLine:
     spools = [word.removeprefix("spool=") for word in words[2:] if word.startswith("spool=")]
     return ShimLine(
         file=file,
@@ -394,9 +412,9 @@ def _shim_line(file: str, words: list[str]) -> ShimLine:
     )
 
 
-def spool_of(plugstack: str) -> str:
+def find_spool(plugstack: str) -> str:
     """Return the spool that plugstack.conf names; "" for none."""
-    return next((line.spool for line in shim_lines(plugstack) if line.spool), "")
+    return next((line.spool for line in read_shim_lines(plugstack) if line.spool), "")
 
 
 def check_shim(
@@ -410,19 +428,19 @@ def check_shim(
         plugstack: Slurm's PlugStackConfig.
         settings: This host's configuration, whose directories are no spool; the defaults if None.
     """
-    faults = shim_faults(version, libdir=libdir, plugstack=plugstack, settings=settings)
+    faults = find_shim_faults(version, libdir=libdir, plugstack=plugstack, settings=settings)
     return [str(fault) for fault in faults]
 
 
-def shim_faults(
+def find_shim_faults(
     version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
-) -> list[Fault]:
+) -> list[PluginFault]:
     """Return the faults of :func:`check_shim`, with their repairs as separate commands."""
-    found = _Shim(version, libdir, plugstack, daemon_directories(settings or Settings()))
+    found = _ShimChecks(version, libdir, plugstack, list_daemon_directories(settings or Settings()))
     return [*found.of_build(), *found.of_conf(), *found.of_spools()]
 
 
-class _Shim:
+class _ShimChecks:
     """Checks of a node's SPANK plugin: its build, the lines that load it, and its spool."""
 
     def __init__(
@@ -432,63 +450,67 @@ class _Shim:
         self._libdir = libdir
         self._plugstack = plugstack
         self._taken = taken
-        self._conf = our_conf(plugstack)
-        self._lines = shim_lines(plugstack)
+        self._conf = get_own_conf(plugstack)
+        self._lines = read_shim_lines(plugstack)
 
-    def of_build(self) -> Iterator[Fault]:
+    def of_build(self) -> Iterator[PluginFault]:
         """Yield faults of the build for this Slurm."""
         libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
         mend = (f"steward plugins build{libdir}", self._install())
         if find_built(self._libdir, self._version) is None:
-            yield Fault(f"there is no build for Slurm {self._version} in {self._libdir}", mend)
+            yield PluginFault(
+                f"there is no build for Slurm {self._version} in {self._libdir}", mend
+            )
             return
-        for line in check_coming(self._version, libdir=self._libdir):
-            yield Fault(line, mend)
+        for line in check_upgrade(self._version, libdir=self._libdir):
+            yield PluginFault(line, mend)
 
-    def of_conf(self) -> Iterator[Fault]:
+    def of_conf(self) -> Iterator[PluginFault]:
         """Yield faults of the lines that load the plugin."""
         built = find_built(self._libdir, self._version)
         if built is None:
             return
         if not self._lines:
-            yield Fault(f"{self._conf} is missing", (self._install(),))
+            yield PluginFault(f"{self._conf} is missing", (self._install(),))
             return
         for line in self._lines:
             mend = self._set(line)
             if line.keyword != "optional":
                 what = f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
-                yield Fault(what, mend)
+                yield PluginFault(what, mend)
             if not os.path.exists(line.library):
                 named = line.library or "no file"
-                yield Fault(f"{line.file} names {named}, which is not there", mend)
+                yield PluginFault(f"{line.file} names {named}, which is not there", mend)
             elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(built.path)):
-                yield Fault(f"{line.file} names {line.library}, not {built.path}", mend)
+                yield PluginFault(f"{line.file} names {line.library}, not {built.path}", mend)
         if any(line.file == self._conf for line in self._lines):
             yield from self._of_include()
 
-    def _of_include(self) -> Iterator[Fault]:
-        if not includes(self._plugstack, self._conf):
-            line = f"include {conf_directory(self._plugstack)}/*.conf"
+    def _of_include(self) -> Iterator[PluginFault]:
+        if not has_include(self._plugstack, self._conf):
+            line = f"include {get_conf_directory(self._plugstack)}/*.conf"
             what = f"{self._plugstack} does not include {self._conf}"
-            yield Fault(what, (f"{self._plugstack}: {line}",))
+            yield PluginFault(what, (f"{self._plugstack}: {line}",))
 
-    def of_spools(self) -> Iterator[Fault]:
+    def of_spools(self) -> Iterator[PluginFault]:
         """Yield faults of the spools that the lines name."""
         looked_at: set[str] = set()
         for line in self._lines:
             if not line.spool:
-                yield Fault(f"{line.file} names no spool: nothing is written", self._set(line))
+                yield PluginFault(
+                    f"{line.file} names no spool: nothing is written", self._set(line)
+                )
                 continue
             if not os.path.isabs(line.spool):
                 what = f"{line.file} names spool={line.spool}, which is no absolute path: nothing "
-                yield Fault(f"{what}is written", self._set(line))
+                yield PluginFault(f"{what}is written", self._set(line))
                 continue
             if line.spool in looked_at and line.file == self._conf:
                 continue
-            taken = taken_by(line.spool, self._taken)
+            taken = describe_user(line.spool, self._taken)
             real = os.path.realpath(line.spool)
             if taken:
-                yield Fault(
+                yield PluginFault(
                     f"{line.file} names spool={line.spool}, which is {taken}: change the path in "
                     f"{line.file} to the SPANK plugin's own spool, which is root's alone",
                     self._set(line),
@@ -497,9 +519,9 @@ class _Shim:
                 what = (
                     f"{line.spool} is reached by a symbolic link: name {self._spool(line)} itself"
                 )
-                yield Fault(what, self._set(line))
+                yield PluginFault(what, self._set(line))
             elif line.spool not in looked_at:
-                yield from spool_faults(line.spool)
+                yield from find_spool_faults(line.spool)
             looked_at.add(line.spool)
 
     def _set(self, line: ShimLine) -> tuple[str, ...]:
@@ -523,7 +545,7 @@ class _Shim:
         real = os.path.realpath(line.spool)
         is_place = real == os.path.abspath(line.spool) or os.path.isdir(real)
         is_usable = os.path.isabs(line.spool) and is_place and not os.path.islink(real)
-        if is_usable and not taken_by(line.spool, self._taken):
+        if is_usable and not describe_user(line.spool, self._taken):
             return real if real != os.path.abspath(line.spool) else line.spool
         return suggest_spool(self._taken)
 

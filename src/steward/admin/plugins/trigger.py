@@ -11,24 +11,26 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.installation import (
     MARK,
-    Installed,
+    InstallResult,
+    describe_error,
     make_directory,
-    replace,
-    require_plain,
-    said,
+    replace_if_changed,
+    require_plain_path,
 )
-from steward.admin.plugins.jobcomp import slurm_user
+from steward.admin.plugins.jobcomp import parse_slurm_user
 from steward.capture.sensor import trigger_helper
-from steward.core.files import may, replacing
+from steward.core.files import can_access, replace_file
 
 DEFAULT_PYTHON: Final = "/usr/bin/python3"
 _SECRET_BYTES: Final = 32
 
 
-def install_trigger(path: str, secret_file: str, *, user: str = "", python: str = "") -> Installed:
+def install_trigger(
+    path: str, secret_file: str, *, user: str = "", python: str = ""
+) -> InstallResult:
     """Install the trigger helper, and create its secret if missing.
 
     Args:
@@ -38,28 +40,30 @@ def install_trigger(path: str, secret_file: str, *, user: str = "", python: str 
         python: Interpreter of the helper: the system's Python if empty.
 
     Raises:
-        NativeError: There is no such user, or something cannot be written.
+        PluginInstallError: There is no such user, or something cannot be written.
     """
     python = python or DEFAULT_PYTHON
     for one in (path, secret_file, python):
-        require_plain(one)
-    owner = _owner(user)
+        require_plain_path(one)
+    owner = _find_owner(user)
     written = [path]
     try:
         make_directory(os.path.dirname(path), 0o755)
-        replace(path, _program(python), 0o755)
+        replace_if_changed(path, _build_helper(python), 0o755)
         if not os.path.lexists(secret_file):
             make_directory(os.path.dirname(secret_file), 0o755)
             _write_secret(secret_file, owner)
             written.append(secret_file)
     except OSError as error:
-        raise NativeError(said(error, path), path) from error
+        raise PluginInstallError(describe_error(error, path), path) from error
     left = (
         "set in [sensor] of Steward's configuration: enabled = true"
-        + ("" if path == _default("helper") else f', helper = "{path}"')
-        + ("" if secret_file == _default("secret_file") else f', secret_file = "{secret_file}"'),
+        + ("" if path == _get_default("helper") else f', helper = "{path}"')
+        + (
+            "" if secret_file == _get_default("secret_file") else f', secret_file = "{secret_file}"'
+        ),
     )
-    return Installed(written=tuple(written), left=left)
+    return InstallResult(written=tuple(written), left=left)
 
 
 def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
@@ -71,16 +75,16 @@ def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket:
         secret_file: Path of the secret.
         socket: Socket of the sensor.
     """
-    name, uid = slurm_user(shown) or ("root", 0)
+    name, uid = parse_slurm_user(shown) or ("root", 0)
     if not os.path.isfile(path):
         return [f"{path} is not there: run steward plugins install --trigger"]
     wrong = []
-    if may(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
+    if can_access(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
         wrong.append(f"{path} cannot be run by SlurmUser {name}: chmod 0755 {path}")
-    elif _is_old(path):
+    elif _is_outdated(path):
         wrong.append(f"{path} is of another Steward: run steward plugins install --trigger")
     wrong += _check_secret(secret_file, name, uid)
-    if os.path.exists(socket) and may(uid, "w", socket) is False:
+    if os.path.exists(socket) and can_access(uid, "w", socket) is False:
         wrong.append(f"{socket} cannot be reached by SlurmUser {name}: open its directories to him")
     return wrong
 
@@ -98,41 +102,45 @@ def _check_secret(path: str, name: str, uid: int) -> list[str]:
     return []
 
 
-def _default(field: str) -> str:
+def _get_default(field: str) -> str:
     from steward.capture.settings import SensorSettings
 
     return str(getattr(SensorSettings(), field))
 
 
-def _program(python: str) -> bytes:
+def _build_helper(python: str) -> bytes:
     with open(trigger_helper.__file__, "rb") as file:
         # Isolated mode: it imports nothing from slurmctld's environment or directory.
         return f"#!{python} -I\n# {MARK}.\n".encode() + file.read()
 
 
-def _is_old(path: str) -> bool:
+def _is_outdated(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             lines = file.read().split(b"\n", 2)
     except OSError:
         return False  # not ours to read: whether it can be run was asked
-    return lines[1:] != _program(DEFAULT_PYTHON).split(b"\n", 2)[1:]
+    return lines[1:] != _build_helper(DEFAULT_PYTHON).split(b"\n", 2)[1:]
 
 
-def _owner(user: str) -> tuple[int, int] | None:
+def _find_owner(user: str) -> tuple[int, int] | None:
     """Return uid and gid for the secret; None for those of this process."""
     if not user:
         return None
     try:
         entry = pwd.getpwnam(user)
     except KeyError as error:
-        raise NativeError(f"there is no user {user!r}: name SlurmUser by --user", user) from error
+        raise PluginInstallError(
+            f"there is no user {user!r}: name SlurmUser by --user", user
+        ) from error
     if os.geteuid() not in (0, entry.pw_uid):
-        raise NativeError(f"the secret is to be {user}'s: run this as root, or as {user}", user)
+        raise PluginInstallError(
+            f"the secret is to be {user}'s: run this as root, or as {user}", user
+        )
     return entry.pw_uid, entry.pw_gid
 
 
 def _write_secret(path: str, owner: tuple[int, int] | None) -> None:
     # Mode 0600 from the start: a secret that was readable for a moment is none.
-    with replacing(path, 0o600, owner=owner, is_new=True) as file:
+    with replace_file(path, 0o600, owner=owner, is_new=True) as file:
         file.write(secrets.token_urlsafe(_SECRET_BYTES).encode() + b"\n")

@@ -15,12 +15,13 @@ from steward.admin.status.requests import (
     MetricsRequest,
     StatusShowAnswer,
 )
-from steward.admin.status.summary import StatusRoom, gather
-from steward.bank.actions.upkeep import BankStandingAnswer
+from steward.admin.status.summary import StatusContext, collect_status
+from steward.bank.actions.upkeep import BankStatusReply
 from steward.core.access import Asker
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
 
 _MICRO: Final = 1e6
 """Micro-SU per SU, and microseconds per second."""
@@ -28,11 +29,11 @@ _STATES: Final[tuple[ConsumerState, ...]] = ("running", "waiting", "detached")
 _WEB_S: Final = 1.0
 """Time-out of connecting to the web pages, in seconds."""
 
-Figures = list[tuple[tuple[str, ...], float]]
+MetricSamples = list[tuple[tuple[str, ...], float]]
 """Samples of one metric: label values, and the number."""
 
 
-def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsAnswer:
+def show_metrics(room: StatusContext, asker: Asker, request: MetricsRequest) -> MetricsAnswer:
     """Return Steward's metrics; those of accounts only for operators.
 
     Raises:
@@ -43,15 +44,15 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
 
     del request
     room.admit_scraper(asker)
-    families = Families()
+    families = MetricFamilies()
     # The web process asks on behalf of anyone who can connect to it.
-    status = gather(room, gaps=False, accounts=room.is_operator(asker))
-    _daemon(families, room, status)
-    _journal(families, status)
-    _sinks(families, status)
-    _clusters(families, status)
+    status = collect_status(room, gaps=False, accounts=room.is_operator(asker))
+    _add_daemon(families, room, status)
+    _add_journal(families, status)
+    _add_sinks(families, status)
+    _add_clusters(families, status)
     if status.bank is not None:
-        _bank(families, status.bank)
+        _add_bank(families, status.bank)
     families.gauge(
         "steward_unknown",
         "Whether these figures could not be told now.",
@@ -63,7 +64,7 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
     return MetricsAnswer(text=generate_latest(registry).decode(), content_type=CONTENT_TYPE_LATEST)
 
 
-class Families:
+class MetricFamilies:
     """Collector of metric families for the client library."""
 
     def __init__(self) -> None:
@@ -73,24 +74,26 @@ class Families:
         """Return all families."""
         return self._families
 
-    def gauge(self, name: str, words: str, labels: tuple[str, ...], figures: Figures) -> None:
+    def gauge(self, name: str, words: str, labels: tuple[str, ...], figures: MetricSamples) -> None:
         """Add a gauge; a family without samples is omitted."""
         from prometheus_client.core import GaugeMetricFamily
 
         if figures:
             family = GaugeMetricFamily(name, words, labels=labels)
             for values, figure in figures:
-                family.add_metric([_text(value) for value in values], figure)
+                family.add_metric([_clean_label(value) for value in values], figure)
             self._families.append(family)
 
-    def counter(self, name: str, words: str, labels: tuple[str, ...], figures: Figures) -> None:
+    def counter(
+        self, name: str, words: str, labels: tuple[str, ...], figures: MetricSamples
+    ) -> None:
         """Add a counter; ``name`` is without its ``_total``."""
         from prometheus_client.core import CounterMetricFamily
 
         if figures:
             family = CounterMetricFamily(name, words, labels=labels)
             for values, figure in figures:
-                family.add_metric([_text(value) for value in values], figure)
+                family.add_metric([_clean_label(value) for value in values], figure)
             self._families.append(family)
 
     def summary(self, name: str, words: str, count: int, total: float) -> None:
@@ -109,7 +112,7 @@ class Families:
             self.one(name, words, at.timestamp())
 
 
-def _daemon(to: Families, room: StatusRoom, status: StatusShowAnswer) -> None:
+def _add_daemon(to: MetricFamilies, room: StatusContext, status: StatusShowAnswer) -> None:
     """Add metrics of the daemon, its workers, the web process and disks."""
     to.gauge(
         "steward_info",
@@ -133,7 +136,7 @@ def _daemon(to: Families, room: StatusRoom, status: StatusShowAnswer) -> None:
         [((one.name,), one.restarts) for one in parts],
     )
     if room.settings.web.listen:
-        is_up = _answers(room.settings.web.listen)
+        is_up = _is_listening(room.settings.web.listen)
         to.one("steward_web_up", "Whether something listens where the pages are.", is_up)
     disks = [((one.what, one.path), one) for one in status.disks]
     to.gauge(
@@ -150,7 +153,7 @@ def _daemon(to: Families, room: StatusRoom, status: StatusShowAnswer) -> None:
     )
 
 
-def _journal(to: Families, status: StatusShowAnswer) -> None:
+def _add_journal(to: MetricFamilies, status: StatusShowAnswer) -> None:
     """Add metrics of the journal and its consumers."""
     journal = status.journal
     if journal is not None:
@@ -170,7 +173,7 @@ def _journal(to: Families, status: StatusShowAnswer) -> None:
         ("set_aside_events", "How many events were set aside for it.", "set_aside"),
         ("missed_events", "How many it missed while it was detached.", "missed"),
     ):
-        figures: Figures = [((one.name,), getattr(one, attribute) or 0) for one in consumers]
+        figures: MetricSamples = [((one.name,), getattr(one, attribute) or 0) for one in consumers]
         to.gauge(f"steward_consumer_{name}", words, ("consumer",), figures)
     to.gauge(
         "steward_consumer_state",
@@ -180,7 +183,7 @@ def _journal(to: Families, status: StatusShowAnswer) -> None:
     )
 
 
-def _sinks(to: Families, status: StatusShowAnswer) -> None:
+def _add_sinks(to: MetricFamilies, status: StatusShowAnswer) -> None:
     sinks = [((one.name, one.kind), one) for one in status.sinks]
     labels = ("sink", "kind")
     to.gauge(
@@ -203,7 +206,7 @@ def _sinks(to: Families, status: StatusShowAnswer) -> None:
     )
 
 
-def _clusters(to: Families, status: StatusShowAnswer) -> None:
+def _add_clusters(to: MetricFamilies, status: StatusShowAnswer) -> None:
     """Add metrics of clusters: missed scripts, Slurm, polls."""
     to.counter(
         "steward_missed_scripts",
@@ -244,7 +247,7 @@ def _clusters(to: Families, status: StatusShowAnswer) -> None:
     )
 
 
-def _bank(to: Families, bank: BankStandingAnswer) -> None:
+def _add_bank(to: MetricFamilies, bank: BankStatusReply) -> None:
     """Add metrics of the gate, SU holds and bank accounts."""
     to.one("steward_gate_deciding", "Whether the gate decides.", bank.gate == "deciding")
     to.moment("steward_gate_asked_time_seconds", "When a plugin asked last.", bank.asked_at)
@@ -277,13 +280,13 @@ def _bank(to: Families, bank: BankStandingAnswer) -> None:
         bank.remote_at,
     )
     to.one("steward_bank_notices_set_aside", "Notices that nobody took.", bank.notices)
-    _reconciled(to, bank)
-    _accounts(to, bank)
+    _add_reconciliation(to, bank)
+    _add_accounts(to, bank)
 
 
-def _reconciled(to: Families, bank: BankStandingAnswer) -> None:
+def _add_reconciliation(to: MetricFamilies, bank: BankStatusReply) -> None:
     """Add metrics of the reconciliation of charges."""
-    compared: Figures = []
+    compared: MetricSamples = []
     for one in bank.reconciled:
         for source, at in (("slurmctld", one.until), ("slurmdbd", one.by_slurmdbd_until)):
             if at is not None:
@@ -302,7 +305,7 @@ def _reconciled(to: Families, bank: BankStandingAnswer) -> None:
     )
 
 
-def _accounts(to: Families, bank: BankStandingAnswer) -> None:
+def _add_accounts(to: MetricFamilies, bank: BankStatusReply) -> None:
     money = bank.money
     label = ("account",)
     to.gauge(
@@ -331,7 +334,7 @@ def _accounts(to: Families, bank: BankStandingAnswer) -> None:
     )
 
 
-def _answers(listen: str) -> bool:
+def _is_listening(listen: str) -> bool:
     """Return whether something listens at an address and port."""
     host, _, port = listen.rpartition(":")
     try:
@@ -342,6 +345,6 @@ def _answers(listen: str) -> bool:
         return False
 
 
-def _text(value: str) -> str:
+def _clean_label(value: str) -> str:
     """Make a label value encodable as UTF-8."""
     return value.encode("utf-8", "backslashreplace").decode()

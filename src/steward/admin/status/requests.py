@@ -5,10 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from steward.admin.status.workers import PartLine
+from steward.admin.status.workers import WorkerLine
 from steward.archive.requests import SinkLine
-from steward.bank.actions.upkeep import BankStandingAnswer
-from steward.core.actions import Answer, Request, Shape
+from steward.bank.actions.upkeep import BankStatusReply
+from steward.core.actions import ActionMessage, Answer, Request
 
 ConsumerState = Literal["running", "waiting", "detached"]
 
@@ -23,7 +23,7 @@ class StatusShowRequest(Request, frozen=True, kw_only=True):
     gaps: bool = True
 
 
-class JournalLine(Shape, frozen=True, kw_only=True):
+class JournalLine(ActionMessage, frozen=True, kw_only=True):
     """Status of the journal.
 
     Attributes:
@@ -42,7 +42,7 @@ class JournalLine(Shape, frozen=True, kw_only=True):
     max_bytes: int
 
 
-class ConsumerLine(Shape, frozen=True, kw_only=True):
+class ConsumerLine(ActionMessage, frozen=True, kw_only=True):
     """Status of a consumer of the journal.
 
     Attributes:
@@ -75,7 +75,7 @@ class ConsumerLine(Shape, frozen=True, kw_only=True):
     error_at: datetime | None = None
 
 
-class GapsLine(Shape, frozen=True, kw_only=True):
+class GapsLine(ActionMessage, frozen=True, kw_only=True):
     """Gaps in accounting: counts of missing or doubtful data; ``steward accounting gaps`` lists it.
 
     Attributes:
@@ -93,7 +93,7 @@ class GapsLine(Shape, frozen=True, kw_only=True):
     more: bool = False
 
 
-class ClusterLine(Shape, frozen=True, kw_only=True):
+class ClusterLine(ActionMessage, frozen=True, kw_only=True):
     """Poll status of a cluster.
 
     Attributes:
@@ -122,7 +122,7 @@ class ClusterLine(Shape, frozen=True, kw_only=True):
     missed_scripts: int = 0
 
 
-class DiskLine(Shape, frozen=True, kw_only=True):
+class DiskLine(ActionMessage, frozen=True, kw_only=True):
     """A file system that Steward writes to.
 
     Attributes:
@@ -170,13 +170,13 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     now: datetime
     running: bool
     since: datetime | None = None
-    parts: tuple[PartLine, ...] = ()
+    parts: tuple[WorkerLine, ...] = ()
     journal: JournalLine | None = None
     consumers: tuple[ConsumerLine, ...] = ()
     sinks: tuple[SinkLine, ...] = ()
     dead_letters: int = 0
     gaps: GapsLine | None = None
-    bank: BankStandingAnswer | None = None
+    bank: BankStatusReply | None = None
     clusters: tuple[ClusterLine, ...] = ()
     disks: tuple[DiskLine, ...] = ()
     unavailable: dict[str, str] = msgspec.field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Status summary: collect journal, consumers, sinks, gaps, bank, clusters and disks.
 
 ``gather`` builds a StatusShowAnswer for status.show and for the metrics; parts that fail are
-listed in its ``unknown``. :class:`StatusRoom` is the context of both actions and decides who
+listed in its ``unknown``. :class:`StatusContext` is the context of both actions and decides who
 may call them.
 """
 
@@ -26,24 +26,24 @@ from steward.admin.status.requests import (
     StatusShowAnswer,
     StatusShowRequest,
 )
-from steward.admin.status.workers import read
-from steward.bank.actions.upkeep import BankStandingAnswer, BankStandingRequest
-from steward.capture.nodes.last_seen import refused_lately
+from steward.admin.status.workers import read_daemon_status
+from steward.bank.actions.upkeep import BankStatusReply, BankStatusRequest
+from steward.capture.nodes.last_seen import list_recent_refusals
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
 from steward.core.config import Settings
-from steward.core.drivers import needed_drivers
-from steward.core.errors import Refused, StewardError
+from steward.core.drivers import list_needed_drivers
+from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
-from steward.core.journal.reader import FILENAME
-from steward.core.poll_status import Looks
+from steward.core.journal.reader import JOURNAL_FILENAME
+from steward.core.poll_status import PollStatusFiles
 from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Jobs, database_path
-from steward.jobs.queries import clusters_of
+from steward.jobs.queries import list_clusters
 
 
-class StatusRoom:
+class StatusContext:
     """Context of the status actions.
 
     Args:
@@ -73,7 +73,7 @@ class StatusRoom:
             Refused: The asker is none, or not on every cluster.
         """
         if not self.is_operator(asker):
-            raise Refused("how Steward itself stands is for operators to see")
+            raise PermissionRefused("how Steward itself stands is for operators to see")
 
     def admit_scraper(self, asker: Asker) -> None:
         """Require an operator or the user of the web process, which serves metrics.
@@ -81,12 +81,14 @@ class StatusRoom:
         Raises:
             Refused: The asker is neither.
         """
-        if asker.uid != _uid_of(self.settings.web.user) and not self.is_operator(asker):
-            raise Refused("figures are for operators and for the user of Steward's web process")
+        if asker.uid != _find_uid(self.settings.web.user) and not self.is_operator(asker):
+            raise PermissionRefused(
+                "figures are for operators and for the user of Steward's web process"
+            )
 
     def is_operator(self, asker: Asker) -> bool:
         """Return whether the asker is an operator on every cluster."""
-        clusters = clusters_of(self.settings)
+        clusters = list_clusters(self.settings)
         return all(self._access.is_operator(asker, cluster) for cluster in clusters)
 
     def ask(self, name: str, request: Any) -> Any:
@@ -105,7 +107,7 @@ class StatusRoom:
         return Asker(uid=uid, how="local")
 
 
-def _uid_of(user: str) -> int | None:
+def _find_uid(user: str) -> int | None:
     if not user:
         return None
     try:
@@ -115,22 +117,22 @@ def _uid_of(user: str) -> int | None:
 
 
 T = TypeVar("T")
-Journal = tuple[JournalLine | None, tuple[ConsumerLine, ...]]
+JournalStatus = tuple[JournalLine | None, tuple[ConsumerLine, ...]]
 _DISK_S: Final = 2.0
 """Longest wait for statvfs(3), in seconds."""
 
 
-def show(room: StatusRoom, asker: Asker, request: StatusShowRequest) -> StatusShowAnswer:
+def show_status(room: StatusContext, asker: Asker, request: StatusShowRequest) -> StatusShowAnswer:
     """Return the status of Steward itself.
 
     Raises:
         Refused: The asker is no operator.
     """
     room.admit(asker)
-    return gather(room, gaps=request.gaps)
+    return collect_status(room, gaps=request.gaps)
 
 
-def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
+def collect_status(room: StatusContext, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
     """Collect the status of Steward itself, for an already admitted caller.
 
     Args:
@@ -150,12 +152,12 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
             unknown[what] = str(error)
             return otherwise
 
-    daemon = read(settings.state_dir)
+    daemon = read_daemon_status(settings.state_dir)
     if daemon is not None and not daemon.is_known:
         unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
-    nothing: Journal = (None, ())
-    journal, consumers = known("journal", lambda: _journal(room), nothing)
+    nothing: JournalStatus = (None, ())
+    journal, consumers = known("journal", lambda: _collect_journal(room), nothing)
     sinks = known(
         "sinks",
         lambda: room.ask("archive.sinks", SinksRequest()).sinks if has_books else (),
@@ -163,7 +165,7 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
     )
     none_missed: dict[str, int] = {}
     missed = (
-        known("missed scripts", lambda: _missed(settings), none_missed)
+        known("missed scripts", lambda: _count_missed(settings), none_missed)
         if has_books
         else none_missed
     )
@@ -178,39 +180,45 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
         consumers=consumers,
         sinks=sinks,
         dead_letters=sum(one.set_aside for one in consumers),
-        gaps=known("gaps", lambda: _gaps(room), None) if gaps and has_books else None,
-        bank=known("bank", lambda: _bank(room, accounts), None) if settings.bank.enabled else None,
-        clusters=tuple(_cluster(room, name, missed.get(name, 0)) for name in settings.cluster),
-        disks=disks(room, unknown),
+        gaps=known("gaps", lambda: _collect_gaps(room), None) if gaps and has_books else None,
+        bank=known("bank", lambda: _collect_bank(room, accounts), None)
+        if settings.bank.enabled
+        else None,
+        clusters=tuple(
+            _make_cluster_line(room, name, missed.get(name, 0)) for name in settings.cluster
+        ),
+        disks=collect_disks(room, unknown),
         unavailable={
             ".".join(key): driver.missing
-            for key, driver in needed_drivers(settings)
+            for key, driver in list_needed_drivers(settings)
             if not driver.is_installed
         },
-        refused={one.address: one.why for one in refused_lately(settings.state_dir, room.now())}
+        refused={
+            one.address: one.why for one in list_recent_refusals(settings.state_dir, room.now())
+        }
         if settings.nodes.listen
         else {},
         unknown=unknown,
     )
 
 
-def _journal(room: StatusRoom) -> Journal:
+def _collect_journal(room: StatusContext) -> JournalStatus:
     from steward.admin.journal import StatusAnswer, StatusRequest
 
     answer: StatusAnswer = room.ask("journal.status", StatusRequest())
-    path = os.path.join(room.settings.state_dir, FILENAME)
+    path = os.path.join(room.settings.state_dir, JOURNAL_FILENAME)
     line = JournalLine(
         head=answer.head,
         oldest=answer.oldest,
         events=answer.events,
-        bytes=_size(path) + _size(f"{path}-wal"),
+        bytes=_get_file_size(path) + _get_file_size(f"{path}-wal"),
         max_bytes=room.settings.journal.max_bytes,
     )
     now = room.now()
-    return line, tuple(_consumer(one, now) for one in answer.consumers)
+    return line, tuple(_make_consumer_line(one, now) for one in answer.consumers)
 
 
-def _consumer(one: ConsumerStatus, now: datetime) -> ConsumerLine:
+def _make_consumer_line(one: ConsumerStatus, now: datetime) -> ConsumerLine:
     state: ConsumerState = "running" if one.state == "running" else "waiting"
     return ConsumerLine(
         name=one.name,
@@ -228,7 +236,7 @@ def _consumer(one: ConsumerStatus, now: datetime) -> ConsumerLine:
     )
 
 
-def _gaps(room: StatusRoom) -> GapsLine | None:
+def _collect_gaps(room: StatusContext) -> GapsLine | None:
     from steward.accounting.gaps import GapsAnswer, GapsRequest
 
     answer: GapsAnswer = room.ask("accounting.gaps", GapsRequest())
@@ -242,13 +250,13 @@ def _gaps(room: StatusRoom) -> GapsLine | None:
     )
 
 
-def _bank(room: StatusRoom, accounts: bool) -> BankStandingAnswer:
-    request = BankStandingRequest(accounts=accounts)
-    answer: BankStandingAnswer = room.ask("bank.standing", request)
+def _collect_bank(room: StatusContext, accounts: bool) -> BankStatusReply:
+    request = BankStatusRequest(accounts=accounts)
+    answer: BankStatusReply = room.ask("bank.standing", request)
     return answer
 
 
-def _missed(settings: Settings) -> dict[str, int]:
+def _count_missed(settings: Settings) -> dict[str, int]:
     """Return the number of jobs of each cluster whose scripts capture missed."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
@@ -258,9 +266,9 @@ def _missed(settings: Settings) -> dict[str, int]:
         return {name: jobs.count_missed(name) for name in settings.cluster}
 
 
-def _cluster(room: StatusRoom, name: str, missed: int) -> ClusterLine:
+def _make_cluster_line(room: StatusContext, name: str, missed: int) -> ClusterLine:
     of = room.settings.cluster[name]
-    look = Looks(room.settings.state_dir).get(name)
+    look = PollStatusFiles(room.settings.state_dir).get(name)
     if look is None:
         return ClusterLine(cluster=name, remote=of.remote, missed_scripts=missed)
     return ClusterLine(
@@ -277,7 +285,7 @@ def _cluster(room: StatusRoom, name: str, missed: int) -> ClusterLine:
     )
 
 
-def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
+def collect_disks(room: StatusContext, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
     """Return the file systems that Steward writes to; failures are added to ``unknown``."""
     settings = room.settings
     places = {"state": settings.state_dir}
@@ -285,7 +293,7 @@ def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
         places |= {f"archive {name}": settings.sink_path(name) for name in settings.files_sinks()}
     lines = []
     for what, path in places.items():
-        found = _statvfs(path)
+        found = _query_statvfs(path)
         if not isinstance(found, os.statvfs_result):
             unknown[f"disk of {what}"] = f"{path}: {found}"
             continue
@@ -301,7 +309,7 @@ def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
     return tuple(lines)
 
 
-def _statvfs(path: str) -> os.statvfs_result | str:
+def _query_statvfs(path: str) -> os.statvfs_result | str:
     """Call statvfs(3) with a time limit, or return the error: a dead mount never answers."""
     said: list[os.statvfs_result | str] = []
 
@@ -317,7 +325,7 @@ def _statvfs(path: str) -> os.statvfs_result | str:
     return said[0] if said else f"no answer within {_DISK_S:g} s"
 
 
-def _size(path: str) -> int:
+def _get_file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from steward import __version__
-from steward.core.actions import Shape
+from steward.core.actions import ActionMessage
 from steward.core.files import StatusWriteError, read_status, write_status
 
 _FILENAME: Final = "daemon.json"
@@ -24,7 +24,7 @@ _FLOCK: Final = struct.Struct("hhqqi")
 """struct flock, see fcntl(2): type, whence, start, length, pid."""
 
 
-class PartLine(Shape, frozen=True, kw_only=True):
+class WorkerLine(ActionMessage, frozen=True, kw_only=True):
     """Status of one worker process of the daemon.
 
     Attributes:
@@ -44,7 +44,7 @@ class PartLine(Shape, frozen=True, kw_only=True):
     error_at: datetime | None = None
 
 
-class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the daemon, as its supervisor wrote it.
 
     Attributes:
@@ -55,7 +55,7 @@ class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str = ""
     since: datetime | None = None
-    parts: tuple[PartLine, ...] = ()
+    parts: tuple[WorkerLine, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -63,7 +63,7 @@ class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
         return self.since is not None
 
 
-class Leaving:
+class DaemonStatusWriter:
     """Writer of the workers' status, for the supervisor.
 
     Args:
@@ -78,16 +78,16 @@ class Leaving:
         # A lock belongs to all processes with the descriptor: a stuck child would keep it held.
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def put(self, parts: Sequence[PartLine]) -> None:
+    def put(self, parts: Sequence[WorkerLine]) -> None:
         """Write the workers' status; first take the lock, for the life of this process.
 
         Raises:
             NotLeft: It cannot be written, or another daemon holds the lock.
         """
         if self._lock < 0:
-            self._lock = _hold(self._lock_path, self._path)
+            self._lock = _take_lock(self._lock_path, self._path)
         write_status(
-            self._path, DaemonStanding(version=__version__, since=self._since, parts=tuple(parts))
+            self._path, DaemonStatus(version=__version__, since=self._since, parts=tuple(parts))
         )
 
     def _leave_to_parent(self) -> None:
@@ -96,15 +96,15 @@ class Leaving:
             self._lock = -1
 
 
-def read(state_dir: str) -> DaemonStanding | None:
+def read_daemon_status(state_dir: str) -> DaemonStatus | None:
     """Read the status of the daemon of a state directory; None if none runs."""
     if not _is_held(os.path.join(state_dir, _LOCK)):
         return None
-    found = read_status(os.path.join(state_dir, _FILENAME), DaemonStanding)
-    return found[0] if found else DaemonStanding()
+    found = read_status(os.path.join(state_dir, _FILENAME), DaemonStatus)
+    return found[0] if found else DaemonStatus()
 
 
-def _hold(path: str, told: str) -> int:
+def _take_lock(path: str, told: str) -> int:
     """Take the daemon's lock, one of an open file: closing another descriptor keeps it held.
 
     Also delete the status file of an earlier daemon, before anybody can take it for ours.

@@ -2,22 +2,22 @@
 
 It is a consumer separate from the sinks, so that archiving never waits for indexing. Every step can
 be repeated: an existing use is left as it is, and the cursor moves when all months of a batch are
-durable. :func:`spooled` and :func:`identified` convert events to :class:`Use`.
+durable. :func:`make_spooled_use` and :func:`make_identified_use` convert events to :class:`Use`.
 """
 
 import logging
 import os
 from collections.abc import Sequence
 
-from steward.archive.catalog.generations import Generations, Progressed
+from steward.archive.catalog.generations import CatalogCursor, CatalogGenerations
 from steward.archive.catalog.month import (
-    CatalogueUnavailable,
+    CatalogUnavailable,
     MonthWriter,
-    Use,
-    month_of,
-    month_path,
+    ScriptUse,
+    get_month,
+    make_month_path,
 )
-from steward.archive.contents import Contents
+from steward.archive.contents import ScriptContents
 from steward.archive.errors import NotArchived
 from steward.core.consumers import Append, Rejected
 from steward.core.events import (
@@ -36,7 +36,7 @@ _OPEN_MONTHS = 3
 _LONGEST_KEY_NS = 2**63
 
 
-class Catalogue:
+class CatalogConsumer:
     """Consumer ``catalogue``: writes the search index.
 
     Args:
@@ -44,18 +44,18 @@ class Catalogue:
         contents: Reads scripts, including those of resent events.
 
     Raises:
-        CatalogueUnavailable: The catalog is damaged, or cannot be opened now.
+        CatalogUnavailable: The catalog is damaged, or cannot be opened now.
     """
 
     name = "catalogue"
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE})
     batch_events = 200
 
-    def __init__(self, directory: str, contents: Contents) -> None:
-        self._generations = Generations(directory)
+    def __init__(self, directory: str, contents: ScriptContents) -> None:
+        self._generations = CatalogGenerations(directory)
         self._contents = contents
         self._directory = ""
-        self._progressed: Progressed | None = None
+        self._progressed: CatalogCursor | None = None
         self._months: dict[str, MonthWriter] = {}
 
     def cursor(self) -> int:
@@ -72,11 +72,11 @@ class Catalogue:
         """
         with self._generations.lock():
             progressed = self._open()
-            purged = _purged(events)
+            purged = _list_purged_keys(events)
             gone = {(cluster, key) for cluster, key, _ in purged}
-            gone |= progressed.purged(list({_key(event) for event in events}))
-            of_month = _by_month(events)
-            for month in sorted({*of_month, *(_month(key) for _, key in gone)}):
+            gone |= progressed.purged(list({_get_script_key(event) for event in events}))
+            of_month = _group_by_month(events)
+            for month in sorted({*of_month, *(_get_key_month(key) for _, key in gone)}):
                 self._apply_month(month, of_month.get(month, ()), gone)
             progressed.advance(upto, purged)
 
@@ -94,12 +94,12 @@ class Catalogue:
             self._progressed = None
         self._directory = ""
 
-    def _open(self) -> Progressed:
+    def _open(self) -> CatalogCursor:
         """Open the cursor of the current generation, which changes after a rebuild."""
         directory = self._generations.ensure()
         if directory != self._directory or self._progressed is None:
             self.close()
-            self._progressed = Progressed(directory)
+            self._progressed = CatalogCursor(directory)
             self._directory = directory
         return self._progressed
 
@@ -107,7 +107,7 @@ class Catalogue:
         """Return a month's writer; at most three stay open."""
         writer = self._months.pop(month, None)
         if writer is None:
-            writer = MonthWriter(month_path(self._directory, month))
+            writer = MonthWriter(make_month_path(self._directory, month))
         self._months[month] = writer  # The one used last stands last.
         while len(self._months) > _OPEN_MONTHS:
             self._months.pop(next(iter(self._months))).close()
@@ -115,21 +115,21 @@ class Catalogue:
 
     def _apply_month(self, month: str, events: Sequence[Event], gone: set[tuple[str, str]]) -> None:
         """Apply the events of one month in one transaction."""
-        if not events and not os.path.exists(month_path(self._directory, month)):
+        if not events and not os.path.exists(make_month_path(self._directory, month)):
             return
         writer = self._month(month)
         with writer.writing():
             for event in events:
-                if _key(event) not in gone:
+                if _get_script_key(event) not in gone:
                     self._take(writer, event)
-            forgotten = [writer.forget(*key) for key in gone if _month(key[1]) == month]
+            forgotten = [writer.forget(*key) for key in gone if _get_key_month(key[1]) == month]
         if any(forgotten):
             writer.shrink_log()
 
     def _take(self, writer: MonthWriter, event: Event) -> None:
         """Index the script of an event, or update its use."""
         if isinstance(event.body, JobIdentity):
-            writer.identify(identified(event.cluster, event.body, event.id))
+            writer.identify(make_identified_use(event.cluster, event.body, event.id))
         elif isinstance(event.body, JobScript) and event.body.script is not None:
             if writer.has_use(event.cluster, event.key):
                 return
@@ -138,7 +138,7 @@ class Catalogue:
             number = writer.knows(digest)
             if not number:
                 number = writer.add_script(digest, self._bytes(event, event.body))
-            writer.add_use(spooled(event, event.body, number))
+            writer.add_use(make_spooled_use(event, event.body, number))
 
     def _bytes(self, event: Event, body: JobScript) -> bytes:
         """Read the script of an event."""
@@ -150,9 +150,9 @@ class Catalogue:
         return script
 
 
-def spooled(event: Event, body: JobScript, script: int) -> Use:
+def make_spooled_use(event: Event, body: JobScript, script: int) -> ScriptUse:
     """Convert a job.script event to a use without an owner."""
-    return Use(
+    return ScriptUse(
         cluster=event.cluster,
         key=event.key,
         job_id=body.job_id,
@@ -163,10 +163,10 @@ def spooled(event: Event, body: JobScript, script: int) -> Use:
     )
 
 
-def identified(cluster: str, body: JobIdentity, event: int) -> Use:
+def make_identified_use(cluster: str, body: JobIdentity, event: int) -> ScriptUse:
     """Convert a job.identity event to a use with owner, account, partition and name."""
     record = body.record
-    return Use(
+    return ScriptUse(
         cluster=cluster,
         key=body.script_key,
         job_id=body.job_id,
@@ -180,7 +180,7 @@ def identified(cluster: str, body: JobIdentity, event: int) -> Use:
     )
 
 
-def spool_time(key: str) -> int:
+def parse_spool_time(key: str) -> int:
     """Parse the spool time in a script's key, microseconds since the epoch.
 
     Raises:
@@ -193,31 +193,31 @@ def spool_time(key: str) -> int:
     return nanoseconds // 1000
 
 
-def _month(key: str) -> str:
-    return month_of(spool_time(key))
+def _get_key_month(key: str) -> str:
+    return get_month(parse_spool_time(key))
 
 
-def _key(event: Event) -> tuple[str, str]:
+def _get_script_key(event: Event) -> tuple[str, str]:
     """Return cluster and script key of an event."""
     key = event.body.script_key if isinstance(event.body, JobIdentity) else event.key
     return event.cluster, key
 
 
-def _by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
+def _group_by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
     """Group events by the month of their scripts."""
     found: dict[str, list[Event]] = {}
     for event in events:
         if isinstance(event.body, ArchivePurge):
             continue
         try:
-            month = _month(_key(event)[1])
+            month = _get_key_month(_get_script_key(event)[1])
         except ValueError as error:
             raise Rejected(str(error), event) from error
         found.setdefault(month, []).append(event)
     return found
 
 
-def _purged(events: Sequence[Event]) -> list[tuple[str, str, int]]:
+def _list_purged_keys(events: Sequence[Event]) -> list[tuple[str, str, int]]:
     """Return cluster, key and event of every script purged from all sinks."""
     found = []
     for event in events:
@@ -225,11 +225,17 @@ def _purged(events: Sequence[Event]) -> list[tuple[str, str, int]]:
         if isinstance(event.body, ArchivePurge) and not event.body.sink:
             for key in event.body.script_keys:
                 try:
-                    spool_time(key)
+                    parse_spool_time(key)
                 except ValueError as error:
                     raise Rejected(str(error), event) from error
                 found.append((event.cluster, key, event.id))
     return found
 
 
-__all__ = ["Catalogue", "CatalogueUnavailable", "identified", "spool_time", "spooled"]
+__all__ = [
+    "CatalogConsumer",
+    "CatalogUnavailable",
+    "make_identified_use",
+    "make_spooled_use",
+    "parse_spool_time",
+]

@@ -5,7 +5,7 @@ holds one file per month and ``cursor.db``. A rebuild fills the next directory a
 path never names two databases in turn: SQLite would read a new one with the write-ahead log left by
 the old.
 
-:class:`Generations` manages the directories and locks; :class:`Progressed` is cursor.db.
+:class:`CatalogGenerations` manages the directories and locks; :class:`CatalogCursor` is cursor.db.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from steward.archive.catalog.month import CatalogueUnavailable, damage_named
+from steward.archive.catalog.month import CatalogUnavailable, translate_damage
 from steward.core.sqlite import Connection, open_database, transaction
 
 _CURRENT = "current"
@@ -34,45 +34,45 @@ _MIGRATIONS: Final = (
     """,
 )
 
-Key = tuple[str, str]
+CatalogKey = tuple[str, str]
 """Identity of a script: cluster and key of its job.script event."""
 
 
-class Progressed:
+class CatalogCursor:
     """Cursor and purged scripts of one generation, in cursor.db.
 
     Args:
         directory: Directory of the generation.
 
     Raises:
-        CatalogueUnavailable: The file is damaged.
+        CatalogUnavailable: The file is damaged.
     """
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "cursor.db")
-        with damage_named(self._path):
+        with translate_damage(self._path):
             self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def position(self) -> int:
         """Return the position of the last applied event."""
-        with damage_named(self._path):
+        with translate_damage(self._path):
             return int(self._connection.execute("SELECT position FROM cursor").fetchone()[0])
 
-    def purged(self, keys: Sequence[Key]) -> set[Key]:
+    def purged(self, keys: Sequence[CatalogKey]) -> set[CatalogKey]:
         """Return which of these scripts were purged and must not be indexed again."""
         sql = "SELECT 1 FROM purged WHERE cluster = ? AND key = ?"
-        with damage_named(self._path):
+        with translate_damage(self._path):
             return {key for key in keys if self._connection.execute(sql, key).fetchone()}
 
     def purged_since(self, position: int) -> list[tuple[str, str, int]]:
         """Return all scripts purged by events after a position, with the event."""
         sql = "SELECT cluster, key, event FROM purged WHERE event > ?"
-        with damage_named(self._path):
+        with translate_damage(self._path):
             return [tuple(row) for row in self._connection.execute(sql, (position,))]
 
     def advance(self, position: int, purged: Sequence[tuple[str, str, int]] = ()) -> None:
         """Store purged scripts and the cursor in one transaction."""
-        with damage_named(self._path), transaction(self._connection, self._path) as connection:
+        with translate_damage(self._path), transaction(self._connection, self._path) as connection:
             connection.executemany("INSERT OR REPLACE INTO purged VALUES(?, ?, ?)", purged)
             connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
@@ -81,7 +81,7 @@ class Progressed:
         self._connection.close()
 
 
-class Generations:
+class CatalogGenerations:
     """Directory of the catalog's generations.
 
     Args:
@@ -103,7 +103,7 @@ class Generations:
         """Return the current directory; create the first one if needed.
 
         Raises:
-            CatalogueUnavailable: It cannot be created now.
+            CatalogUnavailable: It cannot be created now.
         """
         return self.current() or self.enter(self.make())
 
@@ -111,21 +111,21 @@ class Generations:
         """Create a new directory that is not current yet.
 
         Raises:
-            CatalogueUnavailable: It cannot be created now.
+            CatalogUnavailable: It cannot be created now.
         """
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             path = os.path.join(self.directory, f"g{max(self._numbers(), default=0) + 1}")
             os.mkdir(path, 0o700)
         except OSError as error:
-            raise _unavailable(error, self.directory) from error
+            raise _make_catalog_unavailable(error, self.directory) from error
         return path
 
     def enter(self, path: str) -> str:
         """Make a directory current and remove all others; the caller holds the lock.
 
         Raises:
-            CatalogueUnavailable: The link cannot be moved.
+            CatalogUnavailable: The link cannot be moved.
         """
         name = os.path.basename(path)
         fresh = os.path.join(self.directory, f"{_CURRENT}.new")
@@ -134,9 +134,9 @@ class Generations:
                 os.unlink(fresh)
             os.symlink(name, fresh)
             os.replace(fresh, os.path.join(self.directory, _CURRENT))
-            _sync(self.directory)
+            _sync_directory(self.directory)
         except OSError as error:
-            raise _unavailable(error, self.directory) from error
+            raise _make_catalog_unavailable(error, self.directory) from error
         self.clear()
         return path
 
@@ -158,19 +158,19 @@ class Generations:
             wait: Whether to wait until the lock is free.
 
         Raises:
-            CatalogueUnavailable: Another process holds it, or it cannot be created now.
+            CatalogUnavailable: Another process holds it, or it cannot be created now.
         """
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             path = os.path.join(self.directory, name)
             fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _unavailable(error, self.directory) from error
+            raise _make_catalog_unavailable(error, self.directory) from error
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
-                raise CatalogueUnavailable(
+                raise CatalogUnavailable(
                     f"another process holds {path}: wait until it has ended", path
                 ) from error
             yield
@@ -185,7 +185,7 @@ class Generations:
         return [int(match[1]) for name in names if (match := _GENERATION.fullmatch(name))]
 
 
-def _sync(directory: str) -> None:
+def _sync_directory(directory: str) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -193,7 +193,7 @@ def _sync(directory: str) -> None:
         os.close(fd)
 
 
-def _unavailable(error: OSError, path: str) -> CatalogueUnavailable:
-    return CatalogueUnavailable(
+def _make_catalog_unavailable(error: OSError, path: str) -> CatalogUnavailable:
+    return CatalogUnavailable(
         f"the catalogue in {path} cannot be used: {error.strerror}", error.filename or path
     )

@@ -1,8 +1,9 @@
 """Term matching: decide exactly whether search terms occur in a script, and in which lines.
 
 The trigram index knows which groups of three letters a script contains, not where. It proposes
-scripts; :class:`Matcher` checks each one. Letters are folded by ``str.casefold``, which maps each
-letter separately: a text that is part of another remains so after folding, so no hit is missed.
+scripts; :class:`TermMatcher` checks each one. Letters are folded by ``str.casefold``, which maps
+each letter separately: a text that is part of another remains so after folding, so no hit is
+missed.
 """
 
 import re
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from steward.archive.requests import HitLine
 from steward.core.errors import UsageError
 
-LONGEST_TERM = 1000
-MOST_TERMS = 20
+MAX_TERM_LENGTH = 1000
+MAX_TERMS = 20
 _MOST_GROUPS = 16
 _MOST_SPANS = 10_000
 _SHOWN_LETTERS = 200
@@ -23,18 +24,18 @@ class SearchError(UsageError):
     """Error: the search terms are invalid."""
 
 
-def decode(data: bytes) -> str:
+def decode_script_text(data: bytes) -> str:
     """Decode a script; bytes that are not UTF-8 become U+FFFD."""
     return data.decode("utf-8", "replace")
 
 
-def indexed_form(text: str) -> str:
+def fold_for_index(text: str) -> str:
     """Convert text to its indexed form: folded, and without NUL, at which the index would stop."""
     # The two line ends let even the last letters begin a group of three.
     return text.casefold().replace("\0", " ") + "\n\n"
 
 
-class Matcher:
+class TermMatcher:
     """Matcher of search terms in scripts.
 
     Args:
@@ -51,12 +52,12 @@ class Matcher:
     """
 
     def __init__(self, terms: Sequence[str], *, case: bool = False, words: bool = False) -> None:
-        if not terms or len(terms) > MOST_TERMS:
-            raise SearchError(f"give a text to search for, and {MOST_TERMS} at the most", terms)
+        if not terms or len(terms) > MAX_TERMS:
+            raise SearchError(f"give a text to search for, and {MAX_TERMS} at the most", terms)
         for term in terms:
-            if not term or len(term) > LONGEST_TERM:
+            if not term or len(term) > MAX_TERM_LENGTH:
                 raise SearchError(
-                    f"a text to search for has 1 to {LONGEST_TERM} letters: {term[:40]!r}", term
+                    f"a text to search for has 1 to {MAX_TERM_LENGTH} letters: {term[:40]!r}", term
                 )
         self._case = case
         self.words = words
@@ -116,7 +117,7 @@ class Matcher:
 
         def finish() -> None:
             if spans:
-                lines.append(_hit_line(shown, number, line_start, spans))
+                lines.append(_make_matching_line(shown, number, line_start, spans))
                 spans.clear()
 
         for count, match in enumerate(self._any.finditer(subject)):
@@ -136,7 +137,9 @@ class Matcher:
         return tuple(lines), more
 
 
-def _hit_line(text: str, number: int, start: int, spans: list[tuple[int, int]]) -> HitLine:
+def _make_matching_line(
+    text: str, number: int, start: int, spans: list[tuple[int, int]]
+) -> HitLine:
     """Make a matching line, shortened around its first hit."""
     end = text.find("\n", start)
     if end < 0:

@@ -6,7 +6,8 @@ the index. The copy serves two purposes. A hit must be checked on the script its
 may be on a file system that is slow, full of small files, or unavailable. And the index holds no
 text (``content=''``), so removing a script from it requires the text.
 
-:class:`Use` is a script run by a job, :class:`MonthReader` and :class:`MonthWriter` open a file.
+:class:`ScriptUse` is a script run by a job, :class:`MonthReader` and :class:`MonthWriter` open a
+file.
 """
 
 import os
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.catalog.matches import decode, indexed_form
+from steward.archive.catalog.matches import decode_script_text, fold_for_index
 from steward.core.errors import StewardError, Unavailable
 from steward.core.sqlite import (
     Connection,
@@ -26,10 +27,10 @@ from steward.core.sqlite import (
     open_database,
     open_reader,
     transaction,
-    translated,
+    translate_errors,
 )
 
-MOST_INDEXED_BYTES: Final = 4 * 1024**2
+MAX_INDEXED_BYTES: Final = 4 * 1024**2
 """Indexed size of a script; text beyond is not found. Slurm's own limit (max_script_size) is 4 MiB.
 """
 
@@ -68,15 +69,15 @@ MIGRATIONS: Final = (
 )
 
 
-class CatalogueError(StewardError):
+class CatalogError(StewardError):
     """Error of the catalog."""
 
 
-class CatalogueUnavailable(CatalogueError, Unavailable):
+class CatalogUnavailable(CatalogError, Unavailable):
     """Catalog that cannot be used now; nothing is lost."""
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptUse(msgspec.Struct, frozen=True, kw_only=True):
     """Script that a job ran, with the job's owner, account, partition and name.
 
     Attributes:
@@ -108,7 +109,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def time(self) -> datetime:
         """Return the script's time in the spool."""
-        return moment(self.at)
+        return convert_microseconds(self.at)
 
     @property
     def place(self) -> tuple[int, str, str]:
@@ -116,27 +117,27 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
         return self.at, self.key, self.cluster
 
 
-USE_COLUMNS: Final = ", ".join(f"use.{name}" for name in Use.__struct_fields__)
+USE_COLUMNS: Final = ", ".join(f"use.{name}" for name in ScriptUse.__struct_fields__)
 
 
-def moment(microseconds: int) -> datetime:
+def convert_microseconds(microseconds: int) -> datetime:
     """Convert microseconds since the epoch to a datetime in UTC."""
     return datetime.fromtimestamp(microseconds // 10**6, UTC).replace(
         microsecond=microseconds % 10**6
     )
 
 
-def month_of(microseconds: int) -> str:
+def get_month(microseconds: int) -> str:
     """Return the month of a time, in UTC: ``2026-11``."""
-    return moment(microseconds).strftime("%Y-%m")
+    return convert_microseconds(microseconds).strftime("%Y-%m")
 
 
-def month_path(directory: str, month: str) -> str:
+def make_month_path(directory: str, month: str) -> str:
     """Return the path of a month's file."""
     return os.path.join(directory, f"{month}.db")
 
 
-def months_in(directory: str) -> list[str]:
+def list_months(directory: str) -> list[str]:
     """List the months that have a file, oldest first."""
     try:
         names = os.listdir(directory)
@@ -150,17 +151,17 @@ def months_in(directory: str) -> list[str]:
 
 
 @contextmanager
-def damage_named(path: str) -> Iterator[None]:
+def translate_damage(path: str) -> Iterator[None]:
     """Convert SQLite errors to CatalogueUnavailable with advice, as a context manager.
 
     Raises:
-        CatalogueUnavailable: The file is damaged.
+        CatalogUnavailable: The file is damaged.
     """
     try:
-        with translated(path):
+        with translate_errors(path):
             yield
     except SqliteError as error:
-        raise CatalogueUnavailable(
+        raise CatalogUnavailable(
             f"the catalogue is damaged ({error}): run 'steward archive reindex'", path
         ) from error
 
@@ -181,27 +182,27 @@ class MonthReader:
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query."""
-        with damage_named(self.path):
+        with translate_damage(self.path):
             yield from self.connection.execute(sql, values)
 
     def text(self, script: int) -> str:
         """Return the indexed text of a script."""
-        return decode(self.data(script))
+        return decode_script_text(self.data(script))
 
     def data(self, script: int) -> bytes:
         """Return the indexed bytes of a script.
 
         Raises:
-            CatalogueUnavailable: The file is damaged.
+            CatalogUnavailable: The file is damaged.
         """
         rows = list(self.rows("SELECT packed FROM script WHERE number = ?", (script,)))
         if not rows:
-            raise CatalogueUnavailable(
+            raise CatalogUnavailable(
                 f"the catalogue is damaged ({self.path} lacks script {script}): "
                 "run 'steward archive reindex'",
                 self.path,
             )
-        return _unpacked(rows[0][0])
+        return _decompress_script(rows[0][0])
 
     def close(self) -> None:
         """Close the file."""
@@ -216,25 +217,25 @@ class MonthWriter:
         synchronous: SQLite's pragma; OFF only for a file that is not current yet.
 
     Raises:
-        CatalogueUnavailable: The file is damaged.
+        CatalogUnavailable: The file is damaged.
         SqliteUnavailable: The disk is full, or the file cannot be opened now.
     """
 
     def __init__(self, path: str, synchronous: str = "FULL") -> None:
         self.path = path
-        with damage_named(path):
+        with translate_damage(path):
             self._connection: Connection = open_database(path, MIGRATIONS, synchronous=synchronous)
             self._connection.execute("PRAGMA secure_delete=ON")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Run the body in one transaction."""
-        with damage_named(self.path), transaction(self._connection, self.path):
+        with translate_damage(self.path), transaction(self._connection, self.path):
             yield
 
     def begin(self) -> None:
         """Begin a long transaction; only for a file that no other process writes."""
-        with damage_named(self.path):
+        with translate_damage(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
@@ -243,7 +244,7 @@ class MonthWriter:
         Raises:
             SqliteUnavailable: The disk is full.
         """
-        with damage_named(self.path):
+        with translate_damage(self.path):
             self._connection.execute("COMMIT")
 
     def knows(self, sha256: bytes) -> int:
@@ -254,20 +255,21 @@ class MonthWriter:
 
     def add_script(self, sha256: bytes, data: bytes) -> int:
         """Store and index a new script; return its row number."""
-        known = data[:MOST_INDEXED_BYTES]
+        known = data[:MAX_INDEXED_BYTES]
         packed = zlib.compress(known, 1)
         number = self._connection.execute(
             "INSERT INTO script(sha256, length, packed) VALUES(?, ?, ?)",
             (sha256, len(data), packed if len(packed) < len(known) else b"\0" + known),
         ).lastrowid
         self._connection.execute(
-            "INSERT INTO words(rowid, body) VALUES(?, ?)", (number, indexed_form(decode(known)))
+            "INSERT INTO words(rowid, body) VALUES(?, ?)",
+            (number, fold_for_index(decode_script_text(known))),
         )
         return int(number)
 
-    def add_use(self, use: Use) -> None:
+    def add_use(self, use: ScriptUse) -> None:
         """Store that a job ran a script; an existing use is left unchanged."""
-        names = Use.__struct_fields__
+        names = ScriptUse.__struct_fields__
         self._connection.execute(
             f"INSERT OR IGNORE INTO use({', '.join(names)}) VALUES({', '.join('?' * len(names))})",
             msgspec.structs.astuple(use),
@@ -278,7 +280,7 @@ class MonthWriter:
         sql = "SELECT 1 FROM use WHERE cluster = ? AND key = ?"
         return self._connection.execute(sql, (cluster, key)).fetchone() is not None
 
-    def identify(self, use: Use) -> None:
+    def identify(self, use: ScriptUse) -> None:
         """Update owner, account, partition and name of an existing use."""
         self._connection.execute(
             "UPDATE use SET uid = ?, user = ?, account = ?, partition = ?, name = ?, event = ? "
@@ -299,14 +301,14 @@ class MonthWriter:
             return False
         if run("SELECT 1 FROM use WHERE script = ? LIMIT 1", row).fetchone() is None:
             packed = run("SELECT packed FROM script WHERE number = ?", row).fetchone()[0]
-            body = indexed_form(decode(_unpacked(packed)))
+            body = fold_for_index(decode_script_text(_decompress_script(packed)))
             run("INSERT INTO words(words, rowid, body) VALUES('delete', ?, ?)", (row[0], body))
             run("DELETE FROM script WHERE number = ?", row)
         return True
 
     def shrink_log(self) -> None:
         """Truncate the write-ahead log, from which removed text could still be read."""
-        with damage_named(self.path):
+        with translate_damage(self.path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def counts(self) -> tuple[int, int]:
@@ -320,13 +322,13 @@ class MonthWriter:
         self._connection.close()
 
 
-def _unpacked(packed: bytes) -> bytes:
+def _decompress_script(packed: bytes) -> bytes:
     # zlib data never begins with 0, which marks bytes stored uncompressed.
     if packed[:1] == b"\0":
         return packed[1:]
     try:
         return zlib.decompress(packed)
     except zlib.error as error:
-        raise CatalogueUnavailable(
+        raise CatalogUnavailable(
             f"the catalogue is damaged (a script in it: {error}): run 'steward archive reindex'"
         ) from error

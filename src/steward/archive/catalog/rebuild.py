@@ -1,9 +1,9 @@
 """Catalog rebuild: create a new search index from the files of a sink (``archive.reindex``).
 
-:class:`Reindexing` reads the sink's database, or its files and manifests if that is lost, adds
+:class:`CatalogRebuild` reads the sink's database, or its files and manifests if that is lost, adds
 scripts that were moved meanwhile, and takes over what the consumer indexed since the start. Then it
-makes the new generation current. :class:`Builder` writes the new generation in long transactions
-that no other process waits for.
+makes the new generation current. :class:`CatalogBuilder` writes the new generation in long
+transactions that no other process waits for.
 """
 
 import hashlib
@@ -14,34 +14,34 @@ from collections.abc import Generator, Iterator
 
 import msgspec
 
-from steward.archive.catalog.consumer import spool_time
-from steward.archive.catalog.generations import Generations, Key, Progressed
+from steward.archive.catalog.consumer import parse_spool_time
+from steward.archive.catalog.generations import CatalogCursor, CatalogGenerations, CatalogKey
 from steward.archive.catalog.month import (
     USE_COLUMNS,
-    CatalogueUnavailable,
+    CatalogUnavailable,
     MonthReader,
     MonthWriter,
-    Use,
-    month_of,
-    month_path,
-    months_in,
+    ScriptUse,
+    get_month,
+    list_months,
+    make_month_path,
 )
-from steward.archive.files.compression import Damaged
+from steward.archive.files.compression import DamagedFile
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import FoundScript, iter_files, parse_file_name
-from steward.archive.files.permissions import readers_of
-from steward.archive.files.reader import FilesReader, Placed, read_file
-from steward.archive.requests import Progress, ReindexAnswer
+from steward.archive.files.manifest import FoundScript, iterate_scripts_in_tree, parse_file_name
+from steward.archive.files.permissions import read_acl_readers
+from steward.archive.files.reader import FilesReader, PlacedScript, read_archived_file
+from steward.archive.requests import Progress, ReindexReply
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.files import sync_filesystem
 from steward.core.sqlite import SqliteUnavailable
 
-_AT_ONCE = 1000
+_COMMIT_EVERY = 1000
 _OPEN_MONTHS = 12
 
 
-class Builder:
+class CatalogBuilder:
     """Writer of a new generation.
 
     Args:
@@ -53,7 +53,7 @@ class Builder:
         self._months: dict[str, MonthWriter] = {}
         self._pending = 0
 
-    def add(self, use: Use, data: bytes, sha256: bytes = b"") -> None:
+    def add(self, use: ScriptUse, data: bytes, sha256: bytes = b"") -> None:
         """Index a use and, if new, its script; replace what is stored of the use.
 
         Args:
@@ -64,26 +64,26 @@ class Builder:
         Raises:
             SqliteUnavailable: The disk is full.
         """
-        writer = self._month(month_of(use.at))
+        writer = self._month(get_month(use.at))
         digest = sha256 or hashlib.sha256(data).digest()
         number = writer.knows(digest) or writer.add_script(digest, data)
         added = msgspec.structs.replace(use, script=number)
         writer.add_use(added)
         writer.identify(added)
 
-    def has(self, use: Use) -> bool:
+    def has(self, use: ScriptUse) -> bool:
         """Return whether a use is stored."""
-        return self._month(month_of(use.at)).has_use(use.cluster, use.key)
+        return self._month(get_month(use.at)).has_use(use.cluster, use.key)
 
-    def forget(self, at: int, key: Key) -> None:
+    def forget(self, at: int, key: CatalogKey) -> None:
         """Remove a use.
 
         Args:
             at: The script's time in the spool, microseconds since the epoch.
             key: Cluster and key of the use.
         """
-        month = month_of(at)
-        if month in self._months or os.path.exists(month_path(self.directory, month)):
+        month = get_month(at)
+        if month in self._months or os.path.exists(make_month_path(self.directory, month)):
             self._month(month).forget(*key)
 
     def finish(self, position: int, purged: list[tuple[str, str, int]]) -> tuple[int, int]:
@@ -95,13 +95,13 @@ class Builder:
         """
         self._close_months()
         uses = scripts = 0
-        for month in months_in(self.directory):
-            writer = MonthWriter(month_path(self.directory, month))
+        for month in list_months(self.directory):
+            writer = MonthWriter(make_month_path(self.directory, month))
             of_month = writer.counts()
             uses, scripts = uses + of_month[0], scripts + of_month[1]
             writer.shrink_log()
             writer.close()
-        progressed = Progressed(self.directory)
+        progressed = CatalogCursor(self.directory)
         progressed.advance(position, purged)
         progressed.close()
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,11 +122,11 @@ class Builder:
         writer = self._months.pop(month, None)
         if writer is None:
             # A crash discards the whole generation, so nothing is synced before the end.
-            writer = MonthWriter(month_path(self.directory, month), synchronous="OFF")
+            writer = MonthWriter(make_month_path(self.directory, month), synchronous="OFF")
             writer.begin()
         self._months[month] = writer  # The one used last stands last.
         self._pending += 1
-        if self._pending >= _AT_ONCE:
+        if self._pending >= _COMMIT_EVERY:
             self._pending = 0
             for each in self._months.values():
                 each.commit()
@@ -149,7 +149,7 @@ log = logging.getLogger(__name__)
 _REPORT_EVERY = 500
 
 
-class Reindexing:
+class CatalogRebuild:
     """One rebuild of the catalog.
 
     Args:
@@ -158,7 +158,7 @@ class Reindexing:
     """
 
     def __init__(self, settings: Settings, sink: str) -> None:
-        self._generations = Generations(os.path.join(settings.state_dir, "catalogue"))
+        self._generations = CatalogGenerations(os.path.join(settings.state_dir, "catalogue"))
         of = settings.files_sink(sink)
         self._roots = [settings.sink_path(sink), *([of.move_to] if of.move_to else [])]
         self._layout = compile_layout(of.layout, of.period)
@@ -167,33 +167,33 @@ class Reindexing:
         self._reader = FilesReader(settings, sink)
         self._unreadable = 0
 
-    def run(self) -> Generator[Progress | ReindexAnswer, None, None]:
+    def run(self) -> Generator[Progress | ReindexReply, None, None]:
         """Rebuild the catalog; yield progress, and the result at the end.
 
         Raises:
-            CatalogueUnavailable: Another rebuild is running, or the disk is full.
+            CatalogUnavailable: Another rebuild is running, or the disk is full.
             ArchiveUnavailable: The tree cannot be read.
         """
         with self._generations.lock("reindex", wait=False):
             old = self._generations.ensure()
-            since = _position(old)
-            builder = Builder(self._generations.make())
+            since = _read_cursor(old)
+            builder = CatalogBuilder(self._generations.make())
             try:
                 yield from self._fill(builder)
                 self._keep_what_moved(old, builder)
                 with self._generations.lock():
                     uses, scripts = self._take_over(old, builder, since)
-                    months = months_in(builder.directory)
+                    months = list_months(builder.directory)
                     self._generations.enter(builder.directory)
             finally:
                 builder.abandon()
                 self._reader.close()
                 self._generations.clear()
-        yield ReindexAnswer(
+        yield ReindexReply(
             scripts=uses, distinct=scripts, months=tuple(months), unreadable=self._unreadable
         )
 
-    def _fill(self, builder: Builder) -> Iterator[Progress]:
+    def _fill(self, builder: CatalogBuilder) -> Iterator[Progress]:
         """Index every archived script; yield progress."""
         done = 0
         for path, use in self._uses():
@@ -201,52 +201,52 @@ class Reindexing:
             if done % _REPORT_EVERY == 0:
                 yield Progress(done=done)
             try:
-                data = read_file(path)
+                data = read_archived_file(path)
             except OSError as error:
                 # Moved, purged or damaged since it was listed; moved scripts are added later.
                 log.warning("%s is not indexed: %s", path, error.strerror)
                 self._unreadable += not isinstance(error, FileNotFoundError)
                 continue
-            except Damaged as error:
+            except DamagedFile as error:
                 log.warning("%s is not indexed: %s", path, error)
                 self._unreadable += 1
                 continue
             builder.add(use, data)
         yield Progress(done=done, total=done)
 
-    def _uses(self) -> Iterator[tuple[str, Use]]:
+    def _uses(self) -> Iterator[tuple[str, ScriptUse]]:
         """Yield the path and use of every archived script."""
         if not self._layout.manifests:
             known = False
             for placed in self._placed():
                 known = True
                 if placed.script is not None:
-                    yield placed.script.path, _use_of_placed(placed)
+                    yield placed.script.path, _make_placed_use(placed)
             if known:
                 return
         for root in self._roots:
-            for found in iter_files(root, self._layout):
+            for found in iterate_scripts_in_tree(root, self._layout):
                 if found.script is not None:
                     path = os.path.join(root, found.script.path)
                     yield path, self._use_of_found(found, path)
 
-    def _placed(self) -> Iterator[Placed]:
+    def _placed(self) -> Iterator[PlacedScript]:
         try:
             yield from self._reader.entries()
         except SqliteUnavailable as error:
             # Lost with the state directory: only the files are left.
             log.info("the sink's database says nothing: %s", error)
 
-    def _use_of_found(self, found: FoundScript, path: str) -> Use:
+    def _use_of_found(self, found: FoundScript, path: str) -> ScriptUse:
         """Make the use of a script found by manifest or file name."""
         record = found.record
         cluster = found.cluster
         if not cluster and len(self._clusters) == 1:
             cluster = self._clusters[0]
         uid, user = (
-            (record.uid, record.user) if record else _owner_by_acl(path, found.user_directory)
+            (record.uid, record.user) if record else _find_owner_by_acl(path, found.user_directory)
         )
-        return Use(
+        return ScriptUse(
             cluster=cluster,
             key=found.key,
             job_id=found.job_id,
@@ -255,57 +255,59 @@ class Reindexing:
             user=user,
             account=record.account if record else "",
             partition=record.partition if record else "",
-            name=_encodable(found.name),
+            name=_escape_name(found.name),
         )
 
-    def _keep_what_moved(self, old: str, builder: Builder) -> None:
+    def _keep_what_moved(self, old: str, builder: CatalogBuilder) -> None:
         """Add uses that the sink has but the scan missed: waiting, or moved during the scan."""
-        for reader, use, sha256 in _old_uses(old, -1):
+        for reader, use, sha256 in _iterate_old_uses(old, -1):
             if not builder.has(use) and self._is_kept(use):
                 builder.add(use, reader.data(use.script), sha256)
 
-    def _is_kept(self, use: Use) -> bool:
+    def _is_kept(self, use: ScriptUse) -> bool:
         try:
             return self._reader.locate(use.key, use.cluster) is not None
         except Unavailable:
             # Without the sink's database only the files count.
             return False
 
-    def _take_over(self, old: str, builder: Builder, since: int) -> tuple[int, int]:
+    def _take_over(self, old: str, builder: CatalogBuilder, since: int) -> tuple[int, int]:
         """Add what the consumer indexed after ``since``; return the number of uses and scripts."""
-        for reader, use, sha256 in _old_uses(old, since):
+        for reader, use, sha256 in _iterate_old_uses(old, since):
             builder.add(use, reader.data(use.script), sha256)
         purged: list[tuple[str, str, int]] = []
         position = since
         try:
-            progressed = Progressed(old)
+            progressed = CatalogCursor(old)
             try:
                 purged, position = progressed.purged_since(-1), progressed.position()
             finally:
                 progressed.close()
-        except CatalogueUnavailable as error:
+        except CatalogUnavailable as error:
             log.warning("what was purged before is not known any more: %s", error)
         for cluster, key, _ in purged:
-            builder.forget(spool_time(key), (cluster, key))
+            builder.forget(parse_spool_time(key), (cluster, key))
         return builder.finish(position, purged)
 
 
-def _position(generation: str) -> int:
+def _read_cursor(generation: str) -> int:
     """Return the cursor of a generation; 0 if it cannot be read."""
     try:
-        progressed = Progressed(generation)
+        progressed = CatalogCursor(generation)
         try:
             return progressed.position()
         finally:
             progressed.close()
-    except CatalogueUnavailable as error:
+    except CatalogUnavailable as error:
         # Damage may be the reason for the rebuild. Events still in the journal are applied again,
         # without harm.
         log.warning("how far the old catalogue came is not known: %s", error)
         return 0
 
 
-def _old_uses(generation: str, since: int) -> Iterator[tuple[MonthReader, Use, bytes]]:
+def _iterate_old_uses(
+    generation: str, since: int
+) -> Iterator[tuple[MonthReader, ScriptUse, bytes]]:
     """Yield the uses changed by events after ``since``, with the script's SHA-256.
 
     A damaged month is skipped: the files have its scripts.
@@ -314,34 +316,38 @@ def _old_uses(generation: str, since: int) -> Iterator[tuple[MonthReader, Use, b
         f"SELECT script.sha256, {USE_COLUMNS} FROM use JOIN script ON script.number = use.script "  # noqa: S608 - our own columns
         "WHERE event > ?"
     )
-    for month in months_in(generation):
+    for month in list_months(generation):
         try:
-            reader = MonthReader(month_path(generation, month))
+            reader = MonthReader(make_month_path(generation, month))
             try:
                 for sha256, *row in reader.rows(sql, (since,)):
-                    yield reader, Use(**dict(zip(Use.__struct_fields__, row, strict=True))), sha256
+                    yield (
+                        reader,
+                        ScriptUse(**dict(zip(ScriptUse.__struct_fields__, row, strict=True))),
+                        sha256,
+                    )
             finally:
                 reader.close()
-        except CatalogueUnavailable as error:
+        except CatalogUnavailable as error:
             log.warning("%s of the old catalogue is passed over: %s", month, error)
 
 
-def _use_of_placed(placed: Placed) -> Use:
+def _make_placed_use(placed: PlacedScript) -> ScriptUse:
     """Make the use of a script recorded in the sink's database."""
     assert placed.script is not None, "the caller has looked"
     name = parse_file_name(os.path.basename(placed.script.path))
-    return Use(
+    return ScriptUse(
         cluster=placed.cluster,
         key=placed.script_key,
         job_id=placed.job_id,
         at=max(0, placed.spool_mtime_ns // 1000),
         uid=placed.uid,
         user=placed.user,
-        name=_encodable(name.name) if name else "",
+        name=_escape_name(name.name) if name else "",
     )
 
 
-def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
+def _find_owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
     """Return the owner of a file without manifest: the uid in its ACL, if the name matches.
 
     A name alone proves nothing: it may belong to another person by now.
@@ -351,7 +357,7 @@ def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            uid = readers_of(fd).uid
+            uid = read_acl_readers(fd).uid
         finally:
             os.close(fd)
     except OSError as error:
@@ -364,6 +370,6 @@ def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
     return (uid, user) if is_same else (None, "")
 
 
-def _encodable(name: str) -> str:
+def _escape_name(name: str) -> str:
     """Convert a name to the form of records: bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

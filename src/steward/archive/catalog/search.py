@@ -1,9 +1,9 @@
 """Catalog search: from the monthly indexes to exact hits, newest first, page by page.
 
-:func:`proposed` lets a month's index propose uses, newest first. :class:`Searcher` checks for each
-whether the user may know of it and whether the script contains all terms (:class:`Matcher`), before
-the use is a hit or is counted. :class:`Wanted` is the filter, :class:`Page` the result.
-:class:`SearchThresholds` decides how a month is read.
+:func:`propose_uses` lets a month's index propose uses, newest first. :class:`CatalogSearcher`
+checks for each whether the user may know of it and whether the script contains all terms
+(:class:`TermMatcher`), before the use is a hit or is counted. :class:`UseFilter` is the filter,
+:class:`HitPage` the result. :class:`SearchThresholds` decides how a month is read.
 """
 
 import time
@@ -13,26 +13,26 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.matches import Matcher, SearchError
+from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.matches import SearchError, TermMatcher
 from steward.archive.catalog.month import (
     USE_COLUMNS,
     MonthReader,
-    Use,
-    month_of,
-    month_path,
-    months_in,
+    ScriptUse,
+    get_month,
+    list_months,
+    make_month_path,
 )
 from steward.archive.requests import HitLine
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 
 _USES_OF: Final = "SELECT 1 FROM use WHERE script IN ({})"
 _FEW_USES: Final = 20_000
 """With fewer uses of the proposed scripts, a search sorts these uses; see SearchThresholds."""
 _NEWEST_FIRST: Final = "ORDER BY use.at DESC, use.key DESC, use.cluster DESC"
 
-Place = tuple[int, str, str]
+UsePosition = tuple[int, str, str]
 """Sort position of a use: time in microseconds, key, cluster."""
 
 
@@ -51,7 +51,7 @@ class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
     few_scripts: int = 2000
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerFilter(msgspec.Struct, frozen=True):
     """Owner filter: scripts of this uid and name at submit, or of these accounts."""
 
     uid: int | None
@@ -59,7 +59,7 @@ class Owner(msgspec.Struct, frozen=True):
     accounts: tuple[str, ...] = ()
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class UseFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of uses; empty fields do not restrict.
 
     Attributes:
@@ -75,7 +75,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         until: Latest spool time, exclusive.
     """
 
-    owner: Owner | None = None
+    owner: OwnerFilter | None = None
     clusters: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     uids: tuple[int, ...] = ()
@@ -87,13 +87,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None = None
 
 
-def proposed(
+def propose_uses(
     reader: MonthReader,
-    matcher: Matcher,
-    wanted: Wanted,
-    after: Place | None,
+    matcher: TermMatcher,
+    wanted: UseFilter,
+    after: UsePosition | None,
     thresholds: SearchThresholds,
-) -> Iterator[Use]:
+) -> Iterator[ScriptUse]:
     """Yield the uses of a month that may be hits, newest first.
 
     Args:
@@ -105,26 +105,30 @@ def proposed(
     """
     groups = matcher.groups()
     if groups:
-        question = " AND ".join(map(_quoted, groups))
-        yield from _by_index(reader, [question], wanted, after, thresholds)
+        question = " AND ".join(map(_quote_group, groups))
+        yield from _select_by_index(reader, [question], wanted, after, thresholds)
         return
     seen, look_first = 0, thresholds.look_first
-    for use in _select(reader, f"use INDEXED BY {_order(wanted)}", wanted, after, look_first):
+    for use in _select_uses(
+        reader, f"use INDEXED BY {_choose_time_index(wanted)}", wanted, after, look_first
+    ):
         seen += 1
         after = use.place
         yield use
     if seen == look_first:
-        questions = _short(reader, matcher.short_part(), thresholds.groups_at_once)
-        yield from _by_index(reader, questions, wanted, after, thresholds)
+        questions = _build_short_term_queries(
+            reader, matcher.short_part(), thresholds.groups_at_once
+        )
+        yield from _select_by_index(reader, questions, wanted, after, thresholds)
 
 
-def _by_index(
+def _select_by_index(
     reader: MonthReader,
     questions: Sequence[str],
-    wanted: Wanted,
-    after: Place | None,
+    wanted: UseFilter,
+    after: UsePosition | None,
     thresholds: SearchThresholds,
-) -> Iterator[Use]:
+) -> Iterator[ScriptUse]:
     """Yield the uses of scripts that the trigram index proposes, newest first."""
     if not questions:
         return
@@ -132,66 +136,66 @@ def _by_index(
     scripts = " UNION ALL ".join([one] * len(questions))
     few_scripts = thresholds.few_scripts
     is_few = (
-        _counted(reader, scripts, few_scripts, questions) < few_scripts
-        and _counted(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
+        _count_up_to(reader, scripts, few_scripts, questions) < few_scripts
+        and _count_up_to(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
     )
-    index = "use_script" if is_few else _order(wanted)
+    index = "use_script" if is_few else _choose_time_index(wanted)
     # The unary plus keeps SQLite from looking up scripts one by one where the index by time must
     # lead.
     script = "use.script" if is_few else "+use.script"
     table = f"use INDEXED BY {index}"
-    yield from _select(
+    yield from _select_uses(
         reader, table, wanted, after, -1, also=f"{script} IN ({scripts})", values=questions
     )
 
 
-def _counted(reader: MonthReader, question: str, limit: int, values: Sequence[Any]) -> int:
+def _count_up_to(reader: MonthReader, question: str, limit: int, values: Sequence[Any]) -> int:
     """Count the rows of a query, up to a limit."""
     sql = f"SELECT count(*) FROM (SELECT 1 FROM ({question}) LIMIT {limit})"  # noqa: S608 - made of constants, values are bound
     return int(next(reader.rows(sql, values))[0])
 
 
-def _select(
+def _select_uses(
     reader: MonthReader,
     table: str,
-    wanted: Wanted,
-    after: Place | None,
+    wanted: UseFilter,
+    after: UsePosition | None,
     limit: int,
     *,
     also: str = "1",
     values: Sequence[Any] = (),
-) -> Iterator[Use]:
+) -> Iterator[ScriptUse]:
     """Yield the uses that match the filter and a further condition, newest first."""
-    conditions, more = _conditions(wanted, after)
+    conditions, more = _build_use_conditions(wanted, after)
     sql = (
         f"SELECT {USE_COLUMNS} FROM {table} WHERE {also} AND {conditions} "  # noqa: S608 - made of constants, values are bound
         f"{_NEWEST_FIRST} LIMIT {limit}"
     )
     for row in reader.rows(sql, [*values, *more]):
-        use = Use(**dict(zip(Use.__struct_fields__, row, strict=True)))
+        use = ScriptUse(**dict(zip(ScriptUse.__struct_fields__, row, strict=True)))
         if wanted.keys is None or (use.cluster, use.key) in wanted.keys:
             yield use
 
 
-def _order(wanted: Wanted) -> str:
+def _choose_time_index(wanted: UseFilter) -> str:
     """Return the index that yields uses in order of time."""
     return "use_owner" if wanted.owner is not None and not wanted.owner.accounts else "use_at"
 
 
-def _short(reader: MonthReader, term: str, at_once: int) -> list[str]:
+def _build_short_term_queries(reader: MonthReader, term: str, at_once: int) -> list[str]:
     """Build index queries for all groups of three letters that begin with a shorter term."""
     sql = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?"
-    groups = [_quoted(row[0]) for row in reader.rows(sql, (term, term + "\U0010ffff"))]
+    groups = [_quote_group(row[0]) for row in reader.rows(sql, (term, term + "\U0010ffff"))]
     return [
         " OR ".join(groups[first : first + at_once]) for first in range(0, len(groups), at_once)
     ]
 
 
-def _quoted(group: str) -> str:
+def _quote_group(group: str) -> str:
     return '"' + group.replace('"', '""') + '"'
 
 
-def _conditions(wanted: Wanted, after: Place | None) -> tuple[str, list[Any]]:
+def _build_use_conditions(wanted: UseFilter, after: UsePosition | None) -> tuple[str, list[Any]]:
     """Build the WHERE condition of a filter, and its bound values."""
     found: list[str] = ["1"]
     values: list[Any] = []
@@ -204,43 +208,43 @@ def _conditions(wanted: Wanted, after: Place | None) -> tuple[str, list[Any]]:
     if owner is not None:
         own = "use.uid = ? AND use.user = ?"
         if owner.accounts:
-            either = f"({own} OR {_among('account')})"
-            add(either, owner.uid, owner.user, _listed(owner.accounts))
+            either = f"({own} OR {_make_in_condition('account')})"
+            add(either, owner.uid, owner.user, _encode_list(owner.accounts))
         else:
             add(own, owner.uid, owner.user)
     for column in ("cluster", "account", "partition"):
         chosen = getattr(wanted, column + "s")
         if chosen:
-            add(_among(column), _listed(chosen))
+            add(_make_in_condition(column), _encode_list(chosen))
     if wanted.users or wanted.uids:
-        either = f"({_among('user')} OR {_among('uid')})"
-        add(either, _listed(wanted.users), _listed(wanted.uids))
+        either = f"({_make_in_condition('user')} OR {_make_in_condition('uid')})"
+        add(either, _encode_list(wanted.users), _encode_list(wanted.uids))
     if wanted.names:
         # A shell's [!a] is SQLite's [^a].
         globs = [name.replace("[!", "[^") for name in wanted.names]
-        add("EXISTS (SELECT 1 FROM json_each(?) WHERE use.name GLOB value)", _listed(globs))
+        add("EXISTS (SELECT 1 FROM json_each(?) WHERE use.name GLOB value)", _encode_list(globs))
     if wanted.since is not None:
-        add("use.at >= ?", micros(wanted.since))
+        add("use.at >= ?", to_micros(wanted.since))
     if wanted.until is not None:
-        add("use.at < ?", micros(wanted.until))
+        add("use.at < ?", to_micros(wanted.until))
     if after is not None:
         add("(use.at, use.key, use.cluster) < (?, ?, ?)", *after)
     return " AND ".join(found), values
 
 
-def _among(column: str) -> str:
+def _make_in_condition(column: str) -> str:
     return f"use.{column} IN (SELECT value FROM json_each(?))"  # noqa: S608 -- our own columns
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _encode_list(values: Sequence[Any]) -> str:
     """Encode values as JSON for one bound parameter: a statement with many could be too large."""
     return msgspec.json.encode(values).decode()
 
 
-_MOST_OPEN: Final = 24
+_MAX_OPEN_MONTHS: Final = 24
 
 
-class Found(msgspec.Struct, frozen=True):
+class ScriptHit(msgspec.Struct, frozen=True):
     """Hit of a search: a use and its matching lines.
 
     Attributes:
@@ -249,12 +253,12 @@ class Found(msgspec.Struct, frozen=True):
         more_lines: Number of further matching lines.
     """
 
-    use: Use
+    use: ScriptUse
     lines: tuple[HitLine, ...]
     more_lines: int
 
 
-class Page(msgspec.Struct, frozen=True):
+class HitPage(msgspec.Struct, frozen=True):
     """Page of hits.
 
     Attributes:
@@ -263,40 +267,40 @@ class Page(msgspec.Struct, frozen=True):
         complete: False if the time limit was reached before the page was full.
     """
 
-    hits: list[Found]
-    after: Place | None
+    hits: list[ScriptHit]
+    after: UsePosition | None
     complete: bool
 
 
-Looked = Iterator[tuple[Use, str]]
+CheckedUses = Iterator[tuple[ScriptUse, str]]
 """Checked uses, newest first, each with its script's text; "" if it is not a hit."""
 
 
-def first_page(
-    uses: Looked,
-    matcher: Matcher,
+def collect_page(
+    uses: CheckedUses,
+    matcher: TermMatcher,
     *,
     limit: int,
     lines: int,
-    after: Place | None,
+    after: UsePosition | None,
     longest_s: float,
-) -> Page:
+) -> HitPage:
     """Collect the next page of hits, for :meth:`Searcher.page`."""
     deadline = time.monotonic() + longest_s
-    hits: list[Found] = []
-    last: Place | None = after
+    hits: list[ScriptHit] = []
+    last: UsePosition | None = after
     for use, text in uses:
         if text:
             if len(hits) == limit:
-                return Page(hits, last, complete=True)
-            hits.append(Found(use, *matcher.lines(text, lines)))
+                return HitPage(hits, last, complete=True)
+            hits.append(ScriptHit(use, *matcher.lines(text, lines)))
         last = use.place
         if time.monotonic() > deadline:
-            return Page(hits, last, complete=False)
-    return Page(hits, None, complete=True)
+            return HitPage(hits, last, complete=False)
+    return HitPage(hits, None, complete=True)
 
 
-def counted(uses: Looked, *, longest_s: float) -> int | None:
+def count_hits(uses: CheckedUses, *, longest_s: float) -> int | None:
     """Count all hits, for :meth:`Searcher.count`; None if the time limit was reached."""
     deadline = time.monotonic() + longest_s
     hits = 0
@@ -307,7 +311,7 @@ def counted(uses: Looked, *, longest_s: float) -> int | None:
     return hits
 
 
-class Searcher:
+class CatalogSearcher:
     """Search access to the catalog. Not thread-safe.
 
     Args:
@@ -317,21 +321,21 @@ class Searcher:
 
     def __init__(self, directory: str, *, thresholds: SearchThresholds | None = None) -> None:
         self._thresholds = thresholds or SearchThresholds()
-        self._generations = Generations(directory)
+        self._generations = CatalogGenerations(directory)
         self._directory = ""
         self._open: dict[str, MonthReader] = {}
 
     def page(
         self,
-        matcher: Matcher,
-        wanted: Wanted,
-        allowed: Callable[[Use], bool],
+        matcher: TermMatcher,
+        wanted: UseFilter,
+        allowed: Callable[[ScriptUse], bool],
         *,
         limit: int,
         lines: int = 3,
-        after: Place | None = None,
+        after: UsePosition | None = None,
         longest_s: float = 5.0,
-    ) -> Page:
+    ) -> HitPage:
         """Return the next page of hits, newest first.
 
         Args:
@@ -344,18 +348,20 @@ class Searcher:
             longest_s: Time limit in seconds; a partial page is returned then.
         """
         uses = self._uses(matcher, wanted, allowed, after)
-        return first_page(uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s)
+        return collect_page(
+            uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s
+        )
 
     def count(
         self,
-        matcher: Matcher,
-        wanted: Wanted,
-        allowed: Callable[[Use], bool],
+        matcher: TermMatcher,
+        wanted: UseFilter,
+        allowed: Callable[[ScriptUse], bool],
         *,
         longest_s: float = 60.0,
     ) -> int | None:
         """Count all hits; None if the time limit was reached."""
-        return counted(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
+        return count_hits(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
 
     def close(self) -> None:
         """Close all files."""
@@ -365,18 +371,18 @@ class Searcher:
 
     def _uses(
         self,
-        matcher: Matcher,
-        wanted: Wanted,
-        allowed: Callable[[Use], bool],
-        after: Place | None,
-    ) -> Looked:
+        matcher: TermMatcher,
+        wanted: UseFilter,
+        allowed: Callable[[ScriptUse], bool],
+        after: UsePosition | None,
+    ) -> CheckedUses:
         """Yield proposed uses, newest first, with the script's text; "" if it is not a hit."""
         for month in self._months(wanted, after):
             reader = self._reader(month)
             # Check a script used by many jobs once, and keep only the latest text in memory.
             proved: dict[int, bool] = {}
             recent: tuple[int, str] = (0, "")
-            for use in proposed(reader, matcher, wanted, after, self._thresholds):
+            for use in propose_uses(reader, matcher, wanted, after, self._thresholds):
                 if proved.get(use.script) is False or not allowed(use):
                     yield use, ""
                     continue
@@ -386,22 +392,22 @@ class Searcher:
                     proved[use.script] = matcher.matches(recent[1])
                 yield use, recent[1] if proved[use.script] else ""
 
-    def _months(self, wanted: Wanted, after: Place | None) -> list[str]:
+    def _months(self, wanted: UseFilter, after: UsePosition | None) -> list[str]:
         """Return the months to search, newest first."""
         directory = self._generations.current()
         if directory != self._directory:
             self.close()
             self._directory = directory
-        months = months_in(directory) if directory else []
-        latest = month_of(after[0]) if after else "9999-99"
+        months = list_months(directory) if directory else []
+        latest = get_month(after[0]) if after else "9999-99"
         if wanted.until is not None:
-            latest = min(latest, month_of(micros(wanted.until)))
-        earliest = month_of(micros(wanted.since)) if wanted.since else ""
+            latest = min(latest, get_month(to_micros(wanted.until)))
+        earliest = get_month(to_micros(wanted.since)) if wanted.since else ""
         return [month for month in reversed(months) if earliest <= month <= latest]
 
     def _reader(self, month: str) -> MonthReader:
         """Return a month's reader; at most 24 stay open."""
-        path = month_path(self._directory, month)
+        path = make_month_path(self._directory, month)
         reader = self._open.pop(path, None)
         if reader is None:
             try:
@@ -411,6 +417,6 @@ class Searcher:
                     raise
                 raise SearchError("the catalogue was made anew just now: search again") from error
         self._open[path] = reader
-        while len(self._open) > _MOST_OPEN:
+        while len(self._open) > _MAX_OPEN_MONTHS:
             self._open.pop(next(iter(self._open))).close()
         return reader

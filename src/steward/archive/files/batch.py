@@ -1,9 +1,10 @@
 """Batch state of a files sink: file changes that are not yet stored in the database.
 
-:class:`Pending` collects changed rows, manifest lines and files to remove, and writes them in the
-transaction that moves the cursor. :class:`Sources` finds the bytes of a script: in a store, in
-``.waiting/``, or in place. :class:`Sharing` finds identical files of the same holder to hard-link
-to; :func:`shareable` lists the candidates of a batch. Used by the sink and the mover.
+:class:`PendingBatch` collects changed rows, manifest lines and files to remove, and writes them in
+the transaction that moves the cursor. :class:`SourceFinder` finds the bytes of a script: in a
+store, in ``.waiting/``, or in place. :class:`FileSharing` finds identical files of the same holder
+to hard-link to; :func:`list_share_candidates` lists the candidates of a batch. Used by the sink and
+the mover.
 """
 
 import logging
@@ -15,26 +16,38 @@ from datetime import UTC, datetime
 import msgspec
 
 from steward.archive.errors import ArchiveError
-from steward.archive.files.compression import LONGEST, Damaged, is_packed, open_plain, plain_digest
+from steward.archive.files.compression import (
+    MAX_PLAIN_BYTES,
+    DamagedFile,
+    compute_plain_digest,
+    is_compressed_name,
+    open_archived_file,
+)
 from steward.archive.files.index import (
     LOST_NS,
     MOVED,
     WAITING,
-    Counts,
-    Records,
-    Ref,
-    Row,
-    belongs_elsewhere,
-    content,
-    delete,
-    save,
+    ByteCounts,
+    FileRef,
+    FileRow,
+    FilesRecords,
+    compute_content_number,
+    delete_rows,
+    has_other_owner,
+    save_rows,
 )
-from steward.archive.files.manifest import NAME, Manifests
-from steward.archive.files.owners import Owners
-from steward.archive.files.placement import Placer
-from steward.archive.files.tree import Entry, Gone, InTheWay, Source, Tree
+from steward.archive.files.manifest import MANIFEST_FILE_NAME, ManifestWriter
+from steward.archive.files.owners import DirectoryOwners
+from steward.archive.files.placement import FilePlacer
+from steward.archive.files.tree import (
+    ArchiveTree,
+    BytesGone,
+    ByteSource,
+    DirectoryAccess,
+    PathBlocked,
+)
 from steward.core.events import ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event, JobScript
-from steward.core.incoming import ARCHIVE_DIRECTORY, Stores
+from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
 
@@ -45,10 +58,10 @@ WAITING_DIRECTORY = ".waiting"
 
 _body_decoder = msgspec.json.Decoder(JobScript)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-HIDDEN = Entry(others_pass=False)
+HIDDEN_ENTRY = DirectoryAccess(others_pass=False)
 
 
-class Pending:
+class PendingBatch:
     """State of a batch: changed rows, and what is to be written or removed with them.
 
     Args:
@@ -58,14 +71,20 @@ class Pending:
         manifests: Manifests of the tree.
     """
 
-    def __init__(self, tree: Tree, records: Records, owners: Owners, manifests: Manifests) -> None:
+    def __init__(
+        self,
+        tree: ArchiveTree,
+        records: FilesRecords,
+        owners: DirectoryOwners,
+        manifests: ManifestWriter,
+    ) -> None:
         self._tree = tree
         self._records = records
         self._owners = owners
         self._manifests = manifests
-        self.rows: dict[Ref, Row] = {}
-        self._before: dict[Ref, Row] = {}
-        self.fresh: dict[Ref, JobScript] = {}
+        self.rows: dict[FileRef, FileRow] = {}
+        self._before: dict[FileRef, FileRow] = {}
+        self.fresh: dict[FileRef, JobScript] = {}
         self.taken: set[tuple[int, str]] = set()
         self.left: set[int] = set()
         self.unlinks: dict[tuple[str, str], None] = {}
@@ -77,10 +96,10 @@ class Pending:
         self._is_clear = False
         # In the order of the events, which is nearly that of the keys: neighbors share a database
         # page.
-        self._dirty: dict[Ref, None] = {}
-        self._deleted: set[Ref] = set()
+        self._dirty: dict[FileRef, None] = {}
+        self._deleted: set[FileRef] = set()
 
-    def begin(self, rows: dict[Ref, Row]) -> None:
+    def begin(self, rows: dict[FileRef, FileRow]) -> None:
         """Begin a batch with the rows of its known scripts."""
         self.drop()
         self.rows = rows
@@ -102,26 +121,26 @@ class Pending:
         self._records.forget_new()
         self._owners.forget_new()
 
-    def keep(self, row: Row) -> None:
+    def keep(self, row: FileRow) -> None:
         """Record a new or changed row."""
         ref = (row.cluster, row.key)
         self.rows[ref] = row
         self._dirty[ref] = None
         self._deleted.discard(ref)
 
-    def delete(self, ref: Ref) -> None:
+    def delete(self, ref: FileRef) -> None:
         """Record that a row is to be deleted."""
         del self.rows[ref]
         self._dirty.pop(ref, None)
         self._deleted.add(ref)
 
-    def claimed(self, row: Row, directory: int, name: str) -> bool:
+    def claimed(self, row: FileRow, directory: int, name: str) -> bool:
         """Return whether a file name in a directory belongs to another script than the row's."""
         return (directory, name) in self.taken or self._records.claimed(
             row.job_id, row.key, directory, name
         )
 
-    def may_repeat(self, row: Row) -> bool:
+    def may_repeat(self, row: FileRow) -> bool:
         """Return whether a script may have been placed already, before a crash."""
         if (row.cluster, row.key) in self.fresh:
             return self.replays
@@ -141,7 +160,9 @@ class Pending:
         sql = "SELECT directory, name FROM leaving WHERE moved = ?"
         left = self._records.query(sql, moved)
         self._remove(left)
-        clear_out(self._tree, self._records, {self._records.number(path) for path, _ in left})
+        remove_empty_directories(
+            self._tree, self._records, {self._records.number(path) for path, _ in left}
+        )
         if not self._records.moved:
             self._clear_waiting()
         self._is_clear = True
@@ -160,7 +181,7 @@ class Pending:
         for name in there - wanted:
             self._tree.unlink(WAITING_DIRECTORY, name)
 
-    def finish(self, sources: "Sources") -> None:
+    def finish(self, sources: "SourceFinder") -> None:
         """Write manifests and make all files durable.
 
         Raises:
@@ -185,7 +206,7 @@ class Pending:
         """
         self._owners.save(connection)
         rows = [self.rows[ref] for ref in self._dirty]
-        counts = Counts()
+        counts = ByteCounts()
         for row in rows:
             counts.change(self._before.get((row.cluster, row.key)), row, moved=moved)
         for ref in self._deleted:
@@ -193,8 +214,8 @@ class Pending:
                 counts.remove(self._before[ref], moved=moved or self._before[ref].state == MOVED)
         if moved:
             rows = [msgspec.structs.replace(row, state=MOVED) for row in rows]
-        save(connection, rows, self._before)
-        delete(connection, self._deleted)
+        save_rows(connection, rows, self._before)
+        delete_rows(connection, self._deleted)
         counts.write(connection)
         connection.executemany(
             "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.later
@@ -216,7 +237,7 @@ class Pending:
         self._owners.saved()
         self._remove(self.unlinks)
         self._is_clear = True
-        clear_out(self._tree, self._records, self.left)
+        remove_empty_directories(self._tree, self._records, self.left)
         self.drop()
 
     def _remove(self, files: Iterable[tuple[str, str]]) -> None:
@@ -236,7 +257,9 @@ class Pending:
                 )
 
 
-def clear_out(tree: Tree, records: Records, directories: Iterable[int]) -> None:
+def remove_empty_directories(
+    tree: ArchiveTree, records: FilesRecords, directories: Iterable[int]
+) -> None:
     """Remove directories that hold no script any more, with their manifests.
 
     Raises:
@@ -245,11 +268,11 @@ def clear_out(tree: Tree, records: Records, directories: Iterable[int]) -> None:
     for number in directories:
         if not records.is_used(number):
             path = records.directory(number)
-            tree.unlink(path, NAME)
+            tree.unlink(path, MANIFEST_FILE_NAME)
             tree.prune(path)
 
 
-class Sources:
+class SourceFinder:
     """Finder of script bytes: in a store, waiting in the tree, or in place.
 
     Args:
@@ -261,7 +284,13 @@ class Sources:
     """
 
     def __init__(
-        self, tree: Tree, stores: Stores, records: Records, placer: Placer, *, packs: bool = False
+        self,
+        tree: ArchiveTree,
+        stores: IncomingStores,
+        records: FilesRecords,
+        placer: FilePlacer,
+        *,
+        packs: bool = False,
     ) -> None:
         self._tree = tree
         self._packs = packs
@@ -271,8 +300,8 @@ class Sources:
         self._fds: dict[str, tuple[int, bool]] = {}
 
     def of(
-        self, row: Row, body: JobScript | None, *, fresh: bool
-    ) -> tuple[Source | None, Source | None, str]:
+        self, row: FileRow, body: JobScript | None, *, fresh: bool
+    ) -> tuple[ByteSource | None, ByteSource | None, str]:
         """Return a script's two sources, and their directory in the tree ("" for a store).
 
         Raises:
@@ -285,7 +314,7 @@ class Sources:
             fd, link = self._tree.directory(old), not row.shared
             script, environment = row.script_name, row.env_name
         elif body is None:
-            raise Gone(f"nothing tells where the bytes of {row.key} are", row)
+            raise BytesGone(f"nothing tells where the bytes of {row.key} are", row)
         else:
             script = body.script.path if body.script else ""
             environment = body.environment.path if body.environment else ""
@@ -294,7 +323,7 @@ class Sources:
                 fd, link = self._store(body.store)
             else:
                 old = WAITING_DIRECTORY
-                fd, link = self._tree.directory(old, HIDDEN), True
+                fd, link = self._tree.directory(old, HIDDEN_ENTRY), True
         return (
             self._source(fd, script, row.script_sha, row, row.script_length, link=link),
             self._source(fd, environment, row.env_sha, row, row.env_length, link=link),
@@ -302,16 +331,18 @@ class Sources:
         )
 
     def _source(
-        self, fd: int, name: str, sha: bytes | None, row: Row, length: int, *, link: bool
-    ) -> Source | None:
+        self, fd: int, name: str, sha: bytes | None, row: FileRow, length: int, *, link: bool
+    ) -> ByteSource | None:
         """Make the source of one file; None if the script has no such file."""
         if sha is None or not name:
             return None
         # Never compress a file too large to be decompressed again.
-        packed = is_packed(name) if row.directory else self._packs and length <= LONGEST
-        return Source(fd, one_name(name), sha, link, packed)
+        packed = (
+            is_compressed_name(name) if row.directory else self._packs and length <= MAX_PLAIN_BYTES
+        )
+        return ByteSource(fd, check_stored_name(name), sha, link, packed)
 
-    def put_aside(self, row: Row, body: JobScript) -> None:
+    def put_aside(self, row: FileRow, body: JobScript) -> None:
         """Link bytes into ``.waiting/`` until their job is known.
 
         Raises:
@@ -319,10 +350,10 @@ class Sources:
             OSError: The tree cannot be written.
         """
         fd, link = self._store(body.store)
-        hidden = self._tree.directory(WAITING_DIRECTORY, HIDDEN)
+        hidden = self._tree.directory(WAITING_DIRECTORY, HIDDEN_ENTRY)
         for kept, sha in ((body.script, row.script_sha), (body.environment, row.env_sha)):
             if kept is not None and sha is not None:
-                source = Source(fd, one_name(kept.path), sha, link)
+                source = ByteSource(fd, check_stored_name(kept.path), sha, link)
                 self._placer.put_as(hidden, kept.path, source)
         self._tree.touch(WAITING_DIRECTORY)
 
@@ -349,7 +380,7 @@ class Sources:
         self._fds.clear()
 
 
-def one_name(name: str) -> str:
+def check_stored_name(name: str) -> str:
     """Check that the name of stored bytes is a single path component; return it.
 
     Raises:
@@ -360,17 +391,17 @@ def one_name(name: str) -> str:
     return name
 
 
-Wanted = tuple[int, bytes | None, bytes | None]
+ShareCandidate = tuple[int, bytes | None, bytes | None]
 """A holder, and the SHA-256 of a script and of its environment."""
 
-Where = tuple[str, str]
+FileLocation = tuple[str, str]
 """A directory below the root, and a file name in it."""
 
 _Content = tuple[int, bytes, bool]
 """A holder, the SHA-256 of a file, and whether it is an environment."""
 
 
-class Sharing:
+class FileSharing:
     """Finder of identical files to hard-link to, in one tree.
 
     Args:
@@ -378,27 +409,27 @@ class Sharing:
         records: Database of the sink, for that tree.
     """
 
-    def __init__(self, tree: Tree, records: Records) -> None:
+    def __init__(self, tree: ArchiveTree, records: FilesRecords) -> None:
         self._tree = tree
         self._records = records
         self._jobs: dict[_Content, int] = {}
-        self._found: dict[_Content, Where] = {}
+        self._found: dict[_Content, FileLocation] = {}
 
-    def begin(self, wanted: Iterable[Wanted]) -> None:
+    def begin(self, wanted: Iterable[ShareCandidate]) -> None:
         """Look up link candidates for all scripts of a batch at once.
 
         Args:
-            wanted: The scripts, from :func:`shareable`.
+            wanted: The scripts, from :func:`list_share_candidates`.
         """
         self.drop()
         moved = self._records.moved
         asked: dict[int, _Content] = {}
         for holder, script, environment in wanted:
             if script is not None:
-                number = content(holder, script, environment=False, moved=moved)
+                number = compute_content_number(holder, script, environment=False, moved=moved)
                 asked[number] = (holder, script, False)
             if environment is not None:
-                number = content(holder, environment, environment=True, moved=moved)
+                number = compute_content_number(holder, environment, environment=True, moved=moved)
                 asked[number] = (holder, environment, True)
         for number, job_id in self._records.contents(list(asked)).items():
             self._jobs[asked[number]] = job_id
@@ -409,8 +440,8 @@ class Sharing:
         self._found.clear()
 
     def instead(
-        self, row: Row, script: Source | None, environment: Source | None
-    ) -> tuple[Source | None, Source | None]:
+        self, row: FileRow, script: ByteSource | None, environment: ByteSource | None
+    ) -> tuple[ByteSource | None, ByteSource | None]:
         """Return identical files as sources, in place of a script's and its environment's bytes.
 
         Args:
@@ -431,7 +462,7 @@ class Sharing:
             environment = self._instead(environment, of, row, row.env_length)
         return script, environment
 
-    def _instead(self, source: Source, of: "_Content", row: Row, length: int) -> Source:
+    def _instead(self, source: ByteSource, of: "_Content", row: FileRow, length: int) -> ByteSource:
         """Return an identical file as source, or the given one if there is none."""
         found = self._found.get(of)
         if found is None:
@@ -448,9 +479,9 @@ class Sharing:
         except FileNotFoundError:
             # It was purged in this batch, and its directory became empty.
             return source
-        return Source(fd, name, source.sha, packed=is_packed(name), otherwise=source)
+        return ByteSource(fd, name, source.sha, packed=is_compressed_name(name), otherwise=source)
 
-    def add(self, row: Row, path: str) -> None:
+    def add(self, row: FileRow, path: str) -> None:
         """Record a filed script, to which later ones of the batch may be linked."""
         if not row.shared or row.holder is None:
             return
@@ -459,7 +490,7 @@ class Sharing:
         if row.env_sha is not None and row.env_name:
             self._found[row.holder, row.env_sha, True] = (path, row.env_name)
 
-    def _kept(self, sha: bytes, row: Row, job_id: int, length: int) -> Where | None:
+    def _kept(self, sha: bytes, row: FileRow, job_id: int, length: int) -> FileLocation | None:
         # All keys of a job's scripts have the same prefix.
         """Find an undamaged file with this checksum among a job's scripts."""
         rows = self._records.select(
@@ -485,16 +516,16 @@ class Sharing:
     def _is_sound(self, path: str, name: str, sha: bytes, length: int) -> bool:
         """Return whether a file still has its checksum."""
         try:
-            with open_plain(self._tree.directory(path), name) as file:
-                return plain_digest(file, name, length)[0] == sha
-        except (FileNotFoundError, IsADirectoryError, InTheWay, Damaged):
+            with open_archived_file(self._tree.directory(path), name) as file:
+                return compute_plain_digest(file, name, length)[0] == sha
+        except (FileNotFoundError, IsADirectoryError, PathBlocked, DamagedFile):
             # Verify reports the damage; this script gets its own bytes.
             return False
 
 
-def shareable(
-    events: Iterable[Event], rows: Mapping[Ref, Row], records: Records
-) -> Iterator[Wanted]:
+def list_share_candidates(
+    events: Iterable[Event], rows: Mapping[FileRef, FileRow], records: FilesRecords
+) -> Iterator[ShareCandidate]:
     """Yield the scripts that a batch files under their owners, as link candidates.
 
     Args:
@@ -502,30 +533,38 @@ def shareable(
         rows: Known rows of its scripts.
         records: The sink's database.
     """
-    fresh: dict[Ref, JobScript] = {}
+    fresh: dict[FileRef, JobScript] = {}
     for event in events:
         found = None
         if event.kind == JOB_SCRIPT:
             fresh[event.cluster, event.key] = event.body
         elif event.kind == JOB_IDENTITY:
             ref = (event.cluster, event.body.script_key)
-            found = _one(ref, event.body.record, rows.get(ref), fresh.get(ref), records)
+            found = _make_share_candidate(
+                ref, event.body.record, rows.get(ref), fresh.get(ref), records
+            )
         elif event.kind == ARCHIVE_RESEND:
             for sent in event.body.scripts:
                 ref = (event.cluster, sent.script_key)
                 if sent.identity is not None:
-                    one = _one(ref, sent.identity.record, rows.get(ref), sent.script, records)
+                    one = _make_share_candidate(
+                        ref, sent.identity.record, rows.get(ref), sent.script, records
+                    )
                     if one is not None:
                         yield one
         if found is not None:
             yield found
 
 
-def _one(
-    ref: Ref, record: JobRecord, row: Row | None, fresh: JobScript | None, records: Records
-) -> Wanted | None:
+def _make_share_candidate(
+    ref: FileRef,
+    record: JobRecord,
+    row: FileRow | None,
+    fresh: JobScript | None,
+    records: FilesRecords,
+) -> ShareCandidate | None:
     """Return the link candidate of one script; None if its owner is unknown or unchanged."""
-    if record.uid is None or (row is not None and not belongs_elsewhere(row, record)):
+    if record.uid is None or (row is not None and not has_other_owner(row, record)):
         return None
     holder = records.known_holder((ref[0], record.uid, record.user, record.account))
     if holder is None:

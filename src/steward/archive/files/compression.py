@@ -2,8 +2,8 @@
 
 Sizes and SHA-256 in databases and manifests are those of the plain bytes. Reading is bounded: a
 frame that needs much memory, or yields more bytes than the file had, is damaged, whoever wrote it.
-:func:`blocks`, :func:`read_plain` and :func:`plain_digest` read both kinds of files; :func:`pack`
-compresses.
+:func:`read_blocks`, :func:`read_plain` and :func:`compute_plain_digest` read both kinds of files;
+:func:`compress_bytes` compresses.
 """
 
 import hashlib
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 
-SUFFIX: Final = ".zst"
-LONGEST: Final = 256 * 1024**2
+COMPRESSION_SUFFIX: Final = ".zst"
+MAX_PLAIN_BYTES: Final = 256 * 1024**2
 """Size limit of a script or environment, in bytes; Slurm's limit is 4 MB by default."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BLOCK = 1 << 20
-# Frames written by :func:`pack` have windows of up to 2 MB.
-_LARGEST_WINDOW = 8 << 20
+# Frames written by :func:`compress_bytes` have windows of up to 2 MB.
+_MAX_WINDOW_BYTES = 8 << 20
 
 
-class Damaged(ArchiveError):
+class DamagedFile(ArchiveError):
     """Error: a compressed file is invalid, or larger than allowed."""
 
 
-def is_packed(name: str) -> bool:
+def is_compressed_name(name: str) -> bool:
     """Return whether a file name is that of a compressed file."""
-    return name.endswith(SUFFIX)
+    return name.endswith(COMPRESSION_SUFFIX)
 
 
-def plain_name(name: str) -> str:
+def strip_compression_suffix(name: str) -> str:
     """Return the file's name without the compression suffix."""
-    return name.removesuffix(SUFFIX)
+    return name.removesuffix(COMPRESSION_SUFFIX)
 
 
-def other_name(name: str) -> str:
+def swap_compression_suffix(name: str) -> str:
     """Return the name of the other form: compressed for a plain file, and vice versa."""
-    return plain_name(name) if is_packed(name) else name + SUFFIX
+    return strip_compression_suffix(name) if is_compressed_name(name) else name + COMPRESSION_SUFFIX
 
 
-def open_plain(fd: int, name: str) -> "BufferedReader":
-    """Open a file in the directory ``fd``, to be read with :func:`blocks`.
+def open_archived_file(fd: int, name: str) -> "BufferedReader":
+    """Open a file in the directory ``fd``, to be read with :func:`read_blocks`.
 
     Raises:
         OSError: It cannot be opened.
@@ -56,7 +56,9 @@ def open_plain(fd: int, name: str) -> "BufferedReader":
     return os.fdopen(os.open(name, _READ, dir_fd=fd), "rb")
 
 
-def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> Iterator[bytes]:
+def read_blocks(
+    file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES
+) -> Iterator[bytes]:
     """Yield the plain bytes of an open file in blocks.
 
     Args:
@@ -68,7 +70,7 @@ def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> It
         Damaged: It is not a Zstandard frame, or it is larger than the limit.
         OSError: It cannot be read.
     """
-    if not is_packed(name):
+    if not is_compressed_name(name):
         while block := file.read(_BLOCK):
             yield block
         return
@@ -81,35 +83,35 @@ def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> It
             while block := plain.read(min(_BLOCK, longest + 1 - given)):
                 given += len(block)
                 if given > longest:
-                    raise Damaged(f"{name} holds more than {longest} bytes", name)
+                    raise DamagedFile(f"{name} holds more than {longest} bytes", name)
                 yield block
     except (zstandard.ZstdError, MemoryError) as error:
-        raise Damaged(f"{name} is damaged: {error}", name) from error
+        raise DamagedFile(f"{name} is damaged: {error}", name) from error
 
 
-def read_plain(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> bytes:
-    """Return all plain bytes of an open file; raises as :func:`blocks`."""
-    if not is_packed(name):
+def read_plain(file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES) -> bytes:
+    """Return all plain bytes of an open file; raises as :func:`read_blocks`."""
+    if not is_compressed_name(name):
         return file.read()
-    return b"".join(blocks(file, name, longest))
+    return b"".join(read_blocks(file, name, longest))
 
 
-def plain_digest(
-    file: "BufferedReader[Any]", name: str, longest: int = LONGEST
+def compute_plain_digest(
+    file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES
 ) -> tuple[bytes, int]:
-    """Return SHA-256 and size of the plain bytes of an open file; raises as :func:`blocks`."""
-    if not is_packed(name):
+    """Return SHA-256 and size of the plain bytes of an open file; raises as :func:`read_blocks`."""
+    if not is_compressed_name(name):
         found = hashlib.file_digest(file, "sha256").digest()
         return found, file.tell()
     sha = hashlib.sha256()
     size = 0
-    for block in blocks(file, name, longest):
+    for block in read_blocks(file, name, longest):
         sha.update(block)
         size += len(block)
     return sha.digest(), size
 
 
-def pack(data: bytes) -> bytes:
+def compress_bytes(data: bytes) -> bytes:
     """Compress bytes to one frame, which records their size."""
     packed: bytes = _compressor().compress(data)
     return packed
@@ -127,4 +129,4 @@ def _compressor() -> Any:
 def _decompressor() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)

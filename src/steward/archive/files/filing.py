@@ -1,10 +1,10 @@
 """Filing of scripts: what each event does to the files and manifests of one tree.
 
-:class:`Filing` handles job.script, job.identity and archive.resend events: it places files, sets
-their readers and adds manifest lines. :func:`purge` handles archive.purge, with
-:func:`forget_lines` for manifests and :func:`incoming_names` for stores. The sink and the mover use
-both. Steps are repeatable: after a crash the batch comes again, and a step whose work is done does
-nothing.
+:class:`ScriptFiling` handles job.script, job.identity and archive.resend events: it places files,
+sets their readers and adds manifest lines. :func:`purge_files` handles archive.purge, with
+:func:`remove_manifest_lines` for manifests and :func:`list_incoming_names` for stores. The sink and
+the mover use both. Steps are repeatable: after a crash the batch comes again, and a step whose work
+is done does nothing.
 """
 
 import errno
@@ -15,45 +15,50 @@ from datetime import datetime
 
 import msgspec
 
-from steward.archive.files.batch import WAITING_DIRECTORY, Pending, Sharing, Sources
-from steward.archive.files.compression import other_name
+from steward.archive.files.batch import WAITING_DIRECTORY, FileSharing, PendingBatch, SourceFinder
+from steward.archive.files.compression import swap_compression_suffix
 from steward.archive.files.index import (
     MOVED,
     PLACED,
     UNVERIFIED,
     WAITING,
-    Records,
-    Ref,
-    Row,
-    belongs_elsewhere,
+    FileRef,
+    FileRow,
+    FilesRecords,
+    has_other_owner,
 )
-from steward.archive.files.layout import Layout, Place, Subject
+from steward.archive.files.layout import ArchiveLayout, ArchivePlace, PathSubject
 from steward.archive.files.manifest import (
-    VERSION,
-    Fact,
-    File,
-    Manifests,
-    identity_line,
-    kept_line,
-    line,
+    MANIFEST_VERSION,
+    ManifestFact,
+    ManifestFile,
+    ManifestWriter,
+    encode_fact,
+    encode_identity_line,
+    encode_kept_line,
 )
-from steward.archive.files.owners import Owners
-from steward.archive.files.permissions import Readers
-from steward.archive.files.placement import Placer, Target, digest, is_file
-from steward.archive.files.tree import Entry, InTheWay, Source, Tree
+from steward.archive.files.owners import DirectoryOwners
+from steward.archive.files.permissions import FileReaders
+from steward.archive.files.placement import (
+    FilePlacer,
+    PlacementTarget,
+    compute_file_digest,
+    has_regular_file,
+)
+from steward.archive.files.tree import ArchiveTree, ByteSource, DirectoryAccess, PathBlocked
 from steward.core.config import Settings
 from steward.core.events import JOB_IDENTITY, ArchivePurge, Event, JobIdentity, JobScript
-from steward.core.incoming import kept_filename, parse_kept_filename
+from steward.core.incoming import make_incoming_filename, parse_incoming_filename
 from steward.core.records import JobRecord
 
 log = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
 _body_decoder = msgspec.json.Decoder(JobScript)
-_NOBODY = Readers()
+_NO_READERS = FileReaders()
 
 
-class Filing:
+class ScriptFiling:
     """Event handler that files scripts into one tree.
 
     Args:
@@ -74,15 +79,15 @@ class Filing:
         self,
         settings: Settings,
         name: str,
-        layout: Layout,
-        tree: Tree,
-        records: Records,
-        owners: Owners,
-        placer: Placer,
-        sources: Sources,
-        manifests: Manifests,
-        pending: Pending,
-        sharing: Sharing,
+        layout: ArchiveLayout,
+        tree: ArchiveTree,
+        records: FilesRecords,
+        owners: DirectoryOwners,
+        placer: FilePlacer,
+        sources: SourceFinder,
+        manifests: ManifestWriter,
+        pending: PendingBatch,
+        sharing: FileSharing,
     ) -> None:
         self.gids: tuple[int, ...] = ()
         self._settings = settings
@@ -96,7 +101,7 @@ class Filing:
         self._manifests = manifests
         self._pending = pending
         self._sharing = sharing
-        self._entries: dict[tuple[int | None, bool], tuple[Entry, Readers]] = {}
+        self._entries: dict[tuple[int | None, bool], tuple[DirectoryAccess, FileReaders]] = {}
 
     # ------------------------------------------------------------ event job.script
 
@@ -120,13 +125,13 @@ class Filing:
         else:
             self.unverified(row, body, event.source)
 
-    def _fresh_row(self, ref: Ref, body: JobScript) -> Row:
+    def _fresh_row(self, ref: FileRef, body: JobScript) -> FileRow:
         """Make the row of a newly captured script."""
         kept, environment = body.script, body.environment
         if not self._settings.archive.environments:
             environment = None
         cluster, key = ref
-        return Row(
+        return FileRow(
             key,
             cluster,
             body.job_id,
@@ -148,12 +153,12 @@ class Filing:
 
     # ------------------------------------------------------------ archive.resend
 
-    def waiting(self, ref: Ref, body: JobScript) -> None:
+    def waiting(self, ref: FileRef, body: JobScript) -> None:
         """Add a script that :class:`Refilling` put into ``.waiting/``."""
         row = self._fresh_row(ref, body)
         self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
 
-    def settle(self, ref: Ref, identity: JobIdentity | None) -> None:
+    def settle(self, ref: FileRef, identity: JobIdentity | None) -> None:
         """File a waiting or unverified script, under its owner if known.
 
         Raises:
@@ -164,7 +169,7 @@ class Filing:
         waits = row.state == WAITING
         if waits and not self._layout.needs_identity:
             self._file(row, _body_decoder.decode(row.body or b""), None, "spool")
-        if identity is not None and (waits or belongs_elsewhere(row, identity.record)):
+        if identity is not None and (waits or has_other_owner(row, identity.record)):
             self._identify(ref, identity)
         elif waits and self._pending.rows[ref].state == WAITING:
             self.unverified(row)
@@ -174,7 +179,9 @@ class Filing:
         known = self._settings.cluster.get(cluster)
         return self._sink.identity_wait_s > 0 and (known is None or known.slurm)
 
-    def unverified(self, row: Row, body: JobScript | None = None, source: str = "spool") -> None:
+    def unverified(
+        self, row: FileRow, body: JobScript | None = None, source: str = "spool"
+    ) -> None:
         """File a script whose job is not known yet under ``unverified/``.
 
         Raises:
@@ -188,9 +195,9 @@ class Filing:
         changed = msgspec.structs.replace(row, state=UNVERIFIED, body=None)
         self._put(row, changed, body, place, entry, readers, source)
 
-    def _unverified_place(self, row: Row, body: JobScript) -> Place:
+    def _unverified_place(self, row: FileRow, body: JobScript) -> ArchivePlace:
         """Return a script's place under ``unverified/``."""
-        subject = Subject(
+        subject = PathSubject(
             cluster=row.cluster,
             job_id=row.job_id,
             spool_mtime_ns=row.mtime_ns,
@@ -199,7 +206,11 @@ class Filing:
         return self._layout.unverified_place(subject, self._zone(row.cluster))
 
     def _leave_unverified(
-        self, row: Row, body: JobScript, to: str, sources: tuple[Source | None, Source | None]
+        self,
+        row: FileRow,
+        body: JobScript,
+        to: str,
+        sources: tuple[ByteSource | None, ByteSource | None],
     ) -> None:
         """Remove files that an interrupted batch placed under ``unverified/``."""
         place = self._unverified_place(row, body)
@@ -225,14 +236,14 @@ class Filing:
         if ref in self._pending.rows:
             self._identify(ref, body)
 
-    def _identify(self, ref: Ref, body: JobIdentity) -> None:
+    def _identify(self, ref: FileRef, body: JobIdentity) -> None:
         """File a script under its owner if that changed, and add the identity to the manifest."""
         row = self._pending.rows[ref]
         cluster, key = ref
         if row.state == MOVED:
             self._pending.later.append((JOB_IDENTITY, key, cluster, _encoder.encode(body)))
             return
-        if belongs_elsewhere(row, body.record):
+        if has_other_owner(row, body.record):
             kept = self._pending.fresh.get(ref)
             if kept is None and row.body:
                 kept = _body_decoder.decode(row.body)
@@ -242,9 +253,9 @@ class Filing:
             self._charge(row, body.record)
         if self._layout.manifests and row.directory:
             path = self._records.directory(row.directory)
-            self._manifests.add(path, identity_line(cluster, body, self._pending.now))
+            self._manifests.add(path, encode_identity_line(cluster, body, self._pending.now))
 
-    def _charge(self, row: Row, record: JobRecord) -> None:
+    def _charge(self, row: FileRow, record: JobRecord) -> None:
         """Count a script for its account, if that was unknown when it was filed."""
         unknown = (row.cluster, row.uid or 0, row.user, "")
         if self._records.known_holder(unknown) == row.holder:
@@ -252,12 +263,12 @@ class Filing:
             self._pending.keep(msgspec.structs.replace(row, holder=holder))
 
     def _file(
-        self, row: Row, body: JobScript | None, record: JobRecord | None, source: str
+        self, row: FileRow, body: JobScript | None, record: JobRecord | None, source: str
     ) -> None:
         """File a script under its owner, or where the layout needs no owner."""
         uid = record.uid if record else None
         user = record.user if record else ""
-        subject = Subject(
+        subject = PathSubject(
             cluster=row.cluster,
             job_id=row.job_id,
             spool_mtime_ns=row.mtime_ns,
@@ -278,7 +289,7 @@ class Filing:
             uid=uid,
             user=user,
             body=None,
-            holder=None if record is None else holder_of(self._records, row.cluster, record),
+            holder=None if record is None else find_holder(self._records, row.cluster, record),
             # Share files only if their readers are those of a directory that contains all links.
             shared=int(self._layout.shares and readers.uid is not None),
         )
@@ -290,7 +301,7 @@ class Filing:
             return
         self._put(row, changed, body, self._layout.place(subject, zone), entry, readers, source)
 
-    def _is_foreign(self, uid: int, subject: Subject, zone: str, name: str) -> bool:
+    def _is_foreign(self, uid: int, subject: PathSubject, zone: str, name: str) -> bool:
         """Return whether a user directory of that name belongs to another uid."""
         depth = self._layout.user_depth
         if not depth:
@@ -303,12 +314,12 @@ class Filing:
 
     def _put(
         self,
-        row: Row,
-        changed: Row,
+        row: FileRow,
+        changed: FileRow,
         body: JobScript | None,
-        place: Place,
-        entry: Entry,
-        readers: Readers,
+        place: ArchivePlace,
+        entry: DirectoryAccess,
+        readers: FileReaders,
         source: str,
     ) -> None:
         """Place a script's files, record its new row, and add manifest lines."""
@@ -317,7 +328,7 @@ class Filing:
         fresh = (row.cluster, row.key) in self._pending.fresh
         script, environment, old = self._sources.of(row, body, fresh=fresh and not row.directory)
         claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
-        target = Target(place.directory, place.stem, entry, readers)
+        target = PlacementTarget(place.directory, place.stem, entry, readers)
         sources = self._sharing.instead(changed, script, environment)
         if not row.directory and self._pending.may_repeat(row):
             sources = self._placer.as_before(target, *sources, claimed)
@@ -351,13 +362,15 @@ class Filing:
         self._pending.keep(changed)
         self._sharing.add(changed, place.directory)
 
-    def _tell(self, row: Row, changed: Row, body: JobScript | None, path: str, source: str) -> None:
+    def _tell(
+        self, row: FileRow, changed: FileRow, body: JobScript | None, path: str, source: str
+    ) -> None:
         """Add the manifest lines of a filed or moved script."""
         now = self._pending.now
         names = (changed.script_name, changed.env_name)
         if not row.directory:
             if body is not None:
-                text = kept_line(row.key, row.cluster, body, names, now, source)
+                text = encode_kept_line(row.key, row.cluster, body, names, now, source)
                 self._manifests.add(path, text)
             return
         before = self._records.directory(row.directory)
@@ -366,30 +379,34 @@ class Filing:
         if before != path:
             self._manifests.add(before, self._moved_line(row, path))
 
-    def _moved_line(self, row: Row, to: str) -> bytes:
-        moved = Fact(
+    def _moved_line(self, row: FileRow, to: str) -> bytes:
+        moved = ManifestFact(
             fact="moved",
             key=row.key,
-            version=VERSION,
+            version=MANIFEST_VERSION,
             cluster=row.cluster,
             at=self._pending.now,
             to=to,
         )
-        return line(moved)
+        return encode_fact(moved)
 
     def _earlier_lines(self, path: str, key: str, names: tuple[str, str]) -> list[bytes]:
         """Return a script's facts from the manifest of its old directory, for the new one."""
-        return [line(renamed(fact, names)) for fact in self._manifests.about(path, key)]
+        return [
+            encode_fact(rename_fact_files(fact, names)) for fact in self._manifests.about(path, key)
+        ]
 
-    def _who(self, uid: int | None, *, hidden: bool) -> tuple[Entry, Readers]:
+    def _who(self, uid: int | None, *, hidden: bool) -> tuple[DirectoryAccess, FileReaders]:
         """Return the permissions of directories and files for an owner, from a cache."""
         found = self._entries.get((uid, hidden))
         if found is None or found[0].gids != self.gids:
             depth = 0 if hidden else self._layout.user_depth
-            entry = Entry(uid=uid, gids=self.gids, user_depth=depth, others_pass=not hidden)
+            entry = DirectoryAccess(
+                uid=uid, gids=self.gids, user_depth=depth, others_pass=not hidden
+            )
             if len(self._entries) > 4096:
                 self._entries.clear()
-            found = self._entries[uid, hidden] = (entry, Readers(uid, self.gids))
+            found = self._entries[uid, hidden] = (entry, FileReaders(uid, self.gids))
         return found
 
     def _zone(self, cluster: str) -> str:
@@ -397,40 +414,46 @@ class Filing:
         return known.timezone if known else ""
 
 
-def holder_of(records: Records, cluster: str, record: JobRecord) -> int | None:
+def find_holder(records: FilesRecords, cluster: str, record: JobRecord) -> int | None:
     """Return the number of a job's holder, for whom bytes are counted; None without a uid."""
     if record.uid is None:
         return None
     return records.holder((cluster, record.uid, record.user, record.account))
 
 
-def renamed(fact: Fact, names: tuple[str, str]) -> Fact:
+def rename_fact_files(fact: ManifestFact, names: tuple[str, str]) -> ManifestFact:
     """Return a ``kept`` fact with the present file names; any other fact unchanged."""
     if fact.fact != "kept":
         return fact
     return msgspec.structs.replace(
-        fact, script=_as(fact.script, names[0]), environment=_as(fact.environment, names[1])
+        fact,
+        script=_rename_file(fact.script, names[0]),
+        environment=_rename_file(fact.environment, names[1]),
     )
 
 
-def _as(file: File | None, name: str) -> File | None:
+def _rename_file(file: ManifestFile | None, name: str) -> ManifestFile | None:
     return msgspec.structs.replace(file, name=name) if file and name else None
 
 
-def purge(
-    event: Event, pending: Pending, tree: Tree, records: Records, manifests: Manifests
+def purge_files(
+    event: Event,
+    pending: PendingBatch,
+    tree: ArchiveTree,
+    records: FilesRecords,
+    manifests: ManifestWriter,
 ) -> None:
     """Remove the scripts of an archive.purge event, as far as they are in this tree.
 
     Raises:
-        InTheWay: Something other than an archived file is in the place of one.
+        PathBlocked: Something other than an archived file is in the place of one.
         OSError: The tree cannot be written.
     """
     body: ArchivePurge = event.body
     # Lines about these scripts may still wait to be appended.
     manifests.flush()
-    gone: list[Row] = []
-    removed: dict[Ref, Row] = {}
+    gone: list[FileRow] = []
+    removed: dict[FileRef, FileRow] = {}
     for key in body.script_keys:
         row = pending.rows.get((event.cluster, key))
         if row is None:
@@ -445,11 +468,11 @@ def purge(
         if row.directory:
             gone.append(row)
     try:
-        forget_lines(gone, records, manifests, body.asked_by, pending.now)
+        remove_manifest_lines(gone, records, manifests, body.asked_by, pending.now)
     except OSError as error:
         if error.errno not in {errno.EISDIR, errno.ELOOP}:
             raise
-        raise InTheWay(
+        raise PathBlocked(
             f"a manifest below {tree.root} that names what is to be purged is no file "
             f"({error.strerror}): move away what is there",
             tree.root,
@@ -461,21 +484,23 @@ def purge(
             pending.left.add(row.directory)
 
 
-def _remove_files(row: Row, tree: Tree, records: Records) -> None:
+def _remove_files(row: FileRow, tree: ArchiveTree, records: FilesRecords) -> None:
     if row.state == WAITING:
         body = _body_decoder.decode(row.body) if row.body else None
         for kept in (body.script, body.environment) if body else ():
             if kept is not None:
-                _remove(tree, WAITING_DIRECTORY, kept.path)
+                _remove_file(tree, WAITING_DIRECTORY, kept.path)
         return
     path = records.directory(row.directory)
     for name, sha in ((row.script_name, row.script_sha), (row.env_name, row.env_sha)):
         if name:
-            _remove(tree, path, name)
-            _remove_twin(row, tree, records, other_name(name), sha)
+            _remove_file(tree, path, name)
+            _remove_other_form(row, tree, records, swap_compression_suffix(name), sha)
 
 
-def _remove_twin(row: Row, tree: Tree, records: Records, name: str, sha: bytes | None) -> None:
+def _remove_other_form(
+    row: FileRow, tree: ArchiveTree, records: FilesRecords, name: str, sha: bytes | None
+) -> None:
     """Remove the other form, plain or compressed, left by a crash and a change of the setting."""
     path = records.directory(row.directory)
     try:
@@ -483,25 +508,25 @@ def _remove_twin(row: Row, tree: Tree, records: Records, name: str, sha: bytes |
     except FileNotFoundError:
         return
     if (
-        is_file(fd, name)
+        has_regular_file(fd, name)
         and not records.claimed(row.job_id, row.key, row.directory, name)
-        and digest(fd, name) == sha
+        and compute_file_digest(fd, name) == sha
     ):
         tree.unlink(path, name)
 
 
-def _remove(tree: Tree, path: str, name: str) -> None:
+def _remove_file(tree: ArchiveTree, path: str, name: str) -> None:
     try:
         tree.unlink(path, name)
     except IsADirectoryError as error:
-        raise InTheWay(
+        raise PathBlocked(
             f"{tree.root}/{path}/{name} is a directory, not the file that is to be purged: "
             "move it away",
             path,
         ) from error
 
 
-def incoming_names(event: Event, pending: Pending) -> list[str]:
+def list_incoming_names(event: Event, pending: PendingBatch) -> list[str]:
     """Return the file names, in a store, of the scripts of an archive.purge event."""
     names: set[str] = set()
     for key in event.body.script_keys:
@@ -517,16 +542,16 @@ def incoming_names(event: Event, pending: Pending) -> list[str]:
             continue
         of = (row.cluster, row.job_id, row.mtime_ns)
         if row.script_sha is not None:
-            names.add(kept_filename(*of, row.script_length, "script"))
+            names.add(make_incoming_filename(*of, row.script_length, "script"))
         if row.env_sha is not None:
-            names.add(kept_filename(*of, row.env_length, "env"))
-    return sorted(name for name in names if parse_kept_filename(name))
+            names.add(make_incoming_filename(*of, row.env_length, "env"))
+    return sorted(name for name in names if parse_incoming_filename(name))
 
 
-def forget_lines(
-    rows: Iterable[Row],
-    records: Records,
-    manifests: Manifests,
+def remove_manifest_lines(
+    rows: Iterable[FileRow],
+    records: FilesRecords,
+    manifests: ManifestWriter,
     asked_by: str | None,
     now: datetime,
 ) -> None:
@@ -547,22 +572,22 @@ def forget_lines(
     told: dict[str, list[bytes]] = {}
     for row in rows:
         path = records.directory(row.directory)
-        fact = Fact(
+        fact = ManifestFact(
             fact="purged",
             key=row.key,
-            version=VERSION,
+            version=MANIFEST_VERSION,
             cluster=row.cluster,
             at=now,
             asked_by=asked_by or "",
         )
         if asked_by is not None:
-            told.setdefault(path, []).append(line(fact))
-        for number in (row.directory, *earlier(row)):
+            told.setdefault(path, []).append(encode_fact(fact))
+        for number in (row.directory, *list_former_directories(row)):
             keys.setdefault(records.directory(number), []).append(row.key)
     for path, forgotten in keys.items():
         manifests.forget(path, forgotten, told.get(path, []))
 
 
-def earlier(row: Row) -> list[int]:
+def list_former_directories(row: FileRow) -> list[int]:
     """Return the numbers of a script's former directories."""
     return [int(number) for number in row.came_from.split(",") if number]

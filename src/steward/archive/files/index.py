@@ -1,9 +1,9 @@
 """Files sink database: tables, migrations and queries (``archive-NAME.db``).
 
-:class:`Row` is one script, :class:`Records` reads it; :func:`save` and :func:`delete` write rows
-inside a transaction. :class:`Counts` keeps for each holder (cluster, user and account) the sum of
-bytes, for quotas; a content shared by links counts once. The index ``script_holder`` exists only if
-limits are configured, because it costs time for every job.
+:class:`FileRow` is one script, :class:`FilesRecords` reads it; :func:`save_rows` and
+:func:`delete_rows` write rows inside a transaction. :class:`ByteCounts` keeps for each holder
+(cluster, user and account) the sum of bytes, for quotas; a content shared by links counts once. The
+index ``script_holder`` exists only if limits are configured, because it costs time for every job.
 """
 
 import operator
@@ -17,7 +17,13 @@ import msgspec
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.core.config import Settings
 from steward.core.records import JobRecord
-from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.sqlite import (
+    Connection,
+    open_database,
+    open_reader,
+    transaction,
+    translate_errors,
+)
 
 MIGRATIONS: Final = (
     """
@@ -166,7 +172,7 @@ LOST_NS = 2**63 - 1
 """``since_ns`` of a waiting script whose bytes were not found: it is not tried again."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class FileRow(msgspec.Struct, frozen=True):
     """One script in the table.
 
     Attributes:
@@ -213,8 +219,8 @@ class Row(msgspec.Struct, frozen=True):
     shared: int = 0
 
 
-_SELECT = f"SELECT {', '.join(Row.__struct_fields__)} FROM script"  # noqa: S608 - our own names
-_MARKS = ", ".join("?" * len(Row.__struct_fields__))
+_SELECT = f"SELECT {', '.join(FileRow.__struct_fields__)} FROM script"  # noqa: S608 - our own names
+_MARKS = ", ".join("?" * len(FileRow.__struct_fields__))
 _INSERT_SCRIPT = f"INSERT INTO script VALUES ({_MARKS})"  # noqa: S608 - question marks alone
 _CHANGING = (
     *("state", "directory", "script_name", "env_name", "uid", "user"),
@@ -225,19 +231,19 @@ _CHANGE = (
     f"UPDATE script SET {', '.join(f'{name} = ?' for name in _CHANGING)} "  # noqa: S608 - our own names
     "WHERE key = ? AND cluster = ?"
 )
-_changed = operator.attrgetter(*_CHANGING, "key", "cluster")
+_get_changing_values = operator.attrgetter(*_CHANGING, "key", "cluster")
 _CHUNK = 400
 # A batch of capture fits into one query; a resend may be larger.
 _AT_ONCE = 2000
 
-Ref = tuple[str, str]
+FileRef = tuple[str, str]
 """Identity of a script: (cluster, key)."""
 
-Holder = tuple[str, int, str, str]
+StorageHolder = tuple[str, int, str, str]
 """(cluster, uid, user at submit, account at submit): for whom a script's bytes count."""
 
 
-class Records:
+class FilesRecords:
     """Database of the files sink ``name``.
 
     Args:
@@ -270,18 +276,18 @@ class Records:
         self._numbers: dict[str, int] = {}
         self._paths: dict[int, str] = {}
         self._new_directories: dict[int, str] = {}
-        self._holders: dict[Holder, int] = {}
+        self._holders: dict[StorageHolder, int] = {}
 
     def query(self, sql: str, *parameters: object) -> list[Any]:
         """Return the rows of a read-only statement."""
-        with translated(self.path):
+        with translate_errors(self.path):
             return list(self._connection.execute(sql, parameters))
 
     @contextmanager
     def writing(self) -> "Iterator[Connection]":
         """Open one transaction; it also saves new directories."""
         with transaction(self._connection, self.path) as connection:
-            insert_new(
+            insert_unique(
                 connection,
                 "INSERT OR IGNORE INTO directory VALUES (?, ?)",
                 list(self._new_directories.items()),
@@ -303,27 +309,27 @@ class Records:
         with self.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO marker VALUES (?, ?)", (tree, identifier))
 
-    def rows(self, refs: Iterable[Ref]) -> dict[Ref, Row]:
+    def rows(self, refs: Iterable[FileRef]) -> dict[FileRef, FileRow]:
         """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
-        found: dict[Ref, Row] = {}
+        found: dict[FileRef, FileRow] = {}
         for cluster, keys in by_cluster.items():
             for start in range(0, len(keys), _CHUNK):
                 chunk = keys[start : start + _CHUNK]
                 marks = ", ".join("?" * len(chunk))
                 sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
                 for values in self.query(sql, *chunk, cluster):
-                    row = Row(*values)
+                    row = FileRow(*values)
                     found[row.cluster, row.key] = row
         return found
 
-    def select(self, where: str, *parameters: object) -> list[Row]:
+    def select(self, where: str, *parameters: object) -> list[FileRow]:
         """Return rows by an SQL condition of this package."""
-        return [Row(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
+        return [FileRow(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
 
-    def each(self) -> Iterator[Row]:
+    def each(self) -> Iterator[FileRow]:
         """Yield every row, by key, in pages, so that no read snapshot lasts long."""
         last = ("", "")
         while True:
@@ -368,7 +374,7 @@ class Records:
                 self._paths = {number: path}
         return path
 
-    def holder(self, holder: Holder) -> int:
+    def holder(self, holder: StorageHolder) -> int:
         """Return the number of a holder; a new one is saved at once, since there are few.
 
         Must not be called within :meth:`writing`.
@@ -385,7 +391,7 @@ class Records:
         assert number is not None, "it was just saved"
         return number
 
-    def known_holder(self, holder: Holder) -> int | None:
+    def known_holder(self, holder: StorageHolder) -> int | None:
         """Return the number of a holder; None if it has no scripts yet."""
         number = self._holders.get(holder)
         if number is None:
@@ -403,8 +409,8 @@ class Records:
 
     def contents(self, numbers: Sequence[int]) -> dict[int, int]:
         """Return the known ones of some contents, with the id of the last job that has each."""
-        with translated(self.path):
-            return known_contents(self._connection, numbers)
+        with translate_errors(self.path):
+            return find_known_contents(self._connection, numbers)
 
     def is_used(self, number: int) -> bool:
         """Return whether a directory of this tree contains a script."""
@@ -432,7 +438,7 @@ class Records:
         self._connection.close()
 
 
-def belongs_elsewhere(row: Row, record: JobRecord) -> bool:
+def has_other_owner(row: FileRow, record: JobRecord) -> bool:
     """Return whether a job record names another owner than the script was filed under."""
     if record.uid is None:
         return False
@@ -440,7 +446,7 @@ def belongs_elsewhere(row: Row, record: JobRecord) -> bool:
     return row.uid != record.uid or (not row.user and bool(record.user))
 
 
-def insert_new(connection: Connection, sql: str, rows: Sequence[Sequence[object]]) -> None:
+def insert_unique(connection: Connection, sql: str, rows: Sequence[Sequence[object]]) -> None:
     """Insert rows that the sink's other process may insert at the same time.
 
     Raises:
@@ -452,7 +458,7 @@ def insert_new(connection: Connection, sql: str, rows: Sequence[Sequence[object]
         )
 
 
-def known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
+def find_known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
     """Return the known ones of some contents, with the id of the last job that has each."""
     found: dict[int, int] = {}
     for first in range(0, len(numbers), _AT_ONCE):
@@ -463,7 +469,7 @@ def known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, 
     return found
 
 
-def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) -> None:
+def save_rows(connection: Connection, rows: Iterable[FileRow], known: Collection[FileRef]) -> None:
     """Insert or update rows, inside a transaction.
 
     Args:
@@ -474,14 +480,14 @@ def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) ->
     new, old = [], []
     for row in rows:
         if (row.cluster, row.key) in known:
-            old.append(_changed(row))
+            old.append(_get_changing_values(row))
         else:
             new.append(msgspec.structs.astuple(row))
     connection.executemany(_INSERT_SCRIPT, new)
     connection.executemany(_CHANGE, old)
 
 
-def delete(connection: Connection, refs: Iterable[Ref]) -> None:
+def delete_rows(connection: Connection, refs: Iterable[FileRef]) -> None:
     """Delete scripts, inside a transaction."""
     connection.executemany(
         "DELETE FROM script WHERE cluster = ? AND key = ?",
@@ -492,16 +498,16 @@ def delete(connection: Connection, refs: Iterable[Ref]) -> None:
 _ENVIRONMENT, _MOVED = 1, 2
 
 _INSERT_CONTENT = "INSERT INTO content VALUES (?, ?, ?, ?, ?)"
-_MORE = "UPDATE content SET uses = uses + ?, job_id = ? WHERE number = ?"
-_LESS = "UPDATE content SET uses = uses - ? WHERE number = ?"
-_NONE = "DELETE FROM content WHERE number = ? AND uses <= 0"
+_INCREASE_USES = "UPDATE content SET uses = uses + ?, job_id = ? WHERE number = ?"
+_DECREASE_USES = "UPDATE content SET uses = uses - ? WHERE number = ?"
+_DELETE_UNUSED = "DELETE FROM content WHERE number = ? AND uses <= 0"
 
 # Fibonacci hashing: 2**64 divided by the golden ratio.
-_SPREAD = 0x9E3779B97F4A7C15
+_HASH_MULTIPLIER = 0x9E3779B97F4A7C15
 _unpack = struct.Struct("<Q").unpack_from
 
 
-def content(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
+def compute_content_number(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
     """Compute the number of a content that is counted once: 64 bits, fastest in SQLite.
 
     It derives from the SHA-256, and collisions can be forged: whoever does so has fewer bytes
@@ -515,10 +521,10 @@ def content(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
     """
     place = 4 * holder + (_MOVED if moved else 0) + (_ENVIRONMENT if environment else 0)
     begin: int = _unpack(sha)[0]
-    return ((begin + place * _SPREAD) & 0xFFFFFFFFFFFFFFFF) - (1 << 63)
+    return ((begin + place * _HASH_MULTIPLIER) & 0xFFFFFFFFFFFFFFFF) - (1 << 63)
 
 
-class Counts:
+class ByteCounts:
     """Changes of byte counts in one transaction."""
 
     def __init__(self) -> None:
@@ -526,7 +532,7 @@ class Counts:
         self._less: dict[int, int] = {}
         self._own: dict[int, int] = {}
 
-    def add(self, row: Row, *, moved: bool) -> None:
+    def add(self, row: FileRow, *, moved: bool) -> None:
         """Count a script that was added."""
         if row.holder is None:
             return
@@ -535,17 +541,19 @@ class Counts:
             self._own[row.holder] = self._own.get(row.holder, 0) + length
             return
         if row.script_sha is not None:
-            number = content(row.holder, row.script_sha, environment=False, moved=moved)
+            number = compute_content_number(
+                row.holder, row.script_sha, environment=False, moved=moved
+            )
             self._use(number, row.holder, row.script_length, row.job_id)
         if row.env_sha is not None:
-            number = content(row.holder, row.env_sha, environment=True, moved=moved)
+            number = compute_content_number(row.holder, row.env_sha, environment=True, moved=moved)
             self._use(number, row.holder, row.env_length, row.job_id)
 
     def _use(self, number: int, holder: int, length: int, job_id: int) -> None:
         known = self._more.get(number)
         self._more[number] = (holder, known[1] + 1 if known else 1, length, job_id)
 
-    def remove(self, row: Row, *, moved: bool) -> None:
+    def remove(self, row: FileRow, *, moved: bool) -> None:
         """Count a script that was removed."""
         if row.holder is None:
             return
@@ -555,10 +563,12 @@ class Counts:
             return
         for sha, environment in ((row.script_sha, False), (row.env_sha, True)):
             if sha is not None:
-                number = content(row.holder, sha, environment=environment, moved=moved)
+                number = compute_content_number(
+                    row.holder, sha, environment=environment, moved=moved
+                )
                 self._less[number] = self._less.get(number, 0) + 1
 
-    def change(self, before: Row | None, after: Row, *, moved: bool) -> None:
+    def change(self, before: FileRow | None, after: FileRow, *, moved: bool) -> None:
         """Count a script that changed from ``before``, if it existed, to ``after``."""
         if before is not None:
             if (before.holder, before.shared) == (after.holder, after.shared):
@@ -571,7 +581,7 @@ class Counts:
         # Additions first: a content that only changes its account never disappears in between.
         # Ordered by key, so that neighbors share a database page.
         numbers = sorted(self._more)
-        known = known_contents(connection, numbers)
+        known = find_known_contents(connection, numbers)
         new = [number for number in numbers if number not in known]
         connection.executemany(_INSERT_CONTENT, [(number, *self._more[number]) for number in new])
         for number in new:
@@ -579,12 +589,14 @@ class Counts:
             self._own[holder] = self._own.get(holder, 0) + length
         again = [(number, self._more[number]) for number in numbers if number in known]
         connection.executemany(
-            _MORE, [(uses, job_id, number) for number, (_, uses, _, job_id) in again]
+            _INCREASE_USES, [(uses, job_id, number) for number, (_, uses, _, job_id) in again]
         )
         if self._less:
             gone = sorted(self._less)
-            connection.executemany(_LESS, [(self._less[number], number) for number in gone])
-            connection.executemany(_NONE, [(number,) for number in gone])
+            connection.executemany(
+                _DECREASE_USES, [(self._less[number], number) for number in gone]
+            )
+            connection.executemany(_DELETE_UNUSED, [(number,) for number in gone])
         connection.executemany(
             "UPDATE holder SET bytes = bytes + ? WHERE number = ?",
             [(length, holder) for holder, length in self._own.items() if length],

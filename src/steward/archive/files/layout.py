@@ -1,10 +1,11 @@
 """Archive layout: directory and file names of scripts, from presets or templates.
 
-:func:`compile_layout` makes a :class:`Layout` from a preset or a template; :meth:`Layout.place`
-renders the :class:`Place` of a :class:`Subject` with the dates of the cluster's time zone. The
-preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive`` that of itkovian's SArchive
-(its periods are YYYY, YYYYMM and YYYYMMDD): sites that used these keep their paths. A script whose
-user is unconfirmed goes to ``unverified/`` if its layout has a place for the user.
+:func:`compile_layout` makes a :class:`ArchiveLayout` from a preset or a template;
+:meth:`Layout.place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with the dates of
+the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive``
+that of itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that used these keep
+their paths. A script whose user is unconfirmed goes to ``unverified/`` if its layout has a place
+for the user.
 
 :func:`encode_name` and :func:`encode_user` make names safe in paths; :func:`decode_name` reverses
 them.
@@ -22,9 +23,9 @@ import msgspec
 
 from steward.archive.errors import LayoutError
 from steward.core.config import Settings
-from steward.core.config.problems import Problem
+from steward.core.config.problems import ConfigProblem
 
-LONGEST = 200
+MAX_ENCODED_NAME_BYTES = 200
 """Size limit of an encoded name, in bytes: leaves room within NAME_MAX (255) for ids and suffixes.
 """
 
@@ -39,7 +40,7 @@ _NEVER = frozenset("/%~\\")
 _KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-")
 
 
-def _byte_text(character: str) -> str:
+def _escape_character(character: str) -> str:
     # Lone surrogates that do not represent bytes have no other encoding.
     """Escape a character as %XX per byte."""
     raw = character.encode("utf-8", "surrogatepass")
@@ -48,7 +49,7 @@ def _byte_text(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in raw)
 
 
-def _cut(encoded: str, original: str, longest: int) -> str:
+def _shorten_with_digest(encoded: str, original: str, longest: int) -> str:
     """Shorten an encoded name to a size limit, with a digest of the original."""
     digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     head = encoded.encode("utf-8")[: longest - 17]
@@ -67,11 +68,11 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
             job_archive and SArchive do.
 
     Returns:
-        At most :data:`LONGEST` bytes without "/", NUL, control or invisible
+        At most :data:`MAX_ENCODED_NAME_BYTES` bytes without "/", NUL, control or invisible
         characters; no leading "." or "-"; "" for an empty name.
     """
     usual = _PLAIN if is_plain else _STRICT
-    if usual.fullmatch(name) and len(name) <= LONGEST and name not in RESERVED:
+    if usual.fullmatch(name) and len(name) <= MAX_ENCODED_NAME_BYTES and name not in RESERVED:
         return name
     parts = []
     for index, character in enumerate(name):
@@ -81,12 +82,12 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
         else:
             is_kept = character in _KEPT
         if first or not is_kept:
-            parts.append(_byte_text(character))
+            parts.append(_escape_character(character))
         else:
             parts.append(character)
     encoded = "".join(parts)
-    if len(encoded.encode("utf-8")) > LONGEST:
-        return _cut(encoded, name, LONGEST)
+    if len(encoded.encode("utf-8")) > MAX_ENCODED_NAME_BYTES:
+        return _shorten_with_digest(encoded, name, MAX_ENCODED_NAME_BYTES)
     return encoded
 
 
@@ -95,7 +96,7 @@ def encode_user(name: str, *, is_plain: bool = False) -> str:
     """Encode a user name as part of a path; a name of digits cannot be mistaken for a uid."""
     encoded = encode_name(name, is_plain=is_plain)
     if encoded.isdecimal():
-        return _byte_text(encoded[0]) + encoded[1:]
+        return _escape_character(encoded[0]) + encoded[1:]
     return encoded
 
 
@@ -106,7 +107,7 @@ def decode_name(encoded: str) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def fit(component: str, longest: int = 240) -> str:
+def shorten_component(component: str, longest: int = 240) -> str:
     """Cut a path component to a size limit, with a digest of the whole.
 
     Args:
@@ -115,7 +116,7 @@ def fit(component: str, longest: int = 240) -> str:
     """
     if len(component) * 4 <= longest or len(component.encode("utf-8")) <= longest:
         return component
-    return _cut(component, component, longest)
+    return _shorten_with_digest(component, component, longest)
 
 
 UNVERIFIED: Final = "unverified"
@@ -151,19 +152,19 @@ FIELDS: Final = (
 )
 _FROM_IDENTITY = frozenset({"user", "account", "partition"})
 _FIELD = re.compile(r"\{([^{}]*)\}")
-_OTHERS: Final = frozenset({"job_archive", "sarchive"})
+_PLAIN_LAYOUTS: Final = frozenset({"job_archive", "sarchive"})
 _REMEMBERED = 1024
 _QUARTER_NS = 900 * 10**9
 
 
-class Place(msgspec.Struct, frozen=True):
+class ArchivePlace(msgspec.Struct, frozen=True):
     """Directory below the archive's root ("" for the root) and file name without suffix."""
 
     directory: str
     stem: str
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+class PathSubject(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of a script from which a path is made.
 
     Attributes:
@@ -186,7 +187,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=64)
-def zone(name: str) -> tzinfo | None:
+def load_time_zone(name: str) -> tzinfo | None:
     """Return the time zone of a name; None, the system's, for "".
 
     Raises:
@@ -203,9 +204,9 @@ def zone(name: str) -> tzinfo | None:
 
 
 @lru_cache(maxsize=512)
-def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
+def _get_date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
     """Return year, month, day and hour of a quarter hour since the epoch, in a time zone."""
-    moment = datetime.fromtimestamp(quarter * 900, UTC).astimezone(zone(zone_name))
+    moment = datetime.fromtimestamp(quarter * 900, UTC).astimezone(load_time_zone(zone_name))
     return (
         f"{moment.year:04d}",
         f"{moment.month:02d}",
@@ -214,21 +215,21 @@ def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
     )
 
 
-class _Template:
+class _PathTemplate:
     """Compiled template: literal parts and fields, for directory and stem."""
 
     def __init__(self, text: str, *, is_plain: bool) -> None:
         head, _, tail = text.rpartition("/")
-        self.directory = _compile(head, is_plain=is_plain)
-        self.stem = _compile(tail, is_plain=is_plain)
+        self.directory = _compile_path_template(head, is_plain=is_plain)
+        self.stem = _compile_path_template(tail, is_plain=is_plain)
         # Most scripts share the directory of earlier ones: one lookup instead of rendering.
         self._rendered: dict[tuple[str, ...], str] = {}
         self.directory_fields = frozenset(_FIELD.findall(head))
 
-    def render(self, subject: Subject, zone_name: str) -> Place:
+    def render(self, subject: PathSubject, zone_name: str) -> ArchivePlace:
         """Render directory and stem for a script."""
         quarter = subject.spool_mtime_ns // _QUARTER_NS
-        dates = _date_parts(quarter, zone_name)
+        dates = _get_date_parts(quarter, zone_name)
         what = (
             *dates,
             subject.cluster,
@@ -245,36 +246,40 @@ class _Template:
             directory = found
         else:
             directory = self._directory(subject, dates)
-        return Place(directory, fit(_join(self.stem, subject, dates)))
+        return ArchivePlace(directory, shorten_component(_render_parts(self.stem, subject, dates)))
 
-    def _directory(self, subject: Subject, dates: "_Dates") -> str:
-        rendered = _join(self.directory, subject, dates)
+    def _directory(self, subject: PathSubject, dates: "_Dates") -> str:
+        rendered = _render_parts(self.directory, subject, dates)
         # A field may be empty (a job without a name), but no path component may.
-        return "/".join([fit(part) or "none" for part in rendered.split("/")]) if rendered else ""
+        return (
+            "/".join([shorten_component(part) or "none" for part in rendered.split("/")])
+            if rendered
+            else ""
+        )
 
 
 _Dates = tuple[str, str, str, str]
-_Part = str | Callable[[Subject, _Dates], str]
+_Part = str | Callable[[PathSubject, _Dates], str]
 
 
-def _slice(subject: Subject, place: int) -> str:
+def _get_slice(subject: PathSubject, place: int) -> str:
     # Reversed slices: the digits that change fastest come first and fill all directories evenly.
     """Return two digits of the job id, from the right."""
     return f"{subject.job_id // 100**place % 100:02d}"
 
 
-_RENDER: dict[str, Callable[[Subject, _Dates], str]] = {
+_RENDER: dict[str, Callable[[PathSubject, _Dates], str]] = {
     "user": lambda subject, _: subject.user_directory,
     "year": lambda _, dates: dates[0],
     "month": lambda _, dates: dates[1],
     "day": lambda _, dates: dates[2],
     "hour": lambda _, dates: dates[3],
     "job_id": lambda subject, _: str(subject.job_id),
-    "slice1": lambda subject, _: _slice(subject, 0),
-    "slice2": lambda subject, _: _slice(subject, 1),
+    "slice1": lambda subject, _: _get_slice(subject, 0),
+    "slice2": lambda subject, _: _get_slice(subject, 1),
 }
 
-_NAMES: dict[str, Callable[[Subject, Callable[[str], str]], str]] = {
+_NAMES: dict[str, Callable[[PathSubject, Callable[[str], str]], str]] = {
     "cluster": lambda subject, encode: encode(subject.cluster),
     "name": lambda subject, encode: encode(subject.name),
     # A job without a name gives "123", not "123-", as in job_archive.
@@ -285,7 +290,7 @@ _NAMES: dict[str, Callable[[Subject, Callable[[str], str]], str]] = {
 """Fields with names that people choose, which must be encoded."""
 
 
-def _compile(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
+def _compile_path_template(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
     """Compile a template to literal texts and functions that render fields."""
     encode = partial(encode_name, is_plain=is_plain)
 
@@ -302,11 +307,11 @@ def _compile(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
     return tuple(parts)
 
 
-def _join(parts: tuple[_Part, ...], subject: Subject, dates: _Dates) -> str:
+def _render_parts(parts: tuple[_Part, ...], subject: PathSubject, dates: _Dates) -> str:
     return "".join([part if isinstance(part, str) else part(subject, dates) for part in parts])
 
 
-class Layout:
+class ArchiveLayout:
     """Compiled layout of a tree.
 
     Attributes:
@@ -340,15 +345,15 @@ class Layout:
         # Without a manifest, only a file's own time tells when its job was submitted, and without a
         # directory of its owner, each file has its own ACL.
         self.shares = manifests and self.user_depth > 0
-        self.is_plain = name in _OTHERS
-        self._template = _Template(template, is_plain=self.is_plain)
-        self._unverified = _Template(_UNVERIFIED, is_plain=self.is_plain)
+        self.is_plain = name in _PLAIN_LAYOUTS
+        self._template = _PathTemplate(template, is_plain=self.is_plain)
+        self._unverified = _PathTemplate(_UNVERIFIED, is_plain=self.is_plain)
 
-    def place(self, subject: Subject, zone_name: str = "") -> Place:
+    def place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
         """Return the place of a script whose identity is known or not needed."""
         return self._template.render(subject, zone_name)
 
-    def unverified_place(self, subject: Subject, zone_name: str = "") -> Place:
+    def unverified_place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
         """Return the place of a script until Slurm confirms its owner."""
         return self._unverified.render(subject, zone_name)
 
@@ -357,7 +362,7 @@ class Layout:
         return cluster if self.user_scope else ""
 
 
-def compile_layout(text: str, period: str = "yearly") -> Layout:
+def compile_layout(text: str, period: str = "yearly") -> ArchiveLayout:
     """Compile the layout of a configuration.
 
     Args:
@@ -370,14 +375,14 @@ def compile_layout(text: str, period: str = "yearly") -> Layout:
     if text == "sarchive":
         if period not in _SARCHIVE:
             raise LayoutError(f"period {period!r} is unknown: use {', '.join(_SARCHIVE)}", period)
-        return Layout(text, _SARCHIVE[period], ("script", "environment"), manifests=False)
+        return ArchiveLayout(text, _SARCHIVE[period], ("script", "environment"), manifests=False)
     if text in PRESETS:
-        return Layout(text, PRESETS[text], (".sh", ".env"), manifests=text == "default")
-    _check(text)
-    return Layout(text, text, (".sh", ".env"), manifests=True)
+        return ArchiveLayout(text, PRESETS[text], (".sh", ".env"), manifests=text == "default")
+    _check_template(text)
+    return ArchiveLayout(text, text, (".sh", ".env"), manifests=True)
 
 
-def _check(text: str) -> None:
+def _check_template(text: str) -> None:
     """Raise LayoutError for a template with unknown fields or unsafe paths."""
     if "{" not in text:
         known = "default, job_archive, sarchive, sliced"
@@ -408,10 +413,10 @@ def _check(text: str) -> None:
         raise LayoutError(f"layout {text!r}: {UNVERIFIED}/ is where unknown jobs go", text)
 
 
-def check_layouts(settings: Settings) -> Iterator[Problem]:
+def check_layouts(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield a problem for each invalid layout of a files sink."""
     for name, sink in settings.files_sinks().items():
         try:
             compile_layout(sink.layout, sink.period)
         except LayoutError as error:
-            yield Problem(("archive", "sink", name, "layout"), str(error))
+            yield ConfigProblem(("archive", "sink", name, "layout"), str(error))

@@ -1,12 +1,12 @@
 """Manifest of an archive directory: MANIFEST.jsonl, one fact per line, only ever appended to.
 
-A line is a JSON object with ``v`` (the version, 1), ``fact`` and ``key`` (:class:`Fact`). If a
-crash cut a line short, the next append ends it and readers skip it; a repeated line adds nothing.
-Only a purge rewrites a manifest, so that no line mentions purged scripts.
+A line is a JSON object with ``v`` (the version, 1), ``fact`` and ``key`` (:class:`ManifestFact`).
+If a crash cut a line short, the next append ends it and readers skip it; a repeated line adds
+nothing. Only a purge rewrites a manifest, so that no line mentions purged scripts.
 
-:class:`Manifests` writes the manifests of a tree. :func:`iter_manifest` and :func:`iter_files` read
-a tree without the sink's database, by manifests or by file names (:func:`parse_file_name`); imports
-and the catalog rebuild use them.
+:class:`ManifestWriter` writes the manifests of a tree. :func:`iterate_manifests` and
+:func:`iterate_scripts_in_tree` read a tree without the sink's database, by manifests or by file
+names (:func:`parse_file_name`); imports and the catalog rebuild use them.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.archive.errors import unavailable
-from steward.archive.files.layout import UNVERIFIED, Layout, decode_name
-from steward.archive.files.tree import Tree
-from steward.core.events import JobIdentity, JobScript, script_key
+from steward.archive.errors import make_archive_unavailable
+from steward.archive.files.layout import UNVERIFIED, ArchiveLayout, decode_name
+from steward.archive.files.tree import ArchiveTree
+from steward.core.events import JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros_or_0
+from steward.core.timestamps import to_micros_or_zero
 
-NAME: Final = "MANIFEST.jsonl"
-VERSION: Final = 1
+MANIFEST_FILE_NAME: Final = "MANIFEST.jsonl"
+MANIFEST_VERSION: Final = 1
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file: its name in this directory, its size in bytes and its SHA-256 in hex.
 
     A name that ends in ``.zst`` is a compressed file; size and SHA-256 are those of the plain
@@ -40,7 +40,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Fact(
+class ManifestFact(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -82,8 +82,8 @@ class Fact(
     job_id: int = 0
     at: datetime | None = None
     spool_mtime: datetime | None = None
-    script: File | None = None
-    environment: File | None = None
+    script: ManifestFile | None = None
+    environment: ManifestFile | None = None
     redacted: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     claimed_name: str = ""
@@ -98,10 +98,10 @@ class Fact(
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Fact)
+_decoder = msgspec.json.Decoder(ManifestFact)
 
 
-def kept_line(
+def encode_kept_line(
     key: str, cluster: str, body: JobScript, names: tuple[str, str], at: datetime, source: str
 ) -> bytes:
     """Encode a ``kept`` line: a script's files are in this directory.
@@ -116,18 +116,20 @@ def kept_line(
     """
     script, environment = body.script, body.environment
     return _encoder.encode(
-        Fact(
+        ManifestFact(
             fact="kept",
             key=key,
-            version=VERSION,
+            version=MANIFEST_VERSION,
             cluster=cluster,
             job_id=body.job_id,
             at=at,
             spool_mtime=datetime.fromtimestamp(body.spool_mtime_ns / 1e9, UTC),
-            script=File(name=names[0], length=script.length, sha256=script.sha256)
+            script=ManifestFile(name=names[0], length=script.length, sha256=script.sha256)
             if script and names[0]
             else None,
-            environment=File(name=names[1], length=environment.length, sha256=environment.sha256)
+            environment=ManifestFile(
+                name=names[1], length=environment.length, sha256=environment.sha256
+            )
             if environment and names[1]
             else None,
             redacted=body.redacted,
@@ -140,13 +142,13 @@ def kept_line(
     )
 
 
-def identity_line(cluster: str, body: JobIdentity, at: datetime) -> bytes:
+def encode_identity_line(cluster: str, body: JobIdentity, at: datetime) -> bytes:
     """Encode an ``identity`` line: the owner of a script and its job record."""
     return _encoder.encode(
-        Fact(
+        ManifestFact(
             fact="identity",
             key=body.script_key,
-            version=VERSION,
+            version=MANIFEST_VERSION,
             cluster=cluster,
             job_id=body.job_id,
             at=at,
@@ -157,12 +159,12 @@ def identity_line(cluster: str, body: JobIdentity, at: datetime) -> bytes:
     )
 
 
-def line(fact: Fact) -> bytes:
+def encode_fact(fact: ManifestFact) -> bytes:
     """Encode a fact as a line, without newline."""
     return _encoder.encode(fact)
 
 
-def facts(data: bytes) -> Iterator[Fact]:
+def decode_facts(data: bytes) -> Iterator[ManifestFact]:
     """Decode the facts of a manifest; skip incomplete lines and kinds of newer versions."""
     for text in data.split(b"\n"):
         if not text:
@@ -173,10 +175,10 @@ def facts(data: bytes) -> Iterator[Fact]:
             continue
 
 
-class Manifests:
+class ManifestWriter:
     """Writer of one tree's manifests: collects lines and appends them once per batch."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: ArchiveTree) -> None:
         self._tree = tree
         self._lines: dict[str, list[bytes]] = {}
         self._read: dict[str, tuple[bytes, dict[str, list[tuple[int, int]]]]] = {}
@@ -205,7 +207,7 @@ class Manifests:
         self._lines.clear()
         self._read.clear()
 
-    def about(self, path: str, key: str) -> list[Fact]:
+    def about(self, path: str, key: str) -> list[ManifestFact]:
         """Return the ``kept`` and ``identity`` facts about a script in the manifest of ``path``.
 
         The manifest is read once per batch; lines added since are included.
@@ -215,19 +217,19 @@ class Manifests:
         """
         if path not in self._read:
             data = self.read(path)
-            self._read[path] = (data, _index(data))
+            self._read[path] = (data, _index_lines(data))
         data, index = self._read[path]
         sign = key.encode()
         texts = [data[start:end] for start, end in index.get(key, ())]
         texts.extend(text for text in self._lines.get(path, ()) if sign in text)
-        said = [fact for text in texts for fact in facts(text) if fact.key == key]
+        said = [fact for text in texts for fact in decode_facts(text) if fact.key == key]
         return [fact for fact in said if fact.fact in {"kept", "identity"}]
 
     def _append(self, path: str, lines: list[bytes], *, sync: bool) -> None:
         """Append lines to a manifest; end a line that a crash cut short."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         directory_fd = self._tree.directory(path)
-        fd = os.open(NAME, flags, self._mode(directory_fd), dir_fd=directory_fd)
+        fd = os.open(MANIFEST_FILE_NAME, flags, self._mode(directory_fd), dir_fd=directory_fd)
         try:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -258,7 +260,9 @@ class Manifests:
         """
         try:
             directory_fd = self._tree.directory(path)
-            fd = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+            fd = os.open(
+                MANIFEST_FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd
+            )
         except FileNotFoundError:
             return b""
         with os.fdopen(fd, "rb") as file:
@@ -279,9 +283,9 @@ class Manifests:
         if not data:
             return
         wanted = frozenset(keys)
-        kept = [text for text in data.split(b"\n") if _stays(text, wanted)]
+        kept = [text for text in data.split(b"\n") if _is_retained_line(text, wanted)]
         directory_fd = self._tree.directory(path)
-        temporary = f".{NAME}.new"
+        temporary = f".{MANIFEST_FILE_NAME}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, self._mode(directory_fd), dir_fd=directory_fd)
         try:
@@ -289,18 +293,18 @@ class Manifests:
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(temporary, NAME, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+        os.rename(temporary, MANIFEST_FILE_NAME, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
         self._tree.touch(path)
 
 
-class _Key(msgspec.Struct, frozen=True):
+class _LineKey(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-_key_decoder = msgspec.json.Decoder(_Key)
+_key_decoder = msgspec.json.Decoder(_LineKey)
 
 
-def _index(data: bytes) -> dict[str, list[tuple[int, int]]]:
+def _index_lines(data: bytes) -> dict[str, list[tuple[int, int]]]:
     """Map each key of a manifest to the byte ranges of its lines."""
     found: dict[str, list[tuple[int, int]]] = {}
     start = 0
@@ -319,7 +323,7 @@ def _index(data: bytes) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def _stays(text: bytes, forgotten: frozenset[str]) -> bool:
+def _is_retained_line(text: bytes, forgotten: frozenset[str]) -> bool:
     """Return whether a manifest line is kept when keys are purged."""
     try:
         return _key_decoder.decode(text).key not in forgotten
@@ -342,7 +346,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One manifest line with its directory below the root."""
 
     directory: str
-    fact: Fact
+    fact: ManifestFact
 
 
 class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,69 +382,71 @@ class FoundScript(msgspec.Struct, frozen=True, kw_only=True):
     user_directory: str = ""
     script: FoundFile | None = None
     environment: FoundFile | None = None
-    kept: Fact | None = None
+    kept: ManifestFact | None = None
     record: JobRecord | None = None
     first_submit: datetime | None = None
 
 
-def iter_manifest(root: str) -> Iterator[ManifestEntry]:
+def iterate_manifests(root: str) -> Iterator[ManifestEntry]:
     """Yield every line of every manifest below ``root``.
 
     Raises:
         ArchiveUnavailable: The tree cannot be read.
     """
-    for directory, names, path in _directories(root):
-        if NAME in names:
-            for fact in _facts(root, path):
+    for directory, names, path in _iterate_directories(root):
+        if MANIFEST_FILE_NAME in names:
+            for fact in _read_facts(root, path):
                 yield ManifestEntry(directory=directory, fact=fact)
 
 
-def iter_files(root: str, layout: Layout) -> Iterator[FoundScript]:
+def iterate_scripts_in_tree(root: str, layout: ArchiveLayout) -> Iterator[FoundScript]:
     """Yield every script below ``root``, according to manifests or file names.
 
     Raises:
         ArchiveUnavailable: The tree cannot be read.
     """
-    for directory, names, path in _directories(root):
-        if NAME in names:
-            yield from _told(root, directory, path)
+    for directory, names, path in _iterate_directories(root):
+        if MANIFEST_FILE_NAME in names:
+            yield from _find_manifest_scripts(root, directory, path)
         else:
-            yield from named_scripts(root, directory, names, path, layout)
+            yield from find_named_scripts(root, directory, names, path, layout)
 
 
-def _directories(root: str) -> Iterator[tuple[str, list[str], str]]:
+def _iterate_directories(root: str) -> Iterator[tuple[str, list[str], str]]:
     """Yield each directory of a tree: relative path, file names, and whole path."""
-    tree = Tree(root)
+    tree = ArchiveTree(root)
     try:
         # A tree to be read may be a copy without a marker, so the marker is not checked.
         tree.open_for_reading()
         for directory, names in tree.files():
             yield directory, names, os.path.join(root, directory)
     except OSError as error:
-        raise unavailable(root, error) from error
+        raise make_archive_unavailable(root, error) from error
     finally:
         tree.close()
 
 
-def _facts(root: str, path: str) -> Iterator[Fact]:
+def _read_facts(root: str, path: str) -> Iterator[ManifestFact]:
     """Yield the facts of a directory's manifest."""
     try:
-        fd = os.open(os.path.join(path, NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(
+            os.path.join(path, MANIFEST_FILE_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
         with os.fdopen(fd, "rb") as file:
             data = file.read()
     except FileNotFoundError:
         # Purged between listing and reading.
         return
     except OSError as error:
-        raise unavailable(root, error) from error
-    yield from facts(data)
+        raise make_archive_unavailable(root, error) from error
+    yield from decode_facts(data)
 
 
-def _told(root: str, directory: str, path: str) -> Iterator[FoundScript]:
+def _find_manifest_scripts(root: str, directory: str, path: str) -> Iterator[FoundScript]:
     """Yield the scripts that a directory's manifest says are there."""
-    kept: dict[tuple[str, str], Fact] = {}
-    identity: dict[tuple[str, str], Fact] = {}
-    for fact in _facts(root, path):
+    kept: dict[tuple[str, str], ManifestFact] = {}
+    identity: dict[tuple[str, str], ManifestFact] = {}
+    for fact in _read_facts(root, path):
         ref = (fact.cluster, fact.key)
         if fact.fact == "kept":
             kept[ref] = fact
@@ -454,18 +460,18 @@ def _told(root: str, directory: str, path: str) -> Iterator[FoundScript]:
         yield FoundScript(
             key=fact.key,
             job_id=fact.job_id,
-            spool_mtime_ns=_time_in(fact),
+            spool_mtime_ns=_get_fact_time(fact),
             cluster=fact.cluster,
             name=known.record.name if known and known.record else fact.claimed_name,
-            script=_kept_file(directory, fact, "script"),
-            environment=_kept_file(directory, fact, "environment"),
+            script=_make_found_file(directory, fact, "script"),
+            environment=_make_found_file(directory, fact, "environment"),
             kept=fact,
             record=known.record if known else None,
             first_submit=known.first_submit if known else None,
         )
 
 
-def _kept_file(directory: str, fact: Fact, which: str) -> FoundFile | None:
+def _make_found_file(directory: str, fact: ManifestFact, which: str) -> FoundFile | None:
     """Return a file of a ``kept`` fact, with its path below the root."""
     file = fact.script if which == "script" else fact.environment
     if file is None or "/" in file.name:
@@ -474,37 +480,37 @@ def _kept_file(directory: str, fact: Fact, which: str) -> FoundFile | None:
     return FoundFile(path=path, length=file.length, sha256=file.sha256)
 
 
-def _time_in(fact: Fact) -> int:
+def _get_fact_time(fact: ManifestFact) -> int:
     # The key has nanoseconds, the manifest's time only microseconds.
     """Return the spool time of a fact, ns since the epoch."""
     last = fact.key.rpartition(":")[2]
     if last.isdecimal() and len(last) < 20:
         return int(last)
-    return micros_or_0(fact.spool_mtime) * 1000
+    return to_micros_or_zero(fact.spool_mtime) * 1000
 
 
-class _Name(msgspec.Struct, frozen=True):
+class _ParsedName(msgspec.Struct, frozen=True):
     job_id: int
     name: str
     variant: str
     is_script: bool
 
 
-def parse_file_name(filename: str) -> _Name | None:
+def parse_file_name(filename: str) -> _ParsedName | None:
     """Parse the name of an archived file; None for a name that no layout makes."""
     match = _SARCHIVE.fullmatch(filename)
     if match:
         variant = (match[3] or "") + (match[4] or "")
-        return _Name(int(match[1]), "", variant, match[2] == "script")
+        return _ParsedName(int(match[1]), "", variant, match[2] == "script")
     match = _ID_AND_NAME.fullmatch(filename)
     if match:
         variant = (match[3] or "") + (match[5] or "")
-        return _Name(int(match[1]), decode_name(match[2] or ""), variant, match[4] == "sh")
+        return _ParsedName(int(match[1]), decode_name(match[2] or ""), variant, match[4] == "sh")
     return None
 
 
-def named_scripts(
-    root: str, directory: str, names: list[str], path: str, layout: Layout
+def find_named_scripts(
+    root: str, directory: str, names: list[str], path: str, layout: ArchiveLayout
 ) -> Iterator[FoundScript]:
     """Yield the scripts of one directory according to its file names.
 
@@ -528,16 +534,16 @@ def named_scripts(
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise unavailable(root, error) from error
+            raise make_archive_unavailable(root, error) from error
         found = FoundFile(path=f"{directory}/{filename}".lstrip("/"), length=status.st_size)
         ref = (name.job_id, name.name, name.variant)
         pairs.setdefault(ref, {})[name.is_script] = (found, status.st_mtime_ns)
-    cluster, user = _said_by_path(directory, layout)
+    cluster, user = _parse_directory(directory, layout)
     for (job_id, job_name, _), files in pairs.items():
         script, environment = files.get(True), files.get(False)
         mtime_ns = (script or environment or (None, 0))[1]
         yield FoundScript(
-            key=script_key(job_id, mtime_ns),
+            key=make_script_key(job_id, mtime_ns),
             job_id=job_id,
             spool_mtime_ns=mtime_ns,
             cluster=cluster,
@@ -548,7 +554,7 @@ def named_scripts(
         )
 
 
-def _said_by_path(directory: str, layout: Layout) -> tuple[str, str]:
+def _parse_directory(directory: str, layout: ArchiveLayout) -> tuple[str, str]:
     """Return cluster and user according to a directory's path."""
     parts = directory.split("/")
     template = layout.template.split("/")[:-1]
@@ -558,6 +564,6 @@ def _said_by_path(directory: str, layout: Layout) -> tuple[str, str]:
     return decode_name(said.get("{cluster}", "")), decode_name(said.get("{user}", ""))
 
 
-def spool_time(script: FoundScript) -> datetime:
+def get_found_spool_time(script: FoundScript) -> datetime:
     """Return the script's time in the spool, UTC."""
     return datetime.fromtimestamp(script.spool_mtime_ns / 1e9, UTC)

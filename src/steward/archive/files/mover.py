@@ -1,11 +1,11 @@
 """Archive mover: moves files from the sink's tree to a second tree (``move_to``).
 
-The archive is written locally and kept on another file system. :class:`Mover` runs in its own
-worker, because the second tree's server may hang: the sink never waits for it. Each file is copied,
-compared with its checksum, made durable in the second tree, and only then removed here; the next
-run completes what a crash interrupted. Later changes of moved scripts (owner, purge) are applied
-here, too. :class:`Leftovers` removes copies of scripts that changed or were purged while they were
-copied.
+The archive is written locally and kept on another file system. :class:`ArchiveMover` runs in its
+own worker, because the second tree's server may hang: the sink never waits for it. Each file is
+copied, compared with its checksum, made durable in the second tree, and only then removed here; the
+next run completes what a crash interrupted. Later changes of moved scripts (owner, purge) are
+applied here, too. :class:`StaleCopies` removes copies of scripts that changed or were purged while
+they were copied.
 """
 
 import contextlib
@@ -16,28 +16,52 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from steward.archive.errors import ArchiveError, unavailable
-from steward.archive.files.batch import HIDDEN, Pending, Sharing, Sources, clear_out
-from steward.archive.files.compression import is_packed, plain_name
-from steward.archive.files.filing import Filing, forget_lines, purge, renamed
-from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, Counts, Records, Row, save
+from steward.archive.errors import ArchiveError, make_archive_unavailable
+from steward.archive.files.batch import (
+    HIDDEN_ENTRY,
+    FileSharing,
+    PendingBatch,
+    SourceFinder,
+    remove_empty_directories,
+)
+from steward.archive.files.compression import is_compressed_name, strip_compression_suffix
+from steward.archive.files.filing import (
+    ScriptFiling,
+    purge_files,
+    remove_manifest_lines,
+    rename_fact_files,
+)
+from steward.archive.files.index import (
+    MOVED,
+    PLACED,
+    UNVERIFIED,
+    ByteCounts,
+    FileRow,
+    FilesRecords,
+    save_rows,
+)
 from steward.archive.files.layout import UNVERIFIED as UNVERIFIED_DIRECTORY
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import VERSION, Fact, Manifests, line
-from steward.archive.files.owners import Admission, Owners, ask
-from steward.archive.files.permissions import Readers, group_ids
-from steward.archive.files.placement import Placer, Target, digest
-from steward.archive.files.tree import Entry, Gone, Source, Tree, TreeLock
+from steward.archive.files.manifest import (
+    MANIFEST_VERSION,
+    ManifestFact,
+    ManifestWriter,
+    encode_fact,
+)
+from steward.archive.files.owners import AccessUpdater, DirectoryOwners, queue_access_change
+from steward.archive.files.permissions import FileReaders, resolve_group_ids
+from steward.archive.files.placement import FilePlacer, PlacementTarget, compute_file_digest
+from steward.archive.files.tree import ArchiveTree, BytesGone, ByteSource, DirectoryAccess, TreeLock
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
-from steward.core.incoming import Stores
+from steward.core.incoming import IncomingStores
 from steward.core.waits import Stop
 
-_row_decoder = msgspec.json.Decoder(Row)
+_row_decoder = msgspec.json.Decoder(FileRow)
 
 
-class Leftovers:
+class StaleCopies:
     """Remover of stale copies in the second tree.
 
     Args:
@@ -46,12 +70,12 @@ class Leftovers:
         manifests: Manifests of that tree.
     """
 
-    def __init__(self, tree: Tree, records: Records, manifests: Manifests) -> None:
+    def __init__(self, tree: ArchiveTree, records: FilesRecords, manifests: ManifestWriter) -> None:
         self._tree = tree
         self._records = records
         self._manifests = manifests
 
-    def remove(self, copies: Sequence[Row]) -> None:
+    def remove(self, copies: Sequence[FileRow]) -> None:
         """Remove copies of scripts that changed or were purged while they were copied.
 
         Raises:
@@ -62,8 +86,8 @@ class Leftovers:
             for name in (copy.script_name, copy.env_name):
                 if name:
                     self._tree.unlink(path, name)
-        forget_lines(copies, self._records, self._manifests, None, utc_now())
-        clear_out(self._tree, self._records, {copy.directory for copy in copies})
+        remove_manifest_lines(copies, self._records, self._manifests, None, utc_now())
+        remove_empty_directories(self._tree, self._records, {copy.directory for copy in copies})
 
     def after_a_crash(self) -> None:
         """Remove copies of scripts purged during a copy that a crash interrupted.
@@ -83,32 +107,32 @@ class Leftovers:
             for name, sha in ((row.script_name, row.script_sha), (row.env_name, row.env_sha)):
                 if name and sha:
                     self._remove_copies(row, path, name, sha)
-            forget_lines([row], self._records, self._manifests, None, utc_now())
-            clear_out(self._tree, self._records, {row.directory})
+            remove_manifest_lines([row], self._records, self._manifests, None, utc_now())
+            remove_empty_directories(self._tree, self._records, {row.directory})
         with self._records.writing() as connection:
             connection.execute("DELETE FROM moving")
 
-    def _remove_copies(self, row: Row, path: str, name: str, sha: bytes) -> None:
+    def _remove_copies(self, row: FileRow, path: str, name: str, sha: bytes) -> None:
         """Remove every copy of a file in its directory, whatever its name variant."""
         try:
             fd = self._tree.directory(path)
             names = os.listdir(fd)
         except FileNotFoundError:
             return
-        plain = plain_name(name)
+        plain = strip_compression_suffix(name)
         stem = plain.rpartition(".")[0] if plain.endswith((".sh", ".env")) else plain
         for there in names:
             if (
                 there.startswith(stem)
                 and not self._records.claimed(row.job_id, row.key, row.directory, there)
-                and digest(fd, there) == sha
+                and compute_file_digest(fd, there) == sha
             ):
                 self._tree.unlink(path, there)
 
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 200
+_MOVE_BATCH = 200
 _IDLE_S = 5.0
 _OWNERS_EVERY_S = 5.0
 # Retry delay after an error, in seconds: first and largest.
@@ -121,15 +145,15 @@ _purge_decoder = msgspec.json.Decoder(ArchivePurge)
 _identity_decoder = msgspec.json.Decoder(JobIdentity)
 
 
-class _Copy(msgspec.Struct, frozen=True):
+class _CopiedScript(msgspec.Struct, frozen=True):
     """Copied script: its row, its future row, and its manifest facts."""
 
-    row: Row
-    moved: Row
-    told: list[Fact]
+    row: FileRow
+    moved: FileRow
+    told: list[ManifestFact]
 
 
-class Mover:
+class ArchiveMover:
     """Worker that moves the files of sink ``name`` to its ``move_to``.
 
     Args:
@@ -147,20 +171,20 @@ class Mover:
         if not self._sink.move_to:
             raise ArchiveError(f"sink {name} has no move_to: there is nothing to move", name)
         self._layout = compile_layout(self._sink.layout, self._sink.period)
-        self._here = Tree(settings.sink_path(name))
-        self._there = Tree(self._sink.move_to)
-        self._records = Records(settings, name, moved=True)
-        self._here_records = Records(settings, name)
-        self._owners = Owners(self._records, is_plain=self._layout.is_plain)
+        self._here = ArchiveTree(settings.sink_path(name))
+        self._there = ArchiveTree(self._sink.move_to)
+        self._records = FilesRecords(settings, name, moved=True)
+        self._here_records = FilesRecords(settings, name)
+        self._owners = DirectoryOwners(self._records, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
-        self._here_manifests = Manifests(self._here)
-        self._manifests = Manifests(self._there)
-        self._pending = Pending(self._there, self._records, self._owners, self._manifests)
-        self._placer = Placer(self._there, self._layout)
-        self._sources = Sources(self._there, Stores(()), self._records, self._placer)
-        self._sharing = Sharing(self._there, self._records)
-        self._leftovers = Leftovers(self._there, self._records, self._manifests)
-        self._filing = Filing(
+        self._here_manifests = ManifestWriter(self._here)
+        self._manifests = ManifestWriter(self._there)
+        self._pending = PendingBatch(self._there, self._records, self._owners, self._manifests)
+        self._placer = FilePlacer(self._there, self._layout)
+        self._sources = SourceFinder(self._there, IncomingStores(()), self._records, self._placer)
+        self._sharing = FileSharing(self._there, self._records)
+        self._leftovers = StaleCopies(self._there, self._records, self._manifests)
+        self._filing = ScriptFiling(
             settings,
             name,
             self._layout,
@@ -174,7 +198,7 @@ class Mover:
             self._sharing,
         )
         self._unmovable: set[tuple[str, str]] = set()
-        self._admission = Admission(self._there, self._records, self._layout)
+        self._admission = AccessUpdater(self._there, self._records, self._layout)
         self._owners_at = 0.0
 
     def run_once(self, stop: Stop) -> float:
@@ -209,7 +233,7 @@ class Mover:
             yield
         except OSError as error:
             self._reset()
-            raise unavailable(where, error) from error
+            raise make_archive_unavailable(where, error) from error
         except BaseException:
             self._reset()
             raise
@@ -223,22 +247,22 @@ class Mover:
 
     # ------------------------------------------------------------ moving on
 
-    def _due(self) -> list[Row]:
+    def _due(self) -> list[FileRow]:
         """Return scripts that are old enough to move."""
         now_ns = time.time_ns()
         before = now_ns - int(self._sink.move_after_s * 1e9)
-        rows: list[Row] = []
+        rows: list[FileRow] = []
         for state, limit_ns in ((PLACED, before), (UNVERIFIED, before - _UNVERIFIED_GRACE_NS)):
             rows += self._records.select(
                 "state = ? AND mtime_ns < ? AND since_ns < ? ORDER BY mtime_ns LIMIT ?",
                 state,
                 limit_ns,
                 limit_ns,
-                _AT_ONCE + len(self._unmovable),
+                _MOVE_BATCH + len(self._unmovable),
             )
         return [row for row in rows if (row.cluster, row.key) not in self._unmovable]
 
-    def _move(self, rows: Sequence[Row]) -> bool:
+    def _move(self, rows: Sequence[FileRow]) -> bool:
         """Copy scripts to the second tree, then settle them; return whether there were any."""
         if not rows:
             return False
@@ -253,7 +277,7 @@ class Mover:
         self._sharing.begin(
             (row.holder, row.script_sha, row.env_sha) for row in rows if row.holder and row.shared
         )
-        copied: list[_Copy] = []
+        copied: list[_CopiedScript] = []
         for row in rows:
             try:
                 copied.append(self._copy(row))
@@ -261,7 +285,7 @@ class Mover:
                 # It was purged or moved within the tree since the query; otherwise verify reports
                 # it.
                 self._skip(row, "its files are not where they were")
-            except Gone as error:
+            except BytesGone as error:
                 self._skip(row, str(error))
         self._manifests.flush()
         self._there.sync()
@@ -273,14 +297,14 @@ class Mover:
             connection.execute("DELETE FROM moving")
         return True
 
-    def _skip(self, row: Row, why: str) -> None:
+    def _skip(self, row: FileRow, why: str) -> None:
         """Log and exclude a script whose files cannot be copied."""
         ref = (row.cluster, row.key)
         if self._records.rows([ref]).get(ref) == row:
             self._unmovable.add(ref)
             log.error("%s leaves %s where it is: %s", self.name, row.key, why)
 
-    def _copy(self, row: Row) -> "_Copy":
+    def _copy(self, row: FileRow) -> "_CopiedScript":
         """Copy a script's files and manifest facts to the second tree."""
         path = self._records.directory(row.directory)
         here = self._here.directory(path)
@@ -291,12 +315,12 @@ class Mover:
         uid = self._owners.reader(row.uid, row.user)
         gids = self._gids()
         if path.split("/")[0] == UNVERIFIED_DIRECTORY:
-            entry = msgspec.structs.replace(HIDDEN, gids=gids)
+            entry = msgspec.structs.replace(HIDDEN_ENTRY, gids=gids)
         else:
-            entry = Entry(uid=uid, gids=gids, user_depth=self._layout.user_depth)
-        target = Target(path, name[: name.rindex(suffix)], entry, Readers(uid, gids))
-        script = _source(here, row.script_name, row.script_sha)
-        environment = _source(here, row.env_name, row.env_sha)
+            entry = DirectoryAccess(uid=uid, gids=gids, user_depth=self._layout.user_depth)
+        target = PlacementTarget(path, name[: name.rindex(suffix)], entry, FileReaders(uid, gids))
+        script = _make_copy_source(here, row.script_name, row.script_sha)
+        environment = _make_copy_source(here, row.env_name, row.env_sha)
         if uid is not None:
             script, environment = self._sharing.instead(row, script, environment)
         names = self._placer.put(
@@ -308,21 +332,21 @@ class Mover:
         self._pending.taken.update((row.directory, taken) for taken in names)
         told = self._told(row)
         for fact in told:
-            self._manifests.add(path, line(renamed(fact, names)))
+            self._manifests.add(path, encode_fact(rename_fact_files(fact, names)))
         moved = msgspec.structs.replace(
             row, state=MOVED, script_name=names[0], env_name=names[1], body=None
         )
         if uid is not None:
             self._sharing.add(moved, path)
-        return _Copy(row, moved, told)
+        return _CopiedScript(row, moved, told)
 
-    def _told(self, row: Row) -> list[Fact]:
+    def _told(self, row: FileRow) -> list[ManifestFact]:
         """Return a script's facts in the manifest of the first tree."""
         if not self._layout.manifests:
             return []
         return self._here_manifests.about(self._records.directory(row.directory), row.key)
 
-    def _settle(self, copied: "Sequence[_Copy]") -> list[Row]:
+    def _settle(self, copied: "Sequence[_CopiedScript]") -> list[FileRow]:
         """Remove the originals of copied scripts that have not changed; the lock is held.
 
         Returns:
@@ -330,8 +354,8 @@ class Mover:
         """
         now = self._records.rows([(copy.row.cluster, copy.row.key) for copy in copied])
         self._here_manifests.drop()
-        done: list[_Copy] = []
-        changed: list[Row] = []
+        done: list[_CopiedScript] = []
+        changed: list[FileRow] = []
         for copy in copied:
             row = copy.row
             if now.get((row.cluster, row.key)) == row and self._told(row) == copy.told:
@@ -346,17 +370,19 @@ class Mover:
                 if name:
                     self._here.unlink(path, name)
             if self._layout.manifests:
-                self._here_manifests.add(path, _moved_line(row, path))
+                self._here_manifests.add(path, _make_moved_line(row, path))
         self._here_manifests.flush()
         self._here.sync()
         with self._records.writing() as connection:
-            counts = Counts()
+            counts = ByteCounts()
             for copy in done:
                 counts.remove(copy.row, moved=False)
                 counts.add(copy.moved, moved=True)
-            save(connection, [copy.moved for copy in done], now)
+            save_rows(connection, [copy.moved for copy in done], now)
             counts.write(connection)
-        clear_out(self._here, self._here_records, {copy.row.directory for copy in done})
+        remove_empty_directories(
+            self._here, self._here_records, {copy.row.directory for copy in done}
+        )
         self._pending.drop()
         return changed
 
@@ -368,7 +394,7 @@ class Mover:
             "SELECT number, kind, key, cluster, body, tries FROM later WHERE due_s <= ? "
             "ORDER BY number LIMIT ?",
             int(time.time()),
-            _AT_ONCE,
+            _MOVE_BATCH,
         )
         if not found:
             return False
@@ -424,7 +450,7 @@ class Mover:
             kind=kind, cluster=cluster, key=key, at=now, seen_at=now, source="mover", body=decoded
         )
         if kind == ARCHIVE_PURGE:
-            purge(event, self._pending, self._there, self._records, self._manifests)
+            purge_files(event, self._pending, self._there, self._records, self._manifests)
         else:
             self._filing.identity(event)
 
@@ -448,10 +474,10 @@ class Mover:
                 connection.execute(
                     "UPDATE owner SET shut_there = ? WHERE uid = ? AND user = ?", (shut, uid, user)
                 )
-                ask(connection, uid, user, shut=bool(shut), moved=True)
+                queue_access_change(connection, uid, user, shut=bool(shut), moved=True)
 
     def _gids(self) -> tuple[int, ...]:
-        return group_ids(self._sink.groups, self._sink.groups_file)
+        return resolve_group_ids(self._sink.groups, self._sink.groups_file)
 
     def close(self) -> None:
         """Close files and the database."""
@@ -461,18 +487,18 @@ class Mover:
         self._here_records.close()
 
 
-def _source(fd: int, name: str, sha: bytes | None) -> Source | None:
+def _make_copy_source(fd: int, name: str, sha: bytes | None) -> ByteSource | None:
     if not name or sha is None:
         return None
-    return Source(fd, name, sha, link=False, packed=is_packed(name))
+    return ByteSource(fd, name, sha, link=False, packed=is_compressed_name(name))
 
 
-def _moved_line(row: Row, path: str) -> bytes:
-    return line(
-        Fact(
+def _make_moved_line(row: FileRow, path: str) -> bytes:
+    return encode_fact(
+        ManifestFact(
             fact="moved",
             key=row.key,
-            version=VERSION,
+            version=MANIFEST_VERSION,
             cluster=row.cluster,
             at=utc_now(),
             to=path,

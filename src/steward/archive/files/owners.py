@@ -1,12 +1,13 @@
 """Directory owners: which user each directory belongs to, and who may read it now.
 
 A user's directory belongs to one (uid, name) pair forever; if another uid takes the name, it gets a
-new directory. :class:`Owners` assigns directories and compares uids with the name service. If a uid
-resolves to another name than at submit, its access is revoked until the names match again, because
-the account belongs to another person by now. A uid without a name may only mean that the name
-service is unavailable: this must last, and must not affect most owners.
+new directory. :class:`DirectoryOwners` assigns directories and compares uids with the name service.
+If a uid resolves to another name than at submit, its access is revoked until the names match again,
+because the account belongs to another person by now. A uid without a name may only mean that the
+name service is unavailable: this must last, and must not affect most owners.
 
-:func:`ask` queues a change of access; :class:`Admission` applies it to the tree, page by page.
+:func:`queue_access_change` queues a change of access; :class:`AccessUpdater` applies it to the
+tree, page by page.
 """
 
 import errno
@@ -15,14 +16,16 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from steward.archive.files.index import Records, Row, insert_new
-from steward.archive.files.layout import Layout, encode_user
-from steward.archive.files.permissions import Readers, let_enter
-from steward.archive.files.tree import InTheWay, Tree
+from steward.archive.files.index import FileRow, FilesRecords, insert_unique
+from steward.archive.files.layout import ArchiveLayout, encode_user
+from steward.archive.files.permissions import FileReaders, grant_directory_access
+from steward.archive.files.tree import ArchiveTree, PathBlocked
 from steward.core.sqlite import Connection
 
 
-def ask(connection: Connection, uid: int, user: str, *, shut: bool, moved: bool) -> None:
+def queue_access_change(
+    connection: Connection, uid: int, user: str, *, shut: bool, moved: bool
+) -> None:
     """Queue a change of an owner's access, inside a transaction.
 
     Args:
@@ -38,7 +41,7 @@ def ask(connection: Connection, uid: int, user: str, *, shut: bool, moved: bool)
     )
 
 
-class Admission:
+class AccessUpdater:
     """Worker that applies queued changes of access to one tree.
 
     If the layout has directories of users, their permissions change and apply to all below;
@@ -50,7 +53,7 @@ class Admission:
         layout: Layout of the sink.
     """
 
-    def __init__(self, tree: Tree, records: Records, layout: Layout) -> None:
+    def __init__(self, tree: ArchiveTree, records: FilesRecords, layout: ArchiveLayout) -> None:
         self._tree = tree
         self._records = records
         self._layout = layout
@@ -82,7 +85,7 @@ class Admission:
         if not found:
             return False
         uid, user, shut, *position = found[0]
-        readers = Readers(None if shut else uid, gids)
+        readers = FileReaders(None if shut else uid, gids)
         following: tuple[int, str, str] | None = None
         if self._tree.acls:
             one = self._directories if self._layout.user_depth else self._files
@@ -101,7 +104,7 @@ class Admission:
         return self.waits()
 
     def _directories(
-        self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
+        self, owner: tuple[int, str], after: tuple[int, str, str], readers: FileReaders
     ) -> tuple[int, str, str] | None:
         """Change the user directories of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
@@ -118,16 +121,16 @@ class Admission:
         }
         for path in sorted(paths):
             try:
-                let_enter(self._tree.directory(path), readers, others_pass=False)
+                grant_directory_access(self._tree.directory(path), readers, others_pass=False)
             except FileNotFoundError:
                 # A purge emptied it since, or all of it is in the other tree.
                 continue
-            except InTheWay as error:
+            except PathBlocked as error:
                 log.error("access to what uid %d has here is not changed: %s", owner[0], error)
         return (found[-1][0], "", "") if len(found) == page_rows else None
 
     def _files(
-        self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
+        self, owner: tuple[int, str], after: tuple[int, str, str], readers: FileReaders
     ) -> tuple[int, str, str] | None:
         """Change the files of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
@@ -146,7 +149,7 @@ class Admission:
             return None
         return rows[-1].directory, rows[-1].key, rows[-1].cluster
 
-    def _admit(self, row: Row, readers: Readers) -> None:
+    def _admit(self, row: FileRow, readers: FileReaders) -> None:
         path = self._records.directory(row.directory)
         for name in (row.script_name, row.env_name):
             try:
@@ -155,7 +158,7 @@ class Admission:
             except FileNotFoundError:
                 # A missing file needs no permissions; verify reports it.
                 continue
-            except InTheWay as error:
+            except PathBlocked as error:
                 log.error("access to %s is not changed: %s", row.key, error)
             except OSError as error:
                 if error.errno != errno.ELOOP:
@@ -166,16 +169,16 @@ class Admission:
 log = logging.getLogger(__name__)
 
 # A slow name service must not delay other work.
-_ASK_AT_MOST_S = 2.0
+_MAX_RESOLVE_S = 2.0
 
-Owner = tuple[str, int, str]
+DirectoryOwner = tuple[str, int, str]
 """(scope, uid, name at submit); the name is "" for a uid that does not resolve."""
 
-Change = tuple[int, str, bool]
+AccessChange = tuple[int, str, bool]
 """Change of access: (uid, name at submit, True to revoke)."""
 
 
-def user_name(uid: int) -> str:
+def resolve_user_name(uid: int) -> str:
     """Return the present name of a uid; "" for none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -183,7 +186,7 @@ def user_name(uid: int) -> str:
         return ""
 
 
-class Owners:
+class DirectoryOwners:
     """Owners of a sink's directories, and whose access is revoked.
 
     Args:
@@ -194,16 +197,16 @@ class Owners:
 
     def __init__(
         self,
-        records: Records,
-        resolve: Callable[[int], str] = user_name,
+        records: FilesRecords,
+        resolve: Callable[[int], str] = resolve_user_name,
         *,
         is_plain: bool = False,
     ) -> None:
         self._is_plain = is_plain
         self._records = records
         self._resolve = resolve
-        self._directories: dict[Owner, str] = {}
-        self._new: dict[Owner, str] = {}
+        self._directories: dict[DirectoryOwner, str] = {}
+        self._new: dict[DirectoryOwner, str] = {}
         self._shut: set[tuple[int, str]] = set()
         self._names: dict[int, tuple[str, ...]] = {}
         self._left: list[int] = []
@@ -218,7 +221,7 @@ class Owners:
         found = self._records.query("SELECT uid, user FROM owner WHERE shut = 1")
         self._shut = {(int(uid), str(user)) for uid, user in found}
 
-    def directory(self, owner: Owner, foreign: Callable[[str], bool]) -> str:
+    def directory(self, owner: DirectoryOwner, foreign: Callable[[str], bool]) -> str:
         """Return the name of an owner's directory; :meth:`save` stores a new one.
 
         Args:
@@ -232,16 +235,16 @@ class Owners:
             self._directories[owner] = found
         return found
 
-    def _known(self, owner: Owner) -> str:
+    def _known(self, owner: DirectoryOwner) -> str:
         sql = "SELECT directory FROM owner WHERE scope = ? AND uid = ? AND user = ?"
         found = self._records.query(sql, *owner)
         return str(found[0][0]) if found else ""
 
-    def _choose(self, owner: Owner, foreign: Callable[[str], bool]) -> str:
+    def _choose(self, owner: DirectoryOwner, foreign: Callable[[str], bool]) -> str:
         """Choose a free directory name for a new owner."""
         scope, uid, user = owner
         first = encode_user(user, is_plain=self._is_plain) if user else str(uid)
-        for name in _candidates(uid, first):
+        for name in _generate_directory_names(uid, first):
             sql = "SELECT 1 FROM owner WHERE scope = ? AND directory = ?"
             taken = self._records.query(sql, scope, name) or any(
                 (scope, name) == (other[0], directory) for other, directory in self._new.items()
@@ -275,7 +278,7 @@ class Owners:
         """Return the names of a uid whose access is not revoked."""
         return [name for name in names if (uid, name) not in self._shut]
 
-    def check(self) -> list[Change] | None:
+    def check(self) -> list[AccessChange] | None:
         """Resolve the uid of every known owner, within a time limit per call.
 
         Returns:
@@ -284,15 +287,15 @@ class Owners:
         if not self._left:
             self._read_names()
             self._left, self._now = list(self._names), {}
-        until = time.monotonic() + _ASK_AT_MOST_S
+        until = time.monotonic() + _MAX_RESOLVE_S
         while self._left and time.monotonic() < until:
             uid = self._left.pop()
             self._now[uid] = self._resolve(uid)
         return None if self._left else self._compared()
 
-    def _compared(self) -> list[Change]:
+    def _compared(self) -> list[AccessChange]:
         """Return the changes of access after all uids were resolved."""
-        changes: list[Change] = []
+        changes: list[AccessChange] = []
         for uid, now in self._now.items():
             changes += self._differing(uid, now, self._names.get(uid, ()))
         opened = {uid for uid in self._now if self._open(uid, self._names.get(uid, ()))}
@@ -313,7 +316,7 @@ class Owners:
         self._missed = missing
         return changes
 
-    def _differing(self, uid: int, now: str, names: Iterable[str]) -> list[Change]:
+    def _differing(self, uid: int, now: str, names: Iterable[str]) -> list[AccessChange]:
         """Return the changes of access if a uid's name is ``now``; none if it has no name."""
         return [
             (uid, name, name != now)
@@ -321,7 +324,7 @@ class Owners:
             if now and (name != now) != ((uid, name) in self._shut)
         ]
 
-    def conflicting(self, identities: Iterable[tuple[int, str]]) -> list[Change]:
+    def conflicting(self, identities: Iterable[tuple[int, str]]) -> list[AccessChange]:
         """Return the changes of access if jobs show a uid under a new name.
 
         Args:
@@ -332,7 +335,7 @@ class Owners:
             names = met.setdefault(uid, list(self._names.get(uid, ())))
             if user and user not in names:
                 names.append(user)
-        changes: list[Change] = []
+        changes: list[AccessChange] = []
         for uid, names in met.items():
             if len(names) > 1 and len(self._open(uid, names)) > 1:
                 changes += self._differing(uid, self._resolve(uid), names)
@@ -344,7 +347,7 @@ class Owners:
             connection.execute(
                 "UPDATE owner SET shut = ? WHERE uid = ? AND user = ?", (int(shut), uid, user)
             )
-            ask(connection, uid, user, shut=shut, moved=False)
+            queue_access_change(connection, uid, user, shut=shut, moved=False)
         if shut:
             self._shut.add((uid, user))
             log.warning(
@@ -356,7 +359,7 @@ class Owners:
 
     def save(self, connection: Connection) -> None:
         """Insert new owners, inside a transaction."""
-        insert_new(
+        insert_unique(
             connection,
             "INSERT OR IGNORE INTO owner (scope, uid, user, directory, shut) "
             "VALUES (?, ?, ?, ?, ?)",
@@ -381,7 +384,7 @@ class Owners:
         self._new.clear()
 
 
-def _candidates(uid: int, first: str) -> Iterator[str]:
+def _generate_directory_names(uid: int, first: str) -> Iterator[str]:
     """Yield directory names for a user: name, name.uid, name.uid~2 and so on."""
     yield first
     yield f"{first}.{uid}"

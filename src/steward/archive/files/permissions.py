@@ -1,11 +1,11 @@
 """File permissions by POSIX ACLs: who except Steward may read archive files and directories.
 
-:func:`let_read` and :func:`let_enter` write ACLs with os.setxattr, :func:`readers_of` reads them,
-and :func:`group_ids` resolves the groups that may read everything. The format of the attributes
-``system.posix_acl_access`` and ``_default`` is that of Linux's uapi/linux/posix_acl_xattr.h: a
-32-bit version (2), then entries of tag, permissions and id, little-endian, ordered by tag and id.
-Writing it directly saves a process (setfacl) per file. On a file system without POSIX ACLs only
-Steward may read: never wider.
+:func:`grant_read_access` and :func:`grant_directory_access` write ACLs with os.setxattr,
+:func:`read_acl_readers` reads them, and :func:`resolve_group_ids` resolves the groups that may read
+everything. The format of the attributes ``system.posix_acl_access`` and ``_default`` is that of
+Linux's uapi/linux/posix_acl_xattr.h: a 32-bit version (2), then entries of tag, permissions and id,
+little-endian, ordered by tag and id. Writing it directly saves a process (setfacl) per file. On a
+file system without POSIX ACLs only Steward may read: never wider.
 """
 
 import errno
@@ -35,7 +35,7 @@ _ENTRY = struct.Struct("<HHI")
 _NOT_HERE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
-class Readers(msgspec.Struct, frozen=True):
+class FileReaders(msgspec.Struct, frozen=True):
     """Owner and groups who may read beside Steward.
 
     Attributes:
@@ -52,7 +52,7 @@ class Readers(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def encode(readers: Readers, own: int, theirs: int) -> bytes:
+def encode_acl(readers: FileReaders, own: int, theirs: int) -> bytes:
     """Encode an ACL as the value of an extended attribute.
 
     Args:
@@ -69,7 +69,7 @@ def encode(readers: Readers, own: int, theirs: int) -> bytes:
     return _HEADER.pack(2) + b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 
-def decode(value: bytes) -> Readers:
+def decode_acl(value: bytes) -> FileReaders:
     """Decode the users and groups with read permission from an attribute's value.
 
     Raises:
@@ -84,10 +84,10 @@ def decode(value: bytes) -> Readers:
             uid = identifier
         elif tag == _GROUP and permissions & _READ:
             gids.append(identifier)
-    return Readers(uid, tuple(gids))
+    return FileReaders(uid, tuple(gids))
 
 
-def supported(fd: int) -> bool:
+def supports_acls(fd: int) -> bool:
     """Return whether the file system of directory ``fd`` supports POSIX ACLs that Steward may set.
 
     Raises:
@@ -104,21 +104,21 @@ def supported(fd: int) -> bool:
     return True
 
 
-def readers_of(fd: int) -> Readers:
+def read_acl_readers(fd: int) -> FileReaders:
     """Return the readers that the ACL of an open file or directory admits.
 
     Raises:
         OSError: The ACL cannot be read.
     """
     try:
-        return decode(os.getxattr(fd, ACCESS))
+        return decode_acl(os.getxattr(fd, ACCESS))
     except OSError as error:
         if error.errno == errno.ENODATA or error.errno in _NOT_HERE:
-            return Readers()
+            return FileReaders()
         raise
 
 
-def let_read(fd: int, readers: Readers) -> bool:
+def grant_read_access(fd: int, readers: FileReaders) -> bool:
     """Let readers, and no one else, read the open regular file ``fd``.
 
     Returns:
@@ -128,12 +128,12 @@ def let_read(fd: int, readers: Readers) -> bool:
         OSError: A disk or network error.
     """
     if not readers:
-        _private(fd, 0o600)
+        _make_private(fd, 0o600)
         return True
-    return _set(fd, ACCESS, _file_acl(readers), 0o600)
+    return _set_acl(fd, ACCESS, _encode_file_acl(readers), 0o600)
 
 
-def let_enter(fd: int, readers: Readers, *, others_pass: bool) -> bool:
+def grant_directory_access(fd: int, readers: FileReaders, *, others_pass: bool) -> bool:
     """Let readers list the open directory ``fd``, and inherit read access to what it will hold.
 
     Args:
@@ -148,40 +148,40 @@ def let_enter(fd: int, readers: Readers, *, others_pass: bool) -> bool:
         OSError: A disk or network error.
     """
     if not readers:
-        _drop(fd, DEFAULT)
-        _drop(fd, ACCESS)
+        _remove_acl(fd, DEFAULT)
+        _remove_acl(fd, ACCESS)
         os.fchmod(fd, 0o711 if others_pass else 0o700)
         return True
-    access = encode(readers, _READ | _WRITE | _SEARCH, _READ | _SEARCH)
-    if not _set(fd, DEFAULT, access, 0o700):
+    access = encode_acl(readers, _READ | _WRITE | _SEARCH, _READ | _SEARCH)
+    if not _set_acl(fd, DEFAULT, access, 0o700):
         return False
     if others_pass:
         # The last entry is that of others.
         access = access[:-8] + _ENTRY.pack(_OTHER, _SEARCH, _NO_ID)
-    return _set(fd, ACCESS, access, 0o700)
+    return _set_acl(fd, ACCESS, access, 0o700)
 
 
-def _file_acl(readers: Readers) -> bytes:
-    return encode(readers, _READ | _WRITE, _READ)
+def _encode_file_acl(readers: FileReaders) -> bytes:
+    return encode_acl(readers, _READ | _WRITE, _READ)
 
 
-def _set(fd: int, attribute: str, value: bytes, private_mode: int) -> bool:
+def _set_acl(fd: int, attribute: str, value: bytes, private_mode: int) -> bool:
     try:
         os.setxattr(fd, attribute, value)
     except OSError as error:
         if error.errno not in _NOT_HERE:
             raise
-        _private(fd, private_mode)
+        _make_private(fd, private_mode)
         return False
     return True
 
 
-def _private(fd: int, mode: int) -> None:
-    _drop(fd, ACCESS)
+def _make_private(fd: int, mode: int) -> None:
+    _remove_acl(fd, ACCESS)
     os.fchmod(fd, mode)
 
 
-def _drop(fd: int, attribute: str) -> None:
+def _remove_acl(fd: int, attribute: str) -> None:
     try:
         os.removexattr(fd, attribute)
     except OSError as error:
@@ -189,7 +189,7 @@ def _drop(fd: int, attribute: str) -> None:
             raise
 
 
-def group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[int, ...]:
+def resolve_group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[int, ...]:
     """Resolve the names of the groups that may read every file.
 
     The file is that of job_archive's option -c: one group per line. Unknown groups are skipped,

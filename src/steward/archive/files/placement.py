@@ -1,8 +1,8 @@
 """File placement: put a script and its environment into the tree by link, copy or compression.
 
-:class:`Placer` writes pairs of files at a :class:`Target`. Steps can be repeated after a crash. Two
-different scripts may have the same name (a reused job id): a repeat of the same bytes changes
-nothing, while different bytes get ``~2`` in their name, so that both are kept.
+:class:`FilePlacer` writes pairs of files at a :class:`PlacementTarget`. Steps can be repeated after
+a crash. Two different scripts may have the same name (a reused job id): a repeat of the same bytes
+changes nothing, while different bytes get ``~2`` in their name, so that both are kept.
 """
 
 import itertools
@@ -12,24 +12,30 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from steward.archive.files.compression import SUFFIX, Damaged, is_packed, open_plain, plain_digest
-from steward.archive.files.layout import Layout
-from steward.archive.files.permissions import Readers
+from steward.archive.files.compression import (
+    COMPRESSION_SUFFIX,
+    DamagedFile,
+    compute_plain_digest,
+    is_compressed_name,
+    open_archived_file,
+)
+from steward.archive.files.layout import ArchiveLayout
+from steward.archive.files.permissions import FileReaders
 from steward.archive.files.tree import (
-    NO_LINK,
-    Entry,
-    Gone,
-    Source,
-    Tree,
-    copy,
+    LINK_ERRORS,
+    ArchiveTree,
+    BytesGone,
+    ByteSource,
+    DirectoryAccess,
+    copy_bytes,
     is_unsettled,
+    make_temporary_name,
     remove_temporary,
-    temporary_name,
 )
 from steward.core.files import sync_filesystem
 
 
-class Target(msgspec.Struct, frozen=True):
+class PlacementTarget(msgspec.Struct, frozen=True):
     """Directory and file name for a script and its environment.
 
     Attributes:
@@ -41,11 +47,11 @@ class Target(msgspec.Struct, frozen=True):
 
     directory: str
     stem: str
-    entry: Entry
-    readers: Readers
+    entry: DirectoryAccess
+    readers: FileReaders
 
 
-class Placer:
+class FilePlacer:
     """Writer of pairs of files in one tree.
 
     Args:
@@ -55,14 +61,14 @@ class Placer:
             durable at once.
     """
 
-    def __init__(self, tree: Tree, layout: Layout, *, settles: bool = False) -> None:
+    def __init__(self, tree: ArchiveTree, layout: ArchiveLayout, *, settles: bool = False) -> None:
         self._tree = tree
         self._settles = settles
         self._unsettled: list[tuple[str, str]] = []
         self._script_suffix, self._env_suffix = layout.suffixes
 
     def _names(
-        self, stem: str, variant: int, script: Source | None, environment: Source | None
+        self, stem: str, variant: int, script: ByteSource | None, environment: ByteSource | None
     ) -> tuple[str, str]:
         """Return the file names of a pair, with ``~N`` from the second variant on."""
         return (
@@ -70,8 +76,8 @@ class Placer:
             self._name(stem, variant, self._env_suffix, environment),
         )
 
-    def _name(self, stem: str, variant: int, suffix: str, source: Source | None) -> str:
-        packing = SUFFIX if source is not None and source.packed else ""
+    def _name(self, stem: str, variant: int, suffix: str, source: ByteSource | None) -> str:
+        packing = COMPRESSION_SUFFIX if source is not None and source.packed else ""
         if variant == 1:
             return f"{stem}{suffix}{packing}"
         if suffix.startswith("."):
@@ -80,9 +86,9 @@ class Placer:
 
     def put(
         self,
-        target: Target,
-        script: Source | None,
-        environment: Source | None,
+        target: PlacementTarget,
+        script: ByteSource | None,
+        environment: ByteSource | None,
         claimed: Callable[[str], bool],
     ) -> tuple[str, str]:
         """Place a script and its environment; identical files that exist are kept.
@@ -103,9 +109,9 @@ class Placer:
         fd = self._tree.directory(target.directory, target.entry)
         for source in (script, environment):
             if source is not None and source.packed and self._settles:
-                for one in (source, _instead(source)):
+                for one in (source, _get_alternative_source(source)):
                     if self._is_late(one):
-                        self._unsettled.append((target.directory, temporary_name(one)))
+                        self._unsettled.append((target.directory, make_temporary_name(one)))
         variant = 1
         while True:
             names = self._names(target.stem, variant, script, environment)
@@ -114,17 +120,19 @@ class Placer:
             variant += 1
         self._tree.touch(target.directory)
         names = (names[0] if script else "", names[1] if environment else "")
-        if self._tree.acls and (target.readers or not (script or environment or _STORE).link):
+        if self._tree.acls and (
+            target.readers or not (script or environment or _STORE_SOURCE).link
+        ):
             self.admit(fd, names, target.readers)
         return names
 
     def as_before(
         self,
-        target: Target,
-        script: Source | None,
-        environment: Source | None,
+        target: PlacementTarget,
+        script: ByteSource | None,
+        environment: ByteSource | None,
         claimed: Callable[[str], bool],
-    ) -> tuple[Source | None, Source | None]:
+    ) -> tuple[ByteSource | None, ByteSource | None]:
         """Return the sources in the form, plain or compressed, that a crash left in place.
 
         Compression is a setting, which may have changed since. Incomplete files of an interrupted
@@ -148,8 +156,8 @@ class Placer:
         return both[0], both[1]
 
     def _as_before(
-        self, fd: int, stem: str, suffix: str, source: Source, claimed: Callable[[str], bool]
-    ) -> Source:
+        self, fd: int, stem: str, suffix: str, source: ByteSource, claimed: Callable[[str], bool]
+    ) -> ByteSource:
         own = source.otherwise or source
         other = msgspec.structs.replace(own, packed=not source.packed)
         if next(self._put_before(fd, stem, suffix, other, claimed), ""):
@@ -162,8 +170,8 @@ class Placer:
         self,
         directory: str,
         stem: str,
-        script: Source | None,
-        environment: Source | None,
+        script: ByteSource | None,
+        environment: ByteSource | None,
         claimed: Callable[[str], bool],
     ) -> list[str]:
         """Return names of files with these bytes that an attempt before a crash placed.
@@ -192,27 +200,27 @@ class Placer:
         return found
 
     def _put_before(
-        self, fd: int, stem: str, suffix: str, source: Source, claimed: Callable[[str], bool]
+        self, fd: int, stem: str, suffix: str, source: ByteSource, claimed: Callable[[str], bool]
     ) -> Iterator[str]:
         for variant in itertools.count(1):
             name = self._name(stem, variant, suffix, source)
-            if not exists(fd, name):
+            if not has_entry(fd, name):
                 return
-            if not is_file(fd, name) or claimed(name):
+            if not has_regular_file(fd, name) or claimed(name):
                 continue
-            if is_unsettled(fd, name, source) or digest(fd, name) == source.sha:
+            if is_unsettled(fd, name, source) or compute_file_digest(fd, name) == source.sha:
                 yield name
 
-    def put_as(self, fd: int, name: str, source: Source) -> None:
+    def put_as(self, fd: int, name: str, source: ByteSource) -> None:
         """Place bytes under a reserved name; replace what a crash left there.
 
         Raises:
             Gone: The bytes are missing or were changed.
             OSError: The tree cannot be written.
         """
-        if self._put(fd, name, source, _nobody) is None:
+        if self._put(fd, name, source, _is_never_claimed) is None:
             os.unlink(name, dir_fd=fd)
-            self._put(fd, name, source, _nobody)
+            self._put(fd, name, source, _is_never_claimed)
 
     def settle(self) -> None:
         """Make compressed files durable with one sync, then remove the marks of unfinished ones.
@@ -231,11 +239,11 @@ class Placer:
         """Forget unsettled files: their marks identify them when the batch is repeated."""
         self._unsettled.clear()
 
-    def _is_late(self, source: Source) -> bool:
+    def _is_late(self, source: ByteSource) -> bool:
         """Return whether a file is compressed and made durable only by :meth:`settle`."""
-        return self._settles and source.packed and not is_packed(source.name)
+        return self._settles and source.packed and not is_compressed_name(source.name)
 
-    def admit(self, fd: int, names: tuple[str, str], readers: Readers) -> None:
+    def admit(self, fd: int, names: tuple[str, str], readers: FileReaders) -> None:
         """Let ``readers``, and no one else, read these files of a directory."""
         for name in names:
             if name:
@@ -245,8 +253,8 @@ class Placer:
         self,
         fd: int,
         names: tuple[str, str],
-        script: Source | None,
-        environment: Source | None,
+        script: ByteSource | None,
+        environment: ByteSource | None,
         claimed: Callable[[str], bool],
     ) -> bool:
         """Place both files of a pair; return False if a name belongs to another script."""
@@ -263,58 +271,58 @@ class Placer:
             if new and not done:
                 os.unlink(names[0], dir_fd=fd)
                 if script is not None and self._settles:
-                    for source in (script, _instead(script)):
+                    for source in (script, _get_alternative_source(script)):
                         remove_temporary(source, fd)
         return done
 
     def _put(
-        self, fd: int, name: str, source: Source, claimed: Callable[[str], bool]
+        self, fd: int, name: str, source: ByteSource, claimed: Callable[[str], bool]
     ) -> bool | None:
         """Place a file; True if new, False if it exists, None if the name is another script's."""
         try:
-            if source.link and is_packed(source.name) == source.packed:
+            if source.link and is_compressed_name(source.name) == source.packed:
                 os.link(source.name, name, src_dir_fd=source.fd, dst_dir_fd=fd)
             else:
                 late = self._is_late(source)
                 if late and is_unsettled(fd, name, source):
                     os.unlink(name, dir_fd=fd)
-                copy(source, fd, name, settled=not late)
+                copy_bytes(source, fd, name, settled=not late)
         except FileExistsError:
-            return False if _is_ours(fd, name, source, claimed) else None
+            return False if _is_same_content(fd, name, source, claimed) else None
         except FileNotFoundError as error:
-            if not exists(source.fd, source.name):
+            if not has_entry(source.fd, source.name):
                 if source.otherwise is not None:
-                    return self._put(fd, name, _instead(source), claimed)
-                if exists(fd, name):
+                    return self._put(fd, name, _get_alternative_source(source), claimed)
+                if has_entry(fd, name):
                     if claimed(name):
                         return None
                     # It was removed after it had been placed.
-                    if digest(fd, name) == source.sha:
+                    if compute_file_digest(fd, name) == source.sha:
                         return False
-                raise Gone(f"the bytes of {source.name} are gone", source) from error
+                raise BytesGone(f"the bytes of {source.name} are gone", source) from error
             raise
         except OSError as error:
-            if not source.link or error.errno not in NO_LINK:
+            if not source.link or error.errno not in LINK_ERRORS:
                 raise
-            return self._put(fd, name, _instead(source), claimed)
+            return self._put(fd, name, _get_alternative_source(source), claimed)
         return True
 
 
-def _instead(source: Source) -> Source:
+def _get_alternative_source(source: ByteSource) -> ByteSource:
     """Return the source to use where no link is possible."""
     if source.otherwise is None:
         return msgspec.structs.replace(source, link=False)
     return msgspec.structs.replace(source.otherwise, packed=source.packed)
 
 
-_STORE = Source(-1, "", b"")
+_STORE_SOURCE = ByteSource(-1, "", b"")
 
 
-def _nobody(_: str) -> bool:
+def _is_never_claimed(_: str) -> bool:
     return False
 
 
-def exists(fd: int, name: str) -> bool:
+def has_entry(fd: int, name: str) -> bool:
     """Return whether an open directory has an entry of that name."""
     try:
         os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -323,7 +331,7 @@ def exists(fd: int, name: str) -> bool:
     return True
 
 
-def is_file(fd: int, name: str) -> bool:
+def has_regular_file(fd: int, name: str) -> bool:
     """Return whether an open directory has a regular file of that name."""
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
@@ -331,7 +339,9 @@ def is_file(fd: int, name: str) -> bool:
         return False
 
 
-def _is_ours(fd: int, name: str, source: Source, claimed: Callable[[str], bool]) -> bool:
+def _is_same_content(
+    fd: int, name: str, source: ByteSource, claimed: Callable[[str], bool]
+) -> bool:
     """Return whether an existing file has the source's bytes and belongs to no other script."""
     there = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if not stat.S_ISREG(there.st_mode):
@@ -343,18 +353,18 @@ def _is_ours(fd: int, name: str, source: Source, claimed: Callable[[str], bool])
     if bytes_ and (there.st_dev, there.st_ino) == (bytes_.st_dev, bytes_.st_ino):
         # A shared file has one name for each identical script.
         return source.otherwise is None or not claimed(name)
-    return not claimed(name) and digest(fd, name) == source.sha
+    return not claimed(name) and compute_file_digest(fd, name) == source.sha
 
 
-def digest(fd: int, name: str) -> bytes:
+def compute_file_digest(fd: int, name: str) -> bytes:
     """Return the SHA-256 of the plain bytes of the file ``name`` in the directory ``fd``.
 
     Raises:
         OSError: It cannot be read.
     """
-    with open_plain(fd, name) as file:
+    with open_archived_file(fd, name) as file:
         try:
-            return plain_digest(file, name)[0]
-        except Damaged:
+            return compute_plain_digest(file, name)[0]
+        except DamagedFile:
             # A damaged file matches no checksum.
             return b""

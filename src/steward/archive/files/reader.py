@@ -2,7 +2,7 @@
 
 :class:`FilesReader` looks a script up in the sink's database, opened read-only, and reads its file;
 if the file was moved between both steps, it looks it up again. Used by archive actions, the catalog
-and remote sinks. :class:`Placed` is the location of a script.
+and remote sinks. :class:`PlacedScript` is the location of a script.
 """
 
 import os
@@ -12,15 +12,15 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.errors import ArchiveUnavailable, NotArchived, unavailable
+from steward.archive.errors import ArchiveUnavailable, NotArchived, make_archive_unavailable
 from steward.archive.files.batch import WAITING_DIRECTORY
-from steward.archive.files.compression import LONGEST, read_plain
-from steward.archive.files.index import LOST_NS, MOVED, WAITING, Records, Row
+from steward.archive.files.compression import MAX_PLAIN_BYTES, read_plain
+from steward.archive.files.index import LOST_NS, MOVED, WAITING, FileRow, FilesRecords
 from steward.core.config import Settings
 from steward.core.events import JobScript
 from steward.core.sqlite import SqliteUnavailable
 
-Which = Literal["script", "environment"]
+ContentKind = Literal["script", "environment"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _body_decoder = msgspec.json.Decoder(JobScript)
@@ -34,7 +34,7 @@ class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedScript(msgspec.Struct, frozen=True, kw_only=True):
     """Location and owner of one script.
 
     Attributes:
@@ -75,16 +75,16 @@ class FilesReader:
         self._name = name
         self._root = settings.sink_path(name)
         self._move_to = settings.files_sink(name).move_to
-        self._records_: Records | None = None
+        self._records_: FilesRecords | None = None
 
     @property
-    def _records(self) -> Records:
+    def _records(self) -> FilesRecords:
         # Opened on first use: an action may run before the daemon's first start.
         if self._records_ is None:
-            self._records_ = Records(self._settings, self._name, reading=True)
+            self._records_ = FilesRecords(self._settings, self._name, reading=True)
         return self._records_
 
-    def locate(self, script_key: str, cluster: str = "") -> Placed | None:
+    def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
         """Return where a script is; None if this archive does not have it.
 
         Args:
@@ -97,13 +97,13 @@ class FilesReader:
         row = self._row(script_key, cluster)
         return self._placed(row) if row else None
 
-    def _row(self, key: str, cluster: str) -> Row | None:
+    def _row(self, key: str, cluster: str) -> FileRow | None:
         rows = self._records.select(
             "key = ? AND (cluster = ? OR ? = '') LIMIT 1", key, cluster, cluster
         )
         return rows[0] if rows and rows[0].since_ns != LOST_NS else None
 
-    def read(self, script_key: str, which: Which, cluster: str = "") -> bytes:
+    def read(self, script_key: str, which: ContentKind, cluster: str = "") -> bytes:
         """Return the bytes of a script or of its environment.
 
         Raises:
@@ -130,19 +130,19 @@ class FilesReader:
                         script_key,
                     ) from error
             except OSError as error:
-                raise unavailable(self._root, error) from error
+                raise make_archive_unavailable(self._root, error) from error
         raise AssertionError("unreachable")
 
     def _read(self, path: str, length: int) -> bytes:
         try:
-            return read_file(path, length)
+            return read_archived_file(path, length)
         except FileNotFoundError:
             # The mover removed it here and has not yet recorded that it is in the second tree.
             if not self._move_to or not path.startswith(self._root + "/"):
                 raise
-            return read_file(self._move_to + path.removeprefix(self._root), length)
+            return read_archived_file(self._move_to + path.removeprefix(self._root), length)
 
-    def entries(self) -> Iterator[Placed]:
+    def entries(self) -> Iterator[PlacedScript]:
         """Yield all scripts of this archive, by key.
 
         Raises:
@@ -152,22 +152,22 @@ class FilesReader:
             if row.since_ns != LOST_NS:
                 yield self._placed(row)
 
-    def _placed(self, row: Row) -> Placed:
+    def _placed(self, row: FileRow) -> PlacedScript:
         script, environment = self._paths(row)
-        return Placed(
+        return PlacedScript(
             script_key=row.key,
             cluster=row.cluster,
             job_id=row.job_id,
             spool_mtime=datetime.fromtimestamp(row.mtime_ns / 1e9, UTC),
             spool_mtime_ns=row.mtime_ns,
             state=("waiting", "unverified", "placed", "moved")[row.state],
-            script=_file(script, row.script_length, row.script_sha),
-            environment=_file(environment, row.env_length, row.env_sha),
+            script=_make_placed_file(script, row.script_length, row.script_sha),
+            environment=_make_placed_file(environment, row.env_length, row.env_sha),
             uid=row.uid,
             user=row.user,
         )
 
-    def _paths(self, row: Row) -> tuple[str, str]:
+    def _paths(self, row: FileRow) -> tuple[str, str]:
         if row.state == WAITING:
             body = _body_decoder.decode(row.body or b"")
             base = os.path.join(self._root, WAITING_DIRECTORY)
@@ -188,7 +188,7 @@ class FilesReader:
             self._records_ = None
 
 
-def read_file(path: str, longest: int = LONGEST) -> bytes:
+def read_archived_file(path: str, longest: int = MAX_PLAIN_BYTES) -> bytes:
     """Return the plain bytes of a regular file; symbolic links are not followed.
 
     Args:
@@ -203,7 +203,7 @@ def read_file(path: str, longest: int = LONGEST) -> bytes:
         return read_plain(file, path, longest)
 
 
-def _file(path: str, length: int, sha: bytes | None) -> PlacedFile | None:
+def _make_placed_file(path: str, length: int, sha: bytes | None) -> PlacedFile | None:
     if sha is None:
         return None
     return PlacedFile(path=path, length=length, sha256=sha.hex())

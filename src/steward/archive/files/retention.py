@@ -1,10 +1,10 @@
 """Retention and quotas of a files sink: orders the purge of old scripts, or of excess ones.
 
-:class:`Retention` appends archive.purge events, so that every consumer forgets the same scripts.
-Ordered purges that are not done yet are stored in the sink's database: they are not ordered twice,
-and count as gone when sizes are compared. :func:`fitting` selects scripts for eviction: largest
-users first, oldest scripts first. A holder is a user with an account on a cluster, for whom bytes
-are counted.
+:class:`RetentionWorker` appends archive.purge events, so that every consumer forgets the same
+scripts. Ordered purges that are not done yet are stored in the sink's database: they are not
+ordered twice, and count as gone when sizes are compared. :func:`select_evictions` selects scripts
+for eviction: largest users first, oldest scripts first. A holder is a user with an account on a
+cluster, for whom bytes are counted.
 """
 
 import hashlib
@@ -18,7 +18,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from steward.archive.files.index import HOLDER_INDEX, MOVED, NO_HOLDER_INDEX, Records, content
+from steward.archive.files.index import (
+    HOLDER_INDEX,
+    MOVED,
+    NO_HOLDER_INDEX,
+    FilesRecords,
+    compute_content_number,
+)
 from steward.archive.settings import FilesSinkSettings, LimitSettings
 from steward.core.consumers import Append
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event
@@ -26,11 +32,11 @@ from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event
 _CHUNK = 400
 LAST_NS = 2**63 - 1
 
-Position = tuple[int, str, str]
+HolderPosition = tuple[int, str, str]
 """Spool time in ns, key and cluster: sort position of a script within its holder."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class RetainedScript(msgspec.Struct, frozen=True):
     """Script that may have to go; ``ordered_s`` is the time of its purge order, None for none."""
 
     mtime_ns: int
@@ -47,7 +53,7 @@ class Kept(msgspec.Struct, frozen=True):
     ordered_s: int | None
 
     @property
-    def position(self) -> Position:
+    def position(self) -> HolderPosition:
         """Return the sort position within its holder."""
         return self.mtime_ns, self.key, self.cluster
 
@@ -63,13 +69,20 @@ class Kept(msgspec.Struct, frozen=True):
             (self.env_sha, self.env_length, True),
         )
         return [
-            (content(self.holder, sha, environment=environment, moved=self.state == MOVED), length)
+            (
+                compute_content_number(
+                    self.holder, sha, environment=environment, moved=self.state == MOVED
+                ),
+                length,
+            )
             for sha, length, environment in files
             if sha is not None
         ]
 
 
-COLUMNS = ", ".join([f"script.{name}" for name in Kept.__struct_fields__[:-1]] + ["ordered.at_s"])
+COLUMNS = ", ".join(
+    [f"script.{name}" for name in RetainedScript.__struct_fields__[:-1]] + ["ordered.at_s"]
+)
 _OF_HOLDER = (
     f"SELECT {COLUMNS} "  # noqa: S608 - our own columns
     "FROM script INDEXED BY script_holder LEFT JOIN ordered USING (cluster, key) "
@@ -83,34 +96,38 @@ _GOING = (
 )
 
 
-def oldest(records: Records, holders: Sequence[int], before_ns: int = LAST_NS) -> Iterator[Kept]:
+def iterate_oldest(
+    records: FilesRecords, holders: Sequence[int], before_ns: int = LAST_NS
+) -> Iterator[RetainedScript]:
     """Yield the scripts of some holders that are older than ``before_ns``, oldest first."""
-    of_each = [_oldest_of(records, holder, before_ns) for holder in holders]
+    of_each = [_iterate_oldest_of_holder(records, holder, before_ns) for holder in holders]
     return heapq.merge(*of_each, key=lambda kept: kept.position)
 
 
-def _oldest_of(records: Records, holder: int, before_ns: int) -> Iterator[Kept]:
+def _iterate_oldest_of_holder(
+    records: FilesRecords, holder: int, before_ns: int
+) -> Iterator[RetainedScript]:
     """Yield the scripts of one holder, oldest first, page by page."""
-    last: Position = (-1, "", "")
+    last: HolderPosition = (-1, "", "")
     while True:
         page = records.query(_OF_HOLDER, holder, before_ns, *last, records.page_rows)
         for row in page:
-            kept = Kept(*row)
+            kept = RetainedScript(*row)
             last = kept.position
             yield kept
         if len(page) < records.page_rows:
             return
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _EvictionStep(msgspec.Struct, frozen=True):
     """Eviction step: the bytes and contents freed if all scripts up to a position are removed."""
 
-    position: Position
+    position: HolderPosition
     bytes: int
     contents: list[int]
 
 
-class _Giver:
+class _EvictionCandidate:
     """Eviction candidate: one user under a limit, with the scripts to remove.
 
     Args:
@@ -122,7 +139,7 @@ class _Giver:
     """
 
     def __init__(
-        self, records: Records, holders: Sequence[int], size: int, most: int, since_s: int
+        self, records: FilesRecords, holders: Sequence[int], size: int, most: int, since_s: int
     ) -> None:
         self.size = size
         self._records = records
@@ -131,10 +148,10 @@ class _Giver:
         self._since_s = since_s
         self._left: dict[int, int] = {}
         self._freed: set[int] = set()
-        self._last: Position = (-1, "", "")
+        self._last: HolderPosition = (-1, "", "")
         self._steps = self._walk()
-        self._next: _Step | None = None
-        self._too_large: Position = (-1, "", "")
+        self._next: _EvictionStep | None = None
+        self._too_large: HolderPosition = (-1, "", "")
         self._forget_what_goes()
 
     def _forget_what_goes(self) -> None:
@@ -143,7 +160,7 @@ class _Giver:
         lengths: dict[int, int] = {}
         for holder in self._holders:
             for row in self._records.query(_GOING, holder, self._since_s, self._most):
-                kept = Kept(*row)
+                kept = RetainedScript(*row)
                 if kept.length > self._most:
                     self._too_large = max(self._too_large, kept.position)
                 if not kept.shared:
@@ -168,16 +185,18 @@ class _Giver:
             self._left.update(dict.fromkeys(some, 0))
             self._left.update(self._records.query(sql, *some))
 
-    def _goes_anyway(self, kept: Kept) -> bool:
+    def _goes_anyway(self, kept: RetainedScript) -> bool:
         """Return whether a script is too large, or has a pending purge."""
         return kept.length > self._most or (
             kept.ordered_s is not None and kept.ordered_s > self._since_s
         )
 
-    def _walk(self) -> Iterator["_Step"]:
+    def _walk(self) -> Iterator["_EvictionStep"]:
         """Yield the steps at which removal in order of age frees bytes."""
         rows = (
-            kept for kept in oldest(self._records, self._holders) if not self._goes_anyway(kept)
+            kept
+            for kept in iterate_oldest(self._records, self._holders)
+            if not self._goes_anyway(kept)
         )
         while page := list(itertools.islice(rows, self._records.page_rows)):
             self._look_up(number for kept in page if kept.shared for number, _ in kept.contents())
@@ -191,9 +210,9 @@ class _Giver:
                         freed += length
                         numbers.append(number)
                 if freed:
-                    yield _Step(kept.position, freed, numbers)
+                    yield _EvictionStep(kept.position, freed, numbers)
 
-    def offer(self) -> Position | None:
+    def offer(self) -> HolderPosition | None:
         """Return the position up to which the next step removes scripts; None if none is left."""
         self._next = next(self._steps, None)
         return self._next.position if self._next else None
@@ -206,9 +225,9 @@ class _Giver:
         self.size -= self._next.bytes
         return self._next.bytes
 
-    def chosen(self) -> Iterator[Kept]:
+    def chosen(self) -> Iterator[RetainedScript]:
         """Yield the scripts to remove without a pending purge, oldest first."""
-        for kept in oldest(self._records, self._holders):
+        for kept in iterate_oldest(self._records, self._holders):
             if kept.position > max(self._last, self._too_large):
                 return
             if kept.ordered_s is not None and kept.ordered_s > self._since_s:
@@ -216,7 +235,7 @@ class _Giver:
             if kept.length > self._most or self._is_given(kept):
                 yield kept
 
-    def _is_given(self, kept: Kept) -> bool:
+    def _is_given(self, kept: RetainedScript) -> bool:
         """Return whether removing a script frees bytes that are part of an accepted offer."""
         if kept.position > self._last:
             return False
@@ -225,9 +244,9 @@ class _Giver:
         return any(number in self._freed for number, _ in kept.contents())
 
 
-def fitting(
-    records: Records, users: Sequence[tuple[Sequence[int], int]], most: int, since_s: int
-) -> Iterator[Kept]:
+def select_evictions(
+    records: FilesRecords, users: Sequence[tuple[Sequence[int], int]], most: int, since_s: int
+) -> Iterator[RetainedScript]:
     """Yield the scripts to evict so that the total of some users fits a limit.
 
     Args:
@@ -238,9 +257,9 @@ def fitting(
     """
     if sum(size for _, size in users) <= most:
         return
-    givers = [_Giver(records, holders, size, most, since_s) for holders, size in users]
+    givers = [_EvictionCandidate(records, holders, size, most, since_s) for holders, size in users]
     excess = sum(giver.size for giver in givers) - most
-    offers: list[tuple[int, Position, int]] = []
+    offers: list[tuple[int, HolderPosition, int]] = []
 
     def ask(index: int) -> None:
         position = givers[index].offer() if excess > 0 else None
@@ -259,8 +278,8 @@ def fitting(
 log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
-_AGAIN_S = 3600
-_MOST_ORDERED = 5000
+_REORDER_AFTER_S = 3600
+_MAX_PENDING = 5000
 _DAY_NS = 86400 * 10**9
 
 
@@ -286,11 +305,11 @@ _OLDEST = (
     "ORDER BY mtime_ns LIMIT ?"
 )
 
-_Order = tuple[Kept, str]
+_PurgeOrder = tuple[RetainedScript, str]
 """Script to purge, and the reason."""
 
 
-class Retention:
+class RetentionWorker:
     """Retention worker of a sink: orders the purge of scripts that are too old or too large.
 
     Args:
@@ -301,7 +320,7 @@ class Retention:
     """
 
     def __init__(
-        self, records: Records, sink: str, settings: FilesSinkSettings, *, at_once: int = 500
+        self, records: FilesRecords, sink: str, settings: FilesSinkSettings, *, at_once: int = 500
     ) -> None:
         self._at_once = at_once
         self._records = records
@@ -319,10 +338,10 @@ class Retention:
             return
         now_s = int(time.time())
         # A dead letter that was fixed since is ordered again after some time.
-        since_s = now_s - _AGAIN_S
+        since_s = now_s - _REORDER_AFTER_S
         on_the_way = self._records.query("SELECT count(*) FROM ordered WHERE at_s > ?", since_s)
-        orders: dict[tuple[str, str], _Order] = {}
-        if on_the_way[0][0] < _MOST_ORDERED:
+        orders: dict[tuple[str, str], _PurgeOrder] = {}
+        if on_the_way[0][0] < _MAX_PENDING:
             for kept, why in self._due(since_s):
                 orders.setdefault((kept.cluster, kept.key), (kept, why))
                 if len(orders) >= self._at_once:
@@ -330,7 +349,7 @@ class Retention:
         if not orders:
             self._next_at = now + _EVERY_S
             return
-        append(self._events(list(orders.values()), now_s // _AGAIN_S))
+        append(self._events(list(orders.values()), now_s // _REORDER_AFTER_S))
         with self._records.writing() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO ordered VALUES (?, ?, ?)",
@@ -338,7 +357,7 @@ class Retention:
             )
         self._say(orders.values())
 
-    def _say(self, orders: Iterable[_Order]) -> None:
+    def _say(self, orders: Iterable[_PurgeOrder]) -> None:
         """Log one line per reason: no script is removed silently."""
         sizes: dict[str, list[int]] = {}
         for kept, why in orders:
@@ -349,7 +368,7 @@ class Retention:
                 *(self._sink, len(of), sum(of), why),
             )
 
-    def _due(self, since_s: int) -> Iterator[_Order]:
+    def _due(self, since_s: int) -> Iterator[_PurgeOrder]:
         """Yield scripts to purge without a pending purge, limit by limit, oldest first."""
         now_ns = time.time_ns()
         if self._days:
@@ -359,38 +378,40 @@ class Retention:
         rows = self._records.query("SELECT number, uid, user, account, bytes FROM holder")
         holders = [_Holder(*row) for row in rows]
         for name, limit in self._limits.items():
-            meant = [holder for holder in holders if _is_meant(holder, limit)]
+            meant = [holder for holder in holders if _matches_limit(holder, limit)]
             if limit.days and not limit.users and not limit.accounts:
                 yield from self._old(now_ns - limit.days * _DAY_NS, since_s, limit.days)
             elif limit.days:
                 why = f"older than {limit.days} days (limit {name})"
                 numbers = [holder.number for holder in meant]
-                for kept in oldest(self._records, numbers, now_ns - limit.days * _DAY_NS):
+                for kept in iterate_oldest(self._records, numbers, now_ns - limit.days * _DAY_NS):
                     if kept.ordered_s is None or kept.ordered_s <= since_s:
                         yield kept, why
             if limit.max_bytes:
                 yield from self._large(name, limit, meant, since_s)
 
-    def _old(self, before_ns: int, since_s: int, days: int) -> Iterator[_Order]:
+    def _old(self, before_ns: int, since_s: int, days: int) -> Iterator[_PurgeOrder]:
         """Yield old scripts of all owners, also of unknown ones."""
         for row in self._records.query(_OLDEST, before_ns, since_s, self._at_once):
-            yield Kept(*row), f"older than {days} days"
+            yield RetainedScript(*row), f"older than {days} days"
 
     def _large(
         self, name: str, limit: LimitSettings, meant: Sequence[_Holder], since_s: int
-    ) -> Iterator[_Order]:
+    ) -> Iterator[_PurgeOrder]:
         """Yield the scripts to evict for one size limit."""
-        groups = _by(meant, lambda holder: holder.account if limit.accounts else holder.name)
+        groups = _group_holders(
+            meant, lambda holder: holder.account if limit.accounts else holder.name
+        )
         for whose, group in groups.items():
             why = f"more than {limit.max_bytes} bytes of {whose} (limit {name})"
             users = [
                 ([holder.number for holder in user], sum(holder.bytes for holder in user))
-                for user in _by(group, lambda holder: holder.name).values()
+                for user in _group_holders(group, lambda holder: holder.name).values()
             ]
-            for kept in fitting(self._records, users, limit.max_bytes, since_s):
+            for kept in select_evictions(self._records, users, limit.max_bytes, since_s):
                 yield kept, why
 
-    def _events(self, orders: Sequence[_Order], turn: int) -> list[Event]:
+    def _events(self, orders: Sequence[_PurgeOrder], turn: int) -> list[Event]:
         # One event per directory: one that cannot be purged now must not delay the others.
         """Make the archive.purge events, one per directory and reason."""
         keys: dict[tuple[str, int, str], list[str]] = {}
@@ -417,14 +438,16 @@ class Retention:
         )
 
 
-def _by(holders: Iterable[_Holder], key: Callable[[_Holder], str]) -> dict[str, list[_Holder]]:
+def _group_holders(
+    holders: Iterable[_Holder], key: Callable[[_Holder], str]
+) -> dict[str, list[_Holder]]:
     groups: dict[str, list[_Holder]] = {}
     for holder in holders:
         groups.setdefault(key(holder), []).append(holder)
     return groups
 
 
-def _is_meant(holder: _Holder, limit: LimitSettings) -> bool:
+def _matches_limit(holder: _Holder, limit: LimitSettings) -> bool:
     return (not limit.users or holder.name in limit.users) and (
         not limit.accounts or holder.account in limit.accounts
     )

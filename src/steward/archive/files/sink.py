@@ -3,7 +3,7 @@
 :class:`FilesSink` applies job.script, job.identity, archive.purge and archive.resend events. A
 script waits until its job's identity is known, or goes to ``unverified/``. Order within a batch:
 links and ACLs, the manifests' lines, one sync, and only then the database with the cursor.
-:class:`Refilling` applies archive.resend. The parts: :mod:`.tree` (directories), :mod:`.filing`
+:class:`ResendHandler` applies archive.resend. The parts: :mod:`.tree` (directories), :mod:`.filing`
 (effects of events), :mod:`.batch` (changes not yet stored), :mod:`.index` (database),
 :mod:`.retention`.
 """
@@ -18,27 +18,32 @@ from typing import Final
 
 import msgspec
 
-from steward.archive.contents import Contents, contents_of
-from steward.archive.errors import ArchiveError, unavailable
+from steward.archive.contents import ScriptContents, make_script_contents
+from steward.archive.errors import ArchiveError, make_archive_unavailable
 from steward.archive.files.batch import (
-    HIDDEN,
+    HIDDEN_ENTRY,
     WAITING_DIRECTORY,
-    Pending,
-    Sharing,
-    Sources,
-    one_name,
-    shareable,
+    FileSharing,
+    PendingBatch,
+    SourceFinder,
+    check_stored_name,
+    list_share_candidates,
 )
-from steward.archive.files.filing import Filing, incoming_names, purge
-from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, Records, Ref, Row
+from steward.archive.files.filing import ScriptFiling, list_incoming_names, purge_files
+from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, FileRef, FileRow, FilesRecords
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import Manifests
-from steward.archive.files.owners import Admission, Change, Owners, user_name
-from steward.archive.files.permissions import group_ids
-from steward.archive.files.placement import Placer
-from steward.archive.files.reader import Which
-from steward.archive.files.retention import Retention
-from steward.archive.files.tree import Keeper, Tree, TreeLock
+from steward.archive.files.manifest import ManifestWriter
+from steward.archive.files.owners import (
+    AccessChange,
+    AccessUpdater,
+    DirectoryOwners,
+    resolve_user_name,
+)
+from steward.archive.files.permissions import resolve_group_ids
+from steward.archive.files.placement import FilePlacer
+from steward.archive.files.reader import ContentKind
+from steward.archive.files.retention import RetentionWorker
+from steward.archive.files.tree import ArchiveTree, TreeClaim, TreeLock
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
 from steward.core.errors import StewardError, Unavailable
@@ -50,15 +55,15 @@ from steward.core.events import (
     ArchiveResend,
     Event,
     JobScript,
-    Resent,
+    ResentScript,
 )
-from steward.core.incoming import STATE_STORE, Stores
+from steward.core.incoming import STATE_STORE, IncomingStores
 
-_BOTH: Final[tuple[Which, Which]] = ("script", "environment")
+_CONTENT_KINDS: Final[tuple[ContentKind, ContentKind]] = ("script", "environment")
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refilling:
+class ResendHandler:
     """Handler of archive.resend events: archives missing scripts again.
 
     Args:
@@ -71,10 +76,10 @@ class Refilling:
 
     def __init__(
         self,
-        tree: Tree,
-        filing: Filing,
-        pending: Pending,
-        contents: Contents,
+        tree: ArchiveTree,
+        filing: ScriptFiling,
+        pending: PendingBatch,
+        contents: ScriptContents,
         *,
         environments: bool,
     ) -> None:
@@ -105,7 +110,7 @@ class Refilling:
                 lost.append(f"{resent.script_key} is not archived again: {error}")
         return lost
 
-    def _one(self, cluster: str, resent: Resent) -> None:
+    def _one(self, cluster: str, resent: ResentScript) -> None:
         """Archive one script again if it is missing, and file it under its owner."""
         ref = (cluster, resent.script_key)
         row = self._pending.rows.get(ref)
@@ -118,7 +123,7 @@ class Refilling:
     def _bring(self, cluster: str, key: str, body: JobScript) -> None:
         """Read a script's files, check their checksums, and put them into ``.waiting/``."""
         files: list[tuple[str, bytes]] = []
-        for which in _BOTH if self._environments else _BOTH[:1]:
+        for which in _CONTENT_KINDS if self._environments else _CONTENT_KINDS[:1]:
             kept = body.script if which == "script" else body.environment
             if kept is None:
                 continue
@@ -127,14 +132,14 @@ class Refilling:
                 raise ArchiveError(
                     f"its {which} was changed where it is kept: see 'steward archive verify'", key
                 )
-            files.append((one_name(kept.path), data))
+            files.append((check_stored_name(kept.path), data))
         # Write after both were read: half a script is never left behind.
         for name, data in files:
             self._put_aside(name, data)
 
     def _put_aside(self, name: str, data: bytes) -> None:
         """Write a file to ``.waiting/``, durably and atomically."""
-        fd = self._tree.directory(WAITING_DIRECTORY, HIDDEN)
+        fd = self._tree.directory(WAITING_DIRECTORY, HIDDEN_ENTRY)
         temporary = f".copy.{name}"
         out = os.open(temporary, _WRITE, 0o600, dir_fd=fd)
         with os.fdopen(out, "wb") as file:
@@ -151,7 +156,7 @@ _OWNERS_EVERY_S = 60.0
 _GROUPS_EVERY_S = 3600.0
 _TICK_S = 5.0
 _OVERDUE_AT_ONCE = 500
-_MOST_NAMED = 10
+_MAX_LISTED_LOSSES = 10
 
 
 class FilesSink:
@@ -177,9 +182,9 @@ class FilesSink:
         self,
         settings: Settings,
         name: str,
-        stores: Stores,
+        stores: IncomingStores,
         *,
-        resolve: Callable[[int], str] = user_name,
+        resolve: Callable[[int], str] = resolve_user_name,
         clock: Callable[[], float] = time.monotonic,
         page_rows: int = PAGE_ROWS,
     ) -> None:
@@ -188,20 +193,20 @@ class FilesSink:
         self._clock = clock
         self._settings = settings.files_sink(name)
         self._layout = compile_layout(self._settings.layout, self._settings.period)
-        self._tree = Tree(settings.sink_path(name))
-        self._records = Records(settings, name, page_rows=page_rows)
-        self._owners = Owners(self._records, resolve, is_plain=self._layout.is_plain)
+        self._tree = ArchiveTree(settings.sink_path(name))
+        self._records = FilesRecords(settings, name, page_rows=page_rows)
+        self._owners = DirectoryOwners(self._records, resolve, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
-        self._keeper = Keeper(settings.state_dir, self._tree.root)
-        self._manifests = Manifests(self._tree)
-        self._pending = Pending(self._tree, self._records, self._owners, self._manifests)
-        placer = Placer(self._tree, self._layout, settles=True)
+        self._keeper = TreeClaim(settings.state_dir, self._tree.root)
+        self._manifests = ManifestWriter(self._tree)
+        self._pending = PendingBatch(self._tree, self._records, self._owners, self._manifests)
+        placer = FilePlacer(self._tree, self._layout, settles=True)
         self._stores = stores
         self._purged: list[str] = []
         packs = self._settings.compress == "zstd"
-        self._sources = Sources(self._tree, stores, self._records, placer, packs=packs)
-        self._sharing = Sharing(self._tree, self._records)
-        self._filing = Filing(
+        self._sources = SourceFinder(self._tree, stores, self._records, placer, packs=packs)
+        self._sharing = FileSharing(self._tree, self._records)
+        self._filing = ScriptFiling(
             settings,
             name,
             self._layout,
@@ -214,16 +219,16 @@ class FilesSink:
             self._pending,
             self._sharing,
         )
-        self._contents = contents_of(settings, stores)
-        self._refilling = Refilling(
+        self._contents = make_script_contents(settings, stores)
+        self._refilling = ResendHandler(
             self._tree,
             self._filing,
             self._pending,
             self._contents,
             environments=settings.archive.environments,
         )
-        self._retention = Retention(self._records, name, self._settings)
-        self._admission = Admission(self._tree, self._records, self._layout)
+        self._retention = RetentionWorker(self._records, name, self._settings)
+        self._admission = AccessUpdater(self._tree, self._records, self._layout)
         self._applied = 0
         self._lost: list[Rejected] = []
         self._owners_at = 0.0
@@ -252,16 +257,18 @@ class FilesSink:
             Rejected: The bytes of one event are gone, or something blocks its path.
         """
         del append
-        conflicting = self._owners.conflicting(_owners_in(events))
+        conflicting = self._owners.conflicting(_iterate_owners(events))
         self._mark(conflicting)
         with self._usable():
             for uid, user, _ in conflicting:
                 self._admission.page(self._filing.gids, (uid, user))
-            self._pending.begin(self._records.rows(_refs(events)))
+            self._pending.begin(self._records.rows(_list_event_refs(events)))
             lost: list[Rejected] = []
             self._pending.replays = self._applied < self.batch_events
             if self._layout.shares:
-                self._sharing.begin(shareable(events, self._pending.rows, self._records))
+                self._sharing.begin(
+                    list_share_candidates(events, self._pending.rows, self._records)
+                )
             for event in events:
                 try:
                     self._one(event, lost)
@@ -290,11 +297,11 @@ class FilesSink:
         elif event.kind == ARCHIVE_RESEND:
             said = self._refilling.resend(event)
             if said:
-                lost.append(Rejected(_in_one_line(said, len(event.body.scripts)), event))
+                lost.append(Rejected(_format_losses(said, len(event.body.scripts)), event))
         else:
             if not event.body.sink:
-                self._purged += incoming_names(event, self._pending)
-            purge(event, self._pending, self._tree, self._records, self._manifests)
+                self._purged += list_incoming_names(event, self._pending)
+            purge_files(event, self._pending, self._tree, self._records, self._manifests)
 
     def _empty_stores(self) -> None:
         """Remove scripts that were purged everywhere from the stores, which are otherwise trimmed.
@@ -359,7 +366,7 @@ class FilesSink:
         oldest = self._records.query("SELECT min(since_ns) FROM script WHERE state = ?", WAITING)
         return max(0.0, (oldest[0][0] - before) / 1e9) if oldest[0][0] is not None else _TICK_S
 
-    def _file_overdue(self, rows: Sequence[Row]) -> None:
+    def _file_overdue(self, rows: Sequence[FileRow]) -> None:
         """File overdue scripts under ``unverified/`` in one batch."""
         with self._usable():
             self._pending.begin({(row.cluster, row.key): row for row in rows})
@@ -378,7 +385,7 @@ class FilesSink:
                 self._pending.write(connection)
             self._pending.written()
 
-    def _mark(self, changes: Iterable[Change]) -> None:
+    def _mark(self, changes: Iterable[AccessChange]) -> None:
         for uid, user, shut in changes:
             self._owners.mark(uid, user, shut=shut)
 
@@ -398,7 +405,7 @@ class FilesSink:
                 yield
         except OSError as error:
             self._reset()
-            raise unavailable(self._tree.root, error) from error
+            raise make_archive_unavailable(self._tree.root, error) from error
         except BaseException:
             self._reset()
             raise
@@ -413,7 +420,9 @@ class FilesSink:
         now = self._clock()
         if now >= self._groups_at:
             try:
-                self._filing.gids = group_ids(self._settings.groups, self._settings.groups_file)
+                self._filing.gids = resolve_group_ids(
+                    self._settings.groups, self._settings.groups_file
+                )
             except ArchiveError as error:
                 # Never admit more readers than configured; archiving continues.
                 log.error("%s: %s", self.name, error)
@@ -436,15 +445,15 @@ class FilesSink:
         self._contents.close()
 
 
-def _in_one_line(lost: Sequence[str], of: int) -> str:
+def _format_losses(lost: Sequence[str], of: int) -> str:
     """Format the losses of a resend as one line."""
-    said = "; ".join(lost[:_MOST_NAMED])
-    if len(lost) > _MOST_NAMED:
-        said += f"; and {len(lost) - _MOST_NAMED} more"
+    said = "; ".join(lost[:_MAX_LISTED_LOSSES])
+    if len(lost) > _MAX_LISTED_LOSSES:
+        said += f"; and {len(lost) - _MAX_LISTED_LOSSES} more"
     return f"{len(lost)} of {of} scripts are lost: {said}" if of > 1 else said
 
 
-def _owners_in(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
+def _iterate_owners(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
     """Yield uid and user name of every identity in the events."""
     for event in events:
         if event.kind == JOB_IDENTITY and event.body.record.uid is not None:
@@ -456,9 +465,9 @@ def _owners_in(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
                     yield record.uid, record.user
 
 
-def _refs(events: Iterable[Event]) -> set[Ref]:
+def _list_event_refs(events: Iterable[Event]) -> set[FileRef]:
     """Return the cluster and key of every script that the events concern."""
-    refs: set[Ref] = set()
+    refs: set[FileRef] = set()
     for event in events:
         if event.kind == JOB_SCRIPT:
             refs.add((event.cluster, event.key))

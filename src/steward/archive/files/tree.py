@@ -1,12 +1,13 @@
 """Archive directory tree: opens, creates, syncs and locks directories without following links.
 
-:class:`Tree` works relative to open directories: it never resolves a path below the root as a
-whole, but opens components one by one without following symbolic links. It caches open directories,
-so that placing a file is a single link(2). The root has a marker file; if it is missing, the file
-system is not mounted and nothing is written.
+:class:`ArchiveTree` works relative to open directories: it never resolves a path below the root as
+a whole, but opens components one by one without following symbolic links. It caches open
+directories, so that placing a file is a single link(2). The root has a marker file; if it is
+missing, the file system is not mounted and nothing is written.
 
-:class:`Source` and :func:`copy` copy bytes into a tree. :class:`TreeLock` is the lock between sink,
-mover and verification. :class:`Keeper` prevents two Stewards from writing to one tree.
+:class:`ByteSource` and :func:`copy_bytes` copy bytes into a tree. :class:`TreeLock` is the lock
+between sink, mover and verification. :class:`TreeClaim` prevents two Stewards from writing to one
+tree.
 """
 
 import contextlib
@@ -24,8 +25,19 @@ import msgspec
 
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files import permissions
-from steward.archive.files.compression import Damaged, blocks, open_plain, pack, read_plain
-from steward.archive.files.permissions import Readers, let_enter, let_read, readers_of
+from steward.archive.files.compression import (
+    DamagedFile,
+    compress_bytes,
+    open_archived_file,
+    read_blocks,
+    read_plain,
+)
+from steward.archive.files.permissions import (
+    FileReaders,
+    grant_directory_access,
+    grant_read_access,
+    read_acl_readers,
+)
 from steward.core.files import UnsafePath, open_directory, rename_new, sync_filesystem
 from steward.core.incoming import MARKER
 
@@ -33,15 +45,17 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 
-NO_LINK: Final = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+LINK_ERRORS: Final = frozenset(
+    {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+)
 """Errors of link(2) on file systems where the file cannot have another link."""
 
 
-class Gone(ArchiveError):
+class BytesGone(ArchiveError):
     """Error: the bytes to be placed are missing or have changed."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class ByteSource(msgspec.Struct, frozen=True):
     """Present location of bytes.
 
     Attributes:
@@ -58,31 +72,31 @@ class Source(msgspec.Struct, frozen=True):
     sha: bytes
     link: bool = True
     packed: bool = False
-    otherwise: "Source | None" = None
+    otherwise: "ByteSource | None" = None
 
 
-def temporary_name(source: Source) -> str:
+def make_temporary_name(source: ByteSource) -> str:
     """Return the name of a file while it is written: the same for every attempt."""
     return f".copy.{source.name}"
 
 
-def remove_temporary(source: Source, fd: int) -> None:
+def remove_temporary(source: ByteSource, fd: int) -> None:
     """Remove the temporary file of an earlier attempt, if any."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary_name(source), dir_fd=fd)
+        os.unlink(make_temporary_name(source), dir_fd=fd)
 
 
-def is_unsettled(fd: int, name: str, source: Source) -> bool:
+def is_unsettled(fd: int, name: str, source: ByteSource) -> bool:
     """Return whether a file exists that a crash may have kept from becoming durable."""
     try:
-        mark = os.stat(temporary_name(source), dir_fd=fd, follow_symlinks=False)
+        mark = os.stat(make_temporary_name(source), dir_fd=fd, follow_symlinks=False)
         there = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return (mark.st_dev, mark.st_ino) == (there.st_dev, there.st_ino)
 
 
-def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
+def copy_bytes(source: ByteSource, fd: int, name: str, *, settled: bool = True) -> None:
     """Copy bytes to a new file that appears complete, durable and 0600, or not at all.
 
     Args:
@@ -97,14 +111,14 @@ def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
         Gone: The bytes have changed.
         OSError: They cannot be read or written.
     """
-    temporary = temporary_name(source)
+    temporary = make_temporary_name(source)
     # A temporary file left by a crash may be the second name of a file by now: never write to it.
     remove_temporary(source, fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open_plain(source.fd, source.name) as incoming:
+    with open_archived_file(source.fd, source.name) as incoming:
         outgoing = os.open(temporary, flags, 0o600, dir_fd=fd)
         try:
-            found = _pump(incoming, outgoing, source)
+            found = _transfer_bytes(incoming, outgoing, source)
             # Without a manifest, the file's own time tells when the job was submitted.
             there = os.fstat(incoming.fileno())
             os.utime(outgoing, ns=(there.st_atime_ns, there.st_mtime_ns))
@@ -114,9 +128,9 @@ def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
             os.close(outgoing)
     if found != source.sha:
         os.unlink(temporary, dir_fd=fd)
-        raise Gone(f"the bytes of {source.name} are not what they were: see verify", source)
+        raise BytesGone(f"the bytes of {source.name} are not what they were: see verify", source)
     try:
-        marked = appear(fd, temporary, name, settled=settled)
+        marked = publish_file(fd, temporary, name, settled=settled)
     except BaseException:
         remove_temporary(source, fd)
         raise
@@ -124,7 +138,7 @@ def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
         os.unlink(temporary, dir_fd=fd)
 
 
-def appear(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
+def publish_file(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
     """Give a file its final name, never replacing another file.
 
     Args:
@@ -143,17 +157,17 @@ def appear(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
     try:
         os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
     except OSError as error:
-        if error.errno not in NO_LINK:
+        if error.errno not in LINK_ERRORS:
             raise
         if not settled:
             # Without a second name nothing would mark it as not durable.
-            _sync(fd, temporary)
+            _sync_file(fd, temporary)
         rename_new(fd, temporary, name)
         return False
     return True
 
 
-def _sync(fd: int, name: str) -> None:
+def _sync_file(fd: int, name: str) -> None:
     opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     try:
         os.fsync(opened)
@@ -161,7 +175,7 @@ def _sync(fd: int, name: str) -> None:
         os.close(opened)
 
 
-def _pump(incoming: "BufferedReader", outgoing: int, source: Source) -> bytes:
+def _transfer_bytes(incoming: "BufferedReader", outgoing: int, source: ByteSource) -> bytes:
     """Copy or compress the plain bytes; return their SHA-256."""
     sha = hashlib.sha256()
     try:
@@ -169,17 +183,17 @@ def _pump(incoming: "BufferedReader", outgoing: int, source: Source) -> bytes:
             # In one piece, as capture read it: a frame that records its size needs no window.
             data = read_plain(incoming, source.name)
             sha.update(data)
-            _write(outgoing, pack(data))
+            _write_all_bytes(outgoing, compress_bytes(data))
         else:
-            for block in blocks(incoming, source.name):
+            for block in read_blocks(incoming, source.name):
                 sha.update(block)
-                _write(outgoing, block)
-    except Damaged as error:
-        raise Gone(f"{error}: see verify", source) from error
+                _write_all_bytes(outgoing, block)
+    except DamagedFile as error:
+        raise BytesGone(f"{error}: see verify", source) from error
     return sha.digest()
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write_all_bytes(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -188,17 +202,17 @@ def _write(fd: int, data: bytes) -> None:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
-_FEW = 8
+_MAX_SINGLE_SYNCS = 8
 
 # These errors concern one path, not the archive: retrying the whole batch later would not help.
-_ONE_PATH = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
+_PATH_ERRORS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
 
 
-class InTheWay(ArchiveError):
+class PathBlocked(ArchiveError):
     """Error: a foreign entry is in the place of a directory; ``offender`` is its path."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Permissions of directories created on the way to a file.
 
     Attributes:
@@ -213,14 +227,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     user_depth: int = 0
     others_pass: bool = True
 
-    def of(self, depth: int) -> tuple[Readers, bool]:
+    def of(self, depth: int) -> tuple[FileReaders, bool]:
         """Return readers of the directory at ``depth``, and whether everyone may pass through."""
         if self.user_depth and depth >= self.user_depth:
-            return Readers(self.uid, self.gids), False
-        return Readers(None, self.gids), self.others_pass
+            return FileReaders(self.uid, self.gids), False
+        return FileReaders(None, self.gids), self.others_pass
 
 
-class Tree:
+class ArchiveTree:
     """Directory tree of archived files, with a marker at its root.
 
     Args:
@@ -265,7 +279,7 @@ class Tree:
                 self._fd = self._opened_root()
             except FileNotFoundError:
                 raise self._gone() from None
-            self.acls = permissions.supported(self._fd)
+            self.acls = permissions.supports_acls(self._fd)
         found = self._read_marker()
         if not found and not marker:
             found = self._write_marker()
@@ -326,7 +340,7 @@ class Tree:
             return
         fd = os.open(self.root, _DIRECTORY)
         try:
-            if permissions.supported(fd):
+            if permissions.supports_acls(fd):
                 os.fchmod(fd, 0o711)
         finally:
             os.close(fd)
@@ -354,7 +368,7 @@ class Tree:
         finally:
             os.close(fd)
         try:
-            marked = appear(self._fd, temporary, MARKER)
+            marked = publish_file(self._fd, temporary, MARKER)
         except FileExistsError:
             # Another process was faster: its id is valid.
             identifier = self._read_marker()
@@ -364,7 +378,7 @@ class Tree:
         os.fsync(self._fd)
         return identifier
 
-    def directory(self, path: str, entry: Entry | None = None) -> int:
+    def directory(self, path: str, entry: DirectoryAccess | None = None) -> int:
         """Return the open directory ``path`` below the root; "" is the root.
 
         Args:
@@ -373,7 +387,7 @@ class Tree:
 
         Raises:
             FileNotFoundError: It does not exist, and ``entry`` is None.
-            InTheWay: Another kind of entry is in its place.
+            PathBlocked: Another kind of entry is in its place.
             OSError: It cannot be used.
         """
         fd = self._open.get(path)
@@ -387,8 +401,8 @@ class Tree:
         try:
             fd = self._enter(parent, parent_fd, path, name, entry)
         except OSError as error:
-            if error.errno in _ONE_PATH:
-                raise InTheWay(
+            if error.errno in _PATH_ERRORS:
+                raise PathBlocked(
                     f"{self.root}/{path} is no directory of the archive ({error.strerror}): "
                     "move away what is there",
                     path,
@@ -400,7 +414,9 @@ class Tree:
             os.close(oldest)
         return fd
 
-    def _enter(self, parent: str, parent_fd: int, path: str, name: str, entry: Entry | None) -> int:
+    def _enter(
+        self, parent: str, parent_fd: int, path: str, name: str, entry: DirectoryAccess | None
+    ) -> int:
         """Open a directory in its parent; create it if ``entry`` is given."""
         made = False
         try:
@@ -420,15 +436,15 @@ class Tree:
                 raise
         return fd
 
-    def _admit(self, fd: int, path: str, entry: Entry, *, made: bool) -> None:
+    def _admit(self, fd: int, path: str, entry: DirectoryAccess, *, made: bool) -> None:
         """Set the permissions of a directory if it is new or they differ."""
         if not self.acls:
             return
         readers, others_pass = entry.of(path.count("/") + 1)
         # A crash may have come between its creation and its permissions.
         passable = bool(os.fstat(fd).st_mode & stat.S_IXOTH)
-        if made or passable != others_pass or readers_of(fd) != readers:
-            let_enter(fd, readers, others_pass=others_pass)
+        if made or passable != others_pass or read_acl_readers(fd) != readers:
+            grant_directory_access(fd, readers, others_pass=others_pass)
 
     def touch(self, path: str) -> None:
         """Record that the directory ``path`` changed and must be synced."""
@@ -440,7 +456,7 @@ class Tree:
         Raises:
             OSError: The file system reports a failed write.
         """
-        if len(self._touched) > _FEW:
+        if len(self._touched) > _MAX_SINGLE_SYNCS:
             sync_filesystem(self._fd)
         else:
             for path in self._touched:
@@ -451,7 +467,7 @@ class Tree:
                     continue
         self._touched.clear()
 
-    def read_access(self, directory_fd: int, name: str, readers: Readers) -> None:
+    def read_access(self, directory_fd: int, name: str, readers: FileReaders) -> None:
         """Let ``readers`` read a file.
 
         Raises:
@@ -461,7 +477,7 @@ class Tree:
             return
         fd = os.open(name, _READ, dir_fd=directory_fd)
         try:
-            let_read(fd, readers)
+            grant_read_access(fd, readers)
         finally:
             os.close(fd)
 
@@ -472,7 +488,7 @@ class Tree:
             OSError: Its ACL cannot be read.
         """
         try:
-            return readers_of(self.directory(path)).uid
+            return read_acl_readers(self.directory(path)).uid
         except FileNotFoundError:
             return None
 
@@ -608,14 +624,14 @@ class TreeLock:
             self._fd = -1
 
 
-KEEPER = ".steward-keeper"
+CLAIM_FILE = ".steward-keeper"
 """File in the root of a tree with host and state directory of the Steward that writes there."""
 _LONGEST = 5000
 _LOOK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
 
 
-class Keeper:
+class TreeClaim:
     """Claim of one state directory to a tree, so that no two Stewards write to it.
 
     Args:
@@ -647,10 +663,10 @@ class Keeper:
         if not self._is_named(root_fd):
             self._name_it(root_fd)
         # Read-only: a file open for writing would prevent remounting the file system read-only.
-        fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
-        named = _read(fd)
+        fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
+        named = _read_claim(fd)
         # Between the two locks another process may have claimed it.
-        if not _locks(fd, fcntl.LOCK_SH) or _read(fd) != self._name:
+        if not _try_lock(fd, fcntl.LOCK_SH) or _read_claim(fd) != self._name:
             os.close(fd)
             raise self._refused(named)
         self._fd, self._of = fd, of
@@ -658,20 +674,20 @@ class Keeper:
     def _is_named(self, root_fd: int) -> bool:
         """Return whether the claim file names this Steward."""
         try:
-            fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
+            fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
         except FileNotFoundError:
             return False
         try:
-            return _read(fd) == self._name
+            return _read_claim(fd) == self._name
         finally:
             os.close(fd)
 
     def _name_it(self, root_fd: int) -> None:
         """Write this Steward's name to the file, unless a running one has claimed the tree."""
-        fd = os.open(KEEPER, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
+        fd = os.open(CLAIM_FILE, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
         try:
-            if not _locks(fd, fcntl.LOCK_EX):
-                raise self._refused(_read(fd))
+            if not _try_lock(fd, fcntl.LOCK_EX):
+                raise self._refused(_read_claim(fd))
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{self._name}\n".encode("utf-8", "surrogateescape"), 0)
         finally:
@@ -685,14 +701,14 @@ class Keeper:
         """
         try:
             fd = os.open(
-                os.path.join(self._root, KEEPER),
+                os.path.join(self._root, CLAIM_FILE),
                 os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
             )
         except OSError:
             return  # no tree yet, or none of ours: what then goes on says what is wrong
         try:
-            named = _read(fd)
-            if named not in {"", self._name} and not _locks(fd, fcntl.LOCK_EX):
+            named = _read_claim(fd)
+            if named not in {"", self._name} and not _try_lock(fd, fcntl.LOCK_EX):
                 raise self._refused(named)
         finally:
             os.close(fd)
@@ -714,11 +730,11 @@ class Keeper:
         self._fd, self._of = -1, None
 
 
-def _read(fd: int) -> str:
+def _read_claim(fd: int) -> str:
     return os.pread(fd, _LONGEST, 0).decode("utf-8", "surrogateescape").strip()
 
 
-def _locks(fd: int, how: int) -> bool:
+def _try_lock(fd: int, how: int) -> bool:
     """Take a lock; return False if another process holds it, True if locks are unsupported."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)

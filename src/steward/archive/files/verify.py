@@ -1,8 +1,8 @@
 """Archive verification: recompute every file's checksum and report missing or changed files.
 
-:func:`trees_to_verify` yields, for each tree of a sink, :class:`Problem` and :class:`Checked`
-(progress) items; :func:`verify` yields the problems only. It runs beside the sink and the mover.
-Used by the action ``archive.verify``.
+:func:`iterate_tree_verifications` yields, for each tree of a sink, :class:`VerificationProblem` and
+:class:`VerificationProgress` (progress) items; :func:`verify_sink` yields the problems only. It
+runs beside the sink and the mover. Used by the action ``archive.verify``.
 """
 
 import os
@@ -11,17 +11,17 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.errors import unavailable
-from steward.archive.files.compression import Damaged, plain_digest
-from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, Records, Row
-from steward.archive.files.manifest import NAME
-from steward.archive.files.tree import Tree, TreeLock
+from steward.archive.errors import make_archive_unavailable
+from steward.archive.files.compression import DamagedFile, compute_plain_digest
+from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, FileRow, FilesRecords
+from steward.archive.files.manifest import MANIFEST_FILE_NAME
+from steward.archive.files.tree import ArchiveTree, TreeLock
 from steward.core.config import Settings
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Difference between a file and the database.
 
     Attributes:
@@ -40,7 +40,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the verification of one tree: files read, of how many, and bytes."""
 
     files: int
@@ -48,10 +48,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
-Report = Callable[[Checked], None]
+ReportProgress = Callable[[VerificationProgress], None]
 
 
-def verify(settings: Settings, name: str, report: Report | None = None) -> Iterator[Problem]:
+def verify_sink(
+    settings: Settings, name: str, report: ReportProgress | None = None
+) -> Iterator[VerificationProblem]:
     """Compare every file of the sink ``name`` with the recorded checksums; yield problems.
 
     Args:
@@ -63,42 +65,48 @@ def verify(settings: Settings, name: str, report: Report | None = None) -> Itera
         ArchiveUnavailable: A tree, or the sink's lock, cannot be read.
         SqliteUnavailable: The sink's database cannot be read.
     """
-    for tree in trees_to_verify(settings, name):
+    for tree in iterate_tree_verifications(settings, name):
         for item in tree:
-            if isinstance(item, Problem):
+            if isinstance(item, VerificationProblem):
                 yield item
             elif report:
                 report(item)
 
 
-def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem | Checked]]:
+def iterate_tree_verifications(
+    settings: Settings, name: str
+) -> Iterator[Iterator[VerificationProblem | VerificationProgress]]:
     """Yield for each tree of a sink an iterator of problems, with progress after every directory.
 
     The last item of each tree has its totals.
     """
-    records = Records(settings, name, reading=True)
+    records = FilesRecords(settings, name, reading=True)
     lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock", making=False)
     try:
-        yield _Verification(records, settings.sink_path(name), (UNVERIFIED, PLACED), lock).run()
+        yield _TreeVerification(records, settings.sink_path(name), (UNVERIFIED, PLACED), lock).run()
         move_to = settings.files_sink(name).move_to
         if move_to:
-            yield _Verification(records, move_to, (MOVED, MOVED)).run()
+            yield _TreeVerification(records, move_to, (MOVED, MOVED)).run()
     finally:
         lock.close()
         records.close()
 
 
-class _Verification:
+class _TreeVerification:
     """Verification of one tree; its lock, if any, excludes the process that writes there."""
 
     def __init__(
-        self, records: Records, root: str, states: tuple[int, int], lock: TreeLock | None = None
+        self,
+        records: FilesRecords,
+        root: str,
+        states: tuple[int, int],
+        lock: TreeLock | None = None,
     ) -> None:
         self._records = records
         self._lock = lock
         self._root = root
         self._states = states
-        self._tree = Tree(root)
+        self._tree = ArchiveTree(root)
         self._files = 0
         self._bytes = 0
         counted = records.query(
@@ -108,7 +116,7 @@ class _Verification:
         )
         self._total = int(counted[0][0])
 
-    def run(self) -> Iterator[Problem | Checked]:
+    def run(self) -> Iterator[VerificationProblem | VerificationProgress]:
         """Check every file of the tree; yield problems and progress."""
         visited: set[int] = set()
         try:
@@ -117,7 +125,7 @@ class _Verification:
                 yield from self._directory(directory, names, visited)
                 yield self._so_far()
         except OSError as error:
-            raise unavailable(self._root, error) from error
+            raise make_archive_unavailable(self._root, error) from error
         finally:
             self._tree.close()
         sql = "SELECT DISTINCT directory FROM script WHERE state BETWEEN ? AND ?"
@@ -133,18 +141,22 @@ class _Verification:
                 yield from self._missing(row, (row.script_name, row.env_name))
         yield self._so_far()
 
-    def _so_far(self) -> Checked:
-        return Checked(files=self._files, total_files=self._total, total_bytes=self._bytes)
+    def _so_far(self) -> VerificationProgress:
+        return VerificationProgress(
+            files=self._files, total_files=self._total, total_bytes=self._bytes
+        )
 
-    def _rows(self, directory: int) -> list[Row]:
+    def _rows(self, directory: int) -> list[FileRow]:
         return self._records.select(
             "directory = ? AND state BETWEEN ? AND ?", directory, *self._states
         )
 
-    def _directory(self, directory: str, names: list[str], visited: set[int]) -> Iterator[Problem]:
+    def _directory(
+        self, directory: str, names: list[str], visited: set[int]
+    ) -> Iterator[VerificationProblem]:
         """Check the recorded files of a directory, and report unknown ones."""
         found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
-        known: set[str] = {NAME}
+        known: set[str] = {MANIFEST_FILE_NAME}
         if found:
             number = int(found[0][0])
             visited.add(number)
@@ -153,7 +165,9 @@ class _Verification:
                 yield from self._row(row)
         unknown = [name for name in names if name not in known]
         for name in self._nobodys(directory, unknown) if unknown else ():
-            yield Problem(kind="unknown", path=os.path.join(self._root, directory, name))
+            yield VerificationProblem(
+                kind="unknown", path=os.path.join(self._root, directory, name)
+            )
 
     def _nobodys(self, directory: str, names: list[str]) -> list[str]:
         """Return the names that are still unknown when no file is being placed or removed."""
@@ -168,7 +182,8 @@ class _Verification:
         """Return the directories to which the mover is copying."""
         rows = self._records.query("SELECT row FROM moving")
         return {
-            self._records.directory(msgspec.json.decode(row, type=Row).directory) for (row,) in rows
+            self._records.directory(msgspec.json.decode(row, type=FileRow).directory)
+            for (row,) in rows
         }
 
     def _unknown(self, directory: str, names: list[str]) -> list[str]:
@@ -184,7 +199,7 @@ class _Verification:
             and os.path.lexists(os.path.join(self._root, directory, name))
         ]
 
-    def _row(self, row: Row) -> Iterator[Problem]:
+    def _row(self, row: FileRow) -> Iterator[VerificationProblem]:
         for name, sha, length in (
             (row.script_name, row.script_sha, row.script_length),
             (row.env_name, row.env_sha, row.env_length),
@@ -192,16 +207,18 @@ class _Verification:
             if name and sha is not None:
                 yield from self._file(row, name, sha, length)
 
-    def _file(self, row: Row, name: str, sha: bytes, length: int) -> Iterator[Problem]:
+    def _file(
+        self, row: FileRow, name: str, sha: bytes, length: int
+    ) -> Iterator[VerificationProblem]:
         """Compare one file with its recorded checksum."""
         path = os.path.join(self._root, self._records.directory(row.directory), name)
         try:
             with os.fdopen(os.open(path, _READ), "rb") as file:
-                found, size = plain_digest(file, name, length)
+                found, size = compute_plain_digest(file, name, length)
         except FileNotFoundError:
             yield from self._missing(row, (name,))
             return
-        except Damaged as error:
+        except DamagedFile as error:
             self._files += 1
             yield self._problem("changed", row, path, str(error))
             return
@@ -214,7 +231,7 @@ class _Verification:
             detail = f"{size} bytes, was {length}" if size != length else "same size, other bytes"
             yield self._problem("changed", row, path, detail)
 
-    def _missing(self, row: Row, names: tuple[str, ...]) -> Iterator[Problem]:
+    def _missing(self, row: FileRow, names: tuple[str, ...]) -> Iterator[VerificationProblem]:
         # It may have been moved or purged meanwhile: report it only if the row is unchanged.
         """Report missing files, unless their row changed meanwhile."""
         now = self._records.rows([(row.cluster, row.key)]).get((row.cluster, row.key))
@@ -227,6 +244,8 @@ class _Verification:
 
     @staticmethod
     def _problem(
-        kind: Literal["missing", "changed", "unreadable"], row: Row, path: str, detail: str = ""
-    ) -> Problem:
-        return Problem(kind=kind, path=path, script_key=row.key, cluster=row.cluster, detail=detail)
+        kind: Literal["missing", "changed", "unreadable"], row: FileRow, path: str, detail: str = ""
+    ) -> VerificationProblem:
+        return VerificationProblem(
+            kind=kind, path=path, script_key=row.key, cluster=row.cluster, detail=detail
+        )

@@ -1,7 +1,7 @@
 """Remote destinations: interface of the remote sink to Elasticsearch, OpenSearch and Kafka.
 
-:class:`Document` is what :class:`.sink.RemoteSink` sends; a :class:`Destination` delivers it;
-:class:`Refusal` is a document that the server will never accept. Extensions offer a
+:class:`ArchivedDocument` is what :class:`.sink.RemoteSink` sends; a :class:`Destination` delivers
+it; :class:`RefusedDocument` is a document that the server will never accept. Extensions offer a
 :class:`SinkKind` by the entry point group ``steward.sink``, with an optional :class:`SinkSearcher`
 (``steward archive search --in``).
 """
@@ -20,12 +20,12 @@ from steward.core.events import JobIdentity, JobScript
 from steward.core.extensions import load_offer
 
 if TYPE_CHECKING:
-    from steward.archive.catalog.matches import Matcher
-    from steward.archive.catalog.month import Use
-    from steward.archive.catalog.search import Page, Place, Wanted
+    from steward.archive.catalog.matches import TermMatcher
+    from steward.archive.catalog.month import ScriptUse
+    from steward.archive.catalog.search import HitPage, UseFilter, UsePosition
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One archived script in its present version; it is sent again when it changes.
 
     Attributes:
@@ -73,7 +73,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.key.split(":")[2])
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Document that the server rejects permanently.
 
     Attributes:
@@ -81,14 +81,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         why: The reason, and the setting to change if one helps.
     """
 
-    document: Document
+    document: ArchivedDocument
     why: str
 
 
 class Destination(Protocol):
     """Connection to a server. One thread of one process creates, uses and closes it."""
 
-    def send(self, documents: Sequence[Document]) -> list[Refusal]:
+    def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents in order; on return each is durable on the server, or refused.
 
         Sending one again does no harm, nor does an older version after a newer one.
@@ -114,7 +114,7 @@ class Destination(Protocol):
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = "steward.sink"
+SINK_ENTRY_POINTS: Final = "steward.sink"
 """Group of entry points. The name of each is a ``kind`` in [archive.sink.NAME]."""
 
 
@@ -123,16 +123,16 @@ class SinkSearcher(Protocol):
 
     def page(
         self,
-        matcher: "Matcher",
-        wanted: "Wanted",
-        allowed: Callable[["Use"], bool],
+        matcher: "TermMatcher",
+        wanted: "UseFilter",
+        allowed: Callable[["ScriptUse"], bool],
         *,
         limit: int,
         lines: int = 3,
-        after: "Place | None" = None,
+        after: "UsePosition | None" = None,
         longest_s: float = 10.0,
-    ) -> "Page":
-        """Return the next hits; see :meth:`steward.archive.catalog.search.Searcher.page`.
+    ) -> "HitPage":
+        """Return the next hits; see :meth:`steward.archive.catalog.search.CatalogSearcher.page`.
 
         Raises:
             ArchiveUnavailable: The server does not answer.
@@ -141,9 +141,9 @@ class SinkSearcher(Protocol):
 
     def count(
         self,
-        matcher: "Matcher",
-        wanted: "Wanted",
-        allowed: Callable[["Use"], bool],
+        matcher: "TermMatcher",
+        wanted: "UseFilter",
+        allowed: Callable[["ScriptUse"], bool],
         *,
         longest_s: float = 60.0,
     ) -> int | None:
@@ -172,17 +172,17 @@ class SinkKind(msgspec.Struct, frozen=True, kw_only=True):
     searcher: Callable[[Any], SinkSearcher] | None = None
 
 
-def sink_kind(kind: str) -> SinkKind:
+def load_sink_kind(kind: str) -> SinkKind:
     """Load a sink kind from the extension that offers it.
 
     Raises:
         StewardError: No installed package offers the kind, or its import fails.
     """
-    offer: SinkKind = load_offer(GROUP, kind)
+    offer: SinkKind = load_offer(SINK_ENTRY_POINTS, kind)
     return offer
 
 
-def sink_called(settings: Settings, name: str) -> str:
+def resolve_searchable_sink(settings: Settings, name: str) -> str:
     """Resolve ``--in NAME`` to a sink: by its name, or by a kind that only one sink has.
 
     Raises:
@@ -206,27 +206,29 @@ def sink_called(settings: Settings, name: str) -> str:
     if len(of_kind) == 1:
         return of_kind[0]
     if of_kind:
-        raise UsageError(f"several sinks are of kind {name!r}: name one of {_join(of_kind)}", name)
-    hint = f"sinks that can be searched: {_join(searchable)}" if searchable else "none can be"
+        raise UsageError(
+            f"several sinks are of kind {name!r}: name one of {_join_names(of_kind)}", name
+        )
+    hint = f"sinks that can be searched: {_join_names(searchable)}" if searchable else "none can be"
     raise UsageError(f"there is no sink {name!r} that could be searched ({hint})", name)
 
 
 def _is_searchable(kind: str) -> bool:
     try:
-        return sink_kind(kind).searcher is not None
+        return load_sink_kind(kind).searcher is not None
     except StewardError as error:
         # The sink itself reports it; the other sinks can be searched.
         log.debug("%s", error)
         return False
 
 
-def searcher_of(settings: Settings, name: str) -> SinkSearcher:
-    """Create the searcher of a sink that :func:`sink_called` returned."""
+def make_sink_searcher(settings: Settings, name: str) -> SinkSearcher:
+    """Create the searcher of a sink that :func:`resolve_searchable_sink` returned."""
     sink = settings.archive.sink[name]
-    make_searcher = sink_kind(sink.kind).searcher
+    make_searcher = load_sink_kind(sink.kind).searcher
     assert make_searcher is not None, "sink_called returns only searchable sinks"
     return make_searcher(sink)
 
 
-def _join(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(sorted(names))

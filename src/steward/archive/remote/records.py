@@ -1,8 +1,8 @@
 """Remote sink database: cursor, documents to send, and documents sent (``archive-NAME.db``).
 
 Script bytes are not in it. Sent documents are remembered for some time, so that a later correction
-can be a whole document with a higher version. :class:`Row` is a script's state, :class:`Records`
-reads and :class:`Writer` writes within one transaction.
+can be a whole document with a higher version. :class:`RemoteRow` is a script's state,
+:class:`RemoteRecords` reads and :class:`RemoteRecordsWriter` writes within one transaction.
 """
 
 import time
@@ -13,7 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.events import JobIdentity, JobScript
-from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.sqlite import (
+    Connection,
+    open_database,
+    open_reader,
+    transaction,
+    translate_errors,
+)
 
 SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
 """States of a script: sent; waiting for its job's identity; to be sent; refused by the server, but
@@ -44,11 +50,11 @@ MIGRATIONS: Final = (
 _FORGET_AT_ONCE = 1000
 _CHUNK = 400
 
-Ref = tuple[str, str]
+RemoteScriptRef = tuple[str, str]
 """Identity of a script: (cluster, key)."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class RemoteRow(msgspec.Struct, frozen=True):
     """One script in the table.
 
     Attributes:
@@ -78,22 +84,22 @@ class Row(msgspec.Struct, frozen=True):
     error: str = ""
 
     @property
-    def ref(self) -> Ref:
+    def ref(self) -> RemoteScriptRef:
         """Return the identity of the script."""
         return self.cluster, self.key
 
 
-_COLUMNS = ", ".join(Row.__struct_fields__)
+_COLUMNS = ", ".join(RemoteRow.__struct_fields__)
 _SELECT = f"SELECT {_COLUMNS} FROM script"  # noqa: S608 - our own names
-_MARKS = ", ".join("?" * len(Row.__struct_fields__))
+_MARKS = ", ".join("?" * len(RemoteRow.__struct_fields__))
 _SAVE = f"INSERT OR REPLACE INTO script ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - likewise
 
-body_of = msgspec.json.Decoder(JobScript).decode
-identity_of = msgspec.json.Decoder(JobIdentity).decode
-encoded = msgspec.json.Encoder().encode
+decode_script_body = msgspec.json.Decoder(JobScript).decode
+decode_identity_body = msgspec.json.Decoder(JobIdentity).decode
+encode_body = msgspec.json.Encoder().encode
 
 
-class Records:
+class RemoteRecords:
     """Database of one remote sink.
 
     Args:
@@ -119,7 +125,7 @@ class Records:
             )
 
     def _query(self, sql: str, *values: object) -> list[Any]:
-        with translated(self.path):
+        with translate_errors(self.path):
             return list(self._connection.execute(sql, values))
 
     def cursor(self) -> int:
@@ -130,24 +136,24 @@ class Records:
         """Return when this sink began, ns since the epoch; it may have missed older scripts."""
         return int(self._query("SELECT made_ns FROM cursor")[0][0])
 
-    def rows(self, refs: Iterable[Ref]) -> dict[Ref, Row]:
+    def rows(self, refs: Iterable[RemoteScriptRef]) -> dict[RemoteScriptRef, RemoteRow]:
         """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
-        found: dict[Ref, Row] = {}
+        found: dict[RemoteScriptRef, RemoteRow] = {}
         for cluster, keys in by_cluster.items():
             for start in range(0, len(keys), _CHUNK):
                 some = keys[start : start + _CHUNK]
                 marks = ", ".join("?" * len(some))
                 sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
-                found |= {row.ref: row for row in map(_row, self._query(sql, *some, cluster))}
+                found |= {row.ref: row for row in map(_make_row, self._query(sql, *some, cluster))}
         return found
 
-    def due(self, limit: int) -> list[Row]:
+    def due(self, limit: int) -> list[RemoteRow]:
         """Return the next documents to send, in order of their events."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
-        return list(map(_row, self._query(sql, DUE, limit)))
+        return list(map(_make_row, self._query(sql, DUE, limit)))
 
     def held(self) -> tuple[int, int | None]:
         """Return the number of scripts to send, and since when the oldest waits (ns)."""
@@ -155,10 +161,10 @@ class Records:
         ((count, since_ns),) = self._query(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
-    def refused(self) -> list[Row]:
+    def refused(self) -> list[RemoteRow]:
         """Return refused documents that were not reported to the journal."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event"
-        return list(map(_row, self._query(sql, REFUSED)))
+        return list(map(_make_row, self._query(sql, REFUSED)))
 
     def oldest_wait_ns(self) -> int | None:
         """Return since when the oldest script waits for its job's identity, ns; None for none."""
@@ -171,27 +177,27 @@ class Records:
         return None if found is None else int(found)
 
     @contextmanager
-    def writing(self) -> "Iterator[Writer]":
+    def writing(self) -> "Iterator[RemoteRecordsWriter]":
         """Open one transaction for writing.
 
         Raises:
             SqliteUnavailable: The disk is full or failing; nothing was written.
         """
         with transaction(self._connection, self.path) as connection:
-            yield Writer(connection)
+            yield RemoteRecordsWriter(connection)
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
 
-class Writer:
+class RemoteRecordsWriter:
     """Write operations within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def save(self, rows: Iterable[Row]) -> None:
+    def save(self, rows: Iterable[RemoteRow]) -> None:
         """Insert or update rows."""
         self._connection.executemany(_SAVE, [msgspec.structs.astuple(row) for row in rows])
 
@@ -205,7 +211,7 @@ class Writer:
             "UPDATE script SET state = ? WHERE state = 1 AND since_ns <= ?", (DUE, before_ns)
         )
 
-    def set_aside(self, rows: Iterable[Row]) -> None:
+    def set_aside(self, rows: Iterable[RemoteRow]) -> None:
         """Mark refused documents as reported to the journal; keep their data for a replay.
 
         A document that changed meanwhile is sent in its new version.
@@ -216,7 +222,7 @@ class Writer:
             [(SENT, row.key, row.cluster, REFUSED, row.version) for row in rows],
         )
 
-    def sent(self, rows: Iterable[Row]) -> None:
+    def sent(self, rows: Iterable[RemoteRow]) -> None:
         """Mark documents as sent."""
         self.save(
             msgspec.structs.replace(
@@ -243,7 +249,7 @@ class Writer:
         return int(gone.rowcount)
 
 
-def _row(values: Sequence[Any]) -> Row:
-    row = Row(*values)
+def _make_row(values: Sequence[Any]) -> RemoteRow:
+    row = RemoteRow(*values)
     # SQLite has no booleans.
     return msgspec.structs.replace(row, deleted=bool(row.deleted), has_bytes=bool(row.has_bytes))

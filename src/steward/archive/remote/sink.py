@@ -14,21 +14,21 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.contents import contents_of
+from steward.archive.contents import make_script_contents
 from steward.archive.errors import NotArchived
-from steward.archive.files.reader import Which
-from steward.archive.remote.destination import Destination, Document, Refusal
+from steward.archive.files.reader import ContentKind
+from steward.archive.remote.destination import ArchivedDocument, Destination, RefusedDocument
 from steward.archive.remote.records import (
     AWAITS_IDENTITY,
     DUE,
     REFUSED,
     SENT,
-    Records,
-    Ref,
-    Row,
-    body_of,
-    encoded,
-    identity_of,
+    RemoteRecords,
+    RemoteRow,
+    RemoteScriptRef,
+    decode_identity_body,
+    decode_script_body,
+    encode_body,
 )
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
@@ -40,17 +40,17 @@ from steward.core.events import (
     JOB_SCRIPT,
     Event,
     JobScript,
-    Resent,
+    ResentScript,
 )
-from steward.core.incoming import Stores
-from steward.core.timestamps import micros
+from steward.core.incoming import IncomingStores
+from steward.core.timestamps import to_micros
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 5.0
-_AT_ONCE = 1000
+_DUE_BATCH = 1000
 _EXPIRE_EVERY_S = 3600.0
-_NOTHING: Final[dict[str, Any]] = {
+_PURGED_FIELDS: Final[dict[str, Any]] = {
     "body": None,
     "identity": None,
     "deleted": True,
@@ -84,7 +84,7 @@ class RemoteSink:
         self,
         settings: Settings,
         name: str,
-        stores: Stores,
+        stores: IncomingStores,
         make: Callable[[], Destination],
         *,
         batch_bytes: int,
@@ -94,14 +94,14 @@ class RemoteSink:
         self._sink = name
         self._settings = settings
         self._of = settings.archive.sink[name]
-        self._records = Records(f"{settings.state_dir}/archive-{name}.db")
-        self._contents = contents_of(settings, stores)
+        self._records = RemoteRecords(f"{settings.state_dir}/archive-{name}.db")
+        self._contents = make_script_contents(settings, stores)
         self._make = make
         self._destination: Destination | None = None
         self._batch_bytes = batch_bytes
         self._environments = environments
         self._made_ns = self._records.made_ns()
-        self._told: list[Row] = []
+        self._told: list[RemoteRow] = []
         self._expire_at = self._forget_at = 0.0
 
     def cursor(self) -> int:
@@ -118,8 +118,8 @@ class RemoteSink:
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
-        rows = self._records.rows(_refs(events))
-        changed: dict[Ref, Row] = {}
+        rows = self._records.rows(_list_script_refs(events))
+        changed: dict[RemoteScriptRef, RemoteRow] = {}
         for event in events:
             for row in self._news(event, rows):
                 rows[row.ref] = changed[row.ref] = row
@@ -127,7 +127,7 @@ class RemoteSink:
             writer.save(changed.values())
             writer.advance(upto)
 
-    def _news(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+    def _news(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
         """Return the rows that an event changes."""
         if event.kind == JOB_SCRIPT:
             return self._spooled(event, rows)
@@ -140,21 +140,21 @@ class RemoteSink:
         if event.body.sink not in {"", self._sink}:
             return []
         return [
-            _changed(event, (event.cluster, key), rows, **_NOTHING)
+            _apply_change(event, (event.cluster, key), rows, **_PURGED_FIELDS)
             for key in event.body.script_keys
         ]
 
-    def _spooled(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+    def _spooled(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
         """Return the changed row of a job.script event."""
         ref = (event.cluster, event.key)
         known = rows.get(ref)
         if known is not None and (known.has_bytes or known.deleted):
             # A replay of a script that was delivered, and perhaps corrected or purged since.
             return []
-        body = encoded(event.body)
+        body = encode_body(event.body)
         if known is not None and known.identity is not None:
-            return [_changed(event, ref, rows, body=body)]
-        return [_changed(event, ref, rows, body=body, state=self._first_state(event.cluster))]
+            return [_apply_change(event, ref, rows, body=body)]
+        return [_apply_change(event, ref, rows, body=body, state=self._first_state(event.cluster))]
 
     def _first_state(self, cluster: str) -> int:
         """Return whether a new script of a cluster waits for its identity or is due."""
@@ -162,27 +162,29 @@ class RemoteSink:
         waits = self._of.identity_wait_s > 0 and (known is None or known.slurm)
         return AWAITS_IDENTITY if waits else DUE
 
-    def _identified(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+    def _identified(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
         """Return the changed row of a job.identity event."""
         ref = (event.cluster, event.body.script_key)
         known = rows.get(ref)
-        if known is None and Document(cluster="", key=ref[1], version=0).spool_mtime_ns < (
+        if known is None and ArchivedDocument(cluster="", key=ref[1], version=0).spool_mtime_ns < (
             self._made_ns
         ):
             # Archived before this sink existed: only 'resend' would bring it here.
             return []
         if known is not None and known.deleted:
             return []
-        return [_changed(event, ref, rows, identity=encoded(event.body))]
+        return [_apply_change(event, ref, rows, identity=encode_body(event.body))]
 
-    def _resent(self, event: Event, script: Resent, rows: dict[Ref, Row]) -> Row:
+    def _resent(
+        self, event: Event, script: ResentScript, rows: dict[RemoteScriptRef, RemoteRow]
+    ) -> RemoteRow:
         """Return the changed row of a script in an archive.resend event."""
-        return _changed(
+        return _apply_change(
             event,
             (event.cluster, script.script_key),
             rows,
-            body=encoded(script.script),
-            identity=None if script.identity is None else encoded(script.identity),
+            body=encode_body(script.script),
+            identity=None if script.identity is None else encode_body(script.identity),
             deleted=False,
             has_bytes=False,
         )
@@ -197,7 +199,7 @@ class RemoteSink:
         self._forget_told()
         self._upkeep()
         wait_s = self.end_waits(self._of.identity_wait_s)
-        rows = self._batch(self._records.due(_AT_ONCE))
+        rows = self._batch(self._records.due(_DUE_BATCH))
         if rows:
             self._send(rows)
             self._reject()
@@ -224,19 +226,19 @@ class RemoteSink:
             writer.end_waits(before_ns)
         return 0.0
 
-    def _batch(self, rows: Sequence[Row]) -> list[Row]:
+    def _batch(self, rows: Sequence[RemoteRow]) -> list[RemoteRow]:
         """Return as many of the first rows as may be read into memory at once."""
         size = 0
         for number, row in enumerate(rows):
-            size += _bytes_of(row, environments=self._environments)
+            size += _count_row_bytes(row, environments=self._environments)
             if number and size > self._batch_bytes:
                 return list(rows[:number])
         return list(rows)
 
-    def _send(self, rows: Sequence[Row]) -> None:
+    def _send(self, rows: Sequence[RemoteRow]) -> None:
         """Send documents; store which were sent and which were refused."""
-        documents: list[Document] = []
-        lost: list[Refusal] = []
+        documents: list[ArchivedDocument] = []
+        lost: list[RefusedDocument] = []
         for row in rows:
             document = self._document(row)
             if self._is_expired(document):
@@ -244,7 +246,7 @@ class RemoteSink:
             try:
                 documents.append(self._filled(document))
             except NotArchived as error:
-                lost.append(Refusal(document=document, why=str(error)))
+                lost.append(RefusedDocument(document=document, why=str(error)))
         refusals = [*lost, *(self._opened().send(documents) if documents else ())]
         why = {(one.document.cluster, one.document.key): one.why for one in refusals}
         with self._records.writing() as writer:
@@ -255,25 +257,25 @@ class RemoteSink:
                 if row.ref in why
             )
 
-    def _is_expired(self, document: Document) -> bool:
+    def _is_expired(self, document: ArchivedDocument) -> bool:
         """Return whether retention is over: a document expired on the server must not come back."""
         days = self._of.retention_days
         oldest_ns = time.time_ns() - int(days * 86400e9)
         return bool(days) and document.spool_mtime_ns < oldest_ns and not document.deleted
 
-    def _document(self, row: Row) -> Document:
-        return Document(
+    def _document(self, row: RemoteRow) -> ArchivedDocument:
+        return ArchivedDocument(
             cluster=row.cluster,
             key=row.key,
             version=row.version,
-            body=None if row.body is None else body_of(row.body),
-            identity=None if row.identity is None else identity_of(row.identity),
+            body=None if row.body is None else decode_script_body(row.body),
+            identity=None if row.identity is None else decode_identity_body(row.identity),
             partial=row.body is None and not row.deleted,
             deleted=row.deleted,
             corrects=row.has_bytes,
         )
 
-    def _filled(self, document: Document) -> Document:
+    def _filled(self, document: ArchivedDocument) -> ArchivedDocument:
         """Return the document with its bytes, or a partial one if the server has them."""
         body = document.body
         if body is None:
@@ -289,7 +291,9 @@ class RemoteSink:
                 raise
             return msgspec.structs.replace(document, partial=True)
 
-    def _read(self, document: Document, body: JobScript, which: Which) -> bytes | None:
+    def _read(
+        self, document: ArchivedDocument, body: JobScript, which: ContentKind
+    ) -> bytes | None:
         if which == "environment" and not self._environments:
             return None
         return self._contents.read(document.cluster, document.key, body, which)
@@ -307,7 +311,7 @@ class RemoteSink:
         """
         self._told = self._records.refused()
         if self._told:
-            first, *more = (Rejected(row.error, _event(row)) for row in self._told)
+            first, *more = (Rejected(row.error, _make_refused_event(row)) for row in self._told)
             raise Rejected(str(first), first.event, more)
 
     def _forget_told(self) -> None:
@@ -342,20 +346,20 @@ class RemoteSink:
         self._records.close()
 
 
-def _changed(
+def _apply_change(
     event: Event,
-    ref: Ref,
-    rows: dict[Ref, Row],
+    ref: RemoteScriptRef,
+    rows: dict[RemoteScriptRef, RemoteRow],
     *,
     state: int = DUE,
     **changes: Any,
-) -> Row:
+) -> RemoteRow:
     """Return the row with the changes of an event: a higher version, due for sending."""
     known = rows.get(ref)
     if known is None:
-        known = Row(*ref, state=SENT, version=0, event=0, since_ns=0)
+        known = RemoteRow(*ref, state=SENT, version=0, event=0, since_ns=0)
     # Grows even if this database was lost, and stays equal if the event is repeated.
-    told_us = micros(event.seen_at)
+    told_us = to_micros(event.seen_at)
     return msgspec.structs.replace(
         known,
         state=state,
@@ -367,9 +371,9 @@ def _changed(
     )
 
 
-def _refs(events: Sequence[Event]) -> set[Ref]:
+def _list_script_refs(events: Sequence[Event]) -> set[RemoteScriptRef]:
     """Return cluster and key of every script that the events concern."""
-    refs: set[Ref] = set()
+    refs: set[RemoteScriptRef] = set()
     for event in events:
         if event.kind == JOB_SCRIPT:
             refs.add((event.cluster, event.key))
@@ -382,16 +386,16 @@ def _refs(events: Sequence[Event]) -> set[Ref]:
     return refs
 
 
-def _bytes_of(row: Row, *, environments: bool) -> int:
+def _count_row_bytes(row: RemoteRow, *, environments: bool) -> int:
     """Return the size of a document's files."""
     if row.body is None:
         return 0
-    body = body_of(row.body)
+    body = decode_script_body(row.body)
     size = body.script.length if body.script else 0
     return size + (body.environment.length if environments and body.environment else 0)
 
 
-def _event(row: Row) -> Event:
+def _make_refused_event(row: RemoteRow) -> Event:
     """Make an event of a refused row, with the fields that a dead letter needs."""
     now = datetime.now(UTC)
     return Event(

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.operation import Operation, OperationContext, Parameters
 
 
-class Balance(Parameters, frozen=True, kw_only=True):
+class BalanceParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of bank.balance."""
 
     accounts: Annotated[
@@ -16,7 +16,7 @@ class Balance(Parameters, frozen=True, kw_only=True):
     ] = ()
 
 
-def balance(doing: Doing, asked: Balance) -> Any:
+def show_balance(doing: OperationContext, asked: BalanceParameters) -> Any:
     """Return account balances, in micro-SU."""
     answer = doing.ask("bank.balance", {"accounts": list(asked.accounts)})
     return msgspec.to_builtins(answer)
@@ -27,8 +27,8 @@ OPERATIONS: Final = (
         ref="bank.balance",
         help="Show what accounts have.",
         gives="What 'steward bank balance --json' shows; amounts are micro-SU.",
-        parameters=Balance,
-        run=balance,
+        parameters=BalanceParameters,
+        run=show_balance,
         on_cluster=False,
     ),
 )

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import WrongParameters
-from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.errors import InvalidParameters
+from steward.automation.operation import Operation, OperationContext, Parameters
 from steward.automation.operations.nodes import NodeList
 from steward.slurm import UnknownPartition, UnknownReservation, WrongUpdate
 
 
-class ConfigGet(Parameters, frozen=True, kw_only=True):
+class ConfigGetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.config.get."""
 
     item: Annotated[
@@ -25,13 +25,13 @@ class ConfigGet(Parameters, frozen=True, kw_only=True):
     ] = ""
 
 
-def get_config(doing: Doing, asked: ConfigGet) -> dict[str, Any]:
+def get_config(doing: OperationContext, asked: ConfigGetParameters) -> dict[str, Any]:
     """Return one or all settings of Slurm, by name."""
     items = doing.machine.config_items()
     if not asked.item:
         return items
     if asked.item not in items:
-        raise WrongParameters(
+        raise InvalidParameters(
             f"Slurm's configuration has no {asked.item!r}: slurm.config.get without item shows all",
             asked.item,
         )
@@ -43,7 +43,7 @@ CONFIG_OPERATIONS: Final = (
         ref="slurm.config.get",
         help="Show one or all settings of Slurm.",
         gives="Each setting's name and value.",
-        parameters=ConfigGet,
+        parameters=ConfigGetParameters,
         run=get_config,
         pack=True,
     ),
@@ -53,7 +53,7 @@ CONFIG_OPERATIONS: Final = (
 # Partitions
 
 
-class PartitionUpdate(Parameters, frozen=True, kw_only=True):
+class PartitionUpdateParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.partition.update."""
 
     partition: Annotated[str, msgspec.Meta(description="Its name.")]
@@ -66,14 +66,14 @@ class PartitionUpdate(Parameters, frozen=True, kw_only=True):
     ]
 
 
-def update_partition(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
+def update_partition(doing: OperationContext, asked: PartitionUpdateParameters) -> dict[str, Any]:
     """Update a partition and return its state before and after."""
-    from steward.slurm.cluster_changes import partition_infos
+    from steward.slurm.cluster_changes import normalize_partition_changes
 
     try:
-        infos = partition_infos(asked.infos)
+        infos = normalize_partition_changes(asked.infos)
     except WrongUpdate as error:
-        raise WrongParameters(f"slurm.partition.update: {error}") from error
+        raise InvalidParameters(f"slurm.partition.update: {error}") from error
     known = doing.machine.partitions()
     if asked.partition not in known:
         names = ", ".join(known)
@@ -95,7 +95,7 @@ PARTITION_OPERATIONS: Final = (
         ref="slurm.partition.update",
         help="Change something of a partition.",
         gives="The partition's state before and after.",
-        parameters=PartitionUpdate,
+        parameters=PartitionUpdateParameters,
         run=update_partition,
         right="administrator",
         changes=True,
@@ -105,14 +105,14 @@ PARTITION_OPERATIONS: Final = (
 
 # Reservations
 
-Name = Annotated[str, msgspec.Meta(description="The reservation's name.")]
-_NAME: Final = "steward"
+ReservationNameParameter = Annotated[str, msgspec.Meta(description="The reservation's name.")]
+_DEFAULT_RESERVATION: Final = "steward"
 """Default name of the reservation."""
-_ALL: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
+_DEFAULT_FLAGS: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
 """Default flags of a new reservation."""
 
 
-class Props(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Properties of a new reservation."""
 
     start_time: Annotated[
@@ -129,35 +129,37 @@ class Props(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ("root",)  # fmt: skip
     flags: Annotated[
         tuple[str, ...] | str, msgspec.Meta(description="What it is, as scontrol takes it.")
-    ] = _ALL
+    ] = _DEFAULT_FLAGS
 
 
-class Reserve(Parameters, frozen=True, kw_only=True):
+class ReserveParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.reserve."""
 
     nodes: NodeList
-    reservation_name: Name = _NAME
+    reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
     props: Annotated[
-        Props,
+        ReservationProps,
         msgspec.Meta(description="What it is like if it is made now; else the nodes are added."),
-    ] = Props()
+    ] = ReservationProps()
 
 
-class Unreserve(Parameters, frozen=True, kw_only=True):
+class UnreserveParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.unreserve."""
 
     nodes: NodeList
-    reservation_name: Name = _NAME
+    reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
 
 
-def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:
+def reserve_nodes(doing: OperationContext, asked: ReserveParameters) -> dict[str, Any]:
     """Add nodes to a reservation; create it if it does not exist."""
     nodes = doing.machine.node_names(asked.nodes)
     name = asked.reservation_name
-    start = _start(doing, asked.props.start_time)
-    has = _nodes_of(doing, name)
+    start = _parse_start(doing, asked.props.start_time)
+    has = _find_reserved_nodes(doing, name)
     after = list(dict.fromkeys((*(has or ()), *nodes)))
-    told = _told(name, after, created=has is None, changed=after != has, doing=doing)
+    told = _describe_reservation_change(
+        name, after, created=has is None, changed=after != has, doing=doing
+    )
     if doing.dry_run or after == has:
         return told
     doing.begin()
@@ -167,23 +169,25 @@ def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:
             nodes,
             start=start,
             duration=str(asked.props.duration),
-            users=_listed(asked.props.users),
-            flags=_listed(asked.props.flags),
+            users=_split_list(asked.props.users),
+            flags=_split_list(asked.props.flags),
         )
     else:
         doing.changing.set_reservation_nodes(name, after)
     return told
 
 
-def unreserve(doing: Doing, asked: Unreserve) -> dict[str, Any]:
+def unreserve_nodes(doing: OperationContext, asked: UnreserveParameters) -> dict[str, Any]:
     """Remove nodes from a reservation; delete it when none are left."""
     nodes = set(doing.machine.node_names(asked.nodes))
     name = asked.reservation_name
-    has = _nodes_of(doing, name)
+    has = _find_reserved_nodes(doing, name)
     if has is None:
         raise UnknownReservation(f"there is no reservation {name!r}", (), name)
     left = [node for node in has if node not in nodes]
-    told = _told(name, left, deleted=not left, changed=left != has, doing=doing)
+    told = _describe_reservation_change(
+        name, left, deleted=not left, changed=left != has, doing=doing
+    )
     if doing.dry_run or left == has:
         return told
     doing.begin()
@@ -194,19 +198,19 @@ def unreserve(doing: Doing, asked: Unreserve) -> dict[str, Any]:
     return told
 
 
-def _told(
+def _describe_reservation_change(
     name: str,
     nodes: list[str],
     *,
     changed: bool,
-    doing: Doing,
+    doing: OperationContext,
     created: bool = False,
     deleted: bool = False,
 ) -> dict[str, Any]:
     """Describe the outcome of a change for the result."""
-    from steward.slurm.nodelists import fold
+    from steward.slurm.nodelists import fold_nodelist
 
-    told: dict[str, Any] = {"reservation_name": name, "nodes": fold(nodes)}
+    told: dict[str, Any] = {"reservation_name": name, "nodes": fold_nodelist(nodes)}
     if doing.dry_run:
         told["would_change"] = changed
     else:
@@ -214,17 +218,17 @@ def _told(
     return {**told, "created": created, "deleted": deleted}
 
 
-def _nodes_of(doing: Doing, name: str) -> list[str] | None:
+def _find_reserved_nodes(doing: OperationContext, name: str) -> list[str] | None:
     """Return the nodes of a reservation, or None if it does not exist."""
-    from steward.slurm.nodelists import expand
+    from steward.slurm.nodelists import expand_nodelist
 
     found = doing.machine.reservations().get(name)
     if found is None:
         return None
-    return expand(found.nodes) if found.nodes else []
+    return expand_nodelist(found.nodes) if found.nodes else []
 
 
-def _start(doing: Doing, given: int | str | None) -> datetime | None:
+def _parse_start(doing: OperationContext, given: int | str | None) -> datetime | None:
     """Parse a start time; None means now."""
     if given is None or given in ("", "now"):
         return None
@@ -232,28 +236,28 @@ def _start(doing: Doing, given: int | str | None) -> datetime | None:
         if isinstance(given, int) or given.isdigit():
             return datetime.fromtimestamp(int(given), UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise WrongParameters(f"start_time {given!r} is no time", given) from error
+        raise InvalidParameters(f"start_time {given!r} is no time", given) from error
     from steward.core.events import utc_now
-    from steward.slurm.times import parse_time, zone_called
+    from steward.slurm.times import load_zone, parse_time
 
-    return parse_time(given, utc_now(), zone_called(doing.cluster_settings.timezone))
+    return parse_time(given, utc_now(), load_zone(doing.cluster_settings.timezone))
 
 
-def _listed(value: tuple[str, ...] | str) -> list[str]:
+def _split_list(value: tuple[str, ...] | str) -> list[str]:
     """Split a comma-separated text, or pass a list on, without blank entries."""
     parts = value.split(",") if isinstance(value, str) else value
     return [part.strip() for part in parts if part.strip()]
 
 
-def _is_reserved(doing: Doing, asked: Reserve) -> bool | None:
+def _is_reserved(doing: OperationContext, asked: ReserveParameters) -> bool | None:
     """Check after an interruption: are all nodes in the reservation?"""
-    has = _nodes_of(doing, asked.reservation_name)
+    has = _find_reserved_nodes(doing, asked.reservation_name)
     return has is not None and set(doing.machine.node_names(asked.nodes)) <= set(has)
 
 
-def _is_unreserved(doing: Doing, asked: Unreserve) -> bool | None:
+def _is_unreserved(doing: OperationContext, asked: UnreserveParameters) -> bool | None:
     """Check after an interruption: is none of the nodes in the reservation?"""
-    has = _nodes_of(doing, asked.reservation_name)
+    has = _find_reserved_nodes(doing, asked.reservation_name)
     return has is None or not set(doing.machine.node_names(asked.nodes)) & set(has)
 
 
@@ -262,8 +266,8 @@ RESERVATION_OPERATIONS: Final = (
         ref="slurm.node.reserve",
         help="Put nodes into a reservation, new or there.",
         gives="The reservation's name and nodes, and whether it was created or changed.",
-        parameters=Reserve,
-        run=reserve,
+        parameters=ReserveParameters,
+        run=reserve_nodes,
         right="operator",
         changes=True,
         pack=True,
@@ -273,8 +277,8 @@ RESERVATION_OPERATIONS: Final = (
         ref="slurm.node.unreserve",
         help="Take nodes out of a reservation; with the last one it goes.",
         gives="The reservation's name, the nodes that are left, and whether it was deleted.",
-        parameters=Unreserve,
-        run=unreserve,
+        parameters=UnreserveParameters,
+        run=unreserve_nodes,
         right="operator",
         changes=True,
         pack=True,

@@ -2,7 +2,7 @@
 
 In reading order: find jobs by fields, show job records, last jobs of a node
 (:data:`JOB_OPERATIONS`); helpers of :mod:`steward.automation.operations.job_changes`, which look up
-jobs, split arrays into targets (:class:`Target`), apply a change to each and ask the gate; job
+jobs, split arrays into targets (:class:`JobTarget`), apply a change to each and ask the gate; job
 steps (:data:`STEP_OPERATIONS`); archived scripts (:data:`SCRIPT_OPERATIONS`). Records come from
 squeue and scontrol, last jobs from Steward's job database.
 """
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import DoneInPart, WrongParameters
-from steward.automation.node_reasons import ours
-from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.errors import InvalidParameters, PartialFailure
+from steward.automation.node_reasons import sign_reason
+from steward.automation.operation import Operation, OperationContext, Parameters
 from steward.automation.operations.nodes import NodeList
 from steward.bank.errors import BankRefused
 from steward.core.records import JobRecord
-from steward.jobs.job_ids import JobName, parse
+from steward.jobs.job_ids import JobName, parse_job_name
 from steward.slurm import WAITING, SlurmError, UnknownJob
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ JobIds = Annotated[
 ]
 _PAGE: Final = 1000
 """Jobs read from the job database at a time."""
-_MOST_LOOKED_AT: Final = 20_000
+_MAX_JOBS_SEARCHED: Final = 20_000
 """Maximum number of jobs, newest first, searched for those that ran on a node."""
 _DEPENDENCY_BYTES: Final = 2048
 """Maximum length of a dependency to search for, in bytes; squeue pads every job's to the width."""
 
 
-class JobFind(Parameters, frozen=True, kw_only=True):
+class JobFindParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.job.find."""
 
     criterias: Annotated[
@@ -51,13 +51,13 @@ class JobFind(Parameters, frozen=True, kw_only=True):
     ]
 
 
-class JobGet(Parameters, frozen=True, kw_only=True):
+class JobGetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.job.get and slurm.job.step.get."""
 
     jobids: JobIds
 
 
-class NodeJobs(Parameters, frozen=True, kw_only=True):
+class NodeJobsParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.jobs."""
 
     nodes: NodeList
@@ -66,22 +66,22 @@ class NodeJobs(Parameters, frozen=True, kw_only=True):
     ] = 20
 
 
-def find(doing: Doing, asked: JobFind) -> list[int]:
+def find_jobs(doing: OperationContext, asked: JobFindParameters) -> list[int]:
     """Return the ids of jobs whose fields equal all criteria."""
-    from steward.slurm.job_details import OF_SCONTROL, job_fields
+    from steward.slurm.job_details import OF_SCONTROL, list_job_fields
 
     if not asked.criterias:
-        raise WrongParameters("slurm.job.find: criterias is empty: say what to look for")
-    known = job_fields()
+        raise InvalidParameters("slurm.job.find: criterias is empty: say what to look for")
+    known = list_job_fields()
     for name in asked.criterias:
         if name not in known:
-            raise WrongParameters(f"slurm.job.find: no job has a field {name!r}", name)
+            raise InvalidParameters(f"slurm.job.find: no job has a field {name!r}", name)
     is_full = not OF_SCONTROL.isdisjoint(asked.criterias)
     # One byte more than the text sought distinguishes a longer dependency from it.
     dependency = str(asked.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)
     if dependency_bytes > _DEPENDENCY_BYTES:
-        raise WrongParameters(
+        raise InvalidParameters(
             f"slurm.job.find: the dependency has more than {_DEPENDENCY_BYTES - 1} letters: "
             "look for another field",
             "dependency",
@@ -94,37 +94,39 @@ def find(doing: Doing, asked: JobFind) -> list[int]:
     ]
 
 
-def get_job(doing: Doing, asked: JobGet) -> dict[str, list[dict[str, Any]]]:
+def get_job(doing: OperationContext, asked: JobGetParameters) -> dict[str, list[dict[str, Any]]]:
     """Return all records that Slurm shows of jobs, by requested id."""
-    found = doing.machine.job_details(checked(asked.jobids))
+    found = doing.machine.job_details(validate_job_ids(asked.jobids))
     return {
         name: [record for record in records if _may_see(doing, record)]
         for name, records in found.items()
     }
 
 
-def checked(jobids: Iterable[int | str]) -> list[str]:
+def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
     """Validate job ids for Slurm's commands and remove duplicates.
 
     Raises:
-        WrongParameters: The list is empty, or an entry is not a job id.
+        InvalidParameters: The list is empty, or an entry is not a job id.
     """
-    from steward.jobs.job_ids import JobNameError, parse
+    from steward.jobs.job_ids import JobNameError, parse_job_name
 
     names = list(dict.fromkeys(str(one).strip() for one in jobids))
     if not names:
-        raise WrongParameters("jobids is empty: name a job")
+        raise InvalidParameters("jobids is empty: name a job")
     for name in names:
         try:
-            is_id = parse(name).job_id > 0 and name.isascii() and name[0].isdigit()
+            is_id = parse_job_name(name).job_id > 0 and name.isascii() and name[0].isdigit()
         except JobNameError:
             is_id = False
         if not is_id or "[" in name or "." in name:
-            raise WrongParameters(f"{name!r} is no job's id", name)
+            raise InvalidParameters(f"{name!r} is no job's id", name)
     return names
 
 
-def last_jobs(doing: Doing, asked: NodeJobs) -> dict[str, list[dict[str, Any]]]:
+def list_last_jobs(
+    doing: OperationContext, asked: NodeJobsParameters
+) -> dict[str, list[dict[str, Any]]]:
     """Return the last recorded jobs of each node, newest first."""
     from steward.jobs import JobFilter, Jobs, database_path
 
@@ -135,10 +137,10 @@ def last_jobs(doing: Doing, asked: NodeJobs) -> dict[str, list[dict[str, Any]]]:
     wanted = JobFilter(clusters=(doing.cluster,))
     before = None
     try:
-        for _ in range(_MOST_LOOKED_AT // _PAGE):
+        for _ in range(_MAX_JOBS_SEARCHED // _PAGE):
             page = jobs.list(wanted, _PAGE, before)
             for job in page:
-                _add(found, job, asked.limit)
+                _add_node_rows(found, job, asked.limit)
             if len(page) < _PAGE or all(len(rows) >= asked.limit for rows in found.values()):
                 break
             before = page[-1].position
@@ -147,15 +149,15 @@ def last_jobs(doing: Doing, asked: NodeJobs) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None:
+def _add_node_rows(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None:
     """Add a job to the rows of the nodes it ran on, up to the limit per node."""
-    from steward.slurm.nodelists import NodeListError, expand
+    from steward.slurm.nodelists import NodeListError, expand_nodelist
 
     record = job.record
     if not record.nodelist:
         return
     try:
-        names = expand(record.nodelist)
+        names = expand_nodelist(record.nodelist)
     except NodeListError:
         return  # another scheduler's, or no node list
     row = {
@@ -164,8 +166,8 @@ def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None
         "account": record.account,
         "name": record.name,
         "state": record.state,
-        "start": _second(record.start),
-        "end": _second(record.end),
+        "start": _format_second(record.start),
+        "end": _format_second(record.end),
         "exit_code": record.exit_code,
         "exit_signal": record.exit_signal,
         "nodes": record.nodelist,
@@ -175,12 +177,12 @@ def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None
             found[name].append(row)
 
 
-def _second(moment: datetime | None) -> str | None:
+def _format_second(moment: datetime | None) -> str | None:
     """Format a time with a precision of seconds."""
     return moment.isoformat(timespec="seconds") if moment else None
 
 
-def _may_see(doing: Doing, record: dict[str, Any]) -> bool:
+def _may_see(doing: OperationContext, record: dict[str, Any]) -> bool:
     """Return whether the caller may see the job of a record."""
     uid, account = record.get("user_id"), record.get("account") or ""
     return doing.access.may_see_job(doing.asker, doing.cluster, uid, account)
@@ -189,11 +191,12 @@ def _may_see(doing: Doing, record: dict[str, Any]) -> bool:
 def _matches(record: dict[str, Any], criterias: dict[str, Any]) -> bool:
     """Return whether a record equals all criteria."""
     return all(
-        name in record and _equal(record[name], wanted) for name, wanted in criterias.items()
+        name in record and _is_equal_field(record[name], wanted)
+        for name, wanted in criterias.items()
     )
 
 
-def _equal(value: Any, wanted: Any) -> bool:
+def _is_equal_field(value: Any, wanted: Any) -> bool:
     """Compare a field with a criterion; a number may be given as text."""
     if isinstance(value, bool) or isinstance(wanted, bool):
         return bool(value == wanted)
@@ -207,15 +210,15 @@ JOB_OPERATIONS: Final = (
         ref="slurm.job.find",
         help="Find jobs by the fields of their records.",
         gives="The ids of the jobs that match, a list.",
-        parameters=JobFind,
-        run=find,
+        parameters=JobFindParameters,
+        run=find_jobs,
         pack=True,
     ),
     Operation(
         ref="slurm.job.get",
         help="Show everything that Slurm knows of jobs.",
         gives="For each id its job's records: several for an array, none where it is gone.",
-        parameters=JobGet,
+        parameters=JobGetParameters,
         run=get_job,
         pack=True,
     ),
@@ -223,8 +226,8 @@ JOB_OPERATIONS: Final = (
         ref="slurm.node.jobs",
         help="Show what ran last on nodes.",
         gives="For each node its last jobs, newest first, with user, state and times.",
-        parameters=NodeJobs,
-        run=last_jobs,
+        parameters=NodeJobsParameters,
+        run=list_last_jobs,
         right="operator",
     ),
 )
@@ -232,11 +235,11 @@ JOB_OPERATIONS: Final = (
 
 # Select and change jobs (for steward.automation.operations.job_changes)
 
-_GONE: Final = "it has ended, or is not in a state in which that can be done"
+_NOT_CHANGEABLE: Final = "it has ended, or is not in a state in which that can be done"
 """Message for a job that a change no longer found."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class JobTarget(msgspec.Struct, frozen=True):
     """Jobs or tasks that one Slurm command changes.
 
     Attributes:
@@ -247,13 +250,15 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     records: tuple[JobRecord, ...]
 
-    def now(self, doing: Doing) -> list[JobRecord]:
+    def now(self, doing: OperationContext) -> list[JobRecord]:
         """Query the target's current records; [] if they are gone."""
         known = {one.job_id for one in self.records}
         return [one for one in doing.slurm.job(self.records[0].job_id) if one.job_id in known]
 
 
-def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobRecord]]:
+def look_up_jobs(
+    doing: OperationContext, jobids: Iterable[int | str]
+) -> dict[str, list[JobRecord]]:
     """Look up jobs for a change and check the caller's rights; return records by requested name.
 
     Raises:
@@ -261,8 +266,8 @@ def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobR
         NotYours: The caller may not change one of them.
     """
     found: dict[str, list[JobRecord]] = {}
-    for name in checked(jobids):
-        records = records_of(doing, name)
+    for name in validate_job_ids(jobids):
+        records = query_records(doing, name)
         if not records:
             raise UnknownJob(f"Slurm of {doing.cluster} knows no job {name} (any more)", (), name)
         for record in records:
@@ -271,14 +276,16 @@ def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobR
     return found
 
 
-def records_of(doing: Doing, name: str) -> list[JobRecord]:
+def query_records(doing: OperationContext, name: str) -> list[JobRecord]:
     """Query the current records of a job, array task or het component; [] if it is gone."""
-    parsed = parse(name)
-    records = _unfolded(doing, parsed.job_id, doing.slurm.job(parsed.job_id))
-    return [one for one in records if _is_meant(one, parsed)]
+    parsed = parse_job_name(name)
+    records = _split_array_rows(doing, parsed.job_id, doing.slurm.job(parsed.job_id))
+    return [one for one in records if _is_named_record(one, parsed)]
 
 
-def _unfolded(doing: Doing, job_id: int, records: list[JobRecord]) -> list[JobRecord]:
+def _split_array_rows(
+    doing: OperationContext, job_id: int, records: list[JobRecord]
+) -> list[JobRecord]:
     """Split records that squeue shows as one row.
 
     Some pending tasks of an array may be held by an administrator: squeue shows them in the array's
@@ -295,13 +302,13 @@ def _unfolded(doing: Doing, job_id: int, records: list[JobRecord]) -> list[JobRe
     ]
 
 
-def targets(
+def select_targets(
     name: str,
     records: Sequence[JobRecord],
     is_left: Callable[[JobRecord], bool],
     *,
     whole: bool = True,
-) -> list[Target]:
+) -> list[JobTarget]:
     """Select what has to be changed of a job, as targets of single commands.
 
     For an array in several states these are its tasks: a command on the whole array changes some
@@ -316,76 +323,76 @@ def targets(
     left = [record for record in records if is_left(record)]
     is_torn = len(records) > 1 and all(one.array_job_id for one in records)
     if not left or not is_torn or (whole and len(left) == len(records)):
-        return [Target(name, tuple(records))] if left else []
-    found = [Target(_name_of(record), (record,)) for record in left]
+        return [JobTarget(name, tuple(records))] if left else []
+    found = [JobTarget(_name_record(record), (record,)) for record in left]
     if any("..." in target.name for target in found):
         # Slurm abbreviates a long row of tasks, so no command can name them alone.
-        return [Target(name, tuple(records))]
+        return [JobTarget(name, tuple(records))]
     return found
 
 
-def _name_of(record: JobRecord) -> str:
+def _name_record(record: JobRecord) -> str:
     """Return the name of a record for Slurm's commands."""
-    from steward.slurm.job_changes import name_of
+    from steward.slurm.job_changes import format_job_target
 
     tasks = record.array_task.partition("%")[0]
-    return name_of(record) if tasks.isdigit() else f"{record.array_job_id}_[{tasks}]"
+    return format_job_target(record) if tasks.isdigit() else f"{record.array_job_id}_[{tasks}]"
 
 
-def changed(
-    doing: Doing,
+def change_jobs(
+    doing: OperationContext,
     before: Mapping[str, list[JobRecord]],
-    left: Mapping[str, Sequence[Target]],
-    change: Callable[[Target], bool],
+    left: Mapping[str, Sequence[JobTarget]],
+    change: Callable[[JobTarget], bool],
 ) -> dict[str, Any]:
     """Apply a change to jobs one by one and return each outcome.
 
     Args:
         doing: Context of the operation.
         before: Records before the change, by job.
-        left: Targets to change for each job, see :func:`targets`.
+        left: Targets to change for each job, see :func:`select_targets`.
         change: Function that changes one target; returns False if it was gone.
 
     Raises:
-        DoneInPart: Slurm rejected some of the changes.
+        PartialFailure: Slurm rejected some of the changes.
     """
     result: dict[str, Any] = {}
     failed: list[str] = []
     for name, records in before.items():
-        line: dict[str, Any] = {"state": _states(records), "changed": False}
+        line: dict[str, Any] = {"state": _join_states(records), "changed": False}
         result[name] = line
         if not left[name]:
             line["message"] = "there is nothing to be changed"
         elif doing.dry_run:
             line["would_change"] = True
         else:
-            said = {one.name: _done(doing, one, change) for one in left[name]}
+            said = {one.name: _change_target(doing, one, change) for one in left[name]}
             line["changed"] = not all(said.values())
             wrong = {target: why for target, why in said.items() if why}
             if wrong:
-                line["message"] = _told(name, wrong, len(said))
+                line["message"] = _summarize_errors(name, wrong, len(said))
                 failed.append(name)
     if failed:
         more = f" ({len(failed)} of {len(before)})" if len(before) > 1 else ""
         message = f"job {failed[0]}: {result[failed[0]]['message']}{more}"
-        raise DoneInPart(message, result)
+        raise PartialFailure(message, result)
     return result
 
 
-def said_of(record: JobRecord) -> str:
+def read_steward_comment(record: JobRecord) -> str:
     """Return Steward's comment on a job (by the bank or an operation); "" if none."""
     from steward.slurm.job_changes import read_comment
 
     return read_comment(record.admin_comment)
 
 
-def why_text(doing: Doing, reason: str) -> str:
+def sign_job_reason(doing: OperationContext, reason: str) -> str:
     """Sign a reason for the comment that a job's user sees; "" if no reason was given."""
     # The bank uses the same form, so that a comment can be found and cleared.
-    return f"steward: {ours(reason, doing.speaker)}" if reason.strip() else ""
+    return f"steward: {sign_reason(reason, doing.speaker)}" if reason.strip() else ""
 
 
-def _told(name: str, wrong: Mapping[str, str], count: int) -> str:
+def _summarize_errors(name: str, wrong: Mapping[str, str], count: int) -> str:
     """Summarize the errors of a job's targets in one line."""
     target, why = next(iter(wrong.items()))
     if target == name:
@@ -394,7 +401,7 @@ def _told(name: str, wrong: Mapping[str, str], count: int) -> str:
     return f"{target}: {why}{more}"
 
 
-def _is_meant(record: JobRecord, name: JobName) -> bool:
+def _is_named_record(record: JobRecord, name: JobName) -> bool:
     """Return whether a record belongs to the job, task or component that a name denotes."""
     if name.offset is not None:
         return record.het_job_id == name.job_id and record.het_offset == name.offset
@@ -402,21 +409,25 @@ def _is_meant(record: JobRecord, name: JobName) -> bool:
         return True
     if record.array_job_id != name.job_id:
         return False
-    from steward.slurm import covers
+    from steward.slurm import includes_task
 
-    return record.array_task == str(name.task) or covers(record.array_task, name.task)
+    return record.array_task == str(name.task) or includes_task(record.array_task, name.task)
 
 
-def _done(doing: Doing, target: Target, change: Callable[[Target], bool]) -> str:
+def _change_target(
+    doing: OperationContext, target: JobTarget, change: Callable[[JobTarget], bool]
+) -> str:
     """Change one target; return "" on success, else the error."""
     doing.begin()
     try:
-        return "" if change(target) else _GONE
+        return "" if change(target) else _NOT_CHANGEABLE
     except (SlurmError, BankRefused) as error:
         return str(error)
 
 
-def grant(doing: Doing, target: Target, *, released: bool, is_requeue: bool = False) -> None:
+def request_grant(
+    doing: OperationContext, target: JobTarget, *, released: bool, is_requeue: bool = False
+) -> None:
     """Ask the gate, as the caller, to admit what a change of these jobs may cost.
 
     Args:
@@ -434,7 +445,7 @@ def grant(doing: Doing, target: Target, *, released: bool, is_requeue: bool = Fa
     doing.grant(target.name, job_id, restarts=restarts, released=released)
 
 
-def _states(records: Iterable[JobRecord]) -> str:
+def _join_states(records: Iterable[JobRecord]) -> str:
     """Join the distinct states of records."""
     return ",".join(dict.fromkeys(record.state for record in records))
 
@@ -442,9 +453,9 @@ def _states(records: Iterable[JobRecord]) -> str:
 # Job steps
 
 
-def get_steps(doing: Doing, asked: JobGet) -> dict[str, dict[str, Any]]:
+def get_steps(doing: OperationContext, asked: JobGetParameters) -> dict[str, dict[str, Any]]:
     """Return the steps of jobs the caller may see; {} for a job without steps."""
-    names = checked(asked.jobids)
+    names = validate_job_ids(asked.jobids)
     details = doing.machine.job_details(names)
     steps = doing.machine.steps(names)
     found: dict[str, dict[str, Any]] = {}
@@ -464,7 +475,7 @@ STEP_OPERATIONS: Final = (
         ref="slurm.job.step.get",
         help="Show the steps of jobs.",
         gives="For each id its steps by their ids, {} for a job without.",
-        parameters=JobGet,
+        parameters=JobGetParameters,
         run=get_steps,
         pack=True,
     ),
@@ -474,13 +485,13 @@ STEP_OPERATIONS: Final = (
 # Archived scripts
 
 
-class ScriptGet(Parameters, frozen=True, kw_only=True):
+class ScriptGetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.script.get."""
 
     jobid: Annotated[str, msgspec.Meta(description="The job: 123, 123_7, 123+1.")]
 
 
-def get_script(doing: Doing, asked: ScriptGet) -> dict[str, Any]:
+def get_script(doing: OperationContext, asked: ScriptGetParameters) -> dict[str, Any]:
     """Return a job's archived script if the caller may read it; base64 if it is not text."""
     answer = doing.ask("archive.show", {"job": asked.jobid, "cluster": doing.cluster})
     shown: dict[str, Any] = msgspec.to_builtins(answer)
@@ -500,7 +511,7 @@ SCRIPT_OPERATIONS: Final = (
         ref="slurm.script.get",
         help="Show the script that a job ran, from the archive.",
         gives="The script; base64 where it is no text, see encoding.",
-        parameters=ScriptGet,
+        parameters=ScriptGetParameters,
         run=get_script,
         on_cluster=False,
     ),

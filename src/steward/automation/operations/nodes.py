@@ -10,42 +10,43 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from steward.automation.errors import DoneInPart, NotYours, WrongParameters
-from steward.automation.node_reasons import is_out, need_ours, reasons_for
-from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.errors import InvalidParameters, OperationForbidden, PartialFailure
+from steward.automation.node_reasons import compose_reasons, has_out_state, require_own_reasons
+from steward.automation.operation import Operation, OperationContext, Parameters
 from steward.core.errors import StewardError
 
 if TYPE_CHECKING:
     from steward.slurm.cluster_records import NodeRecord
 
+
 NodeList = Annotated[
     str, msgspec.Meta(description="The nodes, in any of Slurm's forms: n1,n[3-5].")
 ]
-Reason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
-_FOR_A_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
+NodeReason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
+_STATES_WITH_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
 """States that require a reason."""
 
 
-class NodesGet(Parameters, frozen=True, kw_only=True):
+class NodesGetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.get."""
 
     nodes: NodeList
 
 
-class NodesOut(Parameters, frozen=True, kw_only=True):
+class NodesOutParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.down and slurm.node.drain."""
 
     nodes: NodeList
-    reason: Reason
+    reason: NodeReason
 
 
-class NodesResume(Parameters, frozen=True, kw_only=True):
+class NodesResumeParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.resume."""
 
     nodes: NodeList
 
 
-class NodesUpdate(Parameters, frozen=True, kw_only=True):
+class NodesUpdateParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.node.update."""
 
     nodes: NodeList
@@ -58,82 +59,84 @@ class NodesUpdate(Parameters, frozen=True, kw_only=True):
     ]
 
 
-def get(doing: Doing, asked: NodesGet) -> dict[str, Any]:
+def get_nodes(doing: OperationContext, asked: NodesGetParameters) -> dict[str, Any]:
     """Return Slurm's details of nodes, by name."""
     if not doing.access.may_see_nodes(doing.asker, doing.cluster):
-        raise NotYours(f"nodes of {doing.cluster} are for operators to see (PrivateData)")
+        raise OperationForbidden(f"nodes of {doing.cluster} are for operators to see (PrivateData)")
     return {name: node.details for name, node in doing.machine.nodes(asked.nodes).items()}
 
 
-def down(doing: Doing, asked: NodesOut) -> dict[str, Any]:
+def set_nodes_down(doing: OperationContext, asked: NodesOutParameters) -> dict[str, Any]:
     """Set nodes down, with a reason."""
-    return _taken_out(doing, asked, "DOWN", lambda node: node.base == "DOWN")
+    return _take_out_of_service(doing, asked, "DOWN", lambda node: node.base == "DOWN")
 
 
-def drain(doing: Doing, asked: NodesOut) -> dict[str, Any]:
+def drain_nodes(doing: OperationContext, asked: NodesOutParameters) -> dict[str, Any]:
     """Drain nodes, with a reason."""
-    return _taken_out(doing, asked, "DRAIN", lambda node: "DRAIN" in node.flags)
+    return _take_out_of_service(doing, asked, "DRAIN", lambda node: "DRAIN" in node.flags)
 
 
-def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
+def resume_nodes(doing: OperationContext, asked: NodesResumeParameters) -> dict[str, Any]:
     """Resume nodes that are drained, down or failing."""
     nodes = doing.machine.nodes(asked.nodes)
-    out = {name: node for name, node in nodes.items() if is_out(node)}
-    need_ours(doing, out, "resume it")
-    return changed(doing, nodes, lambda: doing.changing.set_state(list(out), "RESUME"), out)
+    out = {name: node for name, node in nodes.items() if has_out_state(node)}
+    require_own_reasons(doing, out, "resume it")
+    return change_nodes(doing, nodes, lambda: doing.changing.set_state(list(out), "RESUME"), out)
 
 
-def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
+def update_node_fields(doing: OperationContext, asked: NodesUpdateParameters) -> dict[str, Any]:
     """Update fields of nodes; a state or reason obeys the rules of the other operations."""
     nodes = doing.machine.nodes(asked.nodes)
-    infos = _by_slurms_names(asked.infos)
+    infos = _parse_node_infos(asked.infos)
     reason = str(infos.pop("Reason", ""))
     state = str(infos.get("State", "")).strip().upper()
-    if state in _FOR_A_REASON and not reason.strip():
-        raise WrongParameters(f"a node is set {state} for a reason only: add one to infos")
-    if "State" in infos and state not in _FOR_A_REASON:
-        need_ours(doing, {name: node for name, node in nodes.items() if is_out(node)}, "change it")
+    if state in _STATES_WITH_REASON and not reason.strip():
+        raise InvalidParameters(f"a node is set {state} for a reason only: add one to infos")
+    if "State" in infos and state not in _STATES_WITH_REASON:
+        require_own_reasons(
+            doing, {name: node for name, node in nodes.items() if has_out_state(node)}, "change it"
+        )
     if not reason:
-        return changed(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
-    reasons = reasons_for(doing, nodes, reason)
-    return changed(
+        return change_nodes(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
+    reasons = compose_reasons(doing, nodes, reason)
+    return change_nodes(
         doing,
         nodes,
-        lambda: _by_reason(
+        lambda: _change_by_reason(
             reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "Reason": why})
         ),
     )
 
 
-def _by_slurms_names(infos: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Convert names of fields to Slurm's, or raise WrongParameters."""
     from steward.slurm import WrongUpdate
-    from steward.slurm.cluster_changes import node_infos
+    from steward.slurm.cluster_changes import normalize_node_changes
 
     try:
-        return node_infos(infos)
+        return normalize_node_changes(infos)
     except WrongUpdate as error:
-        raise WrongParameters(f"slurm.node.update: {error}") from error
+        raise InvalidParameters(f"slurm.node.update: {error}") from error
 
 
-def _taken_out(
-    doing: Doing,
-    asked: NodesOut,
+def _take_out_of_service(
+    doing: OperationContext,
+    asked: NodesOutParameters,
     state: Literal["DOWN", "DRAIN"],
     is_done: "Callable[[NodeRecord], bool]",
 ) -> dict[str, Any]:
     """Set nodes down or drain them, except those that are so already, with the same reason."""
     nodes = doing.machine.nodes(asked.nodes)
-    reasons = reasons_for(doing, nodes, asked.reason)
+    reasons = compose_reasons(doing, nodes, asked.reason)
     left = {
         name: node
         for name, node in nodes.items()
         if not (is_done(node) and node.reason == reasons[name])
     }
-    return changed(
+    return change_nodes(
         doing,
         nodes,
-        lambda: _by_reason(
+        lambda: _change_by_reason(
             {name: reasons[name] for name in left},
             lambda some, why: doing.changing.set_state(some, state, why),
         ),
@@ -141,8 +144,8 @@ def _taken_out(
     )
 
 
-def changed(
-    doing: Doing,
+def change_nodes(
+    doing: OperationContext,
     before: "Mapping[str, NodeRecord]",
     change: Callable[[], Mapping[str, str]],
     meant: Iterable[str] | None = None,
@@ -156,12 +159,14 @@ def changed(
         meant: Nodes that need the change; None for all.
 
     Raises:
-        DoneInPart: Slurm rejected the change for some nodes.
+        PartialFailure: Slurm rejected the change for some nodes.
     """
     names = list(before if meant is None else meant)
     if doing.dry_run:
         return {
-            name: _line(node.state, node.state, node.reason, done=False, would=name in names)
+            name: _describe_node_change(
+                node.state, node.state, node.reason, done=False, would=name in names
+            )
             for name, node in before.items()
         }
     said: Mapping[str, str] = {}
@@ -170,7 +175,7 @@ def changed(
         said = change()
     after = doing.machine.nodes(",".join(before))
     result = {
-        name: _line(
+        name: _describe_node_change(
             node.state,
             after[name].state,
             after[name].reason,
@@ -182,11 +187,11 @@ def changed(
     failed = [name for name in names if said.get(name)]
     if failed:
         more = f" ({len(failed)} of {len(names)})" if len(names) > 1 else ""
-        raise DoneInPart(f"{failed[0]}: {said[failed[0]]}{more}", result)
+        raise PartialFailure(f"{failed[0]}: {said[failed[0]]}{more}", result)
     return result
 
 
-def _line(
+def _describe_node_change(
     old: str, new: str, reason: str, *, done: bool, would: bool = False, message: str = ""
 ) -> dict[str, Any]:
     """Describe one node's change for the result."""
@@ -198,7 +203,7 @@ def _line(
     return line
 
 
-def _by_reason(
+def _change_by_reason(
     reasons: Mapping[str, str], change: Callable[[list[str], str], Mapping[str, str]]
 ) -> dict[str, str]:
     """Change nodes in one call per distinct reason."""
@@ -211,22 +216,24 @@ def _by_reason(
     return said
 
 
-def _is_drained(doing: Doing, asked: NodesOut) -> bool | None:
+def _is_drained(doing: OperationContext, asked: NodesOutParameters) -> bool | None:
     """Check after an interruption: are all nodes drained?"""
-    return _all(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
+    return _check_all_nodes(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
 
 
-def _is_down(doing: Doing, asked: NodesOut) -> bool | None:
+def _is_down(doing: OperationContext, asked: NodesOutParameters) -> bool | None:
     """Check after an interruption: are all nodes down?"""
-    return _all(doing, asked.nodes, lambda node: node.base == "DOWN")
+    return _check_all_nodes(doing, asked.nodes, lambda node: node.base == "DOWN")
 
 
-def _is_resumed(doing: Doing, asked: NodesResume) -> bool | None:
+def _is_resumed(doing: OperationContext, asked: NodesResumeParameters) -> bool | None:
     """Check after an interruption: is no node out of service?"""
-    return _all(doing, asked.nodes, lambda node: not is_out(node))
+    return _check_all_nodes(doing, asked.nodes, lambda node: not has_out_state(node))
 
 
-def _all(doing: Doing, nodes: str, is_so: "Callable[[NodeRecord], bool]") -> bool | None:
+def _check_all_nodes(
+    doing: OperationContext, nodes: str, is_so: "Callable[[NodeRecord], bool]"
+) -> bool | None:
     """Return whether a predicate holds for all nodes; None if Slurm does not answer."""
     try:
         return all(map(is_so, doing.machine.nodes(nodes).values()))
@@ -239,16 +246,16 @@ OPERATIONS: Final = (
         ref="slurm.node.get",
         help="Show nodes.",
         gives="For each node everything that Slurm shows of it.",
-        parameters=NodesGet,
-        run=get,
+        parameters=NodesGetParameters,
+        run=get_nodes,
         pack=True,
     ),
     Operation(
         ref="slurm.node.down",
         help="Set nodes down.",
         gives="For each node its state before and after, its reason, and whether it was changed.",
-        parameters=NodesOut,
-        run=down,
+        parameters=NodesOutParameters,
+        run=set_nodes_down,
         right="administrator",
         changes=True,
         pack=True,
@@ -258,8 +265,8 @@ OPERATIONS: Final = (
         ref="slurm.node.drain",
         help="Drain nodes: jobs on them go on, no new ones start.",
         gives="For each node its state before and after, its reason, and whether it was changed.",
-        parameters=NodesOut,
-        run=drain,
+        parameters=NodesOutParameters,
+        run=drain_nodes,
         right="administrator",
         changes=True,
         pack=True,
@@ -269,8 +276,8 @@ OPERATIONS: Final = (
         ref="slurm.node.resume",
         help="Bring nodes back that are drained, down or failing.",
         gives="For each node its state before and after, its reason, and whether it was changed.",
-        parameters=NodesResume,
-        run=resume,
+        parameters=NodesResumeParameters,
+        run=resume_nodes,
         right="administrator",
         changes=True,
         pack=True,
@@ -280,8 +287,8 @@ OPERATIONS: Final = (
         ref="slurm.node.update",
         help="Change something of nodes.",
         gives="For each node its state before and after, its reason, and whether it was changed.",
-        parameters=NodesUpdate,
-        run=update,
+        parameters=NodesUpdateParameters,
+        run=update_node_fields,
         right="administrator",
         changes=True,
         pack=True,

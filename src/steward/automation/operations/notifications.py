@@ -8,19 +8,25 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import WrongParameters
-from steward.automation.operation import Doing, Operation, Parameters
-from steward.core.notifications import TIMEOUT_S, Letter, host_of, post_webhook, send_letter
+from steward.automation.errors import InvalidParameters
+from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.core.notifications import (
+    TIMEOUT_S,
+    OutgoingMail,
+    describe_webhook,
+    post_webhook,
+    send_mail,
+)
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
 """Mail address, or name of a user on this host."""
-_LONGEST_SUBJECT: Final = 500
+_MAX_SUBJECT: Final = 500
 """Maximum length of a subject, in characters."""
-_LONGEST_BODY: Final = 1024 * 1024
+_MAX_BODY: Final = 1024 * 1024
 """Maximum length of a mail, in characters."""
 
 
-class Email(Parameters, frozen=True, kw_only=True):
+class EmailParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of notify.email."""
 
     to: Annotated[tuple[str, ...], msgspec.Meta(description="Addresses, or users of this host.")]
@@ -28,7 +34,7 @@ class Email(Parameters, frozen=True, kw_only=True):
     body: Annotated[str, msgspec.Meta(description="The mail's text.")] = ""
 
 
-class Webhook(Parameters, frozen=True, kw_only=True):
+class WebhookParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of notify.webhook."""
 
     name: Annotated[
@@ -41,16 +47,16 @@ class Webhook(Parameters, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=dict)
 
 
-def email(doing: Doing, asked: Email) -> dict[str, Any]:
+def send_email(doing: OperationContext, asked: EmailParameters) -> dict[str, Any]:
     """Send a mail."""
     wrong = [address for address in asked.to if _ADDRESS.fullmatch(address) is None]
     if wrong or not asked.to:
         what = f"{wrong[0]!r} is no address" if wrong else "nobody is named"
-        raise WrongParameters(f"notify.email: {what}", wrong)
-    if len(asked.subject) > _LONGEST_SUBJECT or len(asked.body) > _LONGEST_BODY:
-        raise WrongParameters("notify.email: that is longer than a mail should be")
+        raise InvalidParameters(f"notify.email: {what}", wrong)
+    if len(asked.subject) > _MAX_SUBJECT or len(asked.body) > _MAX_BODY:
+        raise InvalidParameters("notify.email: that is longer than a mail should be")
     mail = doing.settings.mail
-    letter = Letter(
+    letter = OutgoingMail(
         to=asked.to,
         subject=" ".join(asked.subject.split()),
         body=asked.body.encode("utf-8", "replace"),
@@ -61,17 +67,17 @@ def email(doing: Doing, asked: Email) -> dict[str, Any]:
     )
     if not doing.dry_run:
         doing.begin()
-        send_letter(letter, "")
+        send_mail(letter, "")
     return {"to": list(asked.to), "sent": not doing.dry_run}
 
 
-def webhook(doing: Doing, asked: Webhook) -> dict[str, Any]:
+def notify_webhook(doing: OperationContext, asked: WebhookParameters) -> dict[str, Any]:
     """Post a JSON message to a configured webhook."""
     known = doing.settings.actions.webhooks
     url = known.get(asked.name)
     if url is None:
         names = ", ".join(known) or "none"
-        raise WrongParameters(
+        raise InvalidParameters(
             f"[actions.webhooks] names no {asked.name!r}: there are {names}", asked.name
         )
     said = {
@@ -84,10 +90,10 @@ def webhook(doing: Doing, asked: Webhook) -> dict[str, Any]:
         "by": doing.speaker,
     }
     if doing.dry_run:
-        return {"name": asked.name, "where": host_of(url), "told": False}
+        return {"name": asked.name, "where": describe_webhook(url), "told": False}
     doing.begin()
     code = post_webhook(url, said, timeout_s=min(TIMEOUT_S, doing.left_s))
-    return {"name": asked.name, "where": host_of(url), "told": True, "answer": code}
+    return {"name": asked.name, "where": describe_webhook(url), "told": True, "answer": code}
 
 
 OPERATIONS: Final = (
@@ -95,8 +101,8 @@ OPERATIONS: Final = (
         ref="notify.email",
         help="Send a mail.",
         gives="To whom it was sent.",
-        parameters=Email,
-        run=email,
+        parameters=EmailParameters,
+        run=send_email,
         right="operator",
         changes=True,
         on_cluster=False,
@@ -105,8 +111,8 @@ OPERATIONS: Final = (
         ref="notify.webhook",
         help="Tell a webhook.",
         gives="The host that was told, and the status that it answered with.",
-        parameters=Webhook,
-        run=webhook,
+        parameters=WebhookParameters,
+        run=notify_webhook,
         right="operator",
         changes=True,
         on_cluster=False,

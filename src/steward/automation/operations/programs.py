@@ -1,9 +1,9 @@
 """Program operation ``local.command``: run a program that root has listed, on Steward's host.
 
 The first half checks the list (``[actions] programs_file``) and the program: root must own both,
-their directories and links, and nobody else may write them. Triggers use ``need_listed`` too. The
-second half runs the program without a shell, in a clean environment and within the time limit, and
-keeps the first 64 KiB of each output.
+their directories and links, and nobody else may write them. Triggers use ``require_listed_program``
+too. The second half runs the program without a shell, in a clean environment and within the time
+limit, and keeps the first 64 KiB of each output.
 """
 
 import os
@@ -17,24 +17,24 @@ import msgspec
 
 from steward.automation.errors import (
     AutomationError,
-    DoneInPart,
-    NotYours,
-    OutOfTime,
-    WrongParameters,
+    InvalidParameters,
+    OperationForbidden,
+    OperationTimeout,
+    PartialFailure,
 )
-from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.operation import Operation, OperationContext, Parameters
 from steward.core.errors import UsageError
-from steward.core.processes import end_group
+from steward.core.processes import kill_group
 
 # List of programs
 
-_LONGEST: Final = 1024 * 1024
+_MAX_LIST_BYTES: Final = 1024 * 1024
 """Bytes read of the list."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 """Permission bits that let others write."""
-_LISTED: Final = "nothing listed there is started"
+_LIST_CONSEQUENCE: Final = "nothing listed there is started"
 """End of an error message about the list."""
-_STARTED: Final = "what others could exchange is not started"
+_PROGRAM_CONSEQUENCE: Final = "what others could exchange is not started"
 """End of an error message about a program."""
 
 
@@ -42,7 +42,7 @@ class ProgramsFileError(UsageError):
     """The list of programs, or a program, could be written by somebody other than root."""
 
 
-def need_listed(path: str, programs_file: str) -> None:
+def require_listed_program(path: str, programs_file: str) -> None:
     """Raise an error unless a program is listed and only root can change it.
 
     Args:
@@ -53,23 +53,25 @@ def need_listed(path: str, programs_file: str) -> None:
         NotYours: It is not listed.
         ProgramsFileError: The list or the program is writable by somebody other than root.
     """
-    if path not in listed(programs_file):
-        raise NotYours(f"{path} is not in {programs_file}, where root lists what may be started")
+    if path not in read_listed_programs(programs_file):
+        raise OperationForbidden(
+            f"{path} is not in {programs_file}, where root lists what may be started"
+        )
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK):
-            raise NotYours(f"{path} is no program that can be started", path)
-        _need_safe(status, path, _STARTED)
-        _need_roots_link(path, _STARTED)
+            raise OperationForbidden(f"{path} is no program that can be started", path)
+        _require_root_only_writable(status, path, _PROGRAM_CONSEQUENCE)
+        _require_root_owner(path, _PROGRAM_CONSEQUENCE)
         # Check the parents of both the link and its target: whoever can replace a link chooses the
         # program.
         for way in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
-            _need_directories(way, _STARTED)
+            _require_root_directories(way, _PROGRAM_CONSEQUENCE)
     except OSError as error:
-        raise NotYours(f"{path} cannot be started: {error.strerror}", path) from error
+        raise OperationForbidden(f"{path} cannot be started: {error.strerror}", path) from error
 
 
-def listed(programs_file: str) -> frozenset[str]:
+def read_listed_programs(programs_file: str) -> frozenset[str]:
     """Read the list of programs: one absolute path per line; ``#`` starts a comment.
 
     Raises:
@@ -78,9 +80,11 @@ def listed(programs_file: str) -> frozenset[str]:
     try:
         # Links are followed: what counts is who can write the file that is read.
         with open(programs_file, "rb") as file:
-            _need_safe(os.fstat(file.fileno()), programs_file, _LISTED)
-            data = file.read(_LONGEST)
-        _need_directories(os.path.dirname(os.path.realpath(programs_file)), _LISTED)
+            _require_root_only_writable(os.fstat(file.fileno()), programs_file, _LIST_CONSEQUENCE)
+            data = file.read(_MAX_LIST_BYTES)
+        _require_root_directories(
+            os.path.dirname(os.path.realpath(programs_file)), _LIST_CONSEQUENCE
+        )
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
@@ -91,23 +95,25 @@ def listed(programs_file: str) -> frozenset[str]:
     return frozenset(line for line in lines if line.startswith("/"))
 
 
-def _need_directories(directory: str, then: str) -> None:
+def _require_root_directories(directory: str, then: str) -> None:
     """Check that only root can change a directory and all its parents."""
     while True:
-        _need_safe(os.stat(directory), directory, then, is_file=False)
-        _need_roots_link(directory, then)
+        _require_root_only_writable(os.stat(directory), directory, then, is_file=False)
+        _require_root_owner(directory, then)
         if directory in ("/", "//"):
             return
         directory = os.path.dirname(directory)
 
 
-def _need_roots_link(path: str, then: str) -> None:
+def _require_root_owner(path: str, then: str) -> None:
     """Check that root owns a path itself, which may be a link."""
     if os.lstat(path).st_uid != 0:
         raise ProgramsFileError(f"{path} must be root's: {then}", path)
 
 
-def _need_safe(status: os.stat_result, path: str, then: str, *, is_file: bool = True) -> None:
+def _require_root_only_writable(
+    status: os.stat_result, path: str, then: str, *, is_file: bool = True
+) -> None:
     """Check that root owns a file or directory and nobody else can write it."""
     # In a directory with the sticky bit nobody else can rename or remove root's entries.
     is_shared = not is_file and bool(status.st_mode & stat.S_ISVTX)
@@ -119,13 +125,13 @@ def _need_safe(status: os.stat_result, path: str, then: str, *, is_file: bool = 
 
 # Execution
 
-_MOST_SAID: Final = 64 * 1024
+_MAX_OUTPUT_BYTES: Final = 64 * 1024
 """Bytes kept of each of a program's two outputs."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH of the programs."""
 
 
-class Command(Parameters, frozen=True, kw_only=True):
+class CommandParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of local.command."""
 
     program: Annotated[
@@ -137,24 +143,24 @@ class Command(Parameters, frozen=True, kw_only=True):
     ] = ()
 
 
-def run(doing: Doing, asked: Command) -> dict[str, Any]:
+def run_program(doing: OperationContext, asked: CommandParameters) -> dict[str, Any]:
     """Run a listed program until it exits; return exit code and outputs."""
     words = [asked.program, *asked.arguments]
     if any("\0" in word for word in words):
-        raise WrongParameters("local.command: no argument of a program can hold a NUL")
-    need_listed(asked.program, doing.settings.actions.programs_file)
+        raise InvalidParameters("local.command: no argument of a program can hold a NUL")
+    require_listed_program(asked.program, doing.settings.actions.programs_file)
     if doing.dry_run:
         return {"command": words, "would_run": True}
     doing.begin()
-    code, out, err = _run(words, doing)
+    code, out, err = _execute_program(words, doing)
     result = {"exit_code": code, "stdout": out, "stderr": err}
     if code:
         how = f"by signal {-code}" if code < 0 else f"with {code}"
-        raise DoneInPart(f"{asked.program} ended {how}", result)
+        raise PartialFailure(f"{asked.program} ended {how}", result)
     return result
 
 
-def _run(words: list[str], doing: Doing) -> tuple[int, str, str]:
+def _execute_program(words: list[str], doing: OperationContext) -> tuple[int, str, str]:
     """Run a program; return its exit code (negative for a signal) and both outputs."""
     environment = {"PATH": _PATH, "LANG": "C.UTF-8", "STEWARD_ACTION": "local.command"}
     try:
@@ -172,16 +178,18 @@ def _run(words: list[str], doing: Doing) -> tuple[int, str, str]:
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        said = _said(process.stdout, process.stderr, doing)
+        said = _read_outputs(process.stdout, process.stderr, doing)
         code = process.wait(max(0.01, doing.left_s))
     except (TimeoutError, subprocess.TimeoutExpired) as error:
-        raise OutOfTime(f"{words[0]} took longer than {doing.timeout_s:g} s", words[0]) from error
+        raise OperationTimeout(
+            f"{words[0]} took longer than {doing.timeout_s:g} s", words[0]
+        ) from error
     finally:
-        end_group(process)  # also ends processes that the program left behind
+        kill_group(process)  # also ends processes that the program left behind
     return code, *said
 
 
-def _said(stdout: IO[bytes], stderr: IO[bytes], doing: Doing) -> tuple[str, str]:
+def _read_outputs(stdout: IO[bytes], stderr: IO[bytes], doing: OperationContext) -> tuple[str, str]:
     """Read a program's outputs until it closes both; discard what exceeds the limit.
 
     Raises:
@@ -202,7 +210,7 @@ def _said(stdout: IO[bytes], stderr: IO[bytes], doing: Doing) -> tuple[str, str]
                 piece = os.read(key.fd, 65536)
                 if not piece:
                     selector.unregister(pipe)
-                kept[pipe] += piece[: max(0, _MOST_SAID - len(kept[pipe]))]
+                kept[pipe] += piece[: max(0, _MAX_OUTPUT_BYTES - len(kept[pipe]))]
     out, err = (bytes(data).decode("utf-8", "backslashreplace") for data in kept.values())
     return out, err
 
@@ -212,8 +220,8 @@ OPERATIONS: Final = (
         ref="local.command",
         help="Run a program that root has listed, where Steward runs.",
         gives="The exit code, and what was written to both outputs.",
-        parameters=Command,
-        run=run,
+        parameters=CommandParameters,
+        run=run_program,
         right="administrator",
         changes=True,
         remote=False,

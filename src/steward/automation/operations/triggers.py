@@ -4,13 +4,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import DoneInPart, WrongParameters
-from steward.automation.operation import Doing, Operation, Parameters
-from steward.automation.operations.programs import need_listed
+from steward.automation.errors import InvalidParameters, PartialFailure
+from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operations.programs import require_listed_program
 from steward.slurm import EventNeverFires, SlurmError, UnknownEvent, UnknownJob, UnknownTrigger
 
 
-class TriggerSet(Parameters, frozen=True, kw_only=True):
+class TriggerSetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.trigger.set."""
 
     program: Annotated[
@@ -39,20 +39,20 @@ class TriggerSet(Parameters, frozen=True, kw_only=True):
     ] = ""
 
 
-class TriggerUnset(Parameters, frozen=True, kw_only=True):
+class TriggerUnsetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.trigger.unset."""
 
     trigger_ids: Annotated[tuple[int, ...], msgspec.Meta(description="Their ids.")]
     user: Annotated[str, msgspec.Meta(description="Whose they are.")] = "slurm"
 
 
-def set_(doing: Doing, asked: TriggerSet) -> Any:
+def set_trigger(doing: OperationContext, asked: TriggerSetParameters) -> Any:
     """Set a trigger and return its id; if an equal one exists, return that one's id."""
     program = asked.program.strip()
-    need_listed(program.partition(" ")[0], doing.settings.actions.programs_file)
+    require_listed_program(program.partition(" ")[0], doing.settings.actions.programs_file)
     job = "" if asked.jobid is None else str(asked.jobid)
-    event = _event(asked, job)
-    _need_event(doing, event)
+    event = _resolve_event(asked, job)
+    _require_event(doing, event)
     nodes = asked.nodes.strip()
     if nodes:
         doing.machine.node_names(nodes)
@@ -71,7 +71,7 @@ def set_(doing: Doing, asked: TriggerSet) -> Any:
     )
 
 
-def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
+def clear_triggers(doing: OperationContext, asked: TriggerUnsetParameters) -> dict[str, Any]:
     """Clear triggers by id."""
     known = {one.id: one for one in doing.triggers.all()}
     for number in asked.trigger_ids:
@@ -85,7 +85,7 @@ def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
                 str(number),
             )
     if not asked.trigger_ids:
-        raise WrongParameters("trigger_ids is empty: name a trigger")
+        raise InvalidParameters("trigger_ids is empty: name a trigger")
     if doing.dry_run:
         return {str(number): {"would_change": True} for number in asked.trigger_ids}
     result: dict[str, Any] = {}
@@ -99,31 +99,33 @@ def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
             result[str(number)] = {"changed": False, "message": str(error)}
             failed.append(number)
     if failed:
-        raise DoneInPart(result[str(failed[0])]["message"], result)
+        raise PartialFailure(result[str(failed[0])]["message"], result)
     return result
 
 
-def _event(asked: TriggerSet, job: str) -> str:
+def _resolve_event(asked: TriggerSetParameters, job: str) -> str:
     """Determine the event that a trigger waits for.
 
     Raises:
-        WrongParameters: No event is named; strigger would assume the job's time limit.
+        InvalidParameters: No event is named; strigger would assume the job's time limit.
     """
     if asked.fini:
         if asked.event not in ("", "fini"):
-            raise WrongParameters(f"fini and event={asked.event} are two events: name one of them")
+            raise InvalidParameters(
+                f"fini and event={asked.event} are two events: name one of them"
+            )
         return "fini"
     if asked.event:
         return asked.event
     if job:
-        raise WrongParameters(
+        raise InvalidParameters(
             f"slurm.trigger.set jobid={job} names no event: add fini=true for the job's end, or "
             "event=time for its time limit. slurmctld has no trigger for a job's start"
         )
-    raise WrongParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
+    raise InvalidParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
 
 
-def _need_event(doing: Doing, event: str) -> None:
+def _require_event(doing: OperationContext, event: str) -> None:
     """Raise an error if this Slurm lacks a trigger event or never fires it."""
     known = doing.triggers.events()
     name = {"drain": "drained"}.get(event, event)
@@ -139,8 +141,8 @@ OPERATIONS: Final = (
         ref="slurm.trigger.set",
         help="Have slurmctld start a listed program when something happens.",
         gives="The trigger's id; of one that is there already, that one's.",
-        parameters=TriggerSet,
-        run=set_,
+        parameters=TriggerSetParameters,
+        run=set_trigger,
         right="administrator",
         changes=True,
         remote=False,
@@ -150,8 +152,8 @@ OPERATIONS: Final = (
         ref="slurm.trigger.unset",
         help="Take triggers away.",
         gives="For each id whether it was taken away.",
-        parameters=TriggerUnset,
-        run=unset,
+        parameters=TriggerUnsetParameters,
+        run=clear_triggers,
         right="administrator",
         changes=True,
         pack=True,

@@ -1,6 +1,6 @@
 """Rules actions (``rules.*``): check, list, test, enable and disable rules, show their history.
 
-Their context is :class:`RulesRoom`; requests and replies are in
+Their context is :class:`RulesContext`; requests and replies are in
 :mod:`steward.automation.rules.requests`. The handlers come first, then :data:`ACTIONS`, which
 registers them, then ``tried``, the dry run of an event behind ``rules.test``, which ``steward rules
 test`` also calls without a daemon.
@@ -11,42 +11,48 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from steward.automation.errors import NotYours, RuleError
-from steward.automation.rules.criteria import TookTooLong
-from steward.automation.rules.decisions import rendered, why_not
+from steward.automation.errors import OperationForbidden, RuleError
+from steward.automation.rules.criteria import TimeLimitExceeded
+from steward.automation.rules.decisions import find_mismatch, render_parameters
 from steward.automation.rules.model import Rule
 from steward.automation.rules.requests import (
-    CheckAnswer,
-    CheckRequest,
-    HistoryAnswer,
-    HistoryRequest,
-    ListAnswer,
-    ListRequest,
-    RuleLine,
-    SwitchAnswer,
-    SwitchRequest,
-    TriedLine,
-    TroubleLine,
-    TryAnswer,
-    TryRequest,
+    CheckRulesReply,
+    CheckRulesRequest,
+    ListRulesReply,
+    ListRulesRequest,
+    RuleProblem,
+    RulesHistoryReply,
+    RulesHistoryRequest,
+    RuleSummary,
+    RuleTestResult,
+    SwitchRuleReply,
+    SwitchRuleRequest,
+    TestRulesReply,
+    TestRulesRequest,
 )
-from steward.automation.rules.triggers import KINDS, TYPES, WINDOWS, Trigger, trigger_of
+from steward.automation.rules.triggers import (
+    FAILURE_WINDOWS,
+    TRIGGER_KINDS,
+    TRIGGER_TYPES,
+    Trigger,
+    make_trigger,
+)
 from steward.core.access import Access, Asker
 from steward.core.actions import Action
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import BODIES, Event, utc_now
 from steward.core.sqlite import SqliteUnavailable
-from steward.slurm.times import parse_time, zone_called
+from steward.slurm.times import load_zone, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steward.automation.rules.rulebook import Book, Signature, Trouble
-    from steward.automation.rules.store import Store
+    from steward.automation.rules.rulebook import FileError, FilesSignature, Rulebook
+    from steward.automation.rules.store import RulesStore
 
 
-class RulesRoom:
+class RulesContext:
     """Context of the rules' actions: loaded rules, history store and permission checks.
 
     Args:
@@ -57,7 +63,7 @@ class RulesRoom:
     def __init__(self, settings: Settings, *, access: Access) -> None:
         self.settings = settings
         self._access = access
-        self._book: tuple[Signature, Book] | None = None
+        self._book: tuple[FilesSignature, Rulebook] | None = None
 
     def need_operator(self, asker: Asker) -> None:
         """Check that the caller is an operator of every cluster: rules see all jobs and nodes.
@@ -66,7 +72,9 @@ class RulesRoom:
             NotYours: The caller is not.
         """
         if not all(self._access.is_operator(asker, name) for name in self._clusters()):
-            raise NotYours("rules see everybody's jobs: they are for operators", asker.user)
+            raise OperationForbidden(
+                "rules see everybody's jobs: they are for operators", asker.user
+            )
 
     def need_administrator(self, asker: Asker) -> None:
         """Check that the caller is an administrator of every cluster.
@@ -75,33 +83,37 @@ class RulesRoom:
             NotYours: The caller is not.
         """
         if not all(self._access.is_administrator(asker, name) for name in self._clusters()):
-            raise NotYours("rules are switched by administrators", asker.user)
+            raise OperationForbidden("rules are switched by administrators", asker.user)
 
-    def book(self) -> "Book":
+    def book(self) -> "Rulebook":
         """Return the rules, reloaded if their files have changed."""
-        from steward.automation.rules.rulebook import load, signature
+        from steward.automation.rules.rulebook import compute_signature, load_rulebook
 
-        now = signature(self.settings.rules)
+        now = compute_signature(self.settings.rules)
         if self._book is None or self._book[0] != now:
-            self._book = now, load(self.settings.rules)
+            self._book = now, load_rulebook(self.settings.rules)
         return self._book[1]
 
-    def store(self, *, read_only: bool = True) -> "Store":
+    def store(self, *, read_only: bool = True) -> "RulesStore":
         """Open the rules' database.
 
         Raises:
             SqliteUnavailable: It cannot be opened now, or does not exist yet.
         """
-        from steward.automation.rules.store import Store
+        from steward.automation.rules.store import RulesStore
 
-        return Store(self.settings.state_dir, read_only=read_only)
+        return RulesStore(self.settings.state_dir, read_only=read_only)
 
     def _clusters(self) -> list[str]:
         """Return the names of all clusters."""
         return list(self.settings.cluster) or [""]
 
 
-def check(room: RulesRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:  # noqa: ARG001 - an action's shape
+def validate_rule_files(
+    room: RulesContext,
+    asker: Asker,
+    request: CheckRulesRequest,  # noqa: ARG001 - an action's shape
+) -> CheckRulesReply:
     """Check the rules' files and return their errors.
 
     Raises:
@@ -109,23 +121,25 @@ def check(room: RulesRoom, asker: Asker, request: CheckRequest) -> CheckAnswer: 
     """
     room.need_operator(asker)
     rules = room.book()
-    return checked(list(rules.rules.values()), rules.troubles)
+    return report_check(list(rules.rules.values()), rules.troubles)
 
 
-def checked(rules: "Sequence[Rule]", troubles: "Iterable[Trouble]") -> CheckAnswer:
+def report_check(rules: "Sequence[Rule]", troubles: "Iterable[FileError]") -> CheckRulesReply:
     """Report valid rules, with differences from StackStorm, and errors of invalid files."""
-    from steward.automation.rules.rulebook import differences
+    from steward.automation.rules.rulebook import compare_with_stackstorm
 
-    return CheckAnswer(
+    return CheckRulesReply(
         rules=len(rules),
-        troubles=tuple(TroubleLine(path=one.path, what=one.what) for one in troubles),
+        troubles=tuple(RuleProblem(path=one.path, what=one.what) for one in troubles),
         differences=tuple(
-            TroubleLine(path=rule.path, what=what) for rule in rules for what in differences(rule)
+            RuleProblem(path=rule.path, what=what)
+            for rule in rules
+            for what in compare_with_stackstorm(rule)
         ),
     )
 
 
-def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
+def list_rules(room: RulesContext, asker: Asker, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
     """List the rules with their switches and execution counts.
 
     Raises:
@@ -133,12 +147,12 @@ def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  #
     """
     room.need_operator(asker)
     rules = room.book()
-    switches, counts = _known(room)
+    switches, counts = _read_switches_and_counts(room)
     lines = []
     for name, rule in rules.rules.items():
         switch, (acted, last) = switches.get(name), counts.get(name, (0, None))
         lines.append(
-            RuleLine(
+            RuleSummary(
                 rule=name,
                 enabled=rule.enabled if switch is None else switch.enabled,
                 switched_by="" if switch is None else switch.who,
@@ -152,12 +166,12 @@ def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  #
                 shipped=rule.shipped,
             )
         )
-    return ListAnswer(
-        running=room.settings.rules.enabled, rules=tuple(lines), troubles=_troubles(rules)
+    return ListRulesReply(
+        running=room.settings.rules.enabled, rules=tuple(lines), troubles=_list_rule_errors(rules)
     )
 
 
-def _known(room: RulesRoom) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_switches_and_counts(room: RulesContext) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return switches and execution counts by rule; empty if no rule ever ran."""
     try:
         store = room.store()
@@ -169,7 +183,7 @@ def _known(room: RulesRoom) -> tuple[dict[str, Any], dict[str, Any]]:
         store.close()
 
 
-def try_(room: RulesRoom, asker: Asker, request: TryRequest) -> TryAnswer:
+def test_event(room: RulesContext, asker: Asker, request: TestRulesRequest) -> TestRulesReply:
     """Test an event against rules without running anything.
 
     Raises:
@@ -178,14 +192,14 @@ def try_(room: RulesRoom, asker: Asker, request: TryRequest) -> TryAnswer:
     """
     room.need_operator(asker)
     rules = room.book()
-    switches, _ = _known(room)
-    named = _named(rules, request.rule) if request.rule else None
+    switches, _ = _read_switches_and_counts(room)
+    named = _find_rule(rules, request.rule) if request.rule else None
     chosen = [named] if named is not None else list(rules.rules.values())
-    on = {one.name for one in chosen if _is_on(one, switches)}
-    return tried(request.event, chosen, on, explicit=named is not None)
+    on = {one.name for one in chosen if _is_rule_enabled(one, switches)}
+    return test_rules(request.event, chosen, on, explicit=named is not None)
 
 
-def enable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnswer:
+def enable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -> SwitchRuleReply:
     """Enable a rule, whatever its file says.
 
     Raises:
@@ -195,7 +209,7 @@ def enable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnswe
     return _switch(room, asker, request.rule, enabled=True)
 
 
-def disable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnswer:
+def disable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -> SwitchRuleReply:
     """Disable a rule; its waiting executions will not run.
 
     Raises:
@@ -205,20 +219,22 @@ def disable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnsw
     return _switch(room, asker, request.rule, enabled=False)
 
 
-def _switch(room: RulesRoom, asker: Asker, name: str, *, enabled: bool) -> SwitchAnswer:
+def _switch(room: RulesContext, asker: Asker, name: str, *, enabled: bool) -> SwitchRuleReply:
     """Override a rule's file and return the previous state."""
     room.need_administrator(asker)
-    rule = _named(room.book(), name)
+    rule = _find_rule(room.book(), name)
     store = room.store(read_only=False)
     try:
-        was = _is_on(rule, store.switches())
+        was = _is_rule_enabled(rule, store.switches())
         store.switch(rule.name, enabled, asker.user or f"uid {asker.uid}", utc_now())
     finally:
         store.close()
-    return SwitchAnswer(rule=rule.name, enabled=enabled, was=was)
+    return SwitchRuleReply(rule=rule.name, enabled=enabled, was=was)
 
 
-def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAnswer:
+def list_executions(
+    room: RulesContext, asker: Asker, request: RulesHistoryRequest
+) -> RulesHistoryReply:
     """List executions of rules, newest first.
 
     Raises:
@@ -228,12 +244,12 @@ def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAn
     room.need_operator(asker)
     since = None
     if request.since:
-        since = parse_time(request.since, utc_now(), zone_called(request.zone))
+        since = parse_time(request.since, utc_now(), load_zone(request.zone))
     try:
         store = room.store()
     except SqliteUnavailable:
         # The database does not exist yet: no rule has run.
-        return HistoryAnswer(executions=())
+        return RulesHistoryReply(executions=())
     try:
         found = store.history(
             limit=request.limit,
@@ -246,10 +262,10 @@ def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAn
         )
     finally:
         store.close()
-    return HistoryAnswer(executions=tuple(found))
+    return RulesHistoryReply(executions=tuple(found))
 
 
-def _named(rules: "Book", name: str) -> "Rule":
+def _find_rule(rules: "Rulebook", name: str) -> "Rule":
     """Return the rule with this name, or raise UsageError."""
     if name not in rules.rules:
         known = ", ".join(rules.rules) or "none"
@@ -257,67 +273,67 @@ def _named(rules: "Book", name: str) -> "Rule":
     return rules.rules[name]
 
 
-def _is_on(rule: "Rule", switches: dict[str, Any]) -> bool:
+def _is_rule_enabled(rule: "Rule", switches: dict[str, Any]) -> bool:
     """Return whether a rule is enabled, by switch or file."""
     switch = switches.get(rule.name)
     return rule.enabled if switch is None else bool(switch.enabled)
 
 
-def _troubles(rules: "Book") -> tuple[TroubleLine, ...]:
+def _list_rule_errors(rules: "Rulebook") -> tuple[RuleProblem, ...]:
     """Return the errors of invalid rule files."""
-    return tuple(TroubleLine(path=one.path, what=one.what) for one in rules.troubles)
+    return tuple(RuleProblem(path=one.path, what=one.what) for one in rules.troubles)
 
 
 ACTIONS: Final = (
     Action(
         name="rules.check",
         help="Say whether the rules' files are right.",
-        request=CheckRequest,
-        answer=CheckAnswer,
-        run=check,
+        request=CheckRulesRequest,
+        answer=CheckRulesReply,
+        run=validate_rule_files,
         only_reads=True,
         role="operator",
     ),
     Action(
         name="rules.list",
         help="List the rules.",
-        request=ListRequest,
-        answer=ListAnswer,
-        run=list_,
+        request=ListRulesRequest,
+        answer=ListRulesReply,
+        run=list_rules,
         only_reads=True,
         role="operator",
     ),
     Action(
         name="rules.test",
         help="Say what rules would make of an event.",
-        request=TryRequest,
-        answer=TryAnswer,
-        run=try_,
+        request=TestRulesRequest,
+        answer=TestRulesReply,
+        run=test_event,
         only_reads=True,
         role="operator",
     ),
     Action(
         name="rules.enable",
         help="Switch a rule on.",
-        request=SwitchRequest,
-        answer=SwitchAnswer,
-        run=enable,
+        request=SwitchRuleRequest,
+        answer=SwitchRuleReply,
+        run=enable_rule,
         role="administrator",
     ),
     Action(
         name="rules.disable",
         help="Switch a rule off.",
-        request=SwitchRequest,
-        answer=SwitchAnswer,
-        run=disable,
+        request=SwitchRuleRequest,
+        answer=SwitchRuleReply,
+        run=disable_rule,
         role="administrator",
     ),
     Action(
         name="rules.history",
         help="Show what rules did.",
-        request=HistoryRequest,
-        answer=HistoryAnswer,
-        run=history,
+        request=RulesHistoryRequest,
+        answer=RulesHistoryReply,
+        run=list_executions,
         only_reads=True,
         role="operator",
     ),
@@ -327,13 +343,13 @@ ACTIONS: Final = (
 # Test of an event against rules (rules.test)
 
 
-def tried(
+def test_rules(
     given: dict[str, Any], rules: Iterable[Rule], on: set[str], *, explicit: bool
-) -> TryAnswer:
+) -> TestRulesReply:
     """Test an event against rules: which match, and with which parameters each would act.
 
     Args:
-        given: Event, in one of the forms of :class:`TryRequest`.
+        given: Event, in one of the forms of :class:`TestRulesRequest`.
         rules: Rules to test.
         on: Names of the enabled rules.
         explicit: Whether to include rules for another type of trigger.
@@ -341,48 +357,51 @@ def tried(
     Raises:
         UsageError: The event is invalid.
     """
-    trigger = _trigger(given)
+    trigger = _parse_trigger(given)
     lines = [
-        _tried(rule, trigger, rule.name in on)
+        _test_rule(rule, trigger, rule.name in on)
         for rule in rules
         if explicit or rule.trigger == trigger.type
     ]
-    return TryAnswer(trigger=trigger.type, payload=trigger.payload, rules=tuple(lines))
+    return TestRulesReply(trigger=trigger.type, payload=trigger.payload, rules=tuple(lines))
 
 
-def _tried(rule: Rule, trigger: Trigger, enabled: bool) -> TriedLine:
+def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTestResult:
     """Test one rule against a trigger."""
-    line = TriedLine(rule=rule.name, enabled=enabled, matches=False)
+    line = RuleTestResult(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
         why = f"it is about {rule.trigger}"
         return msgspec.structs.replace(line, why_not=why)
     try:
-        missed = why_not(rule, trigger, utc_now())
+        missed = find_mismatch(rule, trigger, utc_now())
         if missed is not None:
             why = f"{missed.key} is {missed.value!r}, not {missed.type} {missed.pattern!r}"
             return msgspec.structs.replace(line, why_not=why)
         line = msgspec.structs.replace(line, matches=True, action=rule.action)
-        return msgspec.structs.replace(line, parameters=rendered(rule, trigger))
-    except (RuleError, TookTooLong) as error:
+        return msgspec.structs.replace(line, parameters=render_parameters(rule, trigger))
+    except (RuleError, TimeLimitExceeded) as error:
         return msgspec.structs.replace(line, error=str(error))
 
 
-def _trigger(given: dict[str, Any]) -> Trigger:
-    """Convert an event in either form of :class:`TryRequest` to a trigger.
+def _parse_trigger(given: dict[str, Any]) -> Trigger:
+    """Convert an event in either form of :class:`TestRulesRequest` to a trigger.
 
     Raises:
         UsageError: The event has neither form, or rules do not handle its kind.
     """
     if "trigger" in given:
         name, payload = str(given["trigger"]), given.get("payload")
-        if name not in TYPES or not isinstance(payload, dict):
+        if name not in TRIGGER_TYPES or not isinstance(payload, dict):
             raise UsageError(
-                f'an event is {{"trigger": …, "payload": {{…}}}} with one of {", ".join(TYPES)}'
+                f'an event is {{"trigger": …, "payload": {{…}}}} with one of '
+                f"{', '.join(TRIGGER_TYPES)}"
             )
         return Trigger(type=name, payload=payload)
     kind = str(given.get("kind"))
-    if kind not in KINDS:
-        raise UsageError(f"rules are told of these kinds of events: {', '.join(sorted(KINDS))}")
+    if kind not in TRIGGER_KINDS:
+        raise UsageError(
+            f"rules are told of these kinds of events: {', '.join(sorted(TRIGGER_KINDS))}"
+        )
     try:
         whole = {"key": "", "source": "", "seen_at": given.get("at"), **given}
         event = msgspec.convert({**whole, "body": None}, Event, strict=False)
@@ -392,7 +411,7 @@ def _trigger(given: dict[str, Any]) -> Trigger:
     event = msgspec.structs.replace(event, body=body)
     # The event does not include earlier failures: if it is a failure, count it as the first.
     count = int(bool(getattr(body, "failed", False)))
-    found = trigger_of(event, lambda _event: {name: count for name, _ in WINDOWS})
+    found = make_trigger(event, lambda _event: {name: count for name, _ in FAILURE_WINDOWS})
     if found is None:
         raise UsageError("rules are not told of this event: another tells of the same")
     return found

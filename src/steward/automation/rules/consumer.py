@@ -13,12 +13,17 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from steward.automation.rules import rulebook
-from steward.automation.rules.decisions import Deciding
-from steward.automation.rules.execution import Executing, MakeHand, Telling
+from steward.automation.rules.decisions import RuleDecider
+from steward.automation.rules.execution import ExecutionOutbox, ExecutionScheduler, MakePerformer
 from steward.automation.rules.model import Rule
-from steward.automation.rules.rulebook import Book, Signature
-from steward.automation.rules.store import Execution, Store
-from steward.automation.rules.triggers import KINDS, TYPE_OF, WINDOWS, trigger_of
+from steward.automation.rules.rulebook import FilesSignature, Rulebook
+from steward.automation.rules.store import Execution, RulesStore
+from steward.automation.rules.triggers import (
+    FAILURE_WINDOWS,
+    TRIGGER_KINDS,
+    TRIGGER_TYPE_BY_KIND,
+    make_trigger,
+)
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import NODE_STATE, Event, utc_now
@@ -26,11 +31,11 @@ from steward.core.sqlite import transaction
 
 log = logging.getLogger(__name__)
 
-_RELOAD_S: Final = 2.0
+_RELOAD_INTERVAL_S: Final = 2.0
 """Interval of checks for changed rule files, in seconds."""
-_FORGET_S: Final = 3600.0
+_CLEANUP_INTERVAL_S: Final = 3600.0
 """Interval of removals of old history, in seconds."""
-_LONGEST_WINDOW_S: Final = max(seconds for _, seconds in WINDOWS)
+_MAX_WINDOW_S: Final = max(seconds for _, seconds in FAILURE_WINDOWS)
 """Retention of node failures, in seconds."""
 _BATCH: Final = 200
 """Events per transaction."""
@@ -50,29 +55,29 @@ class RulesConsumer:
     """
 
     name = "rules"
-    kinds = KINDS
+    kinds = TRIGGER_KINDS
     batch_events = _BATCH
 
     def __init__(
         self,
         settings: Settings,
-        make_hand: MakeHand,
+        make_hand: MakePerformer,
         clock: Callable[[], datetime] = utc_now,
         *,
-        store: Store | None = None,
+        store: RulesStore | None = None,
     ) -> None:
         self._settings = settings.rules
         self._clock = clock
-        self._store = store or Store(settings.state_dir)
+        self._store = store or RulesStore(settings.state_dir)
         self._began = self._store.began(clock())
-        self._telling = Telling(self._store)
-        self._deciding = Deciding(self._store, dry_run=settings.rules.dry_run)
-        self._executing = Executing(
+        self._telling = ExecutionOutbox(self._store)
+        self._deciding = RuleDecider(self._store, dry_run=settings.rules.dry_run)
+        self._executing = ExecutionScheduler(
             *(self._store, self._telling, settings.rules, settings.actions.timeout_s),
             *(make_hand, clock),
         )
-        self._book = Book(rules={})
-        self._signature: Signature | None = None
+        self._book = Rulebook(rules={})
+        self._signature: FilesSignature | None = None
         self._reload_at = self._forget_at = 0.0
 
     def cursor(self) -> int:
@@ -105,9 +110,9 @@ class RulesConsumer:
             return []
         found = []
         for event in events:
-            if event.seen_at < self._began or TYPE_OF[event.kind] not in wanted:
+            if event.seen_at < self._began or TRIGGER_TYPE_BY_KIND[event.kind] not in wanted:
                 continue
-            trigger = trigger_of(event, self._store.failures)
+            trigger = make_trigger(event, self._store.failures)
             if trigger is not None:
                 found += self._deciding.decide(event, trigger, rules, self._clock())
         return found
@@ -131,17 +136,17 @@ class RulesConsumer:
         """Return the enabled rules, after reloading changed files."""
         now = time.monotonic()
         if now >= self._reload_at:
-            self._reload_at = now + _RELOAD_S
+            self._reload_at = now + _RELOAD_INTERVAL_S
             self._reload()
-        return switched_on(self._book, self._store)
+        return select_enabled_rules(self._book, self._store)
 
     def _reload(self) -> None:
         """Reload the rules if their files have changed, and log their errors."""
-        signature = rulebook.signature(self._settings)
+        signature = rulebook.compute_signature(self._settings)
         if signature == self._signature:
             return
         self._signature = signature
-        self._book = rulebook.load(self._settings)
+        self._book = rulebook.load_rulebook(self._settings)
         for trouble in self._book.troubles:
             log.error("%s", trouble.what)
         log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
@@ -154,13 +159,13 @@ class RulesConsumer:
         today = self._clock()
         has_more = self._store.forget(
             today - timedelta(days=self._settings.history_days),
-            today - timedelta(seconds=_LONGEST_WINDOW_S),
+            today - timedelta(seconds=_MAX_WINDOW_S),
         )
-        self._forget_at = now + (1.0 if has_more else _FORGET_S)
+        self._forget_at = now + (1.0 if has_more else _CLEANUP_INTERVAL_S)
         return self._forget_at - now
 
 
-def switched_on(rules: Book, store: Store) -> dict[str, Rule]:
+def select_enabled_rules(rules: Rulebook, store: RulesStore) -> dict[str, Rule]:
     """Return the enabled rules: switches of administrators override the files."""
     switches = store.switches()
     return {

@@ -28,11 +28,11 @@ from steward.automation.rules.templates import render_text
 
 Payload = Mapping[str, Any]
 
-_LONGEST_TEXT: Final = 65536
+_MAX_TEXT_LENGTH: Final = 65536
 """Maximum number of characters of a payload text that are compared."""
 
 
-class Missed(msgspec.Struct, frozen=True, kw_only=True):
+class FailedCriterion(msgspec.Struct, frozen=True, kw_only=True):
     """Criterion that a payload fails, for the explanation to people.
 
     Attributes:
@@ -48,13 +48,15 @@ class Missed(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
 
 
-def missed(criteria: Iterable[Criterion], payload: Payload, now: datetime) -> Missed | None:
+def find_failed_criterion(
+    criteria: Iterable[Criterion], payload: Payload, now: datetime
+) -> FailedCriterion | None:
     """Return the first criterion that a payload fails, or None if all hold."""
     for one in criteria:
         value = look_up(payload, one.path)
         pattern = render_text(one.pattern, payload) if one.is_template else one.pattern
-        if not holds(one, value, pattern, now):
-            return Missed(key=one.key, type=one.type, pattern=pattern, value=value)
+        if not matches_criterion(one, value, pattern, now):
+            return FailedCriterion(key=one.key, type=one.type, pattern=pattern, value=value)
     return None
 
 
@@ -71,37 +73,38 @@ def look_up(payload: Any, path: Iterable[str | int]) -> Any:
     return found
 
 
-def holds(one: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
+def matches_criterion(one: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
     """Return whether a value satisfies a criterion."""
     if isinstance(value, str):
-        value = value[:_LONGEST_TEXT]
+        value = value[:_MAX_TEXT_LENGTH]
     if one.type == "search":
-        return _search(one, value, now)
-    if one.type in _TIMES:
-        return _time_differs(value, pattern, _TIMES[one.type], now)
+        return _matches_search(one, value, now)
+    if one.type in _TIME_COMPARISONS:
+        return _compare_time_difference(value, pattern, _TIME_COMPARISONS[one.type], now)
     if pattern is None and one.type not in _WITHOUT_PATTERN:
         return False
     try:
-        return bool(_COMPARES[one.type](value, pattern))
+        return bool(_COMPARISONS[one.type](value, pattern))
     except (TypeError, AttributeError, ValueError, re.error):
         # Values that cannot be compared do not match, as in StackStorm.
         return False
 
 
-def _search(one: Criterion, value: Any, now: datetime) -> bool:
+def _matches_search(one: Criterion, value: Any, now: datetime) -> bool:
     """Evaluate ``search``: compare the items of a list with inner criteria."""
     if not isinstance(value, list | tuple):
         return False
     of_items, of_criteria = _CONDITIONS[one.condition]
     return of_items(
         of_criteria(
-            holds(inner, look_up(item, inner.path), inner.pattern, now) for inner in one.inner
+            matches_criterion(inner, look_up(item, inner.path), inner.pattern, now)
+            for inner in one.inner
         )
         for item in value
     )
 
 
-def _time_differs(
+def _compare_time_difference(
     value: Any, seconds: Any, compare: Callable[[float, float], bool], now: datetime
 ) -> bool:
     """Compare the age of a time in the payload with a number of seconds."""
@@ -114,49 +117,49 @@ def _time_differs(
     return compare((now - then).total_seconds(), seconds)
 
 
-def _lower(text: str) -> str:
+def _lowercase(text: str) -> str:
     """Convert to lower case; raises TypeError or AttributeError for other types."""
     return text.lower()
 
 
 @lru_cache(maxsize=512)
-def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
+def _compile_pattern(pattern: str, flags: int) -> re.Pattern[str]:
     """Compile a regular expression, cached."""
     return re.compile(pattern, flags)
 
 
 # Operators
 
-_COMPARES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "equals": lambda value, pattern: value == pattern,
     "nequals": lambda value, pattern: value != pattern,
-    "iequals": lambda value, pattern: _lower(value) == _lower(pattern),
+    "iequals": lambda value, pattern: _lowercase(value) == _lowercase(pattern),
     "contains": lambda value, pattern: pattern in value,
     "ncontains": lambda value, pattern: pattern not in value,
-    "icontains": lambda value, pattern: _lower(pattern) in _lower(value),
-    "incontains": lambda value, pattern: _lower(pattern) not in _lower(value),
+    "icontains": lambda value, pattern: _lowercase(pattern) in _lowercase(value),
+    "incontains": lambda value, pattern: _lowercase(pattern) not in _lowercase(value),
     "startswith": lambda value, pattern: value.startswith(pattern),
-    "istartswith": lambda value, pattern: _lower(value).startswith(_lower(pattern)),
+    "istartswith": lambda value, pattern: _lowercase(value).startswith(_lowercase(pattern)),
     "endswith": lambda value, pattern: value.endswith(pattern),
-    "iendswith": lambda value, pattern: _lower(value).endswith(_lower(pattern)),
+    "iendswith": lambda value, pattern: _lowercase(value).endswith(_lowercase(pattern)),
     "lessthan": lambda value, pattern: value < pattern,
     "greaterthan": lambda value, pattern: value > pattern,
     "matchwildcard": fnmatch.fnmatchcase,
-    "matchregex": lambda value, pattern: _compiled(pattern, re.DOTALL).match(value),
-    "regex": lambda value, pattern: _compiled(pattern, 0).search(value),
-    "iregex": lambda value, pattern: _compiled(pattern, re.IGNORECASE).search(value),
+    "matchregex": lambda value, pattern: _compile_pattern(pattern, re.DOTALL).match(value),
+    "regex": lambda value, pattern: _compile_pattern(pattern, 0).search(value),
+    "iregex": lambda value, pattern: _compile_pattern(pattern, re.IGNORECASE).search(value),
     "exists": lambda value, _pattern: value is not None,
     "nexists": lambda value, _pattern: value is None,
     "inside": lambda value, pattern: value in pattern,
     "ninside": lambda value, pattern: value not in pattern,
 }
 """Comparison function of each operator: ``compare(value, pattern)``."""
-_TIMES: Final[dict[str, Callable[[float, float], bool]]] = {
+_TIME_COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
     "timediff_lt": operator.lt,
     "timediff_gt": operator.gt,
 }
 """Comparison function of the operators on times."""
-_SHORT: Final = {
+_OPERATOR_ALIASES: Final = {
     "eq": "equals",
     "neq": "nequals",
     "ieq": "iequals",
@@ -180,39 +183,39 @@ _CONDITIONS: Final = {
 }
 """For each condition of ``search``: how items combine, then how criteria combine."""
 
-REGULAR: Final = frozenset({"regex", "iregex", "matchregex"})
+REGEX_OPERATORS: Final = frozenset({"regex", "iregex", "matchregex"})
 """Operators whose pattern is a regular expression."""
-TIMED: Final = frozenset(_TIMES)
+TIME_OPERATORS: Final = frozenset(_TIME_COMPARISONS)
 """Operators whose pattern is a number of seconds."""
-CONDITIONS: Final = frozenset(_CONDITIONS)
+SEARCH_CONDITIONS: Final = frozenset(_CONDITIONS)
 """Values of ``condition`` for the operator ``search``."""
 
 
-def operators() -> list[str]:
+def list_operators() -> list[str]:
     """Return all operator names, long and short, sorted."""
-    return sorted({*_COMPARES, *_TIMES, *_SHORT, "search"})
+    return sorted({*_COMPARISONS, *_TIME_COMPARISONS, *_OPERATOR_ALIASES, "search"})
 
 
-def in_long(name: str) -> str | None:
+def normalize_operator(name: str) -> str | None:
     """Return an operator's long name, given any of its names in any case; None if unknown."""
     name = name.lower()
-    name = _SHORT.get(name, name)
-    return name if name in _COMPARES or name in _TIMES or name == "search" else None
+    name = _OPERATOR_ALIASES.get(name, name)
+    return name if name in _COMPARISONS or name in _TIME_COMPARISONS or name == "search" else None
 
 
 # Time limit
 
 
-class TookTooLong(AutomationError):
+class TimeLimitExceeded(AutomationError):
     """A rule's criteria or templates exceeded their time limit."""
 
 
-class _Alarm(BaseException):
+class _AlarmRaised(BaseException):
     """Raised by the timer. Not an Exception, so that templates cannot catch it."""
 
 
 @contextmanager
-def within(limit_s: float, what: str) -> Iterator[None]:
+def limit_run_time(limit_s: float, what: str) -> Iterator[None]:
     """Limit the run time of a block by an alarm signal.
 
     Python delivers signals only to the main thread, so there is no limit in other threads; rules
@@ -223,7 +226,7 @@ def within(limit_s: float, what: str) -> Iterator[None]:
         what: Description of the work, for the error message.
 
     Raises:
-        TookTooLong: The time limit passed.
+        TimeLimitExceeded: The time limit passed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -232,7 +235,7 @@ def within(limit_s: float, what: str) -> Iterator[None]:
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         if not is_over:
-            raise _Alarm
+            raise _AlarmRaised
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
@@ -243,7 +246,7 @@ def within(limit_s: float, what: str) -> Iterator[None]:
             # An alarm that fires from here on has no effect.
             is_over = True
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except _Alarm:
-        raise TookTooLong(f"{what} took longer than {limit_s:g} s", what) from None
+    except _AlarmRaised:
+        raise TimeLimitExceeded(f"{what} took longer than {limit_s:g} s", what) from None
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,6 @@
 """Decisions of rules: which rules act on an event, which are held back, and why.
 
-:class:`Deciding` is called by the consumer within its transaction. For each enabled rule of the
+:class:`RuleDecider` is called by the consumer within its transaction. For each enabled rule of the
 event's trigger type it compares criteria, applies maximum age, de-duplication and rate limit,
 renders the parameters, and stores an execution (waiting, held back or failed).
 """
@@ -14,24 +14,30 @@ from typing import Any, Final
 import msgspec
 
 from steward.automation.errors import RuleError
-from steward.automation.rules.criteria import Missed, TookTooLong, look_up, missed, within
-from steward.automation.rules.model import Rule, as_duration
-from steward.automation.rules.store import HELD_BACK, Execution, Store
-from steward.automation.rules.templates import render
-from steward.automation.rules.triggers import Trigger, subject_of
+from steward.automation.rules.criteria import (
+    FailedCriterion,
+    TimeLimitExceeded,
+    find_failed_criterion,
+    limit_run_time,
+    look_up,
+)
+from steward.automation.rules.model import Rule, format_rule_duration
+from steward.automation.rules.store import STATUS_HELD_BACK, Execution, RulesStore
+from steward.automation.rules.templates import render_value
+from steward.automation.rules.triggers import Trigger, read_subject
 from steward.core.events import Event
 
 log = logging.getLogger(__name__)
 
 LIMIT_S: Final = 0.5
 """Time limit for a rule's criteria, and again for its templates, per event, in seconds."""
-_LEFT_OUT_S: Final = 60.0
+_SKIP_S: Final = 60.0
 """Time for which a rule that exceeded its time limit is skipped, in seconds."""
-_LONGEST_SUBJECT: Final = 500
+_MAX_SUBJECT_LENGTH: Final = 500
 """Maximum length of a subject, in characters."""
 
 
-class Deciding:
+class RuleDecider:
     """Decides which executions an event causes.
 
     Args:
@@ -39,7 +45,7 @@ class Deciding:
         dry_run: Whether actions of all rules only report what they would do.
     """
 
-    def __init__(self, store: Store, *, dry_run: bool) -> None:
+    def __init__(self, store: RulesStore, *, dry_run: bool) -> None:
         self._store = store
         self._dry_run = dry_run
         self._left_out: dict[str, float] = {}
@@ -79,7 +85,7 @@ class Deciding:
             cluster=event.cluster,
             event=event.key,
             trigger=trigger.type,
-            subject=subject(rule, trigger),
+            subject=compute_subject(rule, trigger),
             action=rule.action,
             dry_run=self._dry_run or care.dry_run,
             at=event.at,
@@ -87,32 +93,35 @@ class Deciding:
             due=now,
         )
         try:
-            if why_not(rule, trigger, now) is not None:
+            if find_mismatch(rule, trigger, now) is not None:
                 return None
             held = self._held_back(rule, one, now)
             if held:
-                return ended(one, HELD_BACK, held)
-            return msgspec.structs.replace(one, parameters=rendered(rule, trigger))
+                return end_unstarted(one, STATUS_HELD_BACK, held)
+            return msgspec.structs.replace(one, parameters=render_parameters(rule, trigger))
         except RuleError as error:
             log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
-            return ended(one, "failed", str(error))
-        except TookTooLong as error:
+            return end_unstarted(one, "failed", str(error))
+        except TimeLimitExceeded as error:
             # More events like this one would delay all rules, so this rule is skipped for a while.
-            self._left_out[rule.name] = time.monotonic() + _LEFT_OUT_S
-            log.error("rule %s is left out for %g s: %s", rule.name, _LEFT_OUT_S, error)
-            return ended(one, "failed", str(error))
+            self._left_out[rule.name] = time.monotonic() + _SKIP_S
+            log.error("rule %s is left out for %g s: %s", rule.name, _SKIP_S, error)
+            return end_unstarted(one, "failed", str(error))
 
     def _held_back(self, rule: Rule, one: Execution, now: datetime) -> str:
         """Return why a matching rule does not act on an event; "" if it acts."""
         care = rule.care
         age_s = (now - one.at).total_seconds()
         if age_s > care.max_age_s:
-            return f"it is {as_duration(round(age_s))} old: over {as_duration(care.max_age_s)}"
+            return (
+                f"it is {format_rule_duration(round(age_s))} old: over "
+                f"{format_rule_duration(care.max_age_s)}"
+            )
         if care.dedup_window_s:
             since = now - timedelta(seconds=care.dedup_window_s)
             before = self._store.acted_on(rule.name, one.subject, since)
             if before is not None:
-                window = as_duration(care.dedup_window_s)
+                window = format_rule_duration(care.dedup_window_s)
                 return f"the same was acted on within {window}, by execution {before.id}"
         since = now - timedelta(seconds=care.rate_limit.seconds)
         if self._store.acted_since(rule.name, since) >= care.rate_limit.most:
@@ -120,42 +129,42 @@ class Deciding:
         return ""
 
 
-def why_not(rule: Rule, trigger: Trigger, now: datetime) -> Missed | None:
+def find_mismatch(rule: Rule, trigger: Trigger, now: datetime) -> FailedCriterion | None:
     """Return the first condition of a rule that a trigger fails; None if the rule matches.
 
     Raises:
-        TookTooLong: The rule's criteria exceed the time limit.
+        TimeLimitExceeded: The rule's criteria exceed the time limit.
     """
     for name, value in rule.wanted.items():
         found = trigger.payload.get(name)
         if found != value:
             key = f"trigger.parameters.{name}"
-            return Missed(key=key, type="equals", pattern=value, value=found)
-    with within(LIMIT_S, f"the criteria of rule {rule.name}"):
-        return missed(rule.criteria, trigger.payload, now)
+            return FailedCriterion(key=key, type="equals", pattern=value, value=found)
+    with limit_run_time(LIMIT_S, f"the criteria of rule {rule.name}"):
+        return find_failed_criterion(rule.criteria, trigger.payload, now)
 
 
-def rendered(rule: Rule, trigger: Trigger) -> dict[str, Any]:
+def render_parameters(rule: Rule, trigger: Trigger) -> dict[str, Any]:
     """Render a rule's parameters with a trigger's payload.
 
     Raises:
         RenderError: A template cannot be rendered.
-        TookTooLong: The templates exceed the time limit.
+        TimeLimitExceeded: The templates exceed the time limit.
     """
-    with within(LIMIT_S, f"the templates of rule {rule.name}"):
-        parameters: dict[str, Any] = render(rule.parameters, trigger.payload)
+    with limit_run_time(LIMIT_S, f"the templates of rule {rule.name}"):
+        parameters: dict[str, Any] = render_value(rule.parameters, trigger.payload)
     return parameters
 
 
-def subject(rule: Rule, trigger: Trigger) -> str:
+def compute_subject(rule: Rule, trigger: Trigger) -> str:
     """Compute the subject of a trigger, the value by which a rule de-duplicates."""
     paths = rule.care.dedup_by
     payload: Mapping[str, Any] = trigger.payload
-    values = [look_up(payload, path) for path in paths] if paths else list(subject_of(trigger))
-    return msgspec.json.encode(values).decode()[:_LONGEST_SUBJECT]
+    values = [look_up(payload, path) for path in paths] if paths else list(read_subject(trigger))
+    return msgspec.json.encode(values).decode()[:_MAX_SUBJECT_LENGTH]
 
 
-def ended(one: Execution, status: str, message: str) -> Execution:
+def end_unstarted(one: Execution, status: str, message: str) -> Execution:
     """Return an execution that ends without starting: held back or failed."""
     return msgspec.structs.replace(
         one, phase="ended", status=status, message=message, ended=one.made

@@ -1,9 +1,12 @@
 """Execution of rules' actions: start what is due, retry, recover after a crash, emit end events.
 
-- :class:`RunnersHand` runs actions for rules and inspects Slurm (protocol :class:`Hand`); each is
+- :class:`RunnerPerformer` runs actions for rules and inspects Slurm (protocol
+  :class:`ActionPerformer`); each is
   used by one thread at a time, since calls may wait long for Slurm.
-- :class:`Telling` stores how executions ended together with journal events about it (outbox).
-- :class:`Executing` is the scheduler. ``turn``, called by the consumer, starts due executions in
+- :class:`ExecutionOutbox` stores how executions ended together with journal events about it
+  (outbox).
+- :class:`ExecutionScheduler` is the scheduler. ``turn``, called by the consumer, starts due
+  executions in
   threads, at most one per rule, and processes what the threads return. Before an action that takes
   nodes away it checks the node limit. After a time-out or a restart it finds out from the audit log
   and Slurm whether the change took effect.
@@ -22,19 +25,19 @@ import msgspec
 
 from steward.automation.audit import AuditRow
 from steward.automation.errors import RuleError
-from steward.automation.operation import operation
+from steward.automation.operation import find_operation
 from steward.automation.rules.limits import (
-    Taken,
-    nodes_taken,
-    over_cap,
-    partition_taken,
-    takes_nodes,
+    TakenNode,
+    can_take_nodes,
+    check_node_limit,
+    find_taken_nodes,
+    find_taken_partition,
 )
-from steward.automation.rules.model import Care, Rule
-from steward.automation.rules.store import HELD_BACK, Execution, Store
-from steward.automation.runner import Ran, Runner
+from steward.automation.rules.model import Rule, RuleLimits
+from steward.automation.rules.store import STATUS_HELD_BACK, Execution, RulesStore
+from steward.automation.runner import OperationOutcome, OperationRunner
 from steward.automation.settings import RulesSettings
-from steward.core.access import Access, this_user
+from steward.core.access import Access, get_process_user
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.consumers import Append
@@ -43,19 +46,19 @@ from steward.core.events import RULE_EXECUTION, Event, RuleExecution, utc_now
 from steward.core.sqlite import transaction
 from steward.jobs.outbox import Outbox
 
-_CLOCKS_S: Final = 1.0
+_CLOCK_SKEW_S: Final = 1.0
 """Tolerance for differences of clocks, in seconds."""
-_MOST_ROWS: Final = 1000
+_MAX_AUDIT_ROWS: Final = 1000
 """Audit log entries searched for an execution's."""
 
-Traces = Literal["ended", "not-begun", "done", "not-done", "running", "unseen"]
-"""How far an action got before a restart, see :class:`Found`."""
+RecoveryState = Literal["ended", "not-begun", "done", "not-done", "running", "unseen"]
+"""How far an action got before a restart, see :class:`RecoveredOutcome`."""
 
 
 # Running actions and inspecting Slurm
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class NodeAvailability(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of nodes, for the limit on nodes that rules may take away.
 
     Attributes:
@@ -73,7 +76,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
     seen: datetime
 
-    def has_back(self, taken: Taken) -> bool:
+    def has_back(self, taken: TakenNode) -> bool:
         """Return whether a taken node accepts jobs again or no longer exists."""
         if taken.node not in self.names:
             return True
@@ -87,7 +90,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.names)
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveredOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about an action that started and whose end was not recorded.
 
     Attributes:
@@ -97,18 +100,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         row: Its entry in the audit log.
     """
 
-    traces: Traces
+    traces: RecoveryState
     row: AuditRow | None = None
 
 
-class Hand(Protocol):
+class ActionPerformer(Protocol):
     """Protocol for running actions and inspecting Slurm; every call may block for long."""
 
-    def look(self, one: Execution) -> Look:
+    def look(self, one: Execution) -> NodeAvailability:
         """Query Slurm for the nodes that an action would take away."""
         ...
 
-    def run(self, one: Execution, timeout_s: float | None) -> Ran:
+    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
         """Run an action."""
         ...
 
@@ -116,16 +119,16 @@ class Hand(Protocol):
         """Return whether the change is in effect; None if that cannot be determined."""
         ...
 
-    def find(self, one: Execution) -> Found:
+    def find(self, one: Execution) -> RecoveredOutcome:
         """Find out how far an action got of which only the start is known."""
         ...
 
 
-MakeHand = Callable[[], Hand]
-"""Creates a :class:`Hand` for one thread."""
+MakePerformer = Callable[[], ActionPerformer]
+"""Creates a :class:`ActionPerformer` for one thread."""
 
 
-class RunnersHand:
+class RunnerPerformer:
     """Runs rules' actions through a Runner of its own, as Steward's user.
 
     Args:
@@ -136,34 +139,34 @@ class RunnersHand:
 
     def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
         self._settings = settings
-        self._runner = Runner(settings, access, registry)
-        self._asker = this_user()
+        self._runner = OperationRunner(settings, access, registry)
+        self._asker = get_process_user()
 
-    def look(self, one: Execution) -> Look:
-        """See :class:`Hand`.
+    def look(self, one: Execution) -> NodeAvailability:
+        """See :class:`ActionPerformer`.
 
         Raises:
             StewardError: A node is unknown, or Slurm does not answer.
         """
-        from steward.slurm import Machine
+        from steward.slurm import ClusterQueries
         from steward.slurm.node_states import is_available
-        from steward.slurm.nodelists import expand
+        from steward.slurm.nodelists import expand_nodelist
 
         if one.cluster not in self._settings.cluster:
             raise RuleError(
                 f"there is no cluster {one.cluster!r} in the configuration", one.cluster
             )
         seen = utc_now()
-        machine = Machine(one.cluster, self._settings.cluster[one.cluster])
+        machine = ClusterQueries(one.cluster, self._settings.cluster[one.cluster])
         nodes = machine.nodes()
-        listed = nodes_taken(one.action, one.parameters)
+        listed = find_taken_nodes(one.action, one.parameters)
         wanted = set(machine.node_names(listed)) if listed else set()
-        partition = partition_taken(one.action, one.parameters)
+        partition = find_taken_partition(one.action, one.parameters)
         wanted |= {name for name, node in nodes.items() if partition in node.partitions}
         up = {name for name, of in machine.partitions().items() if of.state == "UP"}
         reserved = [held.nodes for held in machine.reservations().values() if held.nodes]
-        held = {name for listed in reserved for name in expand(listed)}
-        return Look(
+        held = {name for listed in reserved for name in expand_nodelist(listed)}
+        return NodeAvailability(
             wanted=frozenset(wanted),
             available=frozenset(
                 name
@@ -178,8 +181,8 @@ class RunnersHand:
             seen=seen,
         )
 
-    def run(self, one: Execution, timeout_s: float | None) -> Ran:
-        """See :class:`Hand`.
+    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
+        """See :class:`ActionPerformer`.
 
         Raises:
             StewardError: The action failed before it changed anything.
@@ -190,12 +193,12 @@ class RunnersHand:
             self._asker,
             cluster=self._cluster(one),
             dry_run=one.dry_run,
-            speaker=_speaker(one),
+            speaker=_name_speaker(one),
             timeout_s=timeout_s,
         )
 
     def check(self, one: Execution) -> bool | None:
-        """See :class:`Hand`.
+        """See :class:`ActionPerformer`.
 
         Raises:
             StewardError: Slurm cannot be queried now.
@@ -205,11 +208,11 @@ class RunnersHand:
             one.parameters,
             self._asker,
             cluster=self._cluster(one),
-            speaker=_speaker(one),
+            speaker=_name_speaker(one),
         )
 
-    def find(self, one: Execution) -> Found:
-        """See :class:`Hand`.
+    def find(self, one: Execution) -> RecoveredOutcome:
+        """See :class:`ActionPerformer`.
 
         Every change has a row in the audit log before it is made, so an action without a row was
         not begun.
@@ -217,33 +220,33 @@ class RunnersHand:
         Raises:
             StewardError: Slurm or the audit log cannot be queried now.
         """
-        if one.dry_run or not operation(one.action).changes:
-            return Found(traces="not-begun")
+        if one.dry_run or not find_operation(one.action).changes:
+            return RecoveredOutcome(traces="not-begun")
         row = self._row_of(one)
         if row is None:
-            return Found(traces="not-begun")
+            return RecoveredOutcome(traces="not-begun")
         if row.status == "running":
-            return Found(traces="running", row=row)
+            return RecoveredOutcome(traces="running", row=row)
         if row.status != "unfinished":
-            return Found(traces="ended", row=row)
+            return RecoveredOutcome(traces="ended", row=row)
         is_done = self.check(one)
         if is_done is None:
-            return Found(traces="unseen", row=row)
-        return Found(traces="done" if is_done else "not-done", row=row)
+            return RecoveredOutcome(traces="unseen", row=row)
+        return RecoveredOutcome(traces="done" if is_done else "not-done", row=row)
 
     def _row_of(self, one: Execution) -> AuditRow | None:
         """Find the audit log entry of an execution's last start, or None."""
         assert one.started is not None, one
         rows = self._runner.audit.rows(
-            limit=_MOST_ROWS,
-            since=one.started - timedelta(seconds=_CLOCKS_S),
+            limit=_MAX_AUDIT_ROWS,
+            since=one.started - timedelta(seconds=_CLOCK_SKEW_S),
             ref=one.action,
             cluster=self._cluster(one),
             uid=self._asker.uid,
         )
         # A rule's executions run one after another, so the first entry since the start is this
         # one's.
-        mine = [row for row in rows if row.speaker == _speaker(one) and row.at >= one.started]
+        mine = [row for row in rows if row.speaker == _name_speaker(one) and row.at >= one.started]
         return mine[-1] if mine else None
 
     def _cluster(self, one: Execution) -> str:
@@ -251,12 +254,12 @@ class RunnersHand:
         return one.cluster if one.cluster in self._settings.cluster else ""
 
 
-def _speaker(one: Execution) -> str:
+def _name_speaker(one: Execution) -> str:
     """Return the name that signs reasons set by a rule."""
     return f"rule {one.rule}"
 
 
-def message_of(ran: Ran) -> str:
+def summarize_run(ran: OperationOutcome) -> str:
     """Summarize a run in one line: its error, or its result if that is text."""
     if ran.message:
         return ran.message
@@ -266,25 +269,25 @@ def message_of(ran: Ran) -> str:
 
 # End events
 
-SOURCE: Final = "rules"
+RULES_SOURCE: Final = "rules"
 """Source name of the events."""
 
 
-class Telling:
+class ExecutionOutbox:
     """Stores ends of executions together with events about them, and sends those to the journal.
 
     Args:
         store: Database of the rules.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RulesStore) -> None:
         self._store = store
         self._outbox = Outbox(store.connection, store.path)
         self._untold: list[Event] = []
 
     def put(self, ended: Iterable[Execution]) -> list[Event]:
         """Put events about ended executions into the outbox, within a transaction; return them."""
-        events = [_event_of(one) for one in ended]
+        events = [_make_event(one) for one in ended]
         if events:
             self._outbox.put(events)
         return events
@@ -302,8 +305,8 @@ class Telling:
         """Store how an execution ended, with its event."""
         with transaction(self._store.connection, self._store.path):
             ended = self._store.end(one, status, now, message=message, result=result, audit=audit)
-            self._outbox.put([_event_of(ended)])
-        self._untold.append(_event_of(ended))
+            self._outbox.put([_make_event(ended)])
+        self._untold.append(_make_event(ended))
 
     def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
         """Send all pending events to the journal, then move the cursor.
@@ -321,7 +324,7 @@ class Telling:
         self._outbox.send(append, upto, untold)
 
 
-def _event_of(one: Execution) -> Event:
+def _make_event(one: Execution) -> Event:
     """Build the rule.execution event of an ended execution."""
     at = one.ended or one.made
     return Event(
@@ -330,7 +333,7 @@ def _event_of(one: Execution) -> Event:
         key=f"{RULE_EXECUTION}:{one.rule}:{one.event}",
         at=at,
         seen_at=at,
-        source=SOURCE,
+        source=RULES_SOURCE,
         body=RuleExecution(
             execution=one.id,
             rule=one.rule,
@@ -347,7 +350,7 @@ def _event_of(one: Execution) -> Event:
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE: Final = 8
+MAX_PARALLEL_EXECUTIONS: Final = 8
 """Maximum number of executions that run at the same time, each of another rule."""
 GRACE_S: Final = 30.0
 """Seconds after an action's time limit until the scheduler gives up waiting for its thread."""
@@ -356,16 +359,16 @@ _POLL_S: Final = 0.05
 """Interval of checks while threads run, in seconds."""
 _IDLE_S: Final = 5.0
 """Maximum interval of checks otherwise, in seconds."""
-_AWAY_S: Final = (2.0, 4.0, 8.0, 15.0, 30.0)
+_RETRY_DELAYS_S: Final = (2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before retries while Slurm or a database is unavailable, in seconds."""
 _CLOSE_S: Final = 2.5
 """Maximum wait for running executions at a stop, in seconds."""
-_MOST_STARTS: Final = 50
+_MAX_START_ROUNDS: Final = 50
 """Maximum number of rounds of starts per turn."""
 
 _Kind = Literal["look", "run", "check", "find"]
 """Types of work in a thread: inspect nodes, run, check the change, recover."""
-Outcome = Look | Ran | Found | bool | None | BaseException
+Outcome = NodeAvailability | OperationOutcome | RecoveredOutcome | bool | None | BaseException
 """Result of a thread's work, or what it raised."""
 
 
@@ -382,12 +385,12 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     one: Execution
     kind: _Kind
-    does: Callable[[Hand], Any]
+    does: Callable[[ActionPerformer], Any]
     then: Callable[[Execution, Any], None]
     until: float
 
 
-class Executing:
+class ExecutionScheduler:
     """Scheduler of executions: starts, retries and ends them. Called by the consumer's thread only.
 
     Args:
@@ -401,11 +404,11 @@ class Executing:
 
     def __init__(
         self,
-        store: Store,
-        telling: Telling,
+        store: RulesStore,
+        telling: ExecutionOutbox,
         settings: RulesSettings,
         timeout_s: float,
-        make_hand: MakeHand,
+        make_hand: MakePerformer,
         clock: Callable[[], datetime],
     ) -> None:
         self._store = store
@@ -415,7 +418,7 @@ class Executing:
         self._make_hand = make_hand
         self._clock = clock
         self._rules: Mapping[str, Rule] = {}
-        self._hands: deque[Hand] = deque()
+        self._hands: deque[ActionPerformer] = deque()
         self._back: SimpleQueue[tuple[_Task, Outcome]] = SimpleQueue()
         self._tasks: dict[str, _Task] = {}
         self._away: dict[int, int] = {}
@@ -465,7 +468,7 @@ class Executing:
                 self._wait_for(task, outcome)
             elif isinstance(outcome, BaseException):
                 self._broken(task, outcome)
-            elif starts or not isinstance(outcome, Look):
+            elif starts or not isinstance(outcome, NodeAvailability):
                 task.then(task.one, outcome)
 
     def _returned(self, wait_s: float) -> Iterator[tuple[_Task, Outcome]]:
@@ -493,7 +496,9 @@ class Executing:
         self._took_nothing(task)
         times = self._away.get(one.id, 0)
         self._away[one.id] = times + 1
-        due = self._clock() + timedelta(seconds=_AWAY_S[min(times, len(_AWAY_S) - 1)])
+        due = self._clock() + timedelta(
+            seconds=_RETRY_DELAYS_S[min(times, len(_RETRY_DELAYS_S) - 1)]
+        )
         if task.kind in ("check", "find"):
             self._lost[one.id] = (one, due)
         elif self._is_stale(one):
@@ -523,8 +528,8 @@ class Executing:
 
     def _start_due(self) -> None:
         """Start due executions while threads are free."""
-        for _ in range(_MOST_STARTS):
-            free = MOST_AT_ONCE - len(self._tasks)
+        for _ in range(_MAX_START_ROUNDS):
+            free = MAX_PARALLEL_EXECUTIONS - len(self._tasks)
             busy = {*self._tasks, *(one.rule for one, _ in self._lost.values())}
             due = self._store.due(self._clock(), busy)[: max(0, free)]
             if not due:
@@ -536,16 +541,16 @@ class Executing:
         """Start one execution, or end it if its rule is disabled or it waited too long."""
         rule = self._rules.get(one.rule)
         if rule is None:
-            self._end(one, HELD_BACK, "the rule is not there any more, or was switched off")
+            self._end(one, STATUS_HELD_BACK, "the rule is not there any more, or was switched off")
         elif self._is_stale(one):
             why = f"it waited too long; {one.message}".rstrip("; ")
-            self._end(one, "failed" if one.tries else HELD_BACK, why)
-        elif not one.dry_run and takes_nodes(one.action):
+            self._end(one, "failed" if one.tries else STATUS_HELD_BACK, why)
+        elif not one.dry_run and can_take_nodes(one.action):
             self._do("look", one, lambda hand: hand.look(one), self._looked)
         else:
             self._start(one, frozenset())
 
-    def _looked(self, one: Execution, look: Look) -> None:
+    def _looked(self, one: Execution, look: NodeAvailability) -> None:
         """Start an execution that takes nodes away, if the node limit allows it."""
         taken = self._store.taken(one.cluster)
         back = {node.node for node in taken} - {
@@ -556,7 +561,7 @@ class Executing:
         rule = self._rules.get(one.rule)
         if rule is None:
             return
-        why = over_cap(
+        why = check_node_limit(
             rule,
             set(look.wanted),
             self._store.taken(one.cluster),
@@ -564,7 +569,7 @@ class Executing:
             self._settings.most_nodes_percent,
         )
         if why:
-            self._end(one, HELD_BACK, why)
+            self._end(one, STATUS_HELD_BACK, why)
         else:
             self._start(one, look.wanted)
 
@@ -574,17 +579,17 @@ class Executing:
         started = self._store.start(one, self._clock(), nodes)
         self._do("run", started, lambda hand: hand.run(started, timeout_s), self._ran)
 
-    def _ran(self, one: Execution, ran: Ran) -> None:
+    def _ran(self, one: Execution, ran: OperationOutcome) -> None:
         """Process the outcome of a run."""
         if ran.status == "succeeded":
             status = "dry-run" if one.dry_run else "succeeded"
-            self._end(one, status, message_of(ran), result=ran.result, audit=ran.id)
+            self._end(one, status, summarize_run(ran), result=ran.result, audit=ran.id)
         elif ran.status == "timeout":
             self._do("check", one, lambda hand: hand.check(one), self._checked)
         else:
             self._failed(one, ran)
 
-    def _failed(self, one: Execution, ran: Ran) -> None:
+    def _failed(self, one: Execution, ran: OperationOutcome) -> None:
         """Retry a failed execution, or end it."""
         if not self._retry(one, ran.message):
             self._end(one, "failed", ran.message, result=ran.result, audit=ran.id)
@@ -613,14 +618,18 @@ class Executing:
         """Recover executions of a former process as far as threads are free."""
         now = self._clock()
         for one, due in list(self._lost.values()):
-            if due <= now and one.rule not in self._tasks and len(self._tasks) < MOST_AT_ONCE:
+            if (
+                due <= now
+                and one.rule not in self._tasks
+                and len(self._tasks) < MAX_PARALLEL_EXECUTIONS
+            ):
                 self._find(one)
 
     def _find(self, one: Execution) -> None:
         """Find out in a thread how far an execution got before a restart."""
         self._do("find", one, lambda hand: hand.find(one), self._found)
 
-    def _found(self, one: Execution, found: Found) -> None:
+    def _found(self, one: Execution, found: RecoveredOutcome) -> None:
         """Process what was found out about an execution of a former process."""
         assert one.started is not None, one
         over = one.started + timedelta(seconds=self._limit_s(one))
@@ -644,11 +653,11 @@ class Executing:
         else:
             self._end(one, "unknown", "a restart came between: whether it was done is not known")
 
-    def _ended_before(self, one: Execution, found: Found) -> None:
+    def _ended_before(self, one: Execution, found: RecoveredOutcome) -> None:
         """Process the outcome that the audit log recorded."""
         row = found.row
         assert row is not None, one
-        ran = Ran(
+        ran = OperationOutcome(
             id=row.id,
             ref=row.ref,
             status="failed" if row.status == "failed" else "succeeded",
@@ -668,7 +677,7 @@ class Executing:
         self,
         kind: _Kind,
         one: Execution,
-        does: Callable[[Hand], Any],
+        does: Callable[[ActionPerformer], Any],
         then: Callable[[Execution, Any], None],
     ) -> None:
         """Start a thread for an execution."""
@@ -699,10 +708,10 @@ class Executing:
         self._away.pop(one.id, None)
         self._telling.end(one, status, self._clock(), message=message, result=result, audit=audit)
 
-    def _care(self, one: Execution) -> Care:
+    def _care(self, one: Execution) -> RuleLimits:
         """Return the limits of an execution's rule; the defaults if it is disabled."""
         rule = self._rules.get(one.rule)
-        return Care() if rule is None else rule.care
+        return RuleLimits() if rule is None else rule.care
 
     def _limit_s(self, one: Execution) -> float:
         """Return the time limit of an execution's action, in seconds."""

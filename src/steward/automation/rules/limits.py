@@ -2,8 +2,8 @@
 
 The parameters of an action determine which nodes it takes. A node counts as taken from the moment
 before the action until Slurm shows that it accepts jobs again, so that neither a crash nor a slow
-slurmctld lets a rule exceed the limit. ``over_cap`` makes the decision; the functions before it
-find out which nodes and partitions an action takes.
+slurmctld lets a rule exceed the limit. ``check_node_limit`` makes the decision; the functions
+before it find out which nodes and partitions an action takes.
 """
 
 import math
@@ -15,68 +15,72 @@ import msgspec
 from steward.automation.rules.model import Rule
 from steward.slurm import WrongUpdate
 
-_GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT", "UP"})
+_RESTORING_STATES: Final = frozenset(
+    {"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT", "UP"}
+)
 """States that give a node or partition back."""
 _PARTITION: Final = "slurm.partition.update"
 _NODE: Final = "slurm.node.update"
-_HARMLESS: Final = {
+_HARMLESS_FIELDS: Final = {
     _NODE: frozenset({"Comment", "Extra", "Reason", "Weight"}),
     _PARTITION: frozenset(
         {"Default", "DefaultTime", "GraceTime", "MaxTime", "PriorityJobFactor", "PriorityTier"}
     ),
 }
 """Fields of each action that take no nodes away."""
-FOR_EVER: Final = "*"
+UNKNOWN_RETURN: Final = "*"
 """Stands for every partition: a change whose end cannot be observed."""
 
 
-def takes_nodes(action: str) -> bool:
+def can_take_nodes(action: str) -> bool:
     """Return whether an action can take nodes out of service."""
-    return action in _TAKING
+    return action in _TAKEN_NODES_BY_ACTION
 
 
-def nodes_taken(action: str, parameters: Mapping[str, Any]) -> str:
+def find_taken_nodes(action: str, parameters: Mapping[str, Any]) -> str:
     """Return the node list that an action would take away, in any of Slurm's forms; "" if none."""
-    taken = _TAKING.get(action)
+    taken = _TAKEN_NODES_BY_ACTION.get(action)
     return taken(parameters) if taken is not None else ""
 
 
-def partition_taken(action: str, parameters: Mapping[str, Any]) -> str:
+def find_taken_partition(action: str, parameters: Mapping[str, Any]) -> str:
     """Return the partition whose nodes an action would take away; "" if none."""
-    if action != _PARTITION or not _may_take(action, _changes(action, parameters)):
+    if action != _PARTITION or not _may_take(action, _parse_changes(action, parameters)):
         return ""
     return str(parameters.get("partition", ""))
 
 
-def kept_by(action: str, parameters: Mapping[str, Any]) -> str:
+def find_return_partition(action: str, parameters: Mapping[str, Any]) -> str:
     """Return the partition that a node must be in again before it counts as given back.
 
     Returns:
-        "" if the node's own state decides; :data:`FOR_EVER` if nothing does.
+        "" if the node's own state decides; :data:`UNKNOWN_RETURN` if nothing does.
     """
-    partition = partition_taken(action, parameters)
+    partition = find_taken_partition(action, parameters)
     if not partition:
         return ""
-    changes = _changes(action, parameters) or {}
+    changes = _parse_changes(action, parameters) or {}
     others = {key: value for key, value in changes.items() if key != "State"}
     # Limits, permitted users or nodes of the partition change: its being up proves nothing.
-    return FOR_EVER if not changes or _may_take(action, others) else partition
+    return UNKNOWN_RETURN if not changes or _may_take(action, others) else partition
 
 
-def _named(parameters: Mapping[str, Any]) -> str:
+def _join_node_names(parameters: Mapping[str, Any]) -> str:
     """Return the ``nodes`` parameter as one node list."""
     nodes = parameters.get("nodes", "")
     return ",".join(map(str, nodes)) if isinstance(nodes, list | tuple) else str(nodes)
 
 
-def _of_update(parameters: Mapping[str, Any]) -> str:
+def _find_updated_nodes(parameters: Mapping[str, Any]) -> str:
     """Return the nodes that a node update takes away; "" if none."""
-    return _named(parameters) if _may_take(_NODE, _changes(_NODE, parameters)) else ""
+    return (
+        _join_node_names(parameters) if _may_take(_NODE, _parse_changes(_NODE, parameters)) else ""
+    )
 
 
-def _changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+def _parse_changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the changes of an update under Slurm's names; None if they cannot be determined."""
-    from steward.slurm.cluster_changes import node_infos, partition_infos
+    from steward.slurm.cluster_changes import normalize_node_changes, normalize_partition_changes
 
     infos = parameters.get("infos")
     if not infos:
@@ -87,7 +91,9 @@ def _changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | Non
     # YAML keys may be numbers.
     named = {str(name): value for name, value in infos.items()}
     try:
-        return node_infos(named) if action == _NODE else partition_infos(named)
+        return (
+            normalize_node_changes(named) if action == _NODE else normalize_partition_changes(named)
+        )
     except WrongUpdate:
         # The action will be rejected; if it is not, it is safer to have counted it.
         return None
@@ -98,28 +104,30 @@ def _may_take(action: str, changes: Mapping[str, Any] | None) -> bool:
     if changes is None:
         return True
     return not all(
-        str(value).strip().upper() in _GIVING_BACK if key == "State" else key in _HARMLESS[action]
+        str(value).strip().upper() in _RESTORING_STATES
+        if key == "State"
+        else key in _HARMLESS_FIELDS[action]
         for key, value in changes.items()
     )
 
 
-_TAKING: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
-    "slurm.node.down": _named,
-    "slurm.node.drain": _named,
-    "slurm.node.reserve": _named,
-    _NODE: _of_update,
+_TAKEN_NODES_BY_ACTION: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
+    "slurm.node.down": _join_node_names,
+    "slurm.node.drain": _join_node_names,
+    "slurm.node.reserve": _join_node_names,
+    _NODE: _find_updated_nodes,
     _PARTITION: lambda _parameters: "",
 }
 """For each action that may take nodes away: returns the node list from its parameters."""
 
 
-class Taken(msgspec.Struct, frozen=True):
+class TakenNode(msgspec.Struct, frozen=True):
     """Node that a rule has taken away and that has not been given back.
 
     Attributes:
         node: Name of the node.
         rule: Rule that took it.
-        kept_by: See :func:`kept_by`.
+        kept_by: See :func:`find_return_partition`.
     """
 
     node: str
@@ -127,8 +135,8 @@ class Taken(msgspec.Struct, frozen=True):
     kept_by: str = ""
 
 
-def over_cap(
-    rule: Rule, wanted: set[str], taken: list[Taken], total: int, most_percent: float
+def check_node_limit(
+    rule: Rule, wanted: set[str], taken: list[TakenNode], total: int, most_percent: float
 ) -> str:
     """Return why an action would exceed the node limit; "" if it would not.
 
@@ -142,23 +150,23 @@ def over_cap(
     own_percent = rule.care.most_nodes_percent
     own = {one.node for one in taken if one.rule == rule.name} | wanted
     everyones = {one.node for one in taken} | wanted
-    if own_percent is not None and len(own) > allowed(own_percent, total):
-        return _say("the rule", own, wanted, own_percent, total)
-    if len(everyones) > allowed(most_percent, total):
-        return _say("all rules together", everyones, wanted, most_percent, total)
+    if own_percent is not None and len(own) > count_allowed_nodes(own_percent, total):
+        return _explain_limit("the rule", own, wanted, own_percent, total)
+    if len(everyones) > count_allowed_nodes(most_percent, total):
+        return _explain_limit("all rules together", everyones, wanted, most_percent, total)
     return ""
 
 
-def allowed(percent: float, total: int) -> int:
+def count_allowed_nodes(percent: float, total: int) -> int:
     """Convert a percentage to a number of nodes: at least one, unless it is 0 %."""
     # Add a hair, so that 7 percent of 100 is 7 despite binary fractions.
     share = math.floor(percent * total / 100 + 1e-9)
     return max(1, share) if percent > 0 else 0
 
 
-def _say(who: str, nodes: set[str], wanted: set[str], percent: float, total: int) -> str:
+def _explain_limit(who: str, nodes: set[str], wanted: set[str], percent: float, total: int) -> str:
     """Explain that a limit would be exceeded."""
     return (
         f"with {len(wanted)} more {who} would have {len(nodes)} of {total} nodes taken away; "
-        f"{percent:g} % are {allowed(percent, total)}"
+        f"{percent:g} % are {count_allowed_nodes(percent, total)}"
     )

@@ -1,4 +1,4 @@
-"""Data model of rules: :class:`Rule`, its criteria (:class:`Criterion`) and limits (:class:`Care`).
+"""Data model of rules: :class:`Rule`, its :class:`Criterion` list and :class:`RuleLimits`.
 
 :mod:`steward.automation.rules.parser` creates them from YAML files.
 """
@@ -10,7 +10,7 @@ import msgspec
 OnUnknown = Literal["end", "repeat"]
 """What to do if it is unknown whether an action was done before a crash."""
 
-Key = tuple[str | int, ...]
+RuleKey = tuple[str | int, ...]
 """Position in a rule's file: keys and indices from the root."""
 
 
@@ -36,17 +36,17 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
     inner: "tuple[Criterion, ...]" = ()
 
 
-class Rate(msgspec.Struct, frozen=True):
+class RateLimit(msgspec.Struct, frozen=True):
     """Rate limit: at most ``most`` executions in ``seconds``."""
 
     most: int
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.most}/{as_duration(self.seconds)}"
+        return f"{self.most}/{format_rule_duration(self.seconds)}"
 
 
-class Care(msgspec.Struct, frozen=True, kw_only=True):
+class RuleLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Steward's additions to StackStorm's rules, below ``context: steward:`` in a rule's file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Care(msgspec.Struct, frozen=True, kw_only=True):
         max_age_s: Maximum age of an event, in seconds; older ones are held back.
     """
 
-    rate_limit: Rate = Rate(60, 3600.0)
+    rate_limit: RateLimit = RateLimit(60, 3600.0)
     dedup_window_s: float = 0.0
     dedup_by: tuple[tuple[str | int, ...], ...] = ()
     most_nodes_percent: float | None = None
@@ -103,10 +103,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     wanted: dict[str, Any] = msgspec.field(default_factory=dict)
     criteria: tuple[Criterion, ...] = ()
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    care: Care = Care()
+    care: RuleLimits = RuleLimits()
     path: str = ""
     shipped: bool = False
-    lines: dict[Key, int] = msgspec.field(default_factory=dict)
+    lines: dict[RuleKey, int] = msgspec.field(default_factory=dict)
 
     def at(self, *key: str | int) -> str:
         """Format the position of a key for a message: ``/etc/…/a.yaml:12: action.ref``."""
@@ -119,7 +119,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 _UNITS: Final = (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
 
 
-def as_duration(seconds: float) -> str:
+def format_rule_duration(seconds: float) -> str:
     """Format seconds in the largest unit that divides them: ``90s``, ``10m``, ``1h``, ``1d``."""
     for unit, length in _UNITS:
         if seconds >= length and seconds % length == 0:

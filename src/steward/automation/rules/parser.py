@@ -1,9 +1,9 @@
 """Parser of rule files: YAML with line numbers, Steward's limits, and the whole rule.
 
-``read_rule`` is the entry point; it returns a :class:`Rule` or raises RuleError, whose message
-starts with file and line. It uses, in the order below, :class:`Tree` (YAML as plain values plus the
-line of each, which PyYAML's loader does not keep), ``read_limits`` (keys below ``context:
-steward:``), and ``_RuleReader`` (everything else).
+``parse_rule`` is the entry point; it returns a :class:`Rule` or raises RuleError, whose message
+starts with file and line. It uses, in the order below, :class:`YamlDocument` (YAML as plain values
+plus the line of each, which PyYAML's loader does not keep), ``parse_rule_limits`` (keys below
+``context: steward:``), and ``_RuleReader`` (everything else).
 
 Files come from people and may be faulty or huge: duplicate keys are rejected, and so are anchors
 that expand to a million values.
@@ -18,24 +18,36 @@ import yaml
 
 from steward.automation.errors import RuleError
 from steward.automation.rules import criteria, templates
-from steward.automation.rules.criteria import CONDITIONS, REGULAR, TIMED, in_long
-from steward.automation.rules.model import Care, Criterion, Key, OnUnknown, Rate, Rule
+from steward.automation.rules.criteria import (
+    REGEX_OPERATORS,
+    SEARCH_CONDITIONS,
+    TIME_OPERATORS,
+    normalize_operator,
+)
+from steward.automation.rules.model import (
+    Criterion,
+    OnUnknown,
+    RateLimit,
+    Rule,
+    RuleKey,
+    RuleLimits,
+)
 from steward.automation.rules.templates import is_template
-from steward.automation.rules.triggers import TYPES
+from steward.automation.rules.triggers import TRIGGER_TYPES
 
-_MOST_VALUES: Final = 5000
+_MAX_YAML_VALUES: Final = 5000
 """Maximum number of values in a file."""
-_DEEPEST: Final = 40
+_MAX_YAML_DEPTH: Final = 40
 """Maximum depth of nesting."""
 
-Lines = dict[Key, int]
+LineNumbers = dict[RuleKey, int]
 """Line number of each key, by its position in the file."""
 
 
 # YAML with line numbers
 
 
-class Tree:
+class YamlDocument:
     """YAML document as plain values, with the line number of each.
 
     Args:
@@ -49,7 +61,7 @@ class Tree:
     def __init__(self, text: str, path: str) -> None:
         self._path = path
         self._count = 0
-        self.lines: Lines = {}
+        self.lines: LineNumbers = {}
         try:
             self._loader = yaml.SafeLoader(text)
         except yaml.reader.ReaderError as error:
@@ -69,10 +81,10 @@ class Tree:
         finally:
             self._loader.dispose()
 
-    def _value(self, node: yaml.Node, key: Key) -> Any:
+    def _value(self, node: yaml.Node, key: RuleKey) -> Any:
         """Convert a YAML node to a plain value and record its line."""
         self._count += 1
-        if self._count > _MOST_VALUES or len(key) > _DEEPEST:
+        if self._count > _MAX_YAML_VALUES or len(key) > _MAX_YAML_DEPTH:
             raise self._wrong(node, "the file holds more than any rule needs")
         self.lines.setdefault(key, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
@@ -81,7 +93,7 @@ class Tree:
             return [self._value(one, (*key, index)) for index, one in enumerate(node.value)]
         return self._scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, key: RuleKey) -> dict[str, Any]:
         """Convert a mapping; reject duplicate and non-text keys."""
         found: dict[str, Any] = {}
         for name_node, value_node in node.value:
@@ -110,23 +122,23 @@ class Tree:
 
 # Steward's own keys (context: steward:)
 
-Wrong = Callable[..., RuleError]
+MakeRuleError = Callable[..., RuleError]
 """Creates the error for a problem at a key: ``wrong(what, *key)``."""
 
-_AT: Final = ("context", "steward")
+_LIMITS_KEY: Final = ("context", "steward")
 """Position of Steward's keys in a rule's file."""
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 """Seconds per unit of a duration."""
-_LONGEST_S: Final = 366 * 86400.0
+_MAX_DURATION_S: Final = 366 * 86400.0
 """Maximum duration, in seconds."""
-_MOST_RETRIES: Final = 20
+_MAX_RETRIES: Final = 20
 """Maximum number of retries."""
-_MOST_RATE: Final = 100_000
+_MAX_RATE_COUNT: Final = 100_000
 """Maximum count of a rate limit."""
 
 
-def read_limits(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
+def parse_rule_limits(found: dict[str, Any], type_: str, wrong: MakeRuleError) -> RuleLimits:
     """Parse Steward's own keys of a rule, below ``context: steward:``.
 
     Raises:
@@ -134,45 +146,47 @@ def read_limits(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
     """
     reader = _LimitsReader(found, type_, wrong)
     for name in found:
-        if name not in KEYS:
-            raise wrong(f"there is no key {name!r} here: {', '.join(KEYS)}", *_AT, name)
-    given = {name: KEYS[name](reader, name) for name in found}
-    return Care(**{_FIELDS.get(name, name): value for name, value in given.items()})
+        if name not in LIMIT_PARSERS:
+            raise wrong(
+                f"there is no key {name!r} here: {', '.join(LIMIT_PARSERS)}", *_LIMITS_KEY, name
+            )
+    given = {name: LIMIT_PARSERS[name](reader, name) for name in found}
+    return RuleLimits(**{_FIELDS.get(name, name): value for name, value in given.items()})
 
 
 class _LimitsReader:
     """Parser of the values of Steward's keys; each method reads one kind of value."""
 
-    def __init__(self, found: dict[str, Any], type_: str, wrong: Wrong) -> None:
+    def __init__(self, found: dict[str, Any], type_: str, wrong: MakeRuleError) -> None:
         self._found = found
         self._type = type_
         self._wrong = wrong
 
     def duration(self, name: str) -> float:
         """Read a duration, in seconds."""
-        seconds = _duration(self._found[name])
+        seconds = _parse_duration(self._found[name])
         if seconds is None:
-            raise self._wrong("a duration is wanted: 90s, 10m, 1h, 1d", *_AT, name)
+            raise self._wrong("a duration is wanted: 90s, 10m, 1h, 1d", *_LIMITS_KEY, name)
         return seconds
 
     def some_time(self, name: str) -> float:
         """Read a duration above 0, in seconds."""
         seconds = self.duration(name)
         if not seconds:
-            raise self._wrong("it must be above 0", *_AT, name)
+            raise self._wrong("it must be above 0", *_LIMITS_KEY, name)
         return seconds
 
-    def rate(self, name: str) -> Rate:
+    def rate(self, name: str) -> RateLimit:
         """Read a rate such as ``10/1h``."""
         text = self._found[name]
         count, sign, length = str(text).replace(" ", "").partition("/")
         # "30/h" means thirty per hour.
-        seconds = _duration(f"1{length}" if length in _SECONDS and length else length)
+        seconds = _parse_duration(f"1{length}" if length in _SECONDS and length else length)
         if not sign or not count.isdecimal() or len(count) > 6 or not seconds:
-            raise self._wrong("a rate is wanted: 10/1h, 100/d", *_AT, name)
-        if int(count) > _MOST_RATE:
-            raise self._wrong(f"a rate is {_MOST_RATE} at the most", *_AT, name)
-        return Rate(int(count), seconds)
+            raise self._wrong("a rate is wanted: 10/1h, 100/d", *_LIMITS_KEY, name)
+        if int(count) > _MAX_RATE_COUNT:
+            raise self._wrong(f"a rate is {_MAX_RATE_COUNT} at the most", *_LIMITS_KEY, name)
+        return RateLimit(int(count), seconds)
 
     def percent(self, name: str) -> float:
         """Read a percentage, 0 to 100, with or without ``%``."""
@@ -180,29 +194,29 @@ class _LimitsReader:
         if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?%", value):
             value = float(value[:-1])
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-            raise self._wrong("a share in percent is wanted, 0 to 100", *_AT, name)
+            raise self._wrong("a share in percent is wanted, 0 to 100", *_LIMITS_KEY, name)
         return float(value)
 
     def flag(self, name: str) -> bool:
         """Read true or false."""
         value = self._found[name]
         if not isinstance(value, bool):
-            raise self._wrong("true or false is wanted", *_AT, name)
+            raise self._wrong("true or false is wanted", *_LIMITS_KEY, name)
         return value
 
     def unknown(self, name: str) -> OnUnknown:
         """Read ``end`` or ``repeat``."""
         value = self._found[name]
         if value not in ("end", "repeat"):
-            raise self._wrong("'end' or 'repeat' is wanted", *_AT, name)
+            raise self._wrong("'end' or 'repeat' is wanted", *_LIMITS_KEY, name)
         kept: OnUnknown = value
         return kept
 
     def count(self, name: str) -> int:
         """Read a number of retries."""
         value = self._found[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_RETRIES:
-            raise self._wrong(f"a number is wanted, 0 to {_MOST_RETRIES}", *_AT, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_RETRIES:
+            raise self._wrong(f"a number is wanted, 0 to {_MAX_RETRIES}", *_LIMITS_KEY, name)
         return value
 
     def paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
@@ -210,20 +224,20 @@ class _LimitsReader:
         value = self._found[name]
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts:
-            raise self._wrong("fields are wanted: trigger.node", *_AT, name)
+            raise self._wrong("fields are wanted: trigger.node", *_LIMITS_KEY, name)
         return tuple(self._path(text, name) for text in texts)
 
     def _path(self, text: Any, name: str) -> tuple[str | int, ...]:
         """Read one payload field (``trigger.FIELD``) of the rule's trigger type."""
         prefix, _, field = text.partition(".") if isinstance(text, str) else ("", "", "")
-        if prefix != "trigger" or field not in TYPES[self._type].fields:
-            known = ", ".join(sorted(TYPES[self._type].fields))
+        if prefix != "trigger" or field not in TRIGGER_TYPES[self._type].fields:
+            known = ", ".join(sorted(TRIGGER_TYPES[self._type].fields))
             raise self._wrong(f"{text!r} is no field of {self._type}: trigger.…, with {known}",
-                              *_AT, name)  # fmt: skip
+                              *_LIMITS_KEY, name)  # fmt: skip
         return (field,)
 
 
-KEYS: Final[dict[str, Callable[[_LimitsReader, str], Any]]] = {
+LIMIT_PARSERS: Final[dict[str, Callable[[_LimitsReader, str], Any]]] = {
     "rate_limit": _LimitsReader.rate,
     "dedup_window": _LimitsReader.duration,
     "dedup_by": _LimitsReader.paths,
@@ -242,10 +256,10 @@ _FIELDS: Final = {
     "timeout": "timeout_s",
     "max_age": "max_age_s",
 }
-"""Fields of :class:`Care` whose names differ from their keys."""
+"""Fields of :class:`RuleLimits` whose names differ from their keys."""
 
 
-def _duration(value: Any) -> float | None:
+def _parse_duration(value: Any) -> float | None:
     """Parse ``90``, ``90s``, ``10m``, ``1h`` or ``1d`` to seconds; None if it is not a duration."""
     if isinstance(value, bool):
         return None
@@ -256,12 +270,12 @@ def _duration(value: Any) -> float | None:
         if match is None:
             return None
         seconds = float(match[1]) * _SECONDS[match[2]]
-    return seconds if math.isfinite(seconds) and 0 <= seconds <= _LONGEST_S else None
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= _MAX_DURATION_S else None
 
 
 # Whole rule
 
-LONGEST: Final = 256 * 1024
+MAX_RULE_BYTES: Final = 256 * 1024
 """Maximum size of a rule's file, in bytes."""
 
 _KEYS: Final = frozenset(
@@ -282,7 +296,7 @@ _STEP: Final = re.compile(
 """One step of a path: ``.name``, ``[0]`` or ``['name']``."""
 
 
-def read_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
+def parse_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
     """Parse the text of a rule's file.
 
     Args:
@@ -293,14 +307,14 @@ def read_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
     Raises:
         RuleError: The rule is invalid; the message starts with file and line and names the key.
     """
-    tree = Tree(text, path)
+    tree = YamlDocument(text, path)
     return _RuleReader(tree.lines, path).rule(tree.value, shipped=shipped)
 
 
 class _RuleReader:
     """Parser of one rule; knows the line of each key for error messages."""
 
-    def __init__(self, lines: Lines, path: str) -> None:
+    def __init__(self, lines: LineNumbers, path: str) -> None:
         self._path = path
         self._empty = Rule(name="", trigger="", action="", path=path, lines=lines)
 
@@ -320,8 +334,8 @@ class _RuleReader:
         action = self.mapping(found, "action")
         self.known(action, {"ref", "description", "parameters"}, "action")
         type_ = self.text(trigger, "type", "trigger")
-        if type_ not in TYPES:
-            known = ", ".join(TYPES)
+        if type_ not in TRIGGER_TYPES:
+            known = ", ".join(TRIGGER_TYPES)
             raise self.wrong(f"{type_!r} is no trigger of Steward's: {known}", "trigger", "type")
         parameters = self.mapping(action, "parameters", "action")
         self.templates(parameters, "action", "parameters")
@@ -335,7 +349,7 @@ class _RuleReader:
             criteria=self.criteria(self.mapping(found, "criteria"), type_),
             action=self.text(action, "ref", "action"),
             parameters=parameters,
-            care=read_limits(self.mapping(context, "steward", "context"), type_, self.wrong),
+            care=parse_rule_limits(self.mapping(context, "steward", "context"), type_, self.wrong),
             path=self._path,
             shipped=shipped,
             lines=self._empty.lines,
@@ -375,9 +389,9 @@ class _RuleReader:
             raise self.wrong("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
         self.known(found, {"type", "pattern", "condition"}, *at)
         name = self.text(found, "type", *at)
-        long = in_long(name)
+        long = normalize_operator(name)
         if long is None:
-            known = ", ".join(criteria.operators())
+            known = ", ".join(criteria.list_operators())
             raise self.wrong(f"{name!r} is no operator: {known}", *at, "type")
         path = self.path(key, prefix, at)
         pattern = found.get("pattern")
@@ -399,8 +413,8 @@ class _RuleReader:
     ) -> Criterion:
         """Parse a ``search`` criterion with the criteria for its items."""
         condition = self.text(found, "condition", *at)
-        if condition not in CONDITIONS:
-            known = ", ".join(sorted(CONDITIONS))
+        if condition not in SEARCH_CONDITIONS:
+            known = ", ".join(sorted(SEARCH_CONDITIONS))
             raise self.wrong(f"the condition is one of: {known}", *at, "condition")
         inner = []
         for name, one in self.mapping(found, "pattern", *at).items():
@@ -423,14 +437,14 @@ class _RuleReader:
         if pattern is None and operator != "nequals":
             raise self.wrong("a pattern is wanted", *where)
         if is_template(pattern):
-            if operator in REGULAR | TIMED:
+            if operator in REGEX_OPERATORS | TIME_OPERATORS:
                 # A rendered value of the payload would be used as a regular expression.
                 raise self.wrong(f"{operator!r} takes no template as its pattern", *where)
             self.template(pattern, *where)
-        elif operator in TIMED:
+        elif operator in TIME_OPERATORS:
             if isinstance(pattern, bool) or not isinstance(pattern, int | float):
                 raise self.wrong(f"{operator!r} takes a number of seconds", *where)
-        elif operator in REGULAR:
+        elif operator in REGEX_OPERATORS:
             if not isinstance(pattern, str):
                 raise self.wrong(f"{operator!r} takes text", *where)
             try:
@@ -457,7 +471,7 @@ class _RuleReader:
 
     def field(self, name: str, type_: str, *key: str) -> None:
         """Reject a field that triggers of this type lack."""
-        fields = TYPES[type_].fields
+        fields = TRIGGER_TYPES[type_].fields
         if name not in fields:
             known = ", ".join(sorted(fields))
             raise self.wrong(f"{type_} has no field {name!r}: {known}", *key)
@@ -475,7 +489,7 @@ class _RuleReader:
 
     def template(self, text: str, *key: str | int) -> None:
         """Validate one template."""
-        what = templates.problem(text)
+        what = templates.find_template_error(text)
         if what is not None:
             raise self.wrong(what, *key)
 

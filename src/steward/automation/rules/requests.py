@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from steward.automation.rules.store import Execution
-from steward.core.actions import Answer, Request, Shape
+from steward.core.actions import ActionMessage, Answer, Request
 
 
-class CheckRequest(Request, frozen=True, kw_only=True):
+class CheckRulesRequest(Request, frozen=True, kw_only=True):
     """Request of rules.check: validate the rules' files."""
 
 
-class TroubleLine(Shape, frozen=True, kw_only=True):
+class RuleProblem(ActionMessage, frozen=True, kw_only=True):
     """Problem in a rule's file.
 
     Attributes:
@@ -25,7 +25,7 @@ class TroubleLine(Shape, frozen=True, kw_only=True):
     what: str
 
 
-class CheckAnswer(Answer, frozen=True, kw_only=True):
+class CheckRulesReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.check.
 
     Attributes:
@@ -35,15 +35,15 @@ class CheckAnswer(Answer, frozen=True, kw_only=True):
     """
 
     rules: int
-    troubles: tuple[TroubleLine, ...] = ()
-    differences: tuple[TroubleLine, ...] = ()
+    troubles: tuple[RuleProblem, ...] = ()
+    differences: tuple[RuleProblem, ...] = ()
 
 
-class ListRequest(Request, frozen=True, kw_only=True):
+class ListRulesRequest(Request, frozen=True, kw_only=True):
     """Request of rules.list: list all rules."""
 
 
-class RuleLine(Shape, frozen=True, kw_only=True):
+class RuleSummary(ActionMessage, frozen=True, kw_only=True):
     """Rule in a reply, with its state and execution count.
 
     Attributes:
@@ -73,7 +73,7 @@ class RuleLine(Shape, frozen=True, kw_only=True):
     shipped: bool = False
 
 
-class ListAnswer(Answer, frozen=True, kw_only=True):
+class ListRulesReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.list.
 
     Attributes:
@@ -83,11 +83,11 @@ class ListAnswer(Answer, frozen=True, kw_only=True):
     """
 
     running: bool
-    rules: tuple[RuleLine, ...]
-    troubles: tuple[TroubleLine, ...] = ()
+    rules: tuple[RuleSummary, ...]
+    troubles: tuple[RuleProblem, ...] = ()
 
 
-class TryRequest(Request, frozen=True, kw_only=True):
+class TestRulesRequest(Request, frozen=True, kw_only=True):
     """Request of rules.test: test an event against rules; nothing is run.
 
     Attributes:
@@ -99,7 +99,7 @@ class TryRequest(Request, frozen=True, kw_only=True):
     rule: str = ""
 
 
-class TriedLine(Shape, frozen=True, kw_only=True):
+class RuleTestResult(ActionMessage, frozen=True, kw_only=True):
     """Outcome of a test for one rule.
 
     Attributes:
@@ -121,7 +121,7 @@ class TriedLine(Shape, frozen=True, kw_only=True):
     error: str = ""
 
 
-class TryAnswer(Answer, frozen=True, kw_only=True):
+class TestRulesReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.test.
 
     Attributes:
@@ -132,10 +132,10 @@ class TryAnswer(Answer, frozen=True, kw_only=True):
 
     trigger: str
     payload: dict[str, Any]
-    rules: tuple[TriedLine, ...]
+    rules: tuple[RuleTestResult, ...]
 
 
-class SwitchRequest(Request, frozen=True, kw_only=True):
+class SwitchRuleRequest(Request, frozen=True, kw_only=True):
     """Request of rules.enable and rules.disable: override the rule's file.
 
     Attributes:
@@ -145,7 +145,7 @@ class SwitchRequest(Request, frozen=True, kw_only=True):
     rule: str
 
 
-class SwitchAnswer(Answer, frozen=True, kw_only=True):
+class SwitchRuleReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.enable and rules.disable.
 
     Attributes:
@@ -159,7 +159,7 @@ class SwitchAnswer(Answer, frozen=True, kw_only=True):
     was: bool
 
 
-class HistoryRequest(Request, frozen=True, kw_only=True):
+class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     """Request of rules.history: list executions, newest first.
 
     Attributes:
@@ -183,7 +183,7 @@ class HistoryRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class HistoryAnswer(Answer, frozen=True, kw_only=True):
+class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.history.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Rules database ``rules.db`` (SQLite): executions, taken nodes, node failures and switches.
 
-:class:`Execution` is a row of the history, :class:`Store` the database. The daemon's ``rules``
+:class:`Execution` is a row of the history, :class:`RulesStore` the database. The daemon's ``rules``
 consumer writes it. Commands run by root or Steward's user read it, and enable and disable rules
 there. It also holds the consumer's cursor and outbox, so that a decision and the cursor are one
 transaction.
@@ -13,26 +13,26 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.automation.rules.limits import Taken, kept_by
-from steward.automation.rules.triggers import WINDOWS
+from steward.automation.rules.limits import TakenNode, find_return_partition
+from steward.automation.rules.triggers import FAILURE_WINDOWS
 from steward.core.events import Event
 from steward.core.sqlite import (
     Connection,
-    make_for_owner,
+    create_for_owner,
     open_database,
     open_reader,
     transaction,
-    translated,
+    translate_errors,
 )
-from steward.core.timestamps import micros, moment
+from steward.core.timestamps import moment, to_micros
 
 Phase = Literal["waiting", "started", "ended"]
 """Phase of an execution."""
 
-HELD_BACK: Final = "held-back"
+STATUS_HELD_BACK: Final = "held-back"
 """Status of an execution that a limit prevented."""
 
-MIGRATIONS: Final = (
+RULES_MIGRATIONS: Final = (
     """
     CREATE TABLE cursor (position INTEGER NOT NULL);
     INSERT INTO cursor VALUES (0);
@@ -93,11 +93,11 @@ MIGRATIONS: Final = (
     ) WITHOUT ROWID;
     """,
 )
-COLUMNS: Final = (
+EXECUTION_COLUMNS: Final = (
     "id, rule, cluster, event, trigger, subject, action, parameters, dry_run, phase, status, "
     "message, result, audit, tries, at_us, made_us, next_us, started_us, ended_us"
 )
-"""Columns of an execution, in the order of :func:`execution_of`."""
+"""Columns of an execution, in the order of :func:`decode_execution`."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime | None = None
 
 
-class Switch(msgspec.Struct, frozen=True, kw_only=True):
+class RuleSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """Administrator's override of whether a rule is enabled."""
 
     enabled: bool
@@ -156,7 +156,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-def execution_of(
+def decode_execution(
     number: int,
     rule: str,
     cluster: str,
@@ -178,7 +178,7 @@ def execution_of(
     started_us: int,
     ended_us: int,
 ) -> Execution:
-    """Decode a row of :data:`COLUMNS`."""
+    """Decode a row of :data:`EXECUTION_COLUMNS`."""
     return Execution(
         id=number,
         rule=rule,
@@ -203,17 +203,17 @@ def execution_of(
     )
 
 
-NAME: Final = "rules.db"
+RULES_DATABASE: Final = "rules.db"
 """File name of the database in the state directory."""
-_LONGEST_MESSAGE: Final = 1000
+_MAX_MESSAGE_LENGTH: Final = 1000
 """Maximum length of a stored message, in characters."""
-_LONGEST_RESULT: Final = 64 * 1024
+_MAX_STORED_RESULT_BYTES: Final = 64 * 1024
 """Maximum size of a stored result, in bytes; a longer one is stored as null."""
-_FORGET_AT_ONCE: Final = 1000
+_MAX_DELETED_AT_ONCE: Final = 1000
 """Executions deleted in one transaction."""
 
 
-class Store:
+class RulesStore:
     """Database of the rules.
 
     Args:
@@ -225,13 +225,13 @@ class Store:
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
-        self.path = os.path.join(state_dir, NAME)
+        self.path = os.path.join(state_dir, RULES_DATABASE)
         self.connection: Connection
         if read_only:
             self.connection = open_reader(self.path)
         else:
-            make_for_owner(self.path)
-            self.connection = open_database(self.path, MIGRATIONS)
+            create_for_owner(self.path)
+            self.connection = open_database(self.path, RULES_MIGRATIONS)
 
     def close(self) -> None:
         """Close the database."""
@@ -248,7 +248,7 @@ class Store:
     def began(self, now: datetime) -> datetime:
         """Return when rules first ran here; events observed before are ignored."""
         with transaction(self.connection, self.path) as connection:
-            connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (micros(now),))
+            connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (to_micros(now),))
         return moment(self._number("SELECT value FROM mark WHERE name = 'began'"))
 
     # -- decisions
@@ -261,10 +261,10 @@ class Store:
             "ended_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(one.rule, one.cluster, one.event, one.trigger, one.subject, one.action),
-                *(_json(one.parameters), one.dry_run, one.status != HELD_BACK),
+                *(_encode_value(one.parameters), one.dry_run, one.status != STATUS_HELD_BACK),
                 *(one.phase, one.status),
-                *(one.message[:_LONGEST_MESSAGE], micros(one.at), micros(one.made)),
-                *(micros(one.due), 0 if one.ended is None else micros(one.ended)),
+                *(one.message[:_MAX_MESSAGE_LENGTH], to_micros(one.at), to_micros(one.made)),
+                *(to_micros(one.due), 0 if one.ended is None else to_micros(one.ended)),
             ),
         )
         if not cursor.rowcount:
@@ -283,7 +283,7 @@ class Store:
         """Count a rule's executions since a time that were not held back."""
         return self._number(
             "SELECT count(*) FROM execution WHERE rule = ? AND made_us > ? AND passed",
-            (rule, micros(since)),
+            (rule, to_micros(since)),
         )
 
     def acted_on(self, rule: str, subject: str, since: datetime) -> Execution | None:
@@ -291,7 +291,7 @@ class Store:
         found = self._select(
             "rule = ? AND subject = ? AND made_us > ? AND status != 'held-back' "
             "ORDER BY made_us DESC LIMIT 1",
-            (rule, subject, micros(since)),
+            (rule, subject, to_micros(since)),
         )
         return found[0] if found else None
 
@@ -302,7 +302,7 @@ class Store:
         found = self._select(
             "id IN (SELECT min(id) FROM execution WHERE phase = 'waiting' AND next_us <= ? "
             "GROUP BY rule) ORDER BY id",
-            (micros(now),),
+            (to_micros(now),),
         )
         return [one for one in found if one.rule not in busy]
 
@@ -321,7 +321,7 @@ class Store:
             connection.execute(
                 "UPDATE execution SET phase = 'started', tries = tries + 1, started_us = ? "
                 "WHERE id = ?",
-                (micros(now), one.id),
+                (to_micros(now), one.id),
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO taken VALUES (?, ?, ?, ?)",
@@ -343,7 +343,7 @@ class Store:
                 "UPDATE execution SET phase = 'waiting', next_us = ?, message = ?, tries = ? "
                 "WHERE id = ?",
                 (
-                    *(micros(due), message[:_LONGEST_MESSAGE]),
+                    *(to_micros(due), message[:_MAX_MESSAGE_LENGTH]),
                     *(one.tries if counts else max(0, one.tries - 1), one.id),
                 ),
             )
@@ -359,25 +359,25 @@ class Store:
         audit: int = 0,
     ) -> Execution:
         """Record how an execution ended, within a transaction."""
-        packed = _json(result)
-        packed = packed if len(packed) <= _LONGEST_RESULT else "null"
+        packed = _encode_value(result)
+        packed = packed if len(packed) <= _MAX_STORED_RESULT_BYTES else "null"
         self.connection.execute(
             "UPDATE execution SET phase = 'ended', status = ?, message = ?, result = ?, "
             "audit = ?, ended_us = ? WHERE id = ?",
-            (status, message[:_LONGEST_MESSAGE], packed, audit, micros(now), one.id),
+            (status, message[:_MAX_MESSAGE_LENGTH], packed, audit, to_micros(now), one.id),
         )
         return msgspec.structs.replace(
             one,
             phase="ended",
             status=status,
-            message=message[:_LONGEST_MESSAGE],
+            message=message[:_MAX_MESSAGE_LENGTH],
             audit=audit,
             ended=now,
         )
 
     # -- nodes taken away
 
-    def taken(self, cluster: str) -> list[Taken]:
+    def taken(self, cluster: str) -> list[TakenNode]:
         """Return the nodes that rules have taken away and not given back."""
         rows = self._rows(
             "SELECT node, taken.rule, action, parameters FROM taken "
@@ -385,7 +385,11 @@ class Store:
             (cluster,),
         )
         return [
-            Taken(node, rule, kept_by(action or "", msgspec.json.decode(parameters or "{}")))
+            TakenNode(
+                node,
+                rule,
+                find_return_partition(action or "", msgspec.json.decode(parameters or "{}")),
+            )
             for node, rule, action, parameters in rows
         ]
 
@@ -407,36 +411,36 @@ class Store:
                 "DELETE FROM taken WHERE cluster = ? AND node = ? AND NOT EXISTS ("
                 "SELECT 1 FROM execution WHERE id = taken.execution "
                 "AND (phase != 'ended' OR ended_us >= ?))",
-                [(cluster, node, micros(seen)) for node in available],
+                [(cluster, node, to_micros(seen)) for node in available],
             )
 
     def note_failures(self, events: Sequence[Event]) -> None:
         """Store failures of nodes, within a transaction."""
         self.connection.executemany(
             "INSERT OR IGNORE INTO failure VALUES (?, ?, ?, ?)",
-            [(one.cluster, one.body.node, micros(one.at), one.key) for one in events],
+            [(one.cluster, one.body.node, to_micros(one.at), one.key) for one in events],
         )
 
     def failures(self, event: Event) -> dict[str, int]:
         """Count the failures of an event's node up to the event, per window."""
-        at_us = micros(event.at)
-        sums = ", ".join("coalesce(sum(at_us > ?), 0)" for _ in WINDOWS)
+        at_us = to_micros(event.at)
+        sums = ", ".join("coalesce(sum(at_us > ?), 0)" for _ in FAILURE_WINDOWS)
         row = self._row(
             f"SELECT {sums} FROM failure WHERE cluster = ? AND node = ? AND at_us <= ?",  # noqa: S608 -- question marks
             (
-                *(at_us - seconds * 1_000_000 for _, seconds in WINDOWS),
+                *(at_us - seconds * 1_000_000 for _, seconds in FAILURE_WINDOWS),
                 *(event.cluster, event.body.node, at_us),
             ),
         )
-        return {name: int(count) for (name, _), count in zip(WINDOWS, row, strict=True)}
+        return {name: int(count) for (name, _), count in zip(FAILURE_WINDOWS, row, strict=True)}
 
     # -- commands and web pages
 
-    def switches(self) -> dict[str, Switch]:
+    def switches(self) -> dict[str, RuleSwitch]:
         """Return administrators' overrides, by rule."""
         rows = self._rows("SELECT rule, enabled, who, at_us FROM switch")
         return {
-            rule: Switch(enabled=bool(enabled), who=who, at=moment(at_us))
+            rule: RuleSwitch(enabled=bool(enabled), who=who, at=moment(at_us))
             for rule, enabled, who, at_us in rows
         }
 
@@ -445,7 +449,7 @@ class Store:
         with transaction(self.connection, self.path) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO switch VALUES (?, ?, ?, ?)",
-                (rule, enabled, who, micros(now)),
+                (rule, enabled, who, to_micros(now)),
             )
 
     def history(
@@ -468,7 +472,7 @@ class Store:
             ("rule = ?", rule or None),
             ("cluster = ?", cluster or None),
             ("? IN (status, phase)", status or None),
-            ("made_us >= ?", None if since is None else micros(since)),
+            ("made_us >= ?", None if since is None else to_micros(since)),
         ):
             if value is not None:
                 where.append(condition)
@@ -489,19 +493,19 @@ class Store:
             cursor = connection.execute(
                 "DELETE FROM execution WHERE id IN (SELECT id FROM execution "
                 "WHERE phase = 'ended' AND made_us < ? ORDER BY made_us LIMIT ?)",
-                (micros(before), _FORGET_AT_ONCE),
+                (to_micros(before), _MAX_DELETED_AT_ONCE),
             )
-            connection.execute("DELETE FROM failure WHERE at_us < ?", (micros(failures_before),))
-        return int(cursor.rowcount) == _FORGET_AT_ONCE
+            connection.execute("DELETE FROM failure WHERE at_us < ?", (to_micros(failures_before),))
+        return int(cursor.rowcount) == _MAX_DELETED_AT_ONCE
 
     def _select(self, where: str, values: Sequence[Any]) -> list[Execution]:
         """Read executions that match a WHERE clause."""
-        statement = f"SELECT {COLUMNS} FROM execution WHERE {where}"  # noqa: S608 -- our own words
-        return [execution_of(*row) for row in self._rows(statement, values)]
+        statement = f"SELECT {EXECUTION_COLUMNS} FROM execution WHERE {where}"  # noqa: S608 -- our own words
+        return [decode_execution(*row) for row in self._rows(statement, values)]
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query."""
-        with translated(self.path):
+        with translate_errors(self.path):
             found: list[Any] = self.connection.execute(statement, values).fetchall()
         return found
 
@@ -514,5 +518,5 @@ class Store:
         return int(self._row(statement, values)[0])
 
 
-def _json(value: Any) -> str:
+def _encode_value(value: Any) -> str:
     return msgspec.json.encode(value).decode()

@@ -4,7 +4,7 @@ A parameter that is a single expression (``{{ trigger.partitions }}``) yields th
 type; in other text, values are inserted as text. Rendered output is never rendered again, whatever
 a node's reason contains, and becomes one argument of a command, never shell text.
 
-``problem`` and ``fields_of`` validate templates when a rule is loaded, ``render`` and
+``problem`` and ``find_trigger_fields`` validate templates when a rule is loaded, ``render`` and
 ``render_text`` fill them in, ``_environment`` configures the sandbox: size limits, and no filters
 or methods that make text of any length.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
 
-SIGNS: Final = ("{{", "{%", "{#")
+TEMPLATE_MARKS: Final = ("{{", "{%", "{#")
 """Marks that make a text a template."""
 
-_LONGEST: Final = 65536
+_MAX_RENDERED: Final = 65536
 """Maximum size of rendered output: characters of a text, values of a list, bytes as JSON."""
-_DEEPEST: Final = 32
+_MAX_RENDER_DEPTH: Final = 32
 """Maximum depth of nesting."""
-_LARGEST_FACTOR: Final = 10_000
+_MAX_POWER_BASE: Final = 10_000
 """Maximum base of ``**``."""
-_LENGTHENING: Final = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
+_LENGTHENING_METHODS: Final = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
 """Methods of text that can make it any length, and so are forbidden."""
 _NAMES: Final = frozenset({"trigger", "range", "dict", "namespace"})
 """Names that templates may use."""
@@ -43,15 +43,15 @@ class RenderError(RuleError):
 
 def is_template(value: object) -> bool:
     """Return whether a value is text with template marks."""
-    return isinstance(value, str) and any(sign in value for sign in SIGNS)
+    return isinstance(value, str) and any(sign in value for sign in TEMPLATE_MARKS)
 
 
-def problem(text: str) -> str | None:
+def find_template_error(text: str) -> str | None:
     """Return what is wrong with a template, in one line; None if it is valid."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     try:
-        tree = _environment().parse(text)
+        tree = _make_environment().parse(text)
         unknown = meta.find_undeclared_variables(tree) - _NAMES
         if unknown:
             name = min(unknown)
@@ -60,18 +60,18 @@ def problem(text: str) -> str | None:
         for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
             if tree.find(kind) is not None:
                 return "a template cannot take in others"
-        _compiled(text)
+        _compile_template(text)
     except TemplateSyntaxError as error:
         return f"the template cannot be read: {error.message}"
     return None
 
 
-def fields_of(text: str) -> set[str]:
+def find_trigger_fields(text: str) -> set[str]:
     """Return the fields of ``trigger`` that a template uses."""
     from jinja2 import nodes
 
     found = set()
-    for node in _environment().parse(text).find_all((nodes.Getattr, nodes.Getitem)):
+    for node in _make_environment().parse(text).find_all((nodes.Getattr, nodes.Getitem)):
         if not isinstance(node, nodes.Getattr | nodes.Getitem):
             continue
         if not isinstance(node.node, nodes.Name) or node.node.name != "trigger":
@@ -83,15 +83,15 @@ def fields_of(text: str) -> set[str]:
     return found
 
 
-def render(value: Any, payload: Mapping[str, Any]) -> Any:
+def render_value(value: Any, payload: Mapping[str, Any]) -> Any:
     """Render all templates inside a parameter's value.
 
     Raises:
         RenderError: A template uses an absent field, or its output is too large.
     """
-    rendered = _render(value, payload, 0)
-    if len(msgspec.json.encode(rendered)) > _LONGEST:
-        raise RenderError(f"what is rendered is larger than {_LONGEST} bytes")
+    rendered = _render_nested(value, payload, 0)
+    if len(msgspec.json.encode(rendered)) > _MAX_RENDERED:
+        raise RenderError(f"what is rendered is larger than {_MAX_RENDERED} bytes")
     return rendered
 
 
@@ -99,80 +99,82 @@ def render_text(value: str, payload: Mapping[str, Any]) -> str:
     """Render a template to text.
 
     Raises:
-        RenderError: As :func:`render`.
+        RenderError: As :func:`render_value`.
     """
-    rendered = render(value, payload)
+    rendered = render_value(value, payload)
     return rendered if isinstance(rendered, str) else str(rendered)
 
 
-def _render(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
+def _render_nested(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
     """Render all templates inside a value, with a limit of depth."""
-    if depth > _DEEPEST:
+    if depth > _MAX_RENDER_DEPTH:
         raise RenderError("parameters are nested too deeply")
     if isinstance(value, str):
-        return _render_one(value, payload) if is_template(value) else value
+        return _render_template(value, payload) if is_template(value) else value
     if isinstance(value, Mapping):
-        return {name: _render(one, payload, depth + 1) for name, one in value.items()}
+        return {name: _render_nested(one, payload, depth + 1) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_render(one, payload, depth + 1) for one in value]
+        return [_render_nested(one, payload, depth + 1) for one in value]
     return value
 
 
-def _render_one(text: str, payload: Mapping[str, Any]) -> Any:
+def _render_template(text: str, payload: Mapping[str, Any]) -> Any:
     """Render one template and convert the result to plain JSON."""
     from jinja2 import TemplateError, Undefined
 
     try:
-        given = _compiled(text)(payload)
+        given = _compile_template(text)(payload)
         if isinstance(given, Undefined):
             # An undefined value raises when converted to text.
             str(given)
-        return _plain(given, 0)
+        return _to_plain_value(given, 0)
     except RuleError:
         raise
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = str(error).replace("'dict object' has no attribute", "the trigger has no field")
-        raise RenderError(f"{_short(text)} cannot be rendered: {why}", text) from error
+        raise RenderError(f"{_shorten_text(text)} cannot be rendered: {why}", text) from error
     except (MemoryError, RecursionError) as error:
-        raise RenderError(f"{_short(text)} cannot be rendered: it is too large", text) from error
+        raise RenderError(
+            f"{_shorten_text(text)} cannot be rendered: it is too large", text
+        ) from error
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _to_plain_value(value: Any, depth: int) -> Any:
     """Convert a rendered value to plain JSON, within limits of depth and size."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        if len(value) > _LONGEST:
-            raise RenderError(f"what is rendered is longer than {_LONGEST} letters")
+        if len(value) > _MAX_RENDERED:
+            raise RenderError(f"what is rendered is longer than {_MAX_RENDERED} letters")
         return str(value)
-    if depth > _DEEPEST:
+    if depth > _MAX_RENDER_DEPTH:
         raise RenderError("what is rendered is nested too deeply")
     if isinstance(value, Mapping):
-        return {str(name): _plain(one, depth + 1) for name, one in value.items()}
+        return {str(name): _to_plain_value(one, depth + 1) for name, one in value.items()}
     if callable(value) or not hasattr(value, "__iter__"):
         raise RenderError(f"a template gives {type(value).__name__}, which is no value")
     found = []
     for one in value:
-        found.append(_plain(one, depth + 1))
-        if len(found) > _LONGEST:
-            raise RenderError(f"a template gives more than {_LONGEST} values")
+        found.append(_to_plain_value(one, depth + 1))
+        if len(found) > _MAX_RENDERED:
+            raise RenderError(f"a template gives more than {_MAX_RENDERED} values")
     return found
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """Quote a template for an error message, shortened."""
     return repr(text if len(text) < 60 else f"{text[:57]}...")
 
 
-Rendering = Callable[[Mapping[str, Any]], Any]
+TemplateFunction = Callable[[Mapping[str, Any]], Any]
 """Compiled template: takes the payload and returns the rendered value."""
 
 
 @lru_cache(maxsize=1024)
-def _compiled(text: str) -> Rendering:
+def _compile_template(text: str) -> TemplateFunction:
     """Compile a template, cached: a single expression keeps its type, other text becomes text."""
-    environment = _environment()
-    expression = _only_expression(environment, text)
+    environment = _make_environment()
+    expression = _extract_expression(environment, text)
     if expression:
         evaluate = environment.compile_expression(expression, undefined_to_none=False)
         return lambda payload: evaluate(trigger=payload)
@@ -182,15 +184,15 @@ def _compiled(text: str) -> Rendering:
         parts, length = [], 0
         for part in template.generate(trigger=payload):
             length += len(part)
-            if length > _LONGEST:
-                raise RenderError(f"what is rendered is longer than {_LONGEST} letters")
+            if length > _MAX_RENDERED:
+                raise RenderError(f"what is rendered is longer than {_MAX_RENDERED} letters")
             parts.append(part)
         return "".join(parts)
 
     return fill
 
 
-def _only_expression(environment: "SandboxedEnvironment", text: str) -> str:
+def _extract_expression(environment: "SandboxedEnvironment", text: str) -> str:
     """Return the expression of a text that consists of one expression only; "" otherwise."""
     tokens = list(environment.lex(text))
     kinds = [kind for _line, kind, _value in tokens]
@@ -203,7 +205,7 @@ def _only_expression(environment: "SandboxedEnvironment", text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> "SandboxedEnvironment":
+def _make_environment() -> "SandboxedEnvironment":
     """Create the sandboxed Jinja2 environment, once per process."""
     from jinja2 import StrictUndefined
     from jinja2.exceptions import SecurityError
@@ -216,7 +218,7 @@ def _environment() -> "SandboxedEnvironment":
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
             if not numbers:
                 raise SecurityError(f"'{operator}' is for numbers")
-            if operator == "**" and (abs(left) > _LARGEST_FACTOR or abs(right) > 100):
+            if operator == "**" and (abs(left) > _MAX_POWER_BASE or abs(right) > 100):
                 raise SecurityError("the numbers are too large")
             return super().call_binop(context, operator, left, right)
 
@@ -233,7 +235,7 @@ def _environment() -> "SandboxedEnvironment":
             return None
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            if isinstance(obj, str) and attr in _LENGTHENING:
+            if isinstance(obj, str) and attr in _LENGTHENING_METHODS:
                 return False
             return super().is_safe_attribute(obj, attr, value)
 
@@ -248,27 +250,27 @@ def _environment() -> "SandboxedEnvironment":
 
 def _regex_match(text: str, pattern: str, ignorecase: bool = False) -> bool:
     """Filter ``regex_match`` of StackStorm."""
-    return re.match(pattern, text, _flags(ignorecase)) is not None
+    return re.match(pattern, text, _regex_flags(ignorecase)) is not None
 
 
 def _regex_search(text: str, pattern: str, ignorecase: bool = False) -> bool:
     """Filter ``regex_search`` of StackStorm."""
-    return re.search(pattern, text, _flags(ignorecase)) is not None
+    return re.search(pattern, text, _regex_flags(ignorecase)) is not None
 
 
 def _regex_replace(text: str, pattern: str, replacement: str = "", ignorecase: bool = False) -> str:
     """Filter ``regex_replace`` of StackStorm."""
-    return re.sub(pattern, replacement, text, flags=_flags(ignorecase))
+    return re.sub(pattern, replacement, text, flags=_regex_flags(ignorecase))
 
 
-def _flags(ignorecase: bool) -> int:
+def _regex_flags(ignorecase: bool) -> int:
     """Return the flags of a regular expression."""
     return re.IGNORECASE if ignorecase else 0
 
 
-def _to_json(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     """Filter ``to_json_string`` of StackStorm."""
-    return msgspec.json.encode(_plain(value, 0)).decode()
+    return msgspec.json.encode(_to_plain_value(value, 0)).decode()
 
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
@@ -276,6 +278,6 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "regex_match": _regex_match,
     "regex_search": _regex_search,
     "regex_replace": _regex_replace,
-    "to_json_string": _to_json,
+    "to_json_string": _dump_json,
     "use_none": lambda value: value,
 }

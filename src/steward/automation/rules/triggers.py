@@ -1,6 +1,6 @@
 """Trigger types of rules, and the conversion of journal events to triggers.
 
-:data:`TYPES` lists the types with their fields; ``trigger_of`` converts an event to a
+:data:`TRIGGER_TYPES` lists the types with their fields; ``make_trigger`` converts an event to a
 :class:`Trigger`. A payload is plain JSON with times in ISO form, UTC. It holds the fields of the
 event's body, cluster and time, and derived fields that are easier to compare.
 """
@@ -27,16 +27,16 @@ from steward.core.events import (
     ReservationState,
 )
 from steward.core.records import JobRecord
-from steward.core.usage import RunFact
-from steward.slurm.job_states import FINISHED, base_state
+from steward.core.usage import RunEvent
+from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 Payload = dict[str, Any]
 
-WINDOWS: Final = (("failures_1h", 3600), ("failures_1d", 86400), ("failures_7d", 7 * 86400))
+FAILURE_WINDOWS: Final = (("failures_1h", 3600), ("failures_1d", 86400), ("failures_7d", 7 * 86400))
 """Payload fields that count a node's failures, this one included, with their period in seconds."""
 
-Failures = Callable[[Event], Mapping[str, int]]
-"""Return how often an event's node has failed, for each of :data:`WINDOWS`."""
+CountFailures = Callable[[Event], Mapping[str, int]]
+"""Return how often an event's node has failed, for each of :data:`FAILURE_WINDOWS`."""
 
 
 class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     payload: Payload
 
 
-def _type(
+def _make_type(
     name: str,
     about: str,
     body: type[msgspec.Struct],
@@ -89,15 +89,15 @@ def _type(
     )
 
 
-TYPES: Final[dict[str, TriggerType]] = {
+TRIGGER_TYPES: Final[dict[str, TriggerType]] = {
     one.name: one
     for one in (
-        _type(
+        _make_type(
             "slurm.node.state",
             "A node's state, flags or reason changed, or the node came or went.",
             NodeState,
             ("node",),
-            *("base", "flags", "drained", *(name for name, _ in WINDOWS)),
+            *("base", "flags", "drained", *(name for name, _ in FAILURE_WINDOWS)),
             dispatched=frozenset(
                 {
                     *("cluster", "node", "state", "old_state", "reason", "reason_uid", "source"),
@@ -105,30 +105,30 @@ TYPES: Final[dict[str, TriggerType]] = {
                 }
             ),
         ),
-        _type(
+        _make_type(
             "slurm.job.state",
             "A job started, was suspended or resumed, or a run of it ended.",
             JobRecord,
             ("job_id", "restarts", "state"),
             "final",
         ),
-        _type(
+        _make_type(
             "slurm.partition.state", "A partition's state changed.", PartitionState, ("partition",)
         ),
-        _type(
+        _make_type(
             "slurm.reservation.state",
             "A reservation was made, began, ended or was taken away.",
             ReservationState,
             ("reservation",),
         ),
-        _type(
+        _make_type(
             "slurm.controller.state",
             "slurmctld or slurmdbd ceased to answer, answers again, was started anew, or "
             "slurmctld read its configuration again.",
             ControllerState,
             ("daemon",),
         ),
-        _type(
+        _make_type(
             "bank.threshold",
             "An allocation is used so far, or ends so soon.",
             BankThreshold,
@@ -138,7 +138,7 @@ TYPES: Final[dict[str, TriggerType]] = {
 }
 """All trigger types, by name."""
 
-TYPE_OF: Final = {
+TRIGGER_TYPE_BY_KIND: Final = {
     NODE_STATE: "slurm.node.state",
     JOB_STATE: "slurm.job.state",
     RUN_END: "slurm.job.state",
@@ -149,11 +149,11 @@ TYPE_OF: Final = {
 }
 """Type of trigger for each kind of event that rules handle."""
 
-KINDS: Final = frozenset(TYPE_OF)
+TRIGGER_KINDS: Final = frozenset(TRIGGER_TYPE_BY_KIND)
 """Kinds of events that rules handle."""
 
 
-def trigger_of(event: Event, failures: Failures) -> Trigger | None:
+def make_trigger(event: Event, failures: CountFailures) -> Trigger | None:
     """Convert an event to a trigger; None if rules do not handle it.
 
     Args:
@@ -163,14 +163,14 @@ def trigger_of(event: Event, failures: Failures) -> Trigger | None:
     if event.kind == NODE_STATE:
         if event.body.resized:
             return None
-        return _trigger(event, event.body, _of_node(event, failures))
+        return _make_payload_trigger(event, event.body, _node_fields(event, failures))
     if event.kind in (JOB_STATE, RUN_END):
-        record = _record(event)
-        return None if record is None else _of_job(event, record)
-    return _trigger(event, event.body, {})
+        record = _select_record(event)
+        return None if record is None else _make_job_trigger(event, record)
+    return _make_payload_trigger(event, event.body, {})
 
 
-def _of_node(event: Event, failures: Failures) -> Payload:
+def _node_fields(event: Event, failures: CountFailures) -> Payload:
     """Derive additional payload fields of a node event."""
     body: NodeState = event.body
     base, _, flags = body.state.partition("+")
@@ -190,30 +190,30 @@ def _has_drained(state: str) -> bool:
     return "DRAIN" in words and "COMPLETING" not in words and base in ("IDLE", "DOWN")
 
 
-def _record(event: Event) -> JobRecord | None:
+def _select_record(event: Event) -> JobRecord | None:
     """Return the job record to report; None if another event reports the same."""
-    body: JobFacts | RunFact = event.body
-    if isinstance(body, RunFact):
+    body: JobFacts | RunEvent = event.body
+    if isinstance(body, RunEvent):
         is_first = not body.correction and body.piece_end is None and not body.source
         return body.record if is_first else None
     # The end of a run is reported once, by run.end, whichever source knew it first.
-    return None if base_state(body.record.state) in FINISHED else body.record
+    return None if strip_state_suffix(body.record.state) in FINISHED else body.record
 
 
-def _of_job(event: Event, record: JobRecord) -> Trigger:
+def _make_job_trigger(event: Event, record: JobRecord) -> Trigger:
     """Make the trigger of a job event."""
     whole = {field: getattr(record, field) for field in record.__struct_fields__}
-    more = {"final": event.kind == RUN_END, "state": base_state(record.state)}
-    return _trigger(event, whole, more)
+    more = {"final": event.kind == RUN_END, "state": strip_state_suffix(record.state)}
+    return _make_payload_trigger(event, whole, more)
 
 
-def _trigger(event: Event, body: Any, more: Payload) -> Trigger:
+def _make_payload_trigger(event: Event, body: Any, more: Payload) -> Trigger:
     """Make a trigger from an event, the given body and additional fields."""
     payload: Payload = msgspec.to_builtins(body)
     payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **more}
-    return Trigger(type=TYPE_OF[event.kind], payload=payload)
+    return Trigger(type=TRIGGER_TYPE_BY_KIND[event.kind], payload=payload)
 
 
-def subject_of(trigger: Trigger) -> tuple[Any, ...]:
+def read_subject(trigger: Trigger) -> tuple[Any, ...]:
     """Return a trigger's subject: the values of its type's subject fields."""
-    return tuple(trigger.payload.get(name) for name in TYPES[trigger.type].subject)
+    return tuple(trigger.payload.get(name) for name in TRIGGER_TYPES[trigger.type].subject)

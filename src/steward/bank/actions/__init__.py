@@ -1,6 +1,6 @@
 """Bank actions: all requests that the bank's daemon answers, collected for the registry.
 
-Their context is a :class:`steward.bank.context.BankRoom`.
+Their context is a :class:`steward.bank.context.BankContext`.
 """
 
 from typing import Final

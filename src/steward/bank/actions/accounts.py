@@ -9,7 +9,7 @@ limits. Amounts are micro-SU.
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from steward.bank.context import BankAnswer, BankRoom
+from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Asker
@@ -80,7 +80,7 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
     ended: bool = False
 
 
-class AccountPage(BankAnswer, frozen=True, kw_only=True):
+class AccountReply(BankReply, frozen=True, kw_only=True):
     """Reply with accounts, their users and their allocations.
 
     Attributes:
@@ -96,7 +96,7 @@ class AccountPage(BankAnswer, frozen=True, kw_only=True):
     gate_knows: bool = False
 
 
-class UserRequest(Request, frozen=True, kw_only=True):
+class AccountUserRequest(Request, frozen=True, kw_only=True):
     """Request of bank.user_create and bank.user_change: a user and their spending limit.
 
     Attributes:
@@ -177,7 +177,7 @@ class AllocationChangeRequest(Request, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def account_create(room: BankRoom, asker: Asker, request: AccountCreateRequest) -> AccountPage:
+def create_account(room: BankContext, asker: Asker, request: AccountCreateRequest) -> AccountReply:
     """Create an account.
 
     Raises:
@@ -199,11 +199,11 @@ def account_create(room: BankRoom, asker: Asker, request: AccountCreateRequest) 
             ),
             room.by(asker, request.reason),
         )
-        page = _page(t, (made,))
-    return _done(room, before, **page)
+        page = _account_page(t, (made,))
+    return _reply_to_change(room, before, **page)
 
 
-def account_change(room: BankRoom, asker: Asker, request: AccountChangeRequest) -> AccountPage:
+def change_account(room: BankContext, asker: Asker, request: AccountChangeRequest) -> AccountReply:
     """Change an account.
 
     Raises:
@@ -225,11 +225,11 @@ def account_change(room: BankRoom, asker: Asker, request: AccountChangeRequest) 
             closed=request.closed,
             note=request.note,
         )
-        page = _page(t, (changed,))
-    return _done(room, before, **page)
+        page = _account_page(t, (changed,))
+    return _reply_to_change(room, before, **page)
 
 
-def account_show(room: BankRoom, asker: Asker, request: AccountShowRequest) -> AccountPage:
+def show_accounts(room: BankContext, asker: Asker, request: AccountShowRequest) -> AccountReply:
     """Show accounts: operators see all, others those they use or manage.
 
     Raises:
@@ -244,14 +244,16 @@ def account_show(room: BankRoom, asker: Asker, request: AccountShowRequest) -> A
             found = [t.accounts.need(name.lower()) for name in request.names]
         else:
             found = [one for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
-        page = _page(t, tuple(found), ended=request.ended)
+        page = _account_page(t, tuple(found), ended=request.ended)
     users = tuple(
         one for one in page["users"] if rights.leads(one.account) or one.user == rights.user
     )
-    return _answer(room, **{**page, "users": users})
+    return _make_reply(room, **{**page, "users": users})
 
 
-def user_change(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPage:
+def change_account_user(
+    room: BankContext, asker: Asker, request: AccountUserRequest
+) -> AccountReply:
     """Set a user's spending limit in an account; owners and coordinators may, too.
 
     Raises:
@@ -276,12 +278,14 @@ def user_change(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPa
         t.accounts.set_user(
             account, request.user, room.by(asker, request.reason), limit=limit, listed=listed
         )
-        page = _page(t, (found,))
-    return _done(room, before, **page)
+        page = _account_page(t, (found,))
+    return _reply_to_change(room, before, **page)
 
 
-def user_create(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPage:
-    """Add a user to an account; raises as :func:`user_change`, and if already a user of it."""
+def create_account_user(
+    room: BankContext, asker: Asker, request: AccountUserRequest
+) -> AccountReply:
+    """Add a user to an account; raises as :func:`change_account_user`, and if there already."""
     with room.ledger.reading() as t:
         if room.rights(asker, t).leads(request.account.lower()):
             for one in t.accounts.users(request.account.lower()):
@@ -291,11 +295,11 @@ def user_create(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPa
                         one.user,
                     )
     listed = True if request.listed is None else request.listed
-    asked = {**_fields(request), "listed": listed}
-    return user_change(room, asker, UserRequest(**asked))
+    asked = {**_field_values(request), "listed": listed}
+    return change_account_user(room, asker, AccountUserRequest(**asked))
 
 
-def user_show(room: BankRoom, asker: Asker, request: UserShowRequest) -> AccountPage:
+def show_account_users(room: BankContext, asker: Asker, request: UserShowRequest) -> AccountReply:
     """Show the accounts of users; in accounts of others, callers see only themselves.
 
     Raises:
@@ -315,12 +319,12 @@ def user_show(room: BankRoom, asker: Asker, request: UserShowRequest) -> Account
             if (rights.leads(name) or one.user == rights.user)
             and (not request.users or one.user in request.users)
         )
-    return _answer(room, users=users)
+    return _make_reply(room, users=users)
 
 
-def allocation_create(
-    room: BankRoom, asker: Asker, request: AllocationCreateRequest
-) -> AccountPage:
+def create_allocation(
+    room: BankContext, asker: Asker, request: AllocationCreateRequest
+) -> AccountReply:
     """Create an allocation: grant an account service units for a period.
 
     Raises:
@@ -333,7 +337,7 @@ def allocation_create(
     end = room.moment(request.end, request.zone)
     if end is None:
         raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
-    _in_order(begin or room.now(), end)
+    _require_order(begin or room.now(), end)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
@@ -347,12 +351,12 @@ def allocation_create(
             note=request.note,
         )
         account = t.accounts.need(made.account)
-    return _done(room, before, accounts=(account,), allocations=(made,))
+    return _reply_to_change(room, before, accounts=(account,), allocations=(made,))
 
 
-def allocation_change(
-    room: BankRoom, asker: Asker, request: AllocationChangeRequest
-) -> AccountPage:
+def change_allocation(
+    room: BankContext, asker: Asker, request: AllocationChangeRequest
+) -> AccountReply:
     """Change the period or the rollover of an allocation.
 
     Raises:
@@ -372,22 +376,22 @@ def allocation_change(
             rollover=request.rollover,
             note=request.note,
         )
-        _in_order(changed.begin, changed.end)
+        _require_order(changed.begin, changed.end)
         account = t.accounts.need(changed.account)
-    return _done(room, before, accounts=(account,), allocations=(changed,))
+    return _reply_to_change(room, before, accounts=(account,), allocations=(changed,))
 
 
-def _in_order(begin: datetime, end: datetime | None) -> None:
+def _require_order(begin: datetime, end: datetime | None) -> None:
     """Reject an allocation that ends before it begins."""
     if end is not None and end <= begin:
         raise BankUsage("an allocation ends after it begins: give a later --end", end)
 
 
-def _fields(request: UserRequest) -> dict[str, Any]:
+def _field_values(request: AccountUserRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
-def _page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict[str, Any]:
+def _account_page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict[str, Any]:
     """Collect users and allocations of accounts for a reply."""
     return {
         "accounts": accounts,
@@ -398,41 +402,41 @@ def _page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict
     }
 
 
-def _done(room: BankRoom, before: int, **page: Any) -> AccountPage:
+def _reply_to_change(room: BankContext, before: int, **page: Any) -> AccountReply:
     """Reply to a change, after telling the gate about it."""
-    return _answer(room, **page, gate_knows=room.tell_gate(before))
+    return _make_reply(room, **page, gate_knows=room.tell_gate(before))
 
 
-def _answer(room: BankRoom, **page: Any) -> AccountPage:
+def _make_reply(room: BankContext, **page: Any) -> AccountReply:
     """Build the reply of an action on accounts."""
-    return AccountPage(**page, **room.heading())
+    return AccountReply(**page, **room.heading())
 
 
 ACTIONS: Final = tuple(
     Action(
-        name=f"bank.{name}", help=words, request=request, answer=AccountPage, run=run,
+        name=f"bank.{name}", help=words, request=request, answer=AccountReply, run=run,
         role="everyone" if name.endswith("show") or name.startswith("user") else "operator",
         only_reads=name.endswith("show"),
     )
     for name, words, request, run in (
-        ("account_create", "Create an account.", AccountCreateRequest, account_create),
-        ("account_show", "Show accounts.", AccountShowRequest, account_show),
-        ("account_change", "Change an account.", AccountChangeRequest, account_change),
-        ("user_create", "Put a user into an account.", UserRequest, user_create),
-        ("user_show", "Show who is in which account.", UserShowRequest, user_show),
-        ("user_change", "Set what a user may spend.", UserRequest, user_change),
+        ("account_create", "Create an account.", AccountCreateRequest, create_account),
+        ("account_show", "Show accounts.", AccountShowRequest, show_accounts),
+        ("account_change", "Change an account.", AccountChangeRequest, change_account),
+        ("user_create", "Put a user into an account.", AccountUserRequest, create_account_user),
+        ("user_show", "Show who is in which account.", UserShowRequest, show_account_users),
+        ("user_change", "Set what a user may spend.", AccountUserRequest, change_account_user),
         (
             "allocation_create",
             "Give an account money for a time.",
             AllocationCreateRequest,
-            allocation_create,
+            create_allocation,
         ),
-        ("allocation_show", "Show allocations.", AccountShowRequest, account_show),
+        ("allocation_show", "Show allocations.", AccountShowRequest, show_accounts),
         (
             "allocation_change",
             "Change an allocation's time.",
             AllocationChangeRequest,
-            allocation_change,
+            change_allocation,
         ),
     )
 )  # fmt: skip

@@ -13,26 +13,31 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from steward.bank.charged_jobs import NotCharged, charges_of, names_of, why_uncharged
-from steward.bank.context import BankAnswer, BankRoom
+from steward.bank.charged_jobs import (
+    NotCharged,
+    explain_uncharged,
+    find_job_charges,
+    name_charged_jobs,
+)
+from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.requests import Allowance
-from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
+from steward.bank.records import Charge, JobRequest, PriceLine, Quote, Rate
 from steward.core.access import Asker
-from steward.core.actions import Action, Request, Shape
-from steward.core.timestamps import micros
-from steward.jobs.job_ids import JobNameError, parse
-from steward.slurm.times import zone_called
+from steward.core.actions import Action, ActionMessage, Request
+from steward.core.timestamps import to_micros
+from steward.jobs.job_ids import JobNameError, parse_job_name
+from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
-    from steward.slurm.cluster_model import Picture
+    from steward.slurm.cluster_model import ClusterModel
 
 
 log = logging.getLogger(__name__)
 
 _LONGEST_ALLOWANCE: Final = timedelta(days=30)
 """Longest duration of an allowance."""
-_LONGEST_SCRIPT: Final = 4 * 1024 * 1024
+_MAX_SCRIPT_CHARS: Final = 4 * 1024 * 1024
 """Maximum length of a script, in characters."""
 
 
@@ -52,7 +57,7 @@ class QuoteRequest(Request, frozen=True, kw_only=True):
     user: str = ""
 
 
-class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
+class QuoteReply(BankReply, frozen=True, kw_only=True):
     """Reply with the highest price a job may have.
 
     Attributes:
@@ -85,7 +90,7 @@ class ExplainRequest(Request, frozen=True, kw_only=True):
     cluster: str = ""
 
 
-class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedCharge(msgspec.Struct, frozen=True, kw_only=True):
     """Charge of a job, with its rate and computation.
 
     Attributes:
@@ -107,7 +112,7 @@ class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[PriceLine, ...] = ()
 
 
-class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
+class ExplainReply(BankReply, frozen=True, kw_only=True):
     """Reply with the charges of a job.
 
     Attributes:
@@ -126,7 +131,7 @@ class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
     user: str
     amount: int
     is_right: bool
-    charges: tuple[ExplainedLine, ...]
+    charges: tuple[ExplainedCharge, ...]
 
 
 class AllowRequest(Request, frozen=True, kw_only=True):
@@ -147,7 +152,7 @@ class AllowRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class AllowAnswer(BankAnswer, frozen=True, kw_only=True):
+class AllowReply(BankReply, frozen=True, kw_only=True):
     """Reply with the allowance of a job.
 
     Attributes:
@@ -165,7 +170,7 @@ class AllowAnswer(BankAnswer, frozen=True, kw_only=True):
     until: datetime
 
 
-def allow(room: BankRoom, asker: Asker, request: AllowRequest) -> AllowAnswer:
+def allow_job(room: BankContext, asker: Asker, request: AllowRequest) -> AllowReply:
     """Let one job pass the gate until a time; a hold and charges apply as usual.
 
     Raises:
@@ -186,22 +191,26 @@ def allow(room: BankRoom, asker: Asker, request: AllowRequest) -> AllowAnswer:
     if not request.reason.strip():
         raise BankUsage("say why the job may pass: --reason TEXT", request.job)
     try:
-        name = parse(request.job)
+        name = parse_job_name(request.job)
     except JobNameError as error:
         raise BankUsage(str(error), request.job) from error
     job_id = name.job_id + (name.offset or 0)
     by = room.by(asker, request.reason)
     room.gate.allow(
         Allowance(
-            cluster=cluster, job_id=job_id, by=by.who, until_us=micros(until), reason=request.reason
+            cluster=cluster,
+            job_id=job_id,
+            by=by.who,
+            until_us=to_micros(until),
+            reason=request.reason,
         )
     )
-    return AllowAnswer(
+    return AllowReply(
         **room.heading(), job=request.job, job_id=job_id, cluster=cluster, by=by.who, until=until
     )
 
 
-def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
+def quote_job(room: BankContext, asker: Asker, request: QuoteRequest) -> QuoteReply:
     """Estimate the highest price of a job, and whether the gate would admit it.
 
     Raises:
@@ -213,7 +222,7 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     """
     from steward.bank.estimate import estimate, parse_jobs
 
-    if len(request.script) > _LONGEST_SCRIPT:
+    if len(request.script) > _MAX_SCRIPT_CHARS:
         raise BankUsage("that is no script that sbatch would take: it is too long")
     cluster = room.cluster(request.cluster)
     with room.ledger.reading() as t:
@@ -221,8 +230,8 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
         if request.user and request.user != rights.user:
             rights.need_operator("ask for others")
         rates = t.rates.all(cluster)
-        picture = _picture(room, t.mark(f"picture:{cluster}"), cluster)
-    parts = parse_jobs(request.options, request.script, uid=_uid(asker, request.user))
+        picture = _cluster_model(room, t.mark(f"picture:{cluster}"), cluster)
+    parts = parse_jobs(request.options, request.script, uid=_resolve_uid(asker, request.user))
     settings, now = room.settings.bank, room.now()
     quotes = tuple(estimate(part, picture, rates, settings, now) for part in parts)
     account = quotes[0].account
@@ -231,8 +240,8 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     is_seen = all(rights.sees(one.account) for one in quotes)
     free = means.available if means is not None and is_seen else None
     user = request.user or asker.user
-    is_let_in, say = _verdict(room, cluster, parts, user) if is_seen else (None, "")
-    return QuoteAnswer(
+    is_let_in, say = _ask_gate(room, cluster, parts, user) if is_seen else (None, "")
+    return QuoteReply(
         quotes=quotes,
         amount=sum(one.amount for one in quotes),
         cluster=cluster,
@@ -243,7 +252,7 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     )
 
 
-def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAnswer:
+def explain_job(room: BankContext, asker: Asker, request: ExplainRequest) -> ExplainReply:
     """Show the charges of a job, recomputed from its use and rate.
 
     Raises:
@@ -254,20 +263,20 @@ def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAns
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
         try:
-            rows = charges_of(room, t, request.job, cluster)
+            rows = find_job_charges(room, t, request.job, cluster)
         except NotCharged as error:
-            why = why_uncharged(room, t, rights, request.job, cluster)
+            why = explain_uncharged(room, t, rights, request.job, cluster)
             raise NotCharged(why, request.job) from error
         for row in rows:
             if not rights.leads(row.charge.account) and row.charge.user != rights.user:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
         lines = []
-        names = names_of(room, [row.charge.key for row in rows])
+        names = name_charged_jobs(room, [row.charge.key for row in rows])
         for row in rows:
             rate = t.rates.get(row.charge.rate) if row.charge.rate else None
-            recomputed, way = _again(room, row.charge, rate)
+            recomputed, way = _recompute(room, row.charge, rate)
             lines.append(
-                ExplainedLine(
+                ExplainedCharge(
                     charge=row.charge,
                     name=names.get(row.charge.key, str(row.charge.job_id)),
                     rate=rate,
@@ -277,7 +286,7 @@ def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAns
                     lines=way,
                 )
             )
-    return ExplainAnswer(
+    return ExplainReply(
         job=request.job,
         cluster=cluster,
         account=rows[-1].charge.account,
@@ -289,20 +298,20 @@ def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAns
     )
 
 
-def _again(
-    room: BankRoom, charge: Charge, rate: Rate | None
+def _recompute(
+    room: BankContext, charge: Charge, rate: Rate | None
 ) -> tuple[int | None, tuple[PriceLine, ...]]:
     """Recompute a charge; return the amount and the steps."""
-    from steward.bank.prices import price
+    from steward.bank.prices import compute_price
 
     if charge.use is None or rate is None:
         return None, ()
-    found = price(charge.use, rate, zone_called(room.zone(charge.cluster)))
+    found = compute_price(charge.use, rate, load_zone(room.zone(charge.cluster)))
     return found.amount, found.lines
 
 
-def _verdict(
-    room: BankRoom, cluster: str, parts: Sequence[Description], user: str
+def _ask_gate(
+    room: BankContext, cluster: str, parts: Sequence[JobRequest], user: str
 ) -> tuple[bool | None, str]:
     """Ask the gate whether it would admit every component now, and with which message."""
     said: list[str] = []
@@ -319,16 +328,16 @@ def _verdict(
     return True, said[0]
 
 
-def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":
+def _cluster_model(room: BankContext, kept: str, cluster: str) -> "ClusterModel":
     """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
-    from steward.slurm.cluster_model import Picture
+    from steward.slurm.cluster_model import ClusterModel
 
     if kept:
-        return msgspec.json.decode(kept, type=Picture)
+        return msgspec.json.decode(kept, type=ClusterModel)
     return room.picture(cluster)
 
 
-def _uid(asker: Asker, user: str) -> int:
+def _resolve_uid(asker: Asker, user: str) -> int:
     """Return the uid of the caller, or of another user by name."""
     if not user or user == asker.user:
         return asker.uid
@@ -343,16 +352,16 @@ JOB_ACTIONS: Final = (
         name="bank.quote",
         help="Say what a job may cost.",
         request=QuoteRequest,
-        answer=QuoteAnswer,
-        run=quote,
+        answer=QuoteReply,
+        run=quote_job,
         only_reads=True,
     ),
     Action(
         name="bank.explain",
         help="Say what a job was charged, and why.",
         request=ExplainRequest,
-        answer=ExplainAnswer,
-        run=explain,
+        answer=ExplainReply,
+        run=explain_job,
         only_reads=True,
     ),
     Action(
@@ -360,17 +369,17 @@ JOB_ACTIONS: Final = (
         help="Let one job pass whatever its account has.",
         role="operator",
         request=AllowRequest,
-        answer=AllowAnswer,
-        run=allow,
+        answer=AllowReply,
+        run=allow_job,
     ),
 )
 
 
-MOST: Final = 1000
+MAX_CHARGED_JOBS: Final = 1000
 """Maximum number of jobs in one request of bank.charged."""
 
 
-class ChargedJob(Shape, frozen=True, kw_only=True):
+class ChargedJob(ActionMessage, frozen=True, kw_only=True):
     """Job whose charges are requested.
 
     Attributes:
@@ -391,10 +400,10 @@ class ChargedRequest(Request, frozen=True, kw_only=True):
         jobs: The jobs.
     """
 
-    jobs: Annotated[tuple[ChargedJob, ...], msgspec.Meta(max_length=MOST)]
+    jobs: Annotated[tuple[ChargedJob, ...], msgspec.Meta(max_length=MAX_CHARGED_JOBS)]
 
 
-class ChargedLine(Shape, frozen=True, kw_only=True):
+class ChargedLine(ActionMessage, frozen=True, kw_only=True):
     """Total charged to a job.
 
     Attributes:
@@ -410,7 +419,7 @@ class ChargedLine(Shape, frozen=True, kw_only=True):
     amount: int
 
 
-class ChargedAnswer(BankAnswer, frozen=True, kw_only=True):
+class ChargedReply(BankReply, frozen=True, kw_only=True):
     """Reply with the totals charged to jobs.
 
     Attributes:
@@ -420,7 +429,7 @@ class ChargedAnswer(BankAnswer, frozen=True, kw_only=True):
     jobs: tuple[ChargedLine, ...]
 
 
-def charged(room: BankRoom, asker: Asker, request: ChargedRequest) -> ChargedAnswer:
+def sum_charges(room: BankContext, asker: Asker, request: ChargedRequest) -> ChargedReply:
     """Sum up the charges of each job; jobs the caller may not see are left out."""
     asked: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:
@@ -444,7 +453,7 @@ def charged(room: BankRoom, asker: Asker, request: ChargedRequest) -> ChargedAns
                     account=charge.account,
                     amount=before + charge.amount - row.refunded,
                 )
-    return ChargedAnswer(jobs=tuple(found.values()), **room.heading())
+    return ChargedReply(jobs=tuple(found.values()), **room.heading())
 
 
 CHARGED_ACTIONS: Final = (
@@ -452,8 +461,8 @@ CHARGED_ACTIONS: Final = (
         name="bank.charged",
         help="Say what jobs were charged, each altogether.",
         request=ChargedRequest,
-        answer=ChargedAnswer,
-        run=charged,
+        answer=ChargedReply,
+        run=sum_charges,
         only_reads=True,
     ),
 )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.context import BankAnswer, BankRoom
+from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
-from steward.bank.ledger import By, Transfer
+from steward.bank.ledger import Authorship, Transfer
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
 
@@ -94,7 +94,7 @@ class AdjustRequest(DepositRequest, frozen=True, kw_only=True):
     """Request of bank.adjust: a manual correction; as a deposit, but may be negative."""
 
 
-class MovedAnswer(BankAnswer, frozen=True, kw_only=True):
+class MoneyMoveReply(BankReply, frozen=True, kw_only=True):
     """Reply to an action that moves money.
 
     Attributes:
@@ -112,28 +112,28 @@ class MovedAnswer(BankAnswer, frozen=True, kw_only=True):
     gate_knows: bool = False
 
 
-Move = Callable[["Transaction", By], tuple[Transfer, ...]]
+MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
 """Function that makes the transfers of an action within a transaction."""
 
 
-def deposit(room: BankRoom, asker: Asker, request: DepositRequest) -> MovedAnswer:
+def deposit_money(room: BankContext, asker: Asker, request: DepositRequest) -> MoneyMoveReply:
     """Deposit new money in an account.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: The account does not exist, or the reason or amount is missing or invalid.
     """
-    _positive(request.amount)
+    _require_positive(request.amount)
 
-    def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.deposit(request.account, request.amount, by, allocation=request.allocation),
         )
 
-    return _moved(room, asker, request, (request.account,), move)
+    return _move_money(room, asker, request, (request.account,), move)
 
 
-def withdraw(room: BankRoom, asker: Asker, request: WithdrawRequest) -> MovedAnswer:
+def withdraw_money(room: BankContext, asker: Asker, request: WithdrawRequest) -> MoneyMoveReply:
     """Withdraw money from an account, up to its available amount.
 
     Raises:
@@ -141,24 +141,26 @@ def withdraw(room: BankRoom, asker: Asker, request: WithdrawRequest) -> MovedAns
         BankUsage: The account does not exist, or the reason or amount is missing or invalid.
         GateUnavailable: The gate does not answer, so the available amount is unknown.
     """
-    _positive(request.amount)
+    _require_positive(request.amount)
 
-    def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.withdraw(
                 request.account, request.amount, by, allocation=request.allocation
             ),
         )
 
-    with _reserved(room, asker, request.account, request.amount, request, request.allocation):
-        return _moved(room, asker, request, (request.account,), move)
+    with _reserve_at_gate(
+        room, asker, request.account, request.amount, request, request.allocation
+    ):
+        return _move_money(room, asker, request, (request.account,), move)
 
 
-def transfer(room: BankRoom, asker: Asker, request: TransferRequest) -> MovedAnswer:
-    """Transfer money from one account to another; raises as :func:`withdraw`."""
-    _positive(request.amount)
+def transfer_money(room: BankContext, asker: Asker, request: TransferRequest) -> MoneyMoveReply:
+    """Transfer money from one account to another; raises as :func:`withdraw_money`."""
+    _require_positive(request.amount)
 
-    def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.transfer(
                 request.source,
@@ -171,11 +173,13 @@ def transfer(room: BankRoom, asker: Asker, request: TransferRequest) -> MovedAns
         )
 
     both = (request.source, request.target)
-    with _reserved(room, asker, request.source, request.amount, request, request.source_allocation):
-        return _moved(room, asker, request, both, move)
+    with _reserve_at_gate(
+        room, asker, request.source, request.amount, request, request.source_allocation
+    ):
+        return _move_money(room, asker, request, both, move)
 
 
-def refund(room: BankRoom, asker: Asker, request: RefundRequest) -> MovedAnswer:
+def refund_money(room: BankContext, asker: Asker, request: RefundRequest) -> MoneyMoveReply:
     """Refund charges of a job, or usage of an account.
 
     Raises:
@@ -185,20 +189,22 @@ def refund(room: BankRoom, asker: Asker, request: RefundRequest) -> MovedAnswer:
     if bool(request.account) == bool(request.job):
         raise BankUsage("name either an account and an amount, or a job: 'refund --job 123'")
     if request.amount is not None:
-        _positive(request.amount)
+        _require_positive(request.amount)
     if request.job:
-        return _moved(room, asker, request, (), lambda t, by: _of_job(room, t, by, request))
+        return _move_money(
+            room, asker, request, (), lambda t, by: _refund_job(room, t, by, request)
+        )
     if request.amount is None:
         raise BankUsage("say how much: 'refund physics 12.5'")
     amount = request.amount
 
-    def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
         return (t.transfers.refund(request.account, amount, by, user=request.user),)
 
-    return _moved(room, asker, request, (request.account,), move)
+    return _move_money(room, asker, request, (request.account,), move)
 
 
-def adjust(room: BankRoom, asker: Asker, request: AdjustRequest) -> MovedAnswer:
+def adjust_balance(room: BankContext, asker: Asker, request: AdjustRequest) -> MoneyMoveReply:
     """Adjust the balance of an account by hand.
 
     Raises:
@@ -208,25 +214,31 @@ def adjust(room: BankRoom, asker: Asker, request: AdjustRequest) -> MovedAnswer:
     if not request.amount:
         raise BankUsage("an adjustment of nothing changes nothing")
 
-    def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.adjust(request.account, request.amount, by, allocation=request.allocation),
         )
 
     if request.amount >= 0:
-        return _moved(room, asker, request, (request.account,), move)
-    with _reserved(room, asker, request.account, -request.amount, request, request.allocation):
-        return _moved(room, asker, request, (request.account,), move)
+        return _move_money(room, asker, request, (request.account,), move)
+    with _reserve_at_gate(
+        room, asker, request.account, -request.amount, request, request.allocation
+    ):
+        return _move_money(room, asker, request, (request.account,), move)
 
 
-_Moving = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
+_MoneyRequest = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
 
 
-def _moved(
-    room: BankRoom, asker: Asker, request: _Moving, accounts: tuple[str, ...], move: Move
-) -> MovedAnswer:
+def _move_money(
+    room: BankContext,
+    asker: Asker,
+    request: _MoneyRequest,
+    accounts: tuple[str, ...],
+    move: MoveFunction,
+) -> MoneyMoveReply:
     """Run one money-moving action: check rights, make the transfers, and update the gate."""
-    _reasoned(request.reason)
+    _require_reason(request.reason)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
@@ -236,7 +248,7 @@ def _moved(
         repeated = t.seq == before
         named = named or list(dict.fromkeys(one.account for one in transfers))
         balances = {name: t.reading.balance(name) for name in named}
-    return MovedAnswer(
+    return MoneyMoveReply(
         transfers=transfers,
         key=request.key,
         repeated=repeated,
@@ -247,8 +259,13 @@ def _moved(
 
 
 @contextmanager
-def _reserved(
-    room: BankRoom, asker: Asker, account: str, amount: int, request: _Moving, allocation: int
+def _reserve_at_gate(
+    room: BankContext,
+    asker: Asker,
+    account: str,
+    amount: int,
+    request: _MoneyRequest,
+    allocation: int,
 ) -> Iterator[None]:
     """Reserve money at the gate until the ledger has moved it out.
 
@@ -256,7 +273,7 @@ def _reserved(
         BankRefused: The amount is not available, or the caller lacks the right.
         GateUnavailable: A gate is configured but does not answer.
     """
-    _reasoned(request.reason)
+    _require_reason(request.reason)
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
         t.accounts.need(account.lower())
@@ -289,13 +306,13 @@ def _reserved(
             pass
 
 
-def _of_job(
-    room: BankRoom, t: "Transaction", by: By, request: RefundRequest
+def _refund_job(
+    room: BankContext, t: "Transaction", by: Authorship, request: RefundRequest
 ) -> tuple[Transfer, ...]:
     """Refund the charges of a job, oldest first."""
-    from steward.bank.charged_jobs import charges_of
+    from steward.bank.charged_jobs import find_job_charges
 
-    rows = charges_of(room, t, request.job, request.cluster)
+    rows = find_job_charges(room, t, request.job, request.cluster)
     left = request.amount
     done: list[Transfer] = []
     for row in rows:
@@ -309,7 +326,7 @@ def _of_job(
             continue
         amount = rest if left is None else min(left, rest)
         if amount > 0:
-            own = By(who=by.who, why=by.why, key=key, at=by.at)
+            own = Authorship(who=by.who, why=by.why, key=key, at=by.at)
             done.append(t.transfers.refund_charge(charge.key, own, amount=amount))
             left = None if left is None else left - amount
     if not done:
@@ -319,13 +336,13 @@ def _of_job(
     return tuple(done)
 
 
-def _positive(amount: int) -> None:
+def _require_positive(amount: int) -> None:
     """Reject an amount that is not above zero."""
     if amount <= 0:
         raise BankUsage("an amount that moves is above zero: 'adjust' takes others", amount)
 
 
-def _reasoned(reason: str) -> None:
+def _require_reason(reason: str) -> None:
     """Reject a missing reason."""
     if not reason.strip():
         raise BankUsage("say why with --reason: it stands in the books for good")
@@ -333,14 +350,14 @@ def _reasoned(reason: str) -> None:
 
 ACTIONS: Final = tuple(
     Action(
-        name=f"bank.{name}", help=words, request=request, answer=MovedAnswer, run=run,
+        name=f"bank.{name}", help=words, request=request, answer=MoneyMoveReply, run=run,
         role="operator",
     )
     for name, words, request, run in (
-        ("deposit", "Give an account new money.", DepositRequest, deposit),
-        ("withdraw", "Take money away from an account.", WithdrawRequest, withdraw),
-        ("transfer", "Give money of one account to another.", TransferRequest, transfer),
-        ("refund", "Give back what was charged.", RefundRequest, refund),
-        ("adjust", "Correct what an account has, by hand.", AdjustRequest, adjust),
+        ("deposit", "Give an account new money.", DepositRequest, deposit_money),
+        ("withdraw", "Take money away from an account.", WithdrawRequest, withdraw_money),
+        ("transfer", "Give money of one account to another.", TransferRequest, transfer_money),
+        ("refund", "Give back what was charged.", RefundRequest, refund_money),
+        ("adjust", "Correct what an account has, by hand.", AdjustRequest, adjust_balance),
     )
 )  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.context import BankAnswer, BankRoom
+from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage
-from steward.bank.ledger import Refusal
-from steward.bank.rate_validation import check_rate, doubts
+from steward.bank.ledger import RejectedJob
+from steward.bank.rate_validation import check_rate, list_rate_warnings
 from steward.bank.records import Mode, ModeRule, Rate
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
@@ -21,7 +21,7 @@ from steward.core.actions import Action, Request
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
 """Maximum number of rejections in a reply."""
-_UNASKED: Final = timedelta(days=7)
+_MAX_SILENCE: Final = timedelta(days=7)
 """Longest time a cluster may see no submission before a warning."""
 
 
@@ -53,7 +53,7 @@ class RateShowRequest(Request, frozen=True, kw_only=True):
     past: bool = False
 
 
-class RatesAnswer(BankAnswer, frozen=True, kw_only=True):
+class RatesReply(BankReply, frozen=True, kw_only=True):
     """Reply with rates.
 
     Attributes:
@@ -86,7 +86,7 @@ class EnforceRequest(Request, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class EnforceAnswer(BankAnswer, frozen=True, kw_only=True):
+class EnforceReply(BankReply, frozen=True, kw_only=True):
     """Reply with the mode rules.
 
     Attributes:
@@ -120,7 +120,7 @@ class WouldRefuseRequest(Request, frozen=True, kw_only=True):
     all: bool = False
 
 
-class WouldRefuseAnswer(BankAnswer, frozen=True, kw_only=True):
+class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     """Reply with jobs that were rejected, or would have been.
 
     Attributes:
@@ -131,14 +131,14 @@ class WouldRefuseAnswer(BankAnswer, frozen=True, kw_only=True):
         warning: Why the list may be empty; "" if no cause is known.
     """
 
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RejectedJob, ...]
     since: datetime
     until: datetime
     more: bool = False
     warning: str = ""
 
 
-def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> RatesAnswer:
+def create_rate(room: BankContext, asker: Asker, request: RateCreateRequest) -> RatesReply:
     """Create a rate; earlier charges stay unchanged.
 
     Raises:
@@ -156,8 +156,8 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
         made = t.rates.add(rate, room.by(asker, request.reason))
-        warnings = doubts(t, made)
-    return RatesAnswer(
+        warnings = list_rate_warnings(t, made)
+    return RatesReply(
         rates=(made,),
         gate_knows=room.tell_gate(before, rules=True),
         warnings=warnings,
@@ -165,24 +165,24 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
     )
 
 
-def rate_show(room: BankRoom, asker: Asker, request: RateShowRequest) -> RatesAnswer:
+def show_rates(room: BankContext, asker: Asker, request: RateShowRequest) -> RatesReply:
     """Show the rates; every user may see them."""
     del asker
     now = room.now()
     with room.ledger.reading() as t:
         found = t.rates.all(room.cluster(request.cluster) if request.cluster else "")
-    rates = sorted(found, key=_order)
+    rates = sorted(found, key=_rate_sort_key)
     if not request.past:
         # For each scope, the newest rate valid by now, and all future ones.
-        last = {(one.cluster, one.partition, one.qos): one for one in rates if _holds(one, now)}
-        rates = [one for one in rates if not _holds(one, now) or one in last.values()]
-    return RatesAnswer(
+        last = {(one.cluster, one.partition, one.qos): one for one in rates if _is_valid(one, now)}
+        rates = [one for one in rates if not _is_valid(one, now) or one in last.values()]
+    return RatesReply(
         rates=tuple(rates),
         **room.heading(),
     )
 
 
-def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAnswer:
+def set_mode(room: BankContext, asker: Asker, request: EnforceRequest) -> EnforceReply:
     """Set or show the mode; a change takes effect at once.
 
     Raises:
@@ -196,7 +196,7 @@ def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAns
     account = request.account.lower()
     if not mode:
         with room.ledger.reading() as t:
-            return _modes(room, tuple(t.modes.all()), gate_knows=False)
+            return _enforce_reply(room, tuple(t.modes.all()), gate_knows=False)
     by = room.by(asker, request.reason)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
@@ -213,11 +213,13 @@ def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAns
             t.modes.set(rule, by)
         rules = tuple(t.modes.all())
     knows = room.tell_gate(before, rules=True)
-    warning = room.asked_since(room.now() - _UNASKED) if mode == "gate" else ""
-    return msgspec.structs.replace(_modes(room, rules, gate_knows=knows), warning=warning)
+    warning = room.asked_since(room.now() - _MAX_SILENCE) if mode == "gate" else ""
+    return msgspec.structs.replace(_enforce_reply(room, rules, gate_knows=knows), warning=warning)
 
 
-def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> WouldRefuseAnswer:
+def list_rejections(
+    room: BankContext, asker: Asker, request: WouldRefuseRequest
+) -> WouldRefuseReply:
     """List jobs that the mode ``gate`` would have rejected while it was ``observe``.
 
     Raises:
@@ -232,7 +234,7 @@ def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> W
         user = room.rights(asker, t).only_user(account, request.user)
         found = t.refusals.since(since, until, account=account, user=user)
     wanted = [one for one in found if request.all or one.mode == "observe"]
-    return WouldRefuseAnswer(
+    return WouldRefuseReply(
         refusals=tuple(wanted[:_MOST_REFUSALS]),
         since=since,
         until=until,
@@ -242,20 +244,22 @@ def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> W
     )
 
 
-def _order(rate: Rate) -> tuple[str, str, str, float, int]:
+def _rate_sort_key(rate: Rate) -> tuple[str, str, str, float, int]:
     """Return the sort key of a rate: cluster, partition, QOS, start of validity, number."""
     since = rate.valid_from.timestamp() if rate.valid_from else 0.0
     return rate.cluster, rate.partition, rate.qos, since, rate.number
 
 
-def _holds(rate: Rate, now: datetime) -> bool:
+def _is_valid(rate: Rate, now: datetime) -> bool:
     """Return True if the validity of a rate has begun."""
     return rate.valid_from is None or rate.valid_from <= now
 
 
-def _modes(room: BankRoom, rules: tuple[ModeRule, ...], *, gate_knows: bool) -> EnforceAnswer:
+def _enforce_reply(
+    room: BankContext, rules: tuple[ModeRule, ...], *, gate_knows: bool
+) -> EnforceReply:
     """Build the reply with the mode rules."""
-    return EnforceAnswer(
+    return EnforceReply(
         rules=rules,
         gate_knows=gate_knows,
         **room.heading(),
@@ -267,32 +271,32 @@ ACTIONS: Final = (
         name="bank.rate_create",
         help="Say what jobs cost from a time on.",
         request=RateCreateRequest,
-        answer=RatesAnswer,
-        run=rate_create,
+        answer=RatesReply,
+        run=create_rate,
         role="operator",
     ),
     Action(
         name="bank.rate_show",
         help="Show what jobs cost.",
         request=RateShowRequest,
-        answer=RatesAnswer,
-        run=rate_show,
+        answer=RatesReply,
+        run=show_rates,
         only_reads=True,
     ),
     Action(
         name="bank.enforce",
         help="Set how much the bank enforces.",
         request=EnforceRequest,
-        answer=EnforceAnswer,
-        run=enforce,
+        answer=EnforceReply,
+        run=set_mode,
         role="operator",
     ),
     Action(
         name="bank.would_refuse",
         help="List what the gate would have refused.",
         request=WouldRefuseRequest,
-        answer=WouldRefuseAnswer,
-        run=would_refuse,
+        answer=WouldRefuseReply,
+        run=list_rejections,
         only_reads=True,
         role="operator",
     ),

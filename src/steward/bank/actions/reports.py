@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.bank.charged_jobs import names_of
-from steward.bank.context import BankAnswer, BankRoom, Rights
+from steward.bank.charged_jobs import name_charged_jobs
+from steward.bank.context import BankContext, BankReply, Rights
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.ledger import Account, Allocation, CourseDay, Statement, UsageRow
+from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, UsageRow
 from steward.bank.records import Hold
 from steward.core.access import Asker
-from steward.core.actions import Action, Request, Shape
+from steward.core.actions import Action, ActionMessage, Request
 from steward.core.timestamps import moment
-from steward.slurm.times import zone_called
+from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-_MOST_HOLDS: Final = 100_000
+_MAX_HOLDS: Final = 100_000
 """Maximum number of holds in a reply."""
-_PAGE: Final = 1000
+_PAGE_SIZE: Final = 1000
 """Number of holds fetched from the gate at once."""
 
 Grouping = Literal["account", "user", "partition", "month", "day", "cluster"]
@@ -44,7 +44,7 @@ class BalanceRequest(Request, frozen=True, kw_only=True):
     accounts: tuple[str, ...] = ()
 
 
-class AccountBalance(Shape, frozen=True, kw_only=True):
+class AccountBalance(ActionMessage, frozen=True, kw_only=True):
     """Balance of one account.
 
     Attributes:
@@ -76,7 +76,7 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
     remote_at: datetime | None = None
 
 
-class BalanceAnswer(BankAnswer, frozen=True, kw_only=True):
+class BalanceReply(BankReply, frozen=True, kw_only=True):
     """Reply with balances.
 
     Attributes:
@@ -110,7 +110,7 @@ class StatementRequest(Request, frozen=True, kw_only=True):
     before: int = 0
 
 
-class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
+class StatementReply(BankReply, frozen=True, kw_only=True):
     """Reply with a statement.
 
     Attributes:
@@ -144,7 +144,7 @@ class UsageRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class UsageAnswer(BankAnswer, frozen=True, kw_only=True):
+class UsageReply(BankReply, frozen=True, kw_only=True):
     """Reply with sums of charges.
 
     Attributes:
@@ -180,7 +180,7 @@ class HoldsRequest(Request, frozen=True, kw_only=True):
     job_id: int = 0
 
 
-class HoldsAnswer(BankAnswer, frozen=True, kw_only=True):
+class HoldsReply(BankReply, frozen=True, kw_only=True):
     """Reply with open SU holds.
 
     Attributes:
@@ -192,7 +192,7 @@ class HoldsAnswer(BankAnswer, frozen=True, kw_only=True):
     total: int
 
 
-def balance(room: BankRoom, asker: Asker, request: BalanceRequest) -> BalanceAnswer:
+def show_balances(room: BankContext, asker: Asker, request: BalanceRequest) -> BalanceReply:
     """Show balances: operators see all accounts, others those they use or manage.
 
     Raises:
@@ -204,32 +204,32 @@ def balance(room: BankRoom, asker: Asker, request: BalanceRequest) -> BalanceAns
         for name in request.accounts:
             rights.need_sight(name.lower())
         if request.accounts:
-            found = [_account(t, name.lower()) for name in request.accounts]
+            found = [_need_account(t, name.lower()) for name in request.accounts]
         else:
             found = [one for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
-        lines = [_balance(room, t, one.name, rights) for one in found]
-    return BalanceAnswer(
-        accounts=tuple(_with_holds(room, line, rights) for line in lines),
+        lines = [_account_balance(room, t, one.name, rights) for one in found]
+    return BalanceReply(
+        accounts=tuple(_add_holds(room, line, rights) for line in lines),
         at=room.now(),
         **room.heading(),
     )
 
 
-def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> StatementAnswer:
+def show_statement(room: BankContext, asker: Asker, request: StatementRequest) -> StatementReply:
     """Show the statement of an account; mere users of it see only their own part.
 
     Raises:
         BankRefused: The caller may not see it.
         BankUsage: The account does not exist, or a time is invalid.
     """
-    since = room.moment(request.since, request.zone) or _month(room, request.zone)
+    since = room.moment(request.since, request.zone) or _month_start(room, request.zone)
     until = room.moment(request.until, request.zone)
     account = request.account.lower()
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
         if account:
             rights.need_sight(account)
-            _account(t, account)
+            _need_account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
                 "name the account; of all of them you may see your own use: -u "
@@ -240,11 +240,13 @@ def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> Statem
         found = t.reading.statement(account, user, since, until, limit, max(0, request.before))
     has_more = bool(limit) and len(found.lines) == limit
     older = found.lines[0].number if has_more else 0
-    names = names_of(room, dict.fromkeys(line.charge for line in found.lines if line.charge))
-    return StatementAnswer(statement=found, older=older, names=names, **room.heading())
+    names = name_charged_jobs(
+        room, dict.fromkeys(line.charge for line in found.lines if line.charge)
+    )
+    return StatementReply(statement=found, older=older, names=names, **room.heading())
 
 
-def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
+def show_usage(room: BankContext, asker: Asker, request: UsageRequest) -> UsageReply:
     """Sum up charges of accounts the caller manages, and of the caller's own jobs.
 
     Raises:
@@ -254,7 +256,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
     zone = request.zone or room.zone()
     now = room.now()
     until = room.moment(request.until, zone) or now
-    since = room.moment(request.since, zone) or _year(room, zone)
+    since = room.moment(request.since, zone) or _year_start(room, zone)
     if not request.by:
         raise BankUsage("say what to sum up by: --by user, partition, month, account or cluster")
     accounts = [name.lower() for name in request.accounts]
@@ -262,7 +264,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
         rights = room.rights(asker, t)
         for name in accounts:
             rights.need_sight(name)
-        if not _all_led(rights, accounts) and (accounts or not rights.led):
+        if not _is_all_led(rights, accounts) and (accounts or not rights.led):
             for user in request.users or ("",):
                 rights.only_user("", user)
         rows = t.reading.usage(
@@ -272,10 +274,10 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
             seen_by=None if rights.is_operator else (rights.user, rights.led),
             begin=since,
             end=until,
-            zone=zone_called(zone),
+            zone=load_zone(zone),
         )
     ordered = sorted(rows, key=lambda row: (row.month, row.day, -row.amount, row.account, row.user))
-    return UsageAnswer(
+    return UsageReply(
         rows=tuple(ordered),
         total=sum(row.amount for row in rows),
         by=request.by,
@@ -286,7 +288,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
     )
 
 
-def holds(room: BankRoom, asker: Asker, request: HoldsRequest) -> HoldsAnswer:
+def list_holds(room: BankContext, asker: Asker, request: HoldsRequest) -> HoldsReply:
     """List open SU holds of accounts the caller manages, and of their own jobs.
 
     Raises:
@@ -296,17 +298,17 @@ def holds(room: BankRoom, asker: Asker, request: HoldsRequest) -> HoldsAnswer:
     account = request.account.lower()
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
-    found = all_holds(room, account, request.cluster, request.user, request.job_id)
+    found = fetch_holds(room, account, request.cluster, request.user, request.job_id)
     mine = [one for one in found if rights.leads(one.account) or _is_own(one, asker)]
-    return HoldsAnswer(
+    return HoldsReply(
         holds=tuple(sorted(mine, key=lambda one: (one.created_us, one.id))),
         total=sum(one.remaining for one in mine),
         **room.heading(),
     )
 
 
-def all_holds(
-    room: BankRoom, account: str = "", cluster: str = "", user: str = "", job_id: int = 0
+def fetch_holds(
+    room: BankContext, account: str = "", cluster: str = "", user: str = "", job_id: int = 0
 ) -> list[Hold]:
     """List the open holds, fetched from the gate page by page.
 
@@ -316,12 +318,17 @@ def all_holds(
     gate = room.gate
     found: list[Hold] = []
     after = ""
-    while len(found) < _MOST_HOLDS:
+    while len(found) < _MAX_HOLDS:
         page = gate.holds(
-            account=account, cluster=cluster, user=user, job_id=job_id, after=after, limit=_PAGE
+            account=account,
+            cluster=cluster,
+            user=user,
+            job_id=job_id,
+            after=after,
+            limit=_PAGE_SIZE,
         )
         found += page
-        if len(page) < _PAGE:
+        if len(page) < _PAGE_SIZE:
             break
         after = page[-1].id
     return found
@@ -332,17 +339,19 @@ def _is_own(hold: Hold, asker: Asker) -> bool:
     return hold.uid == asker.uid or bool(asker.user and hold.user == asker.user)
 
 
-def _all_led(rights: Rights, accounts: list[str]) -> bool:
+def _is_all_led(rights: Rights, accounts: list[str]) -> bool:
     """Return True if the caller may see everyone's usage of these accounts; all if empty."""
     return all(rights.leads(name) for name in accounts) if accounts else rights.is_operator
 
 
-def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> AccountBalance:
+def _account_balance(
+    room: BankContext, t: "Transaction", account: str, rights: Rights
+) -> AccountBalance:
     """Return the balance of one account, without the data of the gate."""
     now = room.now()
-    own = _account(t, account)
+    own = _need_account(t, account)
     payer = t.accounts.payer(account)
-    paying = _account(t, payer)
+    paying = _need_account(t, payer)
     member = {one.user: one for one in t.accounts.users(account)}.get(rights.user)
     pots = [one for one in t.allocations.of(payer) if one.active(now) or one.begin > now]
     return AccountBalance(
@@ -354,11 +363,11 @@ def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> 
         user_spent=member.spent if member else 0,
         closed=own.closed,
         known=own.known,
-        allocations=tuple(sorted(pots, key=_drawn)),
+        allocations=tuple(sorted(pots, key=_spending_order)),
     )
 
 
-def _account(t: "Transaction", name: str) -> Account:
+def _need_account(t: "Transaction", name: str) -> Account:
     """Return an account by name, including one that exists only because of charges.
 
     Raises:
@@ -367,12 +376,12 @@ def _account(t: "Transaction", name: str) -> Account:
     return t.accounts.get(name) or t.accounts.need(name)
 
 
-def _drawn(pot: Allocation) -> tuple[bool, float, int]:
+def _spending_order(pot: Allocation) -> tuple[bool, float, int]:
     """Return the sort key for spending order: by end, the open-ended one last."""
     return pot.end is None, pot.end.timestamp() if pot.end else 0.0, pot.number
 
 
-def _with_holds(room: BankRoom, line: AccountBalance, rights: Rights) -> AccountBalance:
+def _add_holds(room: BankContext, line: AccountBalance, rights: Rights) -> AccountBalance:
     """Add the gate's data to a balance: holds and available amount."""
     means = room.means(line.account, rights.user)
     if means is None:
@@ -386,16 +395,16 @@ def _with_holds(room: BankRoom, line: AccountBalance, rights: Rights) -> Account
     )
 
 
-def _month(room: BankRoom, zone: str) -> datetime:
+def _month_start(room: BankContext, zone: str) -> datetime:
     """Return the beginning of the current month in a zone."""
-    here = room.now().astimezone(zone_called(zone or room.zone()))
+    here = room.now().astimezone(load_zone(zone or room.zone()))
     begin = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return begin.astimezone(room.now().tzinfo)
 
 
-def _year(room: BankRoom, zone: str) -> datetime:
+def _year_start(room: BankContext, zone: str) -> datetime:
     """Return the beginning of the current year in a zone."""
-    here = room.now().astimezone(zone_called(zone or room.zone()))
+    here = room.now().astimezone(load_zone(zone or room.zone()))
     begin = here.replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     return begin.astimezone(room.now().tzinfo)
 
@@ -405,44 +414,44 @@ MONEY_ACTIONS: Final = (
         name="bank.balance",
         help="Show what accounts have.",
         request=BalanceRequest,
-        answer=BalanceAnswer,
-        run=balance,
+        answer=BalanceReply,
+        run=show_balances,
         only_reads=True,
     ),
     Action(
         name="bank.statement",
         help="Show what happened to an account's money.",
         request=StatementRequest,
-        answer=StatementAnswer,
-        run=statement,
+        answer=StatementReply,
+        run=show_statement,
         only_reads=True,
     ),
     Action(
         name="bank.usage",
         help="Sum up what was used.",
         request=UsageRequest,
-        answer=UsageAnswer,
-        run=usage,
+        answer=UsageReply,
+        run=show_usage,
         only_reads=True,
     ),
     Action(
         name="bank.holds",
         help="Show what money is spoken for.",
         request=HoldsRequest,
-        answer=HoldsAnswer,
-        run=holds,
+        answer=HoldsReply,
+        run=list_holds,
         only_reads=True,
     ),
 )
 
 
-_MOST_DAYS: Final = 3700
+_MAX_DAYS: Final = 3700
 """Maximum length of a balance history, in days."""
-_USUAL: Final = timedelta(days=90)
+_DEFAULT_PERIOD: Final = timedelta(days=90)
 """Default length of a balance history."""
 
 
-class CourseRequest(Request, frozen=True, kw_only=True):
+class BalanceHistoryRequest(Request, frozen=True, kw_only=True):
     """Request of bank.course: balance and spending of an account, day by day.
 
     Attributes:
@@ -458,7 +467,7 @@ class CourseRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class CourseAnswer(BankAnswer, frozen=True, kw_only=True):
+class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     """Reply with balance and spending, day by day.
 
     Attributes:
@@ -469,12 +478,14 @@ class CourseAnswer(BankAnswer, frozen=True, kw_only=True):
     """
 
     payer: str
-    days: tuple[CourseDay, ...]
+    days: tuple[BalanceDay, ...]
     since: datetime
     until: datetime
 
 
-def course(room: BankRoom, asker: Asker, request: CourseRequest) -> CourseAnswer:
+def show_balance_history(
+    room: BankContext, asker: Asker, request: BalanceHistoryRequest
+) -> BalanceHistoryReply:
     """Return the daily balance history of the allocations an account draws on now.
 
     Raises:
@@ -484,25 +495,27 @@ def course(room: BankRoom, asker: Asker, request: CourseRequest) -> CourseAnswer
     zone = request.zone or room.zone()
     now = room.now()
     until = min(now, room.moment(request.until, zone) or now)
-    since = room.moment(request.since, zone) or until - _USUAL
-    if not timedelta() < until - since <= timedelta(days=_MOST_DAYS):
-        raise BankUsage(f"a course has from one to {_MOST_DAYS} days", request.since)
+    since = room.moment(request.since, zone) or until - _DEFAULT_PERIOD
+    if not timedelta() < until - since <= timedelta(days=_MAX_DAYS):
+        raise BankUsage(f"a course has from one to {_MAX_DAYS} days", request.since)
     account = request.account.lower()
     with room.ledger.reading() as t:
         room.rights(asker, t).need_sight(account)
         payer = t.accounts.payer(account)
         pots = [one.number for one in t.allocations.of(payer, ended=True) if one.begin <= now]
-        days = t.course.days(pots, since, until, zone_called(zone))
-    return CourseAnswer(payer=payer, days=tuple(days), since=since, until=until, **room.heading())
+        days = t.course.days(pots, since, until, load_zone(zone))
+    return BalanceHistoryReply(
+        payer=payer, days=tuple(days), since=since, until=until, **room.heading()
+    )
 
 
 COURSE_ACTIONS: Final = (
     Action(
         name="bank.course",
         help="Show how an account's money went, day by day.",
-        request=CourseRequest,
-        answer=CourseAnswer,
-        run=course,
+        request=BalanceHistoryRequest,
+        answer=BalanceHistoryReply,
+        run=show_balance_history,
         only_reads=True,
     ),
 )

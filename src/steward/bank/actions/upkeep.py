@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from steward.bank.actions.reports import all_holds
-from steward.bank.billing import leader_of, not_counted
-from steward.bank.context import BankAnswer, BankRoom
+from steward.bank.actions.reports import fetch_holds
+from steward.bank.billing import find_fixable_tres, get_hold_job_id
+from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
-from steward.bank.gate.requests import Held, Tally
-from steward.bank.gate_sync import pricing_of
-from steward.bank.imports import Change, Plan, carry_out
-from steward.bank.ledger import Finding, OutboxItem
-from steward.bank.notices import OUTBOX as NOTICE
+from steward.bank.gate.requests import AnswerCounts, HeldTotal
+from steward.bank.gate_sync import load_pricing
+from steward.bank.imports import ImportChange, ImportPlan, apply_plan
+from steward.bank.ledger import LedgerFinding, OutboxItem
+from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.notices import Notice
-from steward.bank.prices import rate_for
+from steward.bank.prices import find_rate
 from steward.bank.records import AccountBooks, Hold, Rate
 from steward.bank.remote import GROUP, RemoteBank
 from steward.core.access import Asker
-from steward.core.actions import Action, Request, Shape
+from steward.core.actions import Action, ActionMessage, Request
 from steward.core.errors import Unavailable
-from steward.core.extensions import load_offer, offers_of
-from steward.core.timestamps import micros, moment
+from steward.core.extensions import list_offers, load_offer
+from steward.core.timestamps import moment, to_micros
 
 if TYPE_CHECKING:
     from steward.core.records import JobRecord
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = timedelta(minutes=5)
+_GRACE: Final = timedelta(minutes=5)
 """Grace period: later ends may be unsettled, and later starts may lack a hold."""
 
 ImportKind = Literal["csv", "sacctmgr", "bank-config"]
@@ -62,7 +62,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class DifferenceLine(Shape, frozen=True, kw_only=True):
+class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
     """Run whose charge differs from the amount due.
 
     Attributes:
@@ -90,7 +90,7 @@ class DifferenceLine(Shape, frozen=True, kw_only=True):
     done: bool = False
 
 
-class ReconcileAnswer(BankAnswer, frozen=True, kw_only=True):
+class ReconcileReply(BankReply, frozen=True, kw_only=True):
     """Reply with the differences found by reconciliation.
 
     Attributes:
@@ -120,7 +120,7 @@ class BackfillRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class BackfillAnswer(BankAnswer, frozen=True, kw_only=True):
+class BackfillReply(BankReply, frozen=True, kw_only=True):
     """Reply with the charges of a backfill.
 
     Attributes:
@@ -142,7 +142,7 @@ class CheckRequest(Request, frozen=True, kw_only=True):
     """Request of bank.check: verify the ledger."""
 
 
-class CheckAnswer(BankAnswer, frozen=True, kw_only=True):
+class CheckReply(BankReply, frozen=True, kw_only=True):
     """Reply with the findings of the ledger check.
 
     Attributes:
@@ -152,7 +152,7 @@ class CheckAnswer(BankAnswer, frozen=True, kw_only=True):
         holds: Number of open holds compared with jobs; None if the gate does not answer.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[LedgerFinding, ...]
     accounts: int
     position: int
     holds: int | None = None
@@ -178,7 +178,7 @@ class ImportRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
-class ImportAnswer(BankAnswer, frozen=True, kw_only=True):
+class ImportReply(BankReply, frozen=True, kw_only=True):
     """Reply with the changes of an import.
 
     Attributes:
@@ -188,7 +188,7 @@ class ImportAnswer(BankAnswer, frozen=True, kw_only=True):
         gate_knows: Whether the gate already applies it; otherwise it does soon.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[ImportChange, ...]
     remarks: tuple[str, ...] = ()
     dry_run: bool = False
     gate_knows: bool = False
@@ -198,14 +198,16 @@ class _DryRun(Exception):
     """Exception that rolls back the transaction of a dry run; never leaves this module."""
 
 
-def reconcile(room: BankRoom, asker: Asker, request: ReconcileRequest) -> ReconcileAnswer:
+def reconcile_clusters(
+    room: BankContext, asker: Asker, request: ReconcileRequest
+) -> ReconcileReply:
     """Compare charges with Slurm's records, and correct them.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.reconciliation import reconcile as compare
+    from steward.bank.reconciliation import reconcile_cluster as compare
 
     _need_operator(room, asker, "reconcile")
     clusters = [room.cluster(request.cluster)] if request.cluster else list(room.clusters)
@@ -221,18 +223,18 @@ def reconcile(room: BankRoom, asker: Asker, request: ReconcileRequest) -> Reconc
             is_dry=request.dry_run,
             now=room.now(),
         )
-        found += [_difference(one) for one in differences]
-    return ReconcileAnswer(differences=tuple(found), dry_run=request.dry_run, **room.heading())
+        found += [_difference_line(one) for one in differences]
+    return ReconcileReply(differences=tuple(found), dry_run=request.dry_run, **room.heading())
 
 
-def backfill(room: BankRoom, asker: Asker, request: BackfillRequest) -> BackfillAnswer:
+def backfill_charges(room: BankContext, asker: Asker, request: BackfillRequest) -> BackfillReply:
     """Charge runs from before the bank started.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.reconciliation import backfill as charge
+    from steward.bank.reconciliation import backfill_cluster as charge
 
     _need_operator(room, asker, "backfill")
     cluster = room.cluster(request.cluster)
@@ -254,17 +256,17 @@ def backfill(room: BankRoom, asker: Asker, request: BackfillRequest) -> Backfill
     )
     if not request.dry_run:
         room.tell_gate(before)
-    return BackfillAnswer(
+    return BackfillReply(
         charges=done.charges,
         amount=done.amount,
         passed_over=done.passed_over,
-        unpriced=tuple(_difference(one) for one in done.unpriced),
+        unpriced=tuple(_difference_line(one) for one in done.unpriced),
         dry_run=request.dry_run,
         **room.heading(),
     )
 
 
-def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
+def run_bank_check(room: BankContext, asker: Asker, request: CheckRequest) -> CheckReply:
     """Verify the ledger, and compare SU holds with live jobs.
 
     Raises:
@@ -276,15 +278,15 @@ def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
         findings = list(t.check())
         accounts = len(t.accounts.all(unknown=True))
         position = t.seq
-    of_all = (pricing_of(room.settings, room.ledger, cluster) for cluster in room.clusters)
-    findings += not_counted(of_all)
+    of_all = (load_pricing(room.settings, room.ledger, cluster) for cluster in room.clusters)
+    findings += find_fixable_tres(of_all)
     holds: list[Hold] | None = None
     try:
-        holds = all_holds(room)
-        findings += holds_and_jobs(room, holds)
+        holds = fetch_holds(room)
+        findings += compare_holds_with_jobs(room, holds)
     except GateUnavailable as error:
         log.debug("holds are not compared: %s", error)
-    return CheckAnswer(
+    return CheckReply(
         findings=tuple(findings),
         accounts=accounts,
         position=position,
@@ -293,7 +295,7 @@ def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
     )
 
 
-def import_(room: BankRoom, asker: Asker, request: ImportRequest) -> ImportAnswer:
+def import_data(room: BankContext, asker: Asker, request: ImportRequest) -> ImportReply:
     """Import data of another program; existing data stays.
 
     Raises:
@@ -302,33 +304,38 @@ def import_(room: BankRoom, asker: Asker, request: ImportRequest) -> ImportAnswe
         SlurmError: slurmdbd is to be asked, but does not answer.
     """
     _need_operator(room, asker, "import")
-    plan = _plan(room, request)
+    plan = _read_plan(room, request)
     name = f"import/{request.kind}/{request.name}"
     by = room.by(asker, f"imported from {request.name or request.kind}", name)
-    changes: list[Change] = []
+    changes: list[ImportChange] = []
     before = 0
     try:
         with room.ledger.transaction() as t:
             before = t.seq
-            changes = carry_out(t, plan, by)
-            _end_dry(request.dry_run)
+            changes = apply_plan(t, plan, by)
+            _rollback_if_dry(request.dry_run)
     except _DryRun:
-        return _imported(room, request, changes, plan, gate_knows=False)
+        return _import_reply(room, request, changes, plan, gate_knows=False)
     knows = room.tell_gate(before, rules=bool(plan.rates))
-    return _imported(room, request, changes, plan, gate_knows=knows)
+    return _import_reply(room, request, changes, plan, gate_knows=knows)
 
 
-def _end_dry(is_dry: bool) -> None:
+def _rollback_if_dry(is_dry: bool) -> None:
     """Roll back the transaction of a dry run by an exception."""
     if is_dry:
         raise _DryRun
 
 
-def _imported(
-    room: BankRoom, request: ImportRequest, changes: list[Change], plan: Plan, *, gate_knows: bool
-) -> ImportAnswer:
+def _import_reply(
+    room: BankContext,
+    request: ImportRequest,
+    changes: list[ImportChange],
+    plan: ImportPlan,
+    *,
+    gate_knows: bool,
+) -> ImportReply:
     """Build the reply of an import."""
-    return ImportAnswer(
+    return ImportReply(
         changes=tuple(changes),
         remarks=tuple(plan.remarks),
         dry_run=request.dry_run,
@@ -337,9 +344,9 @@ def _imported(
     )
 
 
-def _plan(room: BankRoom, request: ImportRequest) -> Plan:
+def _read_plan(room: BankContext, request: ImportRequest) -> ImportPlan:
     """Parse the text of an import request, or ask slurmdbd, and return the plan."""
-    from steward.bank.imports import of_associations, read_bank_config, read_csv, read_dump
+    from steward.bank.imports import read_associations, read_bank_config, read_csv, read_dump
 
     if request.kind == "csv":
         return read_csv(request.text, lambda text: room.moment(text, request.zone))
@@ -354,13 +361,13 @@ def _plan(room: BankRoom, request: ImportRequest) -> Plan:
     found = slurm.associations()
     if found is None:
         raise BankUsage(f"{cluster} has no slurmdbd to ask: name a file, or import a CSV", cluster)
-    return of_associations(found.rows, found.coordinators)
+    return read_associations(found.rows, found.coordinators)
 
 
-def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
+def compare_holds_with_jobs(room: BankContext, holds: list[Hold]) -> list[LedgerFinding]:
     """Find holds whose jobs have ended, and running jobs without a hold."""
-    before = room.now() - _PATIENCE
-    found: list[Finding] = []
+    before = room.now() - _GRACE
+    found: list[LedgerFinding] = []
     with room.ledger.reading() as t:
         rates = t.rates.all()
         is_enforced = all(rule.mode != "off" for rule in t.modes.all())
@@ -368,58 +375,60 @@ def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
         try:
             live = room.jobs.unfinished(cluster)
         except Unavailable as error:
-            found.append(Finding(kind="unproved", what=f"holds could not be compared: {error}"))
+            found.append(
+                LedgerFinding(kind="unproved", what=f"holds could not be compared: {error}")
+            )
             continue
-        ids = {leader_of(record) for record in live}
+        ids = {get_hold_job_id(record) for record in live}
         own = {one.job_id: one for one in holds if one.cluster == cluster and one.job_id}
         found += [
-            Finding(
+            LedgerFinding(
                 kind="hold-without-job",
                 what=f"hold {one.id} of {one.account} is for a job that is over",
                 where=f"{cluster}/{job_id}",
             )
             for job_id, one in own.items()
-            if job_id not in ids and one.created_us < micros(before)
+            if job_id not in ids and one.created_us < to_micros(before)
         ]
         found += [
-            Finding(
+            LedgerFinding(
                 kind="job-without-hold",
                 what=f"job {record.job_id} runs, and nothing is held for it",
                 where=f"{cluster}/{record.job_id}",
             )
             for record in live
             if is_enforced
-            and leader_of(record) not in own
-            and _runs_since(record, before)
-            and _costs(record, cluster, rates)
+            and get_hold_job_id(record) not in own
+            and _is_running_since(record, before)
+            and _has_price(record, cluster, rates)
         ]
     return found
 
 
-def _runs_since(record: "JobRecord", before: datetime) -> bool:
+def _is_running_since(record: "JobRecord", before: datetime) -> bool:
     """Return True if a job is running and started before a time."""
     is_running = record.state.split()[0:1] == ["RUNNING"]
     return is_running and record.start is not None and record.start < before
 
 
-def _costs(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
+def _has_price(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
     """Return True if a job's partition has a price; missing rates are reported elsewhere."""
     submit = record.submit
     if submit is None:
         return False
     try:
-        return not rate_for(rates, cluster, record.partition, record.qos, submit).free
+        return not find_rate(rates, cluster, record.partition, record.qos, submit).free
     except NoRate:
         return False
 
 
-def _need_operator(room: BankRoom, asker: Asker, what: str) -> None:
+def _need_operator(room: BankContext, asker: Asker, what: str) -> None:
     """Reject callers who are not operators."""
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(what)
 
 
-def _difference(one: Any) -> DifferenceLine:
+def _difference_line(one: Any) -> DifferenceLine:
     return DifferenceLine(**{name: getattr(one, name) for name in DifferenceLine.__struct_fields__})
 
 
@@ -428,24 +437,24 @@ UPKEEP_ACTIONS: Final = (
         name="bank.reconcile",
         help="Compare what was charged with Slurm's records.",
         request=ReconcileRequest,
-        answer=ReconcileAnswer,
-        run=reconcile,
+        answer=ReconcileReply,
+        run=reconcile_clusters,
         role="operator",
     ),
     Action(
         name="bank.backfill",
         help="Charge what ran before there was a bank.",
         request=BackfillRequest,
-        answer=BackfillAnswer,
-        run=backfill,
+        answer=BackfillReply,
+        run=backfill_charges,
         role="operator",
     ),
     Action(
         name="bank.check",
         help="Prove the ledger.",
         request=CheckRequest,
-        answer=CheckAnswer,
-        run=check,
+        answer=CheckReply,
+        run=run_bank_check,
         only_reads=True,
         role="operator",
     ),
@@ -453,15 +462,15 @@ UPKEEP_ACTIONS: Final = (
         name="bank.import",
         help="Bring in accounts, users, money and prices.",
         request=ImportRequest,
-        answer=ImportAnswer,
-        run=import_,
+        answer=ImportReply,
+        run=import_data,
         role="administrator",
     ),
 )
 
 
 _OPERATORS: Final = "look after what waits to be told"
-_MOST: Final = 1000
+_MAX_NOTICES: Final = 1000
 """Maximum number of notices in a reply."""
 
 
@@ -479,7 +488,7 @@ class NoticesRetryRequest(Request, frozen=True, kw_only=True):
     numbers: tuple[int, ...] = ()
 
 
-class NoticeLine(Shape, frozen=True, kw_only=True):
+class NoticeLine(ActionMessage, frozen=True, kw_only=True):
     """Undelivered notice.
 
     Attributes:
@@ -503,7 +512,7 @@ class NoticeLine(Shape, frozen=True, kw_only=True):
     aside: bool = False
 
 
-class NoticesAnswer(BankAnswer, frozen=True, kw_only=True):
+class NoticesReply(BankReply, frozen=True, kw_only=True):
     """Reply with undelivered notices.
 
     Attributes:
@@ -515,7 +524,7 @@ class NoticesAnswer(BankAnswer, frozen=True, kw_only=True):
     more: bool = False
 
 
-class NoticesRetryAnswer(BankAnswer, frozen=True, kw_only=True):
+class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     """Reply with the number of notices to retry.
 
     Attributes:
@@ -525,12 +534,12 @@ class NoticesRetryAnswer(BankAnswer, frozen=True, kw_only=True):
     retried: int
 
 
-def outbox_kinds() -> tuple[str, ...]:
+def list_outbox_kinds() -> tuple[str, ...]:
     """Return the message kinds of the outbox: notices, and messages to remote banks."""
-    return (NOTICE, *offers_of(GROUP))
+    return (NOTICE, *list_offers(GROUP))
 
 
-def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAnswer:
+def list_notices(room: BankContext, asker: Asker, request: NoticesRequest) -> NoticesReply:
     """List undelivered notices, dead letters included.
 
     Raises:
@@ -539,15 +548,17 @@ def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAns
     del request
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        found = t.outbox.untold(outbox_kinds(), _MOST + 1)
-    return NoticesAnswer(
-        notices=tuple(_line(item) for item in found[:_MOST]),
-        more=len(found) > _MOST,
+        found = t.outbox.untold(list_outbox_kinds(), _MAX_NOTICES + 1)
+    return NoticesReply(
+        notices=tuple(_notice_line(item) for item in found[:_MAX_NOTICES]),
+        more=len(found) > _MAX_NOTICES,
         **room.heading(),
     )
 
 
-def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> NoticesRetryAnswer:
+def retry_notices(
+    room: BankContext, asker: Asker, request: NoticesRetryRequest
+) -> NoticesRetryReply:
     """Retry undelivered notices at once, with the count of attempts reset.
 
     Raises:
@@ -556,14 +567,14 @@ def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> Notices
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        count = t.outbox.again(outbox_kinds(), request.numbers)
+        count = t.outbox.again(list_outbox_kinds(), request.numbers)
     if request.numbers and not count:
         named = ", ".join(map(str, request.numbers))
         raise BankUsage(f"nothing of number {named} waits to be told", request.numbers)
-    return NoticesRetryAnswer(retried=count, **room.heading())
+    return NoticesRetryReply(retried=count, **room.heading())
 
 
-def _line(item: OutboxItem) -> NoticeLine:
+def _notice_line(item: OutboxItem) -> NoticeLine:
     """Convert an outbox message into a line of the reply."""
     common = NoticeLine(
         number=item.id,
@@ -584,8 +595,8 @@ NOTICE_ACTIONS: Final = (
         name="bank.notices",
         help="List what waits to be told to people and servers.",
         request=NoticesRequest,
-        answer=NoticesAnswer,
-        run=notices,
+        answer=NoticesReply,
+        run=list_notices,
         only_reads=True,
         role="operator",
     ),
@@ -593,18 +604,18 @@ NOTICE_ACTIONS: Final = (
         name="bank.notices_retry",
         help="Have what was set aside told again.",
         request=NoticesRetryRequest,
-        answer=NoticesRetryAnswer,
-        run=retry,
+        answer=NoticesRetryReply,
+        run=retry_notices,
         role="operator",
     ),
 )
 
 
-Gate = Literal["deciding", "not deciding", "away"]
+GateAvailability = Literal["deciding", "not deciding", "away"]
 """State of the gate: it decides, it answers without deciding, or it does not answer."""
 
 
-class BankStandingRequest(Request, frozen=True, kw_only=True):
+class BankStatusRequest(Request, frozen=True, kw_only=True):
     """Request of bank.standing: the state of ledger, gate and reconciliation.
 
     Attributes:
@@ -614,7 +625,7 @@ class BankStandingRequest(Request, frozen=True, kw_only=True):
     accounts: bool = False
 
 
-class ReconciledLine(Shape, frozen=True, kw_only=True):
+class ReconciliationProgress(ActionMessage, frozen=True, kw_only=True):
     """Progress of a cluster's reconciliation.
 
     Attributes:
@@ -634,7 +645,7 @@ class ReconciledLine(Shape, frozen=True, kw_only=True):
     corrected: int = 0
 
 
-class AccountMoney(Shape, frozen=True, kw_only=True):
+class AccountMoney(ActionMessage, frozen=True, kw_only=True):
     """Balance and holds of an account that pays for itself, in micro-SU.
 
     Attributes:
@@ -652,7 +663,7 @@ class AccountMoney(Shape, frozen=True, kw_only=True):
     holds: int | None = None
 
 
-class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
+class BankStatusReply(BankReply, frozen=True, kw_only=True):
     """Reply with the state of the bank.
 
     Attributes:
@@ -672,19 +683,21 @@ class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
 
     position: int
     accounts: int
-    gate: Gate
+    gate: GateAvailability
     gate_why: str = ""
     holds: int | None = None
     held: int | None = None
     asked_at: datetime | None = None
-    tally: Tally | None = None
-    reconciled: tuple[ReconciledLine, ...] = ()
+    tally: AnswerCounts | None = None
+    reconciled: tuple[ReconciliationProgress, ...] = ()
     notices: int = 0
     money: tuple[AccountMoney, ...] = ()
     remote_at: datetime | None = None
 
 
-def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> BankStandingAnswer:
+def show_bank_status(
+    room: BankContext, asker: Asker, request: BankStatusRequest
+) -> BankStatusReply:
     """Report the state of the bank.
 
     Raises:
@@ -692,41 +705,41 @@ def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> Bank
         BankUsage: No bank is configured.
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    from steward.bank.reconciliation import last_comparison
+    from steward.bank.reconciliation import read_last_comparison
 
-    lines: list[ReconciledLine] = []
+    lines: list[ReconciliationProgress] = []
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator("see how the bank stands")
-        position, notices = t.seq, t.outbox.set_aside(outbox_kinds())
+        position, notices = t.seq, t.outbox.set_aside(list_outbox_kinds())
         accounts = len(t.accounts.all(unknown=True))
         books = t.books().accounts if request.accounts else ()
         for cluster in room.clusters:
-            compared, until, by_slurmdbd = last_comparison(t, cluster)
+            compared, until, by_slurmdbd = read_last_comparison(t, cluster)
             lines.append(
-                ReconciledLine(
+                ReconciliationProgress(
                     cluster=cluster,
-                    until=_moment(until),
-                    by_slurmdbd_until=_moment(by_slurmdbd),
+                    until=_moment_or_none(until),
+                    by_slurmdbd_until=_moment_or_none(by_slurmdbd),
                     compared_at=moment(compared.at_us) if compared else None,
                     differences=compared.differences if compared else 0,
                     corrected=compared.corrected if compared else 0,
                 )
             )
-    answer = BankStandingAnswer(
+    answer = BankStatusReply(
         position=position,
         accounts=accounts,
         gate="away",
         reconciled=tuple(lines),
         notices=notices,
-        money=_money(books, micros(room.now()), None),
+        money=_account_money(books, to_micros(room.now()), None),
         **room.heading(),
     )
-    return _with_gate(room, answer, books)
+    return _add_gate_state(room, answer, books)
 
 
-def _with_gate(
-    room: BankRoom, answer: BankStandingAnswer, books: tuple[AccountBooks, ...]
-) -> BankStandingAnswer:
+def _add_gate_state(
+    room: BankContext, answer: BankStatusReply, books: tuple[AccountBooks, ...]
+) -> BankStatusReply:
     """Add the gate's state to the reply; without it, the reason why it does not answer."""
     try:
         state = room.gate.state()
@@ -739,15 +752,15 @@ def _with_gate(
         gate_why=state.why,
         holds=state.holds,
         held=state.held,
-        asked_at=_moment(state.asked_at_us),
+        asked_at=_moment_or_none(state.asked_at_us),
         tally=state.tally,
-        remote_at=_moment(state.remote_at_us),
-        money=_money(books, micros(room.now()), {one.account: one for one in held}),
+        remote_at=_moment_or_none(state.remote_at_us),
+        money=_account_money(books, to_micros(room.now()), {one.account: one for one in held}),
     )
 
 
-def _money(
-    books: tuple[AccountBooks, ...], now_us: int, held: dict[str, Held] | None
+def _account_money(
+    books: tuple[AccountBooks, ...], now_us: int, held: dict[str, HeldTotal] | None
 ) -> tuple[AccountMoney, ...]:
     """Return the balances of accounts that pay for themselves; others are part of those."""
     lines = []
@@ -759,7 +772,7 @@ def _money(
             for some in one.allocations
             if some.begin_us <= now_us and (not some.end_us or now_us < some.end_us)
         )
-        none = Held(account=one.name, holds=0, held=0)
+        none = HeldTotal(account=one.name, holds=0, held=0)
         known = None if held is None else held.get(one.name, none)
         lines.append(
             AccountMoney(
@@ -773,7 +786,7 @@ def _money(
     return tuple(lines)
 
 
-def _moment(us: int) -> datetime | None:
+def _moment_or_none(us: int) -> datetime | None:
     return moment(us) if us else None
 
 
@@ -781,9 +794,9 @@ STATUS_ACTIONS: Final = (
     Action(
         name="bank.standing",
         help="How ledger, gate and comparisons stand.",
-        request=BankStandingRequest,
-        answer=BankStandingAnswer,
-        run=standing,
+        request=BankStatusRequest,
+        answer=BankStatusReply,
+        run=show_bank_status,
         only_reads=True,
         role="operator",
     ),

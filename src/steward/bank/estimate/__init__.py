@@ -6,32 +6,37 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from steward.bank.estimate.descriptions import description_of, is_like, merged, with_unshown
-from steward.bank.estimate.estimator import GRACE_S, Estimator
-from steward.bank.estimate.quote_options import parse_jobs, parse_options, script_among
-from steward.bank.estimate.request_limits import tasks_of
-from steward.bank.records import Description, Quote, Rate
+from steward.bank.estimate.descriptions import (
+    add_unshown_requests,
+    apply_update,
+    describe_record,
+    is_compatible,
+)
+from steward.bank.estimate.estimator import OVERRUN_S, Estimator
+from steward.bank.estimate.quote_options import find_script, parse_jobs, parse_options
+from steward.bank.estimate.request_limits import count_array_tasks
+from steward.bank.records import JobRequest, Quote, Rate
 from steward.bank.settings import BankSettings
-from steward.slurm.cluster_model import Picture
+from steward.slurm.cluster_model import ClusterModel
 
 __all__ = [
-    "GRACE_S",
+    "OVERRUN_S",
     "Estimator",
-    "description_of",
+    "add_unshown_requests",
+    "apply_update",
+    "count_array_tasks",
+    "describe_record",
     "estimate",
-    "is_like",
-    "merged",
+    "find_script",
+    "is_compatible",
     "parse_jobs",
     "parse_options",
-    "script_among",
-    "tasks_of",
-    "with_unshown",
 ]
 
 
 def estimate(
-    description: Description,
-    picture: Picture,
+    description: JobRequest,
+    picture: ClusterModel,
     rates: Sequence[Rate],
     settings: BankSettings,
     now: datetime,

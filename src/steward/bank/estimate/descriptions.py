@@ -10,17 +10,23 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.records import GRES_FIELDS, Description
+from steward.bank.records import GRES_FIELDS, JobRequest
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros_or_0
+from steward.core.timestamps import to_micros_or_zero
 from steward.slurm import tres
-from steward.slurm.tres import kind_of, parse_tres, requested_gres, requested_kinds, without_kind
+from steward.slurm.tres import (
+    count_requested_kinds,
+    parse_requested_gres,
+    parse_tres,
+    remove_kinds,
+    strip_tres_type,
+)
 
 _HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
-_UNSET: Final = Description(uid=-1)
+_UNSET: Final = JobRequest(uid=-1)
 
 
-def description_of(record: JobRecord) -> Description:
+def describe_record(record: JobRecord) -> JobRequest:
     """Return a job's request as its queue record shows it.
 
     A job with an allocation is described by what it got, so that its estimate is what it has for as
@@ -36,9 +42,9 @@ def description_of(record: JobRecord) -> Description:
     nodes = asked.get("node") or record.nodes or 1
     cpus = has.get("cpu") or max(asked.get("cpu", 0), record.cpus or 1)
     memory, memory_of_cpu = _split_memory(record, asked, nodes, has=bool(has))
-    counted = {kind_of(name) for name in asked}
+    counted = {strip_tres_type(name) for name in asked}
     limit = record.time_limit_s
-    return Description(
+    return JobRequest(
         uid=-1 if record.uid is None else record.uid,
         job_id=record.array_job_id or record.job_id,
         account=record.account,
@@ -48,27 +54,27 @@ def description_of(record: JobRecord) -> Description:
         # Slurm shows no time limit for a job with an unlimited one.
         time_limit_min=-1 if limit is None else -(-limit // 60),
         min_nodes=nodes,
-        max_nodes=nodes if has else max(nodes, record.nodes or 1, _spread(record, nodes)),
+        max_nodes=nodes if has else max(nodes, record.nodes or 1, _get_most_nodes(record, nodes)),
         # Each task with its CPUs; of an allocation only the total CPUs count.
         num_tasks=None if has else record.tasks,
-        cpus_per_task=None if has else _each(cpus, record.tasks),
+        cpus_per_task=None if has else _divide_cpus(cpus, record.tasks),
         min_cpus=cpus,
         max_cpus=cpus if has else None,
         pn_min_memory_mib=memory,
         mem_per_cpu_mib=memory_of_cpu,
         exclusive=record.oversubscribe == "NO",
-        array=_array(record),
-        begin_us=micros_or_0(record.eligible),
+        array=_format_array(record),
+        begin_us=to_micros_or_zero(record.eligible),
         held=record.reason in _HELD,
         het=bool(record.het_job_id),
         licenses=record.licenses,
         burst_buffers=",".join(
             f"{name}={amount}M" for name, amount in asked.items() if name.startswith("bb/")
         ),
-        tres_per_job=_together(record, asked, counted, has=bool(has)),
-        tres_per_node="" if has else without_kind(record.tres_per_node, counted),
-        tres_per_socket="" if has else without_kind(record.tres_per_socket, counted),
-        tres_per_task="" if has else without_kind(record.tres_per_task, counted),
+        tres_per_job=_format_gres(record, asked, counted, has=bool(has)),
+        tres_per_node="" if has else remove_kinds(record.tres_per_node, counted),
+        tres_per_socket="" if has else remove_kinds(record.tres_per_socket, counted),
+        tres_per_task="" if has else remove_kinds(record.tres_per_task, counted),
         cpus_per_tres="" if has else record.cpus_per_tres,
         mem_per_tres="" if has or "mem" in asked else record.mem_per_tres,
         features=record.constraints,
@@ -76,7 +82,7 @@ def description_of(record: JobRecord) -> Description:
     )
 
 
-def merged(base: Description, change: Description) -> Description:
+def apply_update(base: JobRequest, change: JobRequest) -> JobRequest:
     """Apply an update to a job's description; the update holds only the changed fields.
 
     A released job is assumed to start at once.
@@ -87,7 +93,7 @@ def merged(base: Description, change: Description) -> Description:
     """
     changes = {
         field: value
-        for field in Description.__struct_fields__
+        for field in JobRequest.__struct_fields__
         if field not in ("uid", "job_id", "released")
         and (value := getattr(change, field)) != getattr(_UNSET, field)
     }
@@ -110,14 +116,14 @@ def merged(base: Description, change: Description) -> Description:
     return msgspec.structs.replace(base, **changes)
 
 
-def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
+def is_compatible(asked: JobRequest, shown: JobRequest, most: Mapping[str, int]) -> bool:
     """Return True if a request, or one for less time, may be the job that the queue shows.
 
     Slurm shows a job's totals, not what it requests for each CPU, node, task or GPU.
 
     Args:
         asked: A description as the user requested it.
-        shown: A description from the queue, see :func:`description_of`.
+        shown: A description from the queue, see :func:`describe_record`.
         most: Upper bound of the allocation by TRES; empty if unknown.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
@@ -135,23 +141,28 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     is_waiting = shown.max_cpus is None
     if is_waiting and None not in (memory, memory_shown) and memory != memory_shown:
         return False
-    least, has = _least(asked, asked.min_nodes or 1), _least(shown, shown.min_nodes or 1)
-    if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
+    least, has = (
+        _compute_minimum(asked, asked.min_nodes or 1),
+        _compute_minimum(shown, shown.min_nodes or 1),
+    )
+    if least.keys() != has.keys() or tres.parse_licenses(asked.licenses) != tres.parse_licenses(
+        shown.licenses
+    ):
         return False
     most_by_kind: dict[str, int] = {}
     for name, count in most.items():
-        most_by_kind[kind_of(name)] = most_by_kind.get(kind_of(name), 0) + count
+        most_by_kind[strip_tres_type(name)] = most_by_kind.get(strip_tres_type(name), 0) + count
     return all(least[kind] <= has[kind] <= most_by_kind.get(kind, has[kind]) for kind in has)
 
 
-def with_unshown(shown: Description, asked: Description, unshown_nodes: int) -> Description:
+def add_unshown_requests(shown: JobRequest, asked: JobRequest, unshown_nodes: int) -> JobRequest:
     """Complete a waiting job's description from the queue by requests that squeue does not show.
 
     If Slurm rejects an update that raises the nodes, squeue may show only the raised CPUs; and it
     shows memory per CPU as memory per node.
 
     Args:
-        shown: A description from the queue, see :func:`description_of`.
+        shown: A description from the queue, see :func:`describe_record`.
         asked: A description as the user requested it.
         unshown_nodes: Node count that the job may request although the queue shows fewer.
     """
@@ -159,11 +170,11 @@ def with_unshown(shown: Description, asked: Description, unshown_nodes: int) -> 
         return shown  # it runs
     changes: dict[str, Any] = {}
     nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
-    least = _least(shown, nodes_shown)
+    least = _compute_minimum(shown, nodes_shown)
     if nodes_shown < nodes <= min(least["cpu"], unshown_nodes):
         most_nodes = max(nodes, asked.max_nodes or 0, shown.max_nodes or 0)
         changes |= {"min_nodes": nodes, "max_nodes": most_nodes}
-        gres = _least(asked, nodes_shown)
+        gres = _compute_minimum(asked, nodes_shown)
         if all(gres.get(kind) == least.get(kind) for kind in (gres | least) if "/" in kind):
             changes |= {field: getattr(asked, field) for field in GRES_FIELDS}
     if asked.mem_per_cpu_mib and asked.mem_per_cpu_mib == shown.pn_min_memory_mib:
@@ -191,12 +202,12 @@ def _split_memory(
     return (share, None) if least * asked.get("cpu", 1) < total else (None, least)
 
 
-def _get_unit_memory(job: Description) -> int | None:
+def _get_unit_memory(job: JobRequest) -> int | None:
     """Return the memory of each CPU in MiB if the job sets it, else of each node."""
     return job.pn_min_memory_mib if job.mem_per_cpu_mib is None else job.mem_per_cpu_mib
 
 
-def _least(job: Description, nodes: int) -> dict[str, int]:
+def _compute_minimum(job: JobRequest, nodes: int) -> dict[str, int]:
     """Compute the minimum of CPUs, nodes and GRES by kind that a job needs on this many nodes."""
     tasks = job.num_tasks or 1
     cpus = 0 if job.overcommit else tasks * (job.cpus_per_task or 1)
@@ -208,45 +219,47 @@ def _least(job: Description, nodes: int) -> dict[str, int]:
         (job.tres_per_task, tasks),
     ):
         kinds: dict[str, int] = {}
-        for name, amount in requested_gres(text).items():
-            kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount * count
+        for name, amount in parse_requested_gres(text).items():
+            kinds[strip_tres_type(name)] = kinds.get(strip_tres_type(name), 0) + amount * count
         for kind, amount in kinds.items():
             least[kind] = max(least.get(kind, 0), amount)
     return least
 
 
-def _each(cpus: int, tasks: int | None) -> int | None:
+def _divide_cpus(cpus: int, tasks: int | None) -> int | None:
     return None if not tasks or cpus <= tasks or cpus % tasks else cpus // tasks
 
 
-def _spread(record: JobRecord, nodes: int) -> int:
+def _get_most_nodes(record: JobRecord, nodes: int) -> int:
     """Return over how many nodes a waiting job may spread; a count of 1 is often the minimum."""
     return max(nodes, record.tasks or 1) if nodes == 1 else nodes
 
 
-def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
+def _format_gres(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
     """Return all of a job's GRES: counted ones as Slurm shows them, others as requested."""
-    found = _gres(asked)
+    found = _split_gres_types(asked)
     if not has:
         # squeue guesses the nodes of some jobs.
         record = msgspec.structs.replace(record, nodes=asked.get("node") or record.nodes)
-    others = requested_kinds(record)
+    others = count_requested_kinds(record)
     if has:
         # A running job's nodes and tasks are fixed.
-        found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
+        found |= {
+            name: count for name, count in others.items() if strip_tres_type(name) not in counted
+        }
     else:
         for name, count in others.items():
-            names = [gres for gres in found if kind_of(gres) == kind_of(name)]
+            names = [gres for gres in found if strip_tres_type(gres) == strip_tres_type(name)]
             total = sum(found[gres] for gres in names)
             if names and count > total:
                 found[name] = found.get(name, 0) + count - total
     parts = [f"{name}:{amount}" for name, amount in found.items() if amount]
     if not has:
-        parts.append(without_kind(record.tres_per_job, counted))
+        parts.append(remove_kinds(record.tres_per_job, counted))
     return ",".join(filter(None, parts))
 
 
-def _gres(amounts: dict[str, int]) -> dict[str, int]:
+def _split_gres_types(amounts: dict[str, int]) -> dict[str, int]:
     """Return GRES by type where a type is known; the rest by name."""
     found = {name: amount for name, amount in amounts.items() if name.startswith("gres/")}
     for name, amount in list(found.items()):
@@ -256,7 +269,7 @@ def _gres(amounts: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _array(record: JobRecord) -> str:
+def _format_array(record: JobRecord) -> str:
     """Return the array tasks that a record stands for: those without records of their own."""
     if not record.array_job_id or record.array_task.isdecimal():
         return ""

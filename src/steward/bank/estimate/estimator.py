@@ -16,31 +16,31 @@ from steward.bank.errors import NoEstimate
 from steward.bank.estimate.request_limits import (
     UNLIMITED,
     Budget,
-    choices,
-    refuse_endless,
-    tasks_of,
+    check_text_lengths,
+    count_array_tasks,
+    split_choices,
 )
-from steward.bank.estimate.sizes import Priced, Site, size_of
-from steward.bank.money import MOST
-from steward.bank.prices import dearest_price, rate_for
-from steward.bank.records import Description, PriceLine, Quote, Rate, Use
+from steward.bank.estimate.sizes import PartitionLimits, PricedPartition, compute_size
+from steward.bank.money import MAX_AMOUNT
+from steward.bank.prices import compute_highest_price, find_rate
+from steward.bank.records import JobRequest, PriceLine, Quote, Rate, ResourceUse
 from steward.bank.settings import BankSettings
 from steward.core.timestamps import moment
-from steward.slurm.cluster_model import Picture
+from steward.slurm.cluster_model import ClusterModel
 
-GRACE_S: Final = 60
+OVERRUN_S: Final = 60
 """Time that a job may exceed its limit, in seconds: slurmctld checks limits twice a minute, and
 ends overdue jobs at the next check."""
 
-_MOST_KEPT: Final = 10_000
+_MOST_CACHED: Final = 10_000
 """Maximum number of cached prices: users choose the QOS names."""
 
 _YEAR_MIN: Final = 365 * 1440
 """Minutes of a year: the upper bound of a searched time limit."""
-_NORMAL: Final = "normal"
+_DEFAULT_QOS: Final = "normal"
 """QOS that slurmdbd assigns if an association has no default."""
 
-_Choice = tuple[Site, Priced, str, dict[str, int]]
+_PricedChoice = tuple[PartitionLimits, PricedPartition, str, dict[str, int]]
 """A partition, its rate, a QOS, and the TRES that the job may get there."""
 
 
@@ -53,7 +53,9 @@ class Estimator:
         settings: [bank].
     """
 
-    def __init__(self, picture: Picture, rates: Sequence[Rate], settings: BankSettings) -> None:
+    def __init__(
+        self, picture: ClusterModel, rates: Sequence[Rate], settings: BankSettings
+    ) -> None:
         self.picture = picture
         self._settings = settings
         self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
@@ -61,12 +63,12 @@ class Estimator:
         times = [moment(rate.created_us) for rate in self._rates if rate.created_us]
         times += [rate.valid_from for rate in self._rates if rate.valid_from is not None]
         self._last_change = max(times, default=None)
-        self._sites: dict[str, Site] = {}
-        self._priced: dict[tuple[str, str], Priced] = {}
+        self._sites: dict[str, PartitionLimits] = {}
+        self._priced: dict[tuple[str, str], PricedPartition] = {}
 
     def quote(
         self,
-        job: Description,
+        job: JobRequest,
         now: datetime,
         *,
         lines: bool = False,
@@ -87,8 +89,8 @@ class Estimator:
         """
         account = self.account_of(job)
         found = self._choices(job, account, now, budget)
-        tasks, at_once = (1, 1) if not job.array else tasks_of(job.array)
-        best: tuple[int, _Choice] | None = None
+        tasks, at_once = (1, 1) if not job.array else count_array_tasks(job.array)
+        best: tuple[int, _PricedChoice] | None = None
         for choice in found:
             site, priced, qos, size = choice
             amount = priced.amount(size, self.time_s(job.time_limit_min, site), qos)
@@ -98,7 +100,7 @@ class Estimator:
             raise NoEstimate("the job names no partition, and the cluster has no default one", job)
         amount, (site, priced, qos, size) = best
         seconds = self.time_s(job.time_limit_min, site)
-        if tasks * amount > MOST:
+        if tasks * amount > MAX_AMOUNT:
             raise NoEstimate("the job would cost more than any account can hold", job)
         quote = Quote(
             amount=tasks * amount,
@@ -116,7 +118,7 @@ class Estimator:
 
     def longest(
         self,
-        job: Description,
+        job: JobRequest,
         available: int,
         now: datetime,
         *,
@@ -158,11 +160,11 @@ class Estimator:
         return low or None
 
     def _choices(
-        self, job: Description, account: str, now: datetime, budget: Budget
-    ) -> list[_Choice]:
+        self, job: JobRequest, account: str, now: datetime, budget: Budget
+    ) -> list[_PricedChoice]:
         """List all partitions and QOS that a job may use, with the TRES that it may get there."""
-        refuse_endless(job, budget)
-        found: list[_Choice] = []
+        check_text_lengths(job, budget)
+        found: list[_PricedChoice] = []
         for name in self._partitions(job):
             site = self._site(name)
             for qos in self._qos(job, account):
@@ -171,10 +173,10 @@ class Estimator:
                         "--partition and --qos name too many to price in time: name fewer", name
                     )
                 priced = self._price(site, qos, now)
-                found.append((site, priced, qos, size_of(job, site, priced)))
+                found.append((site, priced, qos, compute_size(job, site, priced)))
         return found
 
-    def account_of(self, job: Description) -> str:
+    def account_of(self, job: JobRequest) -> str:
         """Return the account that pays, in lower case as in Slurm; "" if unknown."""
         if job.account:
             return job.account.lower()
@@ -185,7 +187,7 @@ class Estimator:
         """Return the name of a user that slurmdbd knows; "" for others."""
         return self.picture.users.get(uid, "")
 
-    def time_s(self, limit: int | None, site: Site) -> int:
+    def time_s(self, limit: int | None, site: PartitionLimits) -> int:
         """Return how long a job may hold its allocation, in seconds; ``limit`` is in minutes."""
         part = site.part
         seconds: int | None
@@ -197,27 +199,27 @@ class Estimator:
         if seconds is None:
             seconds = self._settings.default_time_s
         over = part.over_time_s
-        return seconds + (self._settings.default_time_s if over is None else over) + GRACE_S
+        return seconds + (self._settings.default_time_s if over is None else over) + OVERRUN_S
 
-    def _partitions(self, job: Description) -> Sequence[str]:
+    def _partitions(self, job: JobRequest) -> Sequence[str]:
         """Return the partitions that a job may use."""
         if not job.partition:
             default = self.picture.default_partition
             return (default,) if default else ()
         if "," not in job.partition:
             return (job.partition,)
-        return choices(job.partition, "--partition")
+        return split_choices(job.partition, "--partition")
 
-    def _qos(self, job: Description, account: str) -> Sequence[str]:
+    def _qos(self, job: JobRequest, account: str) -> Sequence[str]:
         """Return the QOS that a job may use."""
         if not job.qos:
             if not self.picture.accounting:
                 return ("",)
             user = self.picture.users.get(job.uid, "")
-            return (self.picture.qos.get(f"{account}/{user}") or _NORMAL,)
-        return (job.qos,) if "," not in job.qos else choices(job.qos, "--qos")
+            return (self.picture.qos.get(f"{account}/{user}") or _DEFAULT_QOS,)
+        return (job.qos,) if "," not in job.qos else split_choices(job.qos, "--qos")
 
-    def _site(self, name: str) -> Site:
+    def _site(self, name: str) -> PartitionLimits:
         """Return the limits of a partition, from the cache if possible."""
         site = self._sites.get(name)
         if site is None:
@@ -228,24 +230,24 @@ class Estimator:
                     "a new one can be used within a minute",
                     name,
                 )
-            site = self._sites[name] = Site(part, self.picture)
+            site = self._sites[name] = PartitionLimits(part, self.picture)
         return site
 
-    def _price(self, site: Site, qos: str, now: datetime) -> Priced:
+    def _price(self, site: PartitionLimits, qos: str, now: datetime) -> PricedPartition:
         """Return the rate of a partition and QOS, from the cache if possible."""
         is_settled = self._last_change is None or now >= self._last_change
         priced = self._priced.get((site.name, qos)) if is_settled else None
         if priced is None:
-            rate = rate_for(self._rates, self.picture.cluster, site.name, qos, now)
-            priced = Priced(rate, site)
-            if is_settled and len(self._priced) < _MOST_KEPT:
+            rate = find_rate(self._rates, self.picture.cluster, site.name, qos, now)
+            priced = PricedPartition(rate, site)
+            if is_settled and len(self._priced) < _MOST_CACHED:
                 self._priced[site.name, qos] = priced
         return priced
 
     def _explained(self, quote: Quote, rate: Rate) -> Quote:
         """Add the lines that explain a quote."""
-        use = Use(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
-        price = dearest_price(use, rate)
+        use = ResourceUse(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
+        price = compute_highest_price(use, rate)
         head = f"partition {quote.partition}" + (f", QOS {quote.qos}" if quote.qos else "")
         lines = [PriceLine(what=f"{head}, by rate {rate.number}"), *price.lines]
         if quote.tasks > 1:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.bank.errors import BankUsage
-from steward.bank.records import Description
-from steward.slurm.sbatch_options import VALUED, full_name, letters
+from steward.bank.records import JobRequest
+from steward.slurm.sbatch_options import VALUE_OPTIONS, expand_option, split_letters
 
 Options = dict[str, str]
 """Option values by full name, without dashes."""
@@ -28,7 +28,7 @@ _SCALE: Final = {"": 1, "k": 1000, "m": 1_000_000}
 _UNLIMITED: Final = frozenset({"unlimited", "infinite", "-1"})
 
 
-def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> Description:
+def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> JobRequest:
     """Return the request that sbatch would send for these options.
 
     Args:
@@ -46,7 +46,7 @@ def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> De
     return jobs[0]
 
 
-def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple[Description, ...]:
+def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple[JobRequest, ...]:
     """Return the requests that sbatch would send, one for each heterogeneous component.
 
     Args:
@@ -58,17 +58,17 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
         BankUsage: An option is unknown, or a value is invalid.
     """
     said: list[Options] = [{}]
-    for word in _split(argv):
+    for word in _split_components(argv):
         if word is None:
             said.append({})
         elif word[0]:
             said[-1].update([word])
     written: list[Options] = [{}]
-    for words in _directives(script):
+    for words in _iterate_directives(script):
         if words in (["hetjob"], ["packjob"]):
             written.append({})
             continue
-        for word in _split(words):
+        for word in _split_components(words):
             if word is not None and word[0]:
                 written[-1].update([word])
     count = max(len(said), len(written))
@@ -76,12 +76,12 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
     written += [{}] * (count - len(written))
     # The command line overrides the script.
     return tuple(
-        _description({**of_script, **of_line}, uid, is_het=count > 1)
+        _make_description({**of_script, **of_line}, uid, is_het=count > 1)
         for of_script, of_line in zip(written, said, strict=True)
     )
 
 
-def script_among(argv: Sequence[str]) -> str:
+def find_script(argv: Sequence[str]) -> str:
     """Return the batch script named among sbatch's options; "" if none is.
 
     Args:
@@ -91,7 +91,7 @@ def script_among(argv: Sequence[str]) -> str:
         BankUsage: An option is unknown.
     """
     at = 0
-    for name, _, after in _options(argv):
+    for name, _, after in _iterate_options(argv):
         if not name:
             return ""
         at = after
@@ -100,7 +100,7 @@ def script_among(argv: Sequence[str]) -> str:
     return rest[0] if rest else ""
 
 
-def _directives(script: str) -> Iterator[list[str]]:
+def _iterate_directives(script: str) -> Iterator[list[str]]:
     """Yield the words of each ``#SBATCH`` line, up to the first command."""
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -112,12 +112,12 @@ def _directives(script: str) -> Iterator[list[str]]:
             return
 
 
-def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
+def _split_components(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
     """Yield options with values; None where a component of a heterogeneous job ends."""
     rest = list(argv)
     while rest:
         at = 0
-        for name, value, after in _options(rest):
+        for name, value, after in _iterate_options(rest):
             yield (name, value) if name else None
             at = after
         # The rest is the script and its own arguments, unless another component follows.
@@ -126,7 +126,7 @@ def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
         rest = rest[rest.index(":", at) :]
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+def _iterate_options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     """Yield options, values and the next position, up to the first word that is neither.
 
     The name is "" for the ``:`` between components of a heterogeneous job.
@@ -139,35 +139,35 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
             yield "", "", at
         elif word.startswith("--") and word != "--":
             name, equals, value = word[2:].partition("=")
-            name = full_name(name)
-            if name in VALUED and not equals:
-                value, at = _next(words, at, word), at + 1
+            name = expand_option(name)
+            if name in VALUE_OPTIONS and not equals:
+                value, at = _get_value(words, at, word), at + 1
             yield name, value, at
         elif word.startswith("-") and word not in ("-", "--"):
-            for name, attached in letters(word):
+            for name, attached in split_letters(word):
                 if attached is None:
-                    attached, at = _next(words, at, word), at + 1  # noqa: PLW2901 # its value
+                    attached, at = _get_value(words, at, word), at + 1  # noqa: PLW2901 # its value
                 yield name, attached, at
         else:
             return
 
 
-def _next(words: Sequence[str], at: int, word: str) -> str:
+def _get_value(words: Sequence[str], at: int, word: str) -> str:
     if at >= len(words):
         raise BankUsage(f"{word} takes a value", word)
     return words[at]
 
 
-def _description(options: Options, uid: int, *, is_het: bool) -> Description:
+def _make_description(options: Options, uid: int, *, is_het: bool) -> JobRequest:
     """Convert the options of one job to a description, with the values that sbatch derives."""
     if "," in options.get("clusters", ""):
         raise BankUsage("--clusters: quote for one cluster at a time", options["clusters"])
     get = options.get
-    least, most = _nodes(get("nodes", ""))
-    tasks = _count(options, "ntasks")
-    per_task = _count(options, "cpus-per-task")
-    per_node = _count(options, "ntasks-per-node")
-    sockets, cores, threads = _geometry(options)
+    least, most = _parse_nodes(get("nodes", ""))
+    tasks = _parse_count(options, "ntasks")
+    per_task = _parse_count(options, "cpus-per-task")
+    per_node = _parse_count(options, "ntasks-per-node")
+    sockets, cores, threads = _parse_geometry(options)
     is_set = tasks is not None
     reckoned = tasks or 1
     if not is_set and least is not None:
@@ -181,32 +181,32 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         tasks = reckoned
     min_cpus = max(least or 1, 1) if "overcommit" in options else reckoned * (per_task or 1)
     memory = get("mem")
-    return Description(
+    return JobRequest(
         uid=uid,
         account=get("account", ""),
         partition=get("partition", ""),
         qos=get("qos", ""),
         reservation=get("reservation", ""),
-        time_limit_min=_minutes(options, "time"),
-        time_min_min=_minutes(options, "time-min"),
+        time_limit_min=_parse_minutes(options, "time"),
+        time_min_min=_parse_minutes(options, "time-min"),
         min_nodes=least,
         max_nodes=most if most is not None or least is None else least,
         num_tasks=tasks,
         cpus_per_task=per_task,
         min_cpus=min_cpus,
-        pn_min_cpus=_count(options, "mincpus"),
-        pn_min_memory_mib=None if memory is None else _mib("mem", memory),
-        mem_per_cpu_mib=_mib("mem-per-cpu", options["mem-per-cpu"])
+        pn_min_cpus=_parse_count(options, "mincpus"),
+        pn_min_memory_mib=None if memory is None else _parse_memory("mem", memory),
+        mem_per_cpu_mib=_parse_memory("mem-per-cpu", options["mem-per-cpu"])
         if "mem-per-cpu" in options
         else None,
         ntasks_per_node=per_node,
-        ntasks_per_socket=_count(options, "ntasks-per-socket"),
-        ntasks_per_core=_count(options, "ntasks-per-core"),
-        ntasks_per_tres=_count(options, "ntasks-per-gpu"),
+        ntasks_per_socket=_parse_count(options, "ntasks-per-socket"),
+        ntasks_per_core=_parse_count(options, "ntasks-per-core"),
+        ntasks_per_tres=_parse_count(options, "ntasks-per-gpu"),
         sockets_per_node=sockets,
         cores_per_socket=cores,
         threads_per_core=threads,
-        core_spec=_spec(options),
+        core_spec=_parse_core_spec(options),
         exclusive=get("exclusive") in ("", "topo"),
         overcommit="overcommit" in options,
         array=get("array", ""),
@@ -215,22 +215,28 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         req_nodes=get("nodelist", ""),
         features=get("constraint", ""),
         licenses=",".join(filter(None, (get("licenses", ""), get("resources", "")))),
-        tres_per_job=_tres("gpu", get("gpus", "")),
+        tres_per_job=_format_tres("gpu", get("gpus", "")),
         tres_per_node=",".join(
-            filter(None, (_gres(get("gres", "")), _tres("gpu", get("gpus-per-node", ""))))
+            filter(
+                None,
+                (
+                    _format_gres_option(get("gres", "")),
+                    _format_tres("gpu", get("gpus-per-node", "")),
+                ),
+            )
         ),
-        tres_per_socket=_tres("gpu", get("gpus-per-socket", "")),
+        tres_per_socket=_format_tres("gpu", get("gpus-per-socket", "")),
         tres_per_task=",".join(
-            filter(None, (get("tres-per-task", ""), _tres("gpu", get("gpus-per-task", ""))))
+            filter(None, (get("tres-per-task", ""), _format_tres("gpu", get("gpus-per-task", ""))))
         ),
-        cpus_per_tres=_tres("gpu", get("cpus-per-gpu", "")),
-        mem_per_tres=_tres("gpu", str(_mib("mem-per-gpu", get("mem-per-gpu", "0"))))
+        cpus_per_tres=_format_tres("gpu", get("cpus-per-gpu", "")),
+        mem_per_tres=_format_tres("gpu", str(_parse_memory("mem-per-gpu", get("mem-per-gpu", "0"))))
         if "mem-per-gpu" in options
         else "",
     )
 
 
-def _count(options: Options, name: str) -> int | None:
+def _parse_count(options: Options, name: str) -> int | None:
     """Parse an option's value as a count; None if unset."""
     value = options.get(name)
     if value is None:
@@ -240,12 +246,12 @@ def _count(options: Options, name: str) -> int | None:
     return int(value)
 
 
-def _spec(options: Options) -> int | None:
-    core = _count(options, "core-spec")
-    return _count(options, "thread-spec") if core is None else core
+def _parse_core_spec(options: Options) -> int | None:
+    core = _parse_count(options, "core-spec")
+    return _parse_count(options, "thread-spec") if core is None else core
 
 
-def _nodes(value: str) -> tuple[int | None, int | None]:
+def _parse_nodes(value: str) -> tuple[int | None, int | None]:
     """Parse ``--nodes`` into minimum and maximum; None if unset."""
     if not value:
         return None, None
@@ -260,15 +266,15 @@ def _nodes(value: str) -> tuple[int | None, int | None]:
     return best if best is not None else (None, None)
 
 
-def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
+def _parse_geometry(options: Options) -> tuple[int | None, int | None, int | None]:
     """Return requested sockets, cores and threads per node; ``-B`` sets all three."""
     found: list[int | None] = [None, None, None]
     for at, part in enumerate(options.get("extra-node-info", "").split(":")[:3]):
         if part and part != "*":
-            found[at] = _count({"extra-node-info": part}, "extra-node-info")
+            found[at] = _parse_count({"extra-node-info": part}, "extra-node-info")
     for at, name in enumerate(("sockets-per-node", "cores-per-socket", "threads-per-core")):
         if options.get(name) not in (None, "*"):
-            found[at] = _count(options, name)
+            found[at] = _parse_count(options, name)
     hint = options.get("hint", "")
     if hint in ("nomultithread", "compute_bound", "memory_bound"):
         found[2] = 1
@@ -276,7 +282,7 @@ def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
     return sockets, cores, threads
 
 
-def _mib(name: str, value: str) -> int:
+def _parse_memory(name: str, value: str) -> int:
     """Parse memory as MiB, rounded up; without a suffix it is MiB."""
     found = _MEMORY.fullmatch(value)
     if found is None:
@@ -285,7 +291,7 @@ def _mib(name: str, value: str) -> int:
     return -(-int(found[1]) * times // by)
 
 
-def _minutes(options: Options, name: str) -> int | None:
+def _parse_minutes(options: Options, name: str) -> int | None:
     """Parse a time limit as minutes, rounded up as sbatch does; -1 for unlimited.
 
     Formats: ``min``, ``min:s``, ``h:min:s``, ``d-h``, ``d-h:min``, ``d-h:min:s``.
@@ -312,11 +318,11 @@ def _minutes(options: Options, name: str) -> int | None:
     return hours * 60 + minutes + -(-seconds // 60)
 
 
-def _tres(kind: str, value: str) -> str:
+def _format_tres(kind: str, value: str) -> str:
     """Convert ``a100:2,v100:1`` to ``gres/gpu:a100:2,gres/gpu:v100:1``."""
     return ",".join(f"gres/{kind}:{part}" for part in value.split(",") if part)
 
 
-def _gres(value: str) -> str:
+def _format_gres_option(value: str) -> str:
     parts = (part for part in value.split(",") if part and part.lower() != "none")
     return ",".join(f"gres/{part.removeprefix('gres:')}" for part in parts)

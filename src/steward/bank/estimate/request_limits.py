@@ -16,9 +16,9 @@ from math import prod
 from typing import Final
 
 from steward.bank.errors import NoEstimate
-from steward.bank.records import Description
+from steward.bank.records import JobRequest
 
-LONGEST: Final = 4096
+LONGEST_TEXT: Final = 4096
 """Maximum length of most texts, in bytes; slurmctld's own limit is a quarter of it."""
 LONGEST_NODELIST: Final = 64 * 1024
 """Maximum length of a node list, in bytes."""
@@ -29,7 +29,7 @@ _LONGEST_LIST: Final = 64
 _MOST_CHOICES: Final = 64
 """Maximum number of partitions or QOS in a list."""
 
-OPTIONS: Final = {
+OPTION_OF_FIELD: Final = {
     "account": "--account",
     "partition": "--partition",
     "qos": "--qos",
@@ -46,9 +46,11 @@ OPTIONS: Final = {
     "mem_per_tres": "--mem-per-gpu",
 }
 """Text fields of a description, with the option that sets each."""
-LONGEST_TEXTS: Final = dict.fromkeys(OPTIONS, LONGEST) | {"req_nodes": LONGEST_NODELIST}
+LONGEST_TEXTS: Final = dict.fromkeys(OPTION_OF_FIELD, LONGEST_TEXT) | {
+    "req_nodes": LONGEST_NODELIST
+}
 """Maximum length of each text field, in bytes."""
-_LISTS: Final = frozenset(OPTIONS) - {
+_LIST_FIELDS: Final = frozenset(OPTION_OF_FIELD) - {
     *("account", "partition", "qos", "reservation", "array", "req_nodes")
 }
 
@@ -74,7 +76,7 @@ UNLIMITED: Final = Budget(None)
 """A budget without limit."""
 
 
-def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
+def check_text_lengths(job: JobRequest, budget: Budget = UNLIMITED) -> None:
     """Reject a text that is longer than Slurm accepts, before reading any of it.
 
     Args:
@@ -85,7 +87,7 @@ def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
         NoEstimate: A text is too long.
     """
     is_late = budget.is_spent()
-    for name, option in OPTIONS.items():
+    for name, option in OPTION_OF_FIELD.items():
         text = getattr(job, name)
         if not text:
             continue
@@ -93,11 +95,13 @@ def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
             raise NoEstimate(
                 f"{option} takes too long to price: shorten it, or split the job", text[:80]
             )
-        if len(text) > LONGEST_TEXTS[name] or (name in _LISTS and text.count(",") >= _LONGEST_LIST):
+        if len(text) > LONGEST_TEXTS[name] or (
+            name in _LIST_FIELDS and text.count(",") >= _LONGEST_LIST
+        ):
             raise NoEstimate(f"{option} is longer than any that Slurm takes", text[:80])
 
 
-def choices(names: str, option: str) -> Sequence[str]:
+def split_choices(names: str, option: str) -> Sequence[str]:
     """Split a list of partitions or QOS, without duplicates.
 
     Raises:
@@ -125,7 +129,7 @@ _Ranges = list[tuple[int, int, int]]
 """Ranges in brackets: first, last, and the number of digits."""
 
 
-def nodes_named(nodelist: str, most: int) -> int:
+def bound_node_count(nodelist: str, most: int) -> int:
     """Return how many nodes a list names at most; for an unreadable list the maximum.
 
     Args:
@@ -157,17 +161,17 @@ def count_nodes(nodelist: str) -> int | None:
         at = end + 1
         if not found[0]:
             continue
-        pieces = _pieces(found[0])
+        pieces = _split_name(found[0])
         if pieces is None:
             return None
-        total += prod(_many(piece) for piece in pieces if not isinstance(piece, str))
+        total += prod(_count_range(piece) for piece in pieces if not isinstance(piece, str))
         parts.append(pieces)
     if total > _MOST_WRITTEN:
         return total
-    return len({"".join(name) for pieces in parts for name in product(*map(_written, pieces))})
+    return len({"".join(name) for pieces in parts for name in product(*map(_expand_piece, pieces))})
 
 
-def _pieces(part: str) -> list[str | _Ranges] | None:
+def _split_name(part: str) -> list[str | _Ranges] | None:
     """Split a name into texts and ranges; None if it is malformed."""
     found: list[str | _Ranges] = []
     for piece in _PIECE.finditer(part):
@@ -186,11 +190,11 @@ def _pieces(part: str) -> list[str | _Ranges] | None:
     return found if texts <= _LONGEST_NAME else None
 
 
-def _many(ranges: _Ranges) -> int:
+def _count_range(ranges: _Ranges) -> int:
     return sum(last - first + 1 for first, last, _ in ranges)
 
 
-def _written(piece: str | _Ranges) -> Iterator[str]:
+def _expand_piece(piece: str | _Ranges) -> Iterator[str]:
     """Yield the texts that a piece of a name stands for."""
     if isinstance(piece, str):
         yield piece
@@ -201,11 +205,11 @@ def _written(piece: str | _Ranges) -> Iterator[str]:
 
 
 _TASK_PART: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?")
-_MOST: Final = 4_000_001
+_MOST_TASKS: Final = 4_000_001
 """Slurm's own upper bound of MaxArraySize."""
 
 
-def tasks_of(expression: str) -> tuple[int, int]:
+def count_array_tasks(expression: str) -> tuple[int, int]:
     """Count an array's tasks, and how many may run at once.
 
     Args:
@@ -225,7 +229,7 @@ def tasks_of(expression: str) -> tuple[int, int]:
         if last < first or step < 1:
             raise NoEstimate(f"--array={expression[:80]} has a range without tasks", expression)
         count += (last - first) // step + 1
-        if count > _MOST:
+        if count > _MOST_TASKS:
             raise NoEstimate(f"--array={expression[:80]} has more tasks than can be", expression)
     if not percent:
         return count, count

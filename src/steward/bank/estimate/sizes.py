@@ -15,31 +15,31 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from steward.bank.estimate.request_limits import nodes_named
+from steward.bank.estimate.request_limits import bound_node_count
 from steward.bank.prices import (
     HOUR_S,
-    WHOLE,
-    amount_of,
-    amount_per_second,
-    dearest,
-    dearest_end,
-    weighted,
+    UNCHANGED_PERMILLE,
+    apply_minimum_and_end,
+    get_highest_end_permille,
+    get_highest_permille,
+    list_weighted_tres,
+    price_per_second,
 )
-from steward.bank.records import Description, Rate
+from steward.bank.records import JobRequest, Rate
 from steward.slurm import tres
-from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 from steward.slurm.tres import is_size, parse_tres
 
 _SOCKET: Final = "cr_socket"
 _CPU: Final = "cr_cpu"
 _GIB: Final = 1024
-_SCALE: Final = _GIB * HOUR_S * WHOLE * WHOLE
+_SCALE: Final = _GIB * HOUR_S * UNCHANGED_PERMILLE * UNCHANGED_PERMILLE
 """Factor between the integers of the computation and the amounts that they stand for."""
 
 _BOARD: Final = "cr_board"
 
 
-class Site:
+class PartitionLimits:
     """Properties of a partition that an estimate needs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Site:
         types: Types by GRES: ``{"gres/gpu": ("gres/gpu:a100",)}``.
     """
 
-    def __init__(self, part: PartitionPicture, picture: Picture) -> None:
+    def __init__(self, part: PartitionModel, picture: ClusterModel) -> None:
         self.part = part
         self.name = part.name
         shapes = [picture.shapes[number] for number, _ in part.shapes]
@@ -72,7 +72,7 @@ class Site:
         self.whole = part.exclusive or picture.linear
         self.threads = max(shape.cpus_per_core for shape in self.shapes)
         self.thinnest = min(shape.cpus_per_core for shape in self.shapes)
-        self.unit = max(_unit(shape, selects) for shape in self.shapes)
+        self.unit = max(_get_allocation_unit(shape, selects) for shape in self.shapes)
         self.is_scattered = _SOCKET in selects or _BOARD in selects
         self.counts_memory = "memory" in selects
         self.one_per_core = "one_task_per_core" in f"{selects},{picture.selects}"
@@ -92,7 +92,7 @@ class Site:
         self.billing_max = picture.billing_max
 
 
-class Priced:
+class PricedPartition:
     """A rate applied to a partition, precomputed for fast prices.
 
     Attributes:
@@ -103,13 +103,13 @@ class Priced:
         bills: Whether the rate weights Slurm's own billing.
     """
 
-    def __init__(self, rate: Rate, site: Site) -> None:
+    def __init__(self, rate: Rate, site: PartitionLimits) -> None:
         self.rate = rate
-        self.end_permille = dearest_end(rate)
+        self.end_permille = get_highest_end_permille(rate)
         self.whole = rate.whole_nodes or site.whole
         self.bills = bool(rate.weights.get("billing"))
         self._is_typed = any(":" in name for name in rate.weights)
-        self._factor = dearest(rate.factors)
+        self._factor = get_highest_permille(rate.factors)
         # A MiB has 1/1024 of a GiB's weight, so all other weights are scaled up by 1024.
         self._weights = [
             (name, weight if is_size(name) else weight * _GIB)
@@ -124,28 +124,28 @@ class Priced:
     def amount(self, size: dict[str, int], seconds: int, qos: str) -> int:
         """Return the highest cost of these TRES for this many seconds.
 
-        Equal to :func:`steward.bank.prices.dearest_price`, but in integers, which are many times
-        faster than fractions; weights by type are left to the fractions.
+        Equal to :func:`steward.bank.prices.compute_highest_price`, but in integers, which are many
+        times faster than fractions; weights by type are left to the fractions.
         """
         rate = self.rate
         if self._is_typed or rate.free:
-            exact = amount_per_second(size, rate, qos) * seconds
-            return amount_of(exact, rate, self.end_permille)
+            exact = price_per_second(size, rate, qos) * seconds
+            return apply_minimum_and_end(exact, rate, self.end_permille)
         parts = [size.get(name, 0) * weight for name, weight in self._weights]
         hourly = max(parts, default=0) if rate.combine == "max" else sum(parts)
-        exact_of = hourly * seconds * self._factor * rate.qos_permille.get(qos, WHOLE)
+        exact_of = hourly * seconds * self._factor * rate.qos_permille.get(qos, UNCHANGED_PERMILLE)
         least = rate.minimum * _SCALE
         # Half up: none of these is negative.
         whole = max(exact_of, least) * self.end_permille
-        return (2 * whole + _SCALE * WHOLE) // (2 * _SCALE * WHOLE)
+        return (2 * whole + _SCALE * UNCHANGED_PERMILLE) // (2 * _SCALE * UNCHANGED_PERMILLE)
 
     def _cost(self, typed: str, billed: Mapping[str, Fraction]) -> Fraction:
         one = {typed: 1, typed.partition(":")[0]: 1}
         by_billing = billed.get(typed, Fraction(0)) * self.rate.weights.get("billing", 0)
-        return sum((cost for _, _, cost in weighted(one, self.rate)), by_billing)
+        return sum((cost for _, _, cost in list_weighted_tres(one, self.rate)), by_billing)
 
 
-def _unit(shape: NodeShape, selects: str) -> int:
+def _get_allocation_unit(shape: NodeShape, selects: str) -> int:
     """Return how many CPUs Slurm allocates at once on such a node; with CR_CPU each alone."""
     if _BOARD in selects:
         return shape.cpus
@@ -158,12 +158,12 @@ _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
 
 # The same texts are parsed for each partition and QOS of a job; nobody modifies the results.
-requested_gres: Final = lru_cache(maxsize=256)(tres.requested_gres)
+requested_gres: Final = lru_cache(maxsize=256)(tres.parse_requested_gres)
 """Cached parser of GRES requests."""
-licenses: Final = lru_cache(maxsize=256)(tres.licenses)
+licenses: Final = lru_cache(maxsize=256)(tres.parse_licenses)
 
 
-def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
+def compute_size(job: JobRequest, site: PartitionLimits, priced: PricedPartition) -> dict[str, int]:
     """Return the TRES that a job, or one array task, may have allocated at most.
 
     Args:
@@ -171,7 +171,7 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         site: The partition.
         priced: The rate in this partition.
     """
-    asked = _Asked(job, site)
+    asked = _DerivedRequest(job, site)
     is_alone = site.whole or job.exclusive or job.core_spec is not None
     if is_alone or priced.whole:
         found = _whole_nodes(job, site, asked)
@@ -191,11 +191,11 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         elif priced.whole:
             # Only the rate charges whole nodes: Slurm bills what it allocates.
             billed = {**found, **dict.fromkeys(site.most, 0), **_shared_nodes(asked, priced)}
-        found["billing"] = _billing(billed, site)
+        found["billing"] = _compute_billing(billed, site)
     return found
 
 
-class _Asked:
+class _DerivedRequest:
     """A request, with the values that Slurm derives in a partition.
 
     Attributes:
@@ -206,7 +206,7 @@ class _Asked:
         gres: GRES that it may get in total.
     """
 
-    def __init__(self, job: Description, site: Site) -> None:
+    def __init__(self, job: JobRequest, site: PartitionLimits) -> None:
         self.job = job
         self.site = site
         self.gres: dict[str, int] = _NOTHING
@@ -268,12 +268,12 @@ class _Asked:
         self._per_node = requested_gres(job.tres_per_node)
         self._per_task = requested_gres(job.tres_per_task)
         self._per_socket = requested_gres(job.tres_per_socket)
-        per_job, per_task = _gpus(self._per_job), _gpus(self._per_task)
+        per_job, per_task = _count_gpus(self._per_job), _count_gpus(self._per_task)
         if job.num_tasks is None and per_job and per_task:
             self.tasks = max(self.tasks, -(-per_job // per_task))
         # With --overcommit tasks share CPUs, but not GPUs.
         self.count = max(self.tasks, job.num_tasks or 0)
-        gpus = max(per_job, per_task * self.count, _gpus(self._per_node) * least)
+        gpus = max(per_job, per_task * self.count, _count_gpus(self._per_node) * least)
         if job.ntasks_per_tres:
             self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
         self.count = max(self.tasks, self.count)
@@ -282,7 +282,7 @@ class _Asked:
         if per_task and job.ntasks_per_node:
             # Every node gets GPUs, CPUs and memory for this many tasks, even if fewer are left.
             each = job.ntasks_per_node
-            full = max(_up(self.count, each), max(job.max_nodes or 0, least) * each)
+            full = max(_round_up(self.count, each), max(job.max_nodes or 0, least) * each)
             self.tasks, self.count = max(self.tasks, full), max(self.count, full)
 
     def _nodes(self, least: int) -> int:
@@ -290,7 +290,7 @@ class _Asked:
         job, site = self.job, self.site
         named = 0
         if job.req_nodes:
-            named = nodes_named(job.req_nodes, site.nodes)
+            named = bound_node_count(job.req_nodes, site.nodes)
         self.is_open = not job.max_nodes
         if job.max_nodes:
             most = max(job.max_nodes, least, named)
@@ -317,7 +317,7 @@ class _Asked:
                 elif name.startswith("license/"):
                     self.licenses = {**self.licenses, name: amount * many}
         self.gres = found
-        self.gpus = _gpus(found)
+        self.gpus = _count_gpus(found)
         if not self.gpus and self.job.ntasks_per_tres:
             # --ntasks-per-gpu without --gpus: as many GPUs as those tasks need.
             self.gpus = -(-self.tasks // self.job.ntasks_per_tres)
@@ -332,7 +332,7 @@ class _Asked:
         if self.site.is_scattered or self.is_thin() or self.is_apart():
             total = tasks * alone
         elif nodes == 1:
-            total = _up(tasks * per_task, unit)
+            total = _round_up(tasks * per_task, unit)
         elif self.is_open and unit % per_task == 0 and not job.min_nodes:
             total = self._filled(alone)
         else:
@@ -352,8 +352,8 @@ class _Asked:
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
         if job.max_cpus:
-            total = min(total, _up(max(job.max_cpus, self.min_cpus), unit))
-        return min(total, nodes * _up(self.site.cpus, unit))
+            total = min(total, _round_up(max(job.max_cpus, self.min_cpus), unit))
+        return min(total, nodes * _round_up(self.site.cpus, unit))
 
     def _filled(self, alone: int) -> int:
         """Return the CPUs of tasks that share cores, as far as nothing separates them."""
@@ -364,7 +364,7 @@ class _Asked:
         if each:
             cpus += -(-self.tasks // each) * (unit - 1)
         # Only the last node's last core can have room left.
-        return min(self.tasks * alone, _up(cpus, unit))
+        return min(self.tasks * alone, _round_up(cpus, unit))
 
     def is_thin(self) -> bool:
         """Return True if the job uses fewer threads per core than there are, but gets all."""
@@ -377,7 +377,7 @@ class _Asked:
             return cpus * self.unit
         if self.is_thin():
             cpus = -(-cpus // (self.job.threads_per_core or 1)) * self.site.threads
-        return _up(cpus, self.unit)
+        return _round_up(cpus, self.unit)
 
     def is_apart(self) -> bool:
         """Return True if tasks leave CPUs of their cores that no other task may use."""
@@ -408,7 +408,7 @@ class _Asked:
         return max(
             of_tasks,
             self.cores_of(per_node),
-            _up(geometry * threads, self.unit) if geometry > 1 else 0,
+            _round_up(geometry * threads, self.unit) if geometry > 1 else 0,
         )
 
     def _cpus_for_gpus(self, unit: int) -> int:
@@ -417,9 +417,9 @@ class _Asked:
         nodes = min(self.nodes, max(self.gpus, 1))
         if job.tres_per_socket:
             # How many CPUs sockets give for their GPUs differs by version.
-            return self.nodes * _up(self.site.cpus, unit)
+            return self.nodes * _round_up(self.site.cpus, unit)
         per_gpu = self._cpus_per_gpu
-        of_task = _gpus(self._per_task)
+        of_task = _count_gpus(self._per_task)
         if job.cpus_per_task is None and (of_task or not per_gpu):
             # For GPUs per task, 26.05 applies the partition's CPUs per GPU even if a job requests
             # fewer.
@@ -427,7 +427,7 @@ class _Asked:
         if self._at_once() == 1:
             per_gpu *= self.site.threads
         if self._per_node and not (self._per_job or self._per_task or self._per_socket):
-            return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
+            return self.nodes * max(unit, self.cores_of(_count_gpus(self._per_node) * per_gpu))
         alike = self._alike(of_task or 1, per_gpu) if per_gpu else 0
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
         # A node taken for its GPUs also has CPUs for a task.
@@ -479,7 +479,7 @@ class _Asked:
         if not self.site.counts_memory:
             return 0
         job, part = self.job, self.site.part
-        per_gpu = _gpus(requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
+        per_gpu = _count_gpus(requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
         if self.mem_per_cpu:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
@@ -499,7 +499,7 @@ class _Asked:
     def _cpus_per_gpu(self) -> int:
         """Return the CPUs per GPU that the job itself requests."""
         job = self.job
-        return _gpus(requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        return _count_gpus(requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
 
     def _gpus_with_memory(self) -> int:
         """Return the number of GPUs that Slurm counts memory for.
@@ -507,7 +507,7 @@ class _Asked:
         For GPUs per task it counts as many tasks as a node's minimum CPUs could hold, even if there
         are fewer.
         """
-        of_task = _gpus(self._per_task) if self.has_gres else 0
+        of_task = _count_gpus(self._per_task) if self.has_gres else 0
         if not of_task or not self.per_node_cpus:
             return self.gpus
         # The partition's CPUs per GPU count even if a job requests fewer.
@@ -516,7 +516,7 @@ class _Asked:
         return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
 
 
-def _shared_nodes(asked: _Asked, priced: Priced) -> dict[str, int]:
+def _shared_nodes(asked: _DerivedRequest, priced: PricedPartition) -> dict[str, int]:
     """Return the TRES of a job that may share its nodes with others."""
     cpus = asked.cpus()
     found = {"cpu": cpus, "mem": asked.memory(cpus), "node": asked.nodes}
@@ -525,7 +525,7 @@ def _shared_nodes(asked: _Asked, priced: Priced) -> dict[str, int]:
     return found
 
 
-def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
+def _whole_nodes(job: JobRequest, site: PartitionLimits, asked: _DerivedRequest) -> dict[str, int]:
     """Return all TRES of the nodes: as many nodes as needed if all hold the fewest tasks."""
     most = site.most
     if job.core_spec is not None:
@@ -534,7 +534,7 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     each = {name: nodes * amount for name, amount in most.items()}
     if not asked.is_open or asked.has_gres or not (site.whole or job.exclusive):
         return each
-    room = [(_room(job, asked, shape), shape) for shape in site.shapes]
+    room = [(_count_fitting_tasks(job, asked, shape), shape) for shape in site.shapes]
     room = [(fits, shape) for fits, shape in room if fits > 0]
     least = max(job.min_nodes or 1, site.min_nodes)
     if not room or least > 1:
@@ -549,7 +549,7 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     return found
 
 
-def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
+def _count_fitting_tasks(job: JobRequest, asked: _DerivedRequest, shape: NodeShape) -> int:
     """Return how many tasks an empty node surely holds."""
     threads = shape.cpus_per_core
     usable = min(job.threads_per_core or threads, threads)
@@ -570,7 +570,7 @@ def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
     return min(limits)
 
 
-def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> None:
+def _add_gres(found: dict[str, int], name: str, amount: int, priced: PricedPartition) -> None:
     """Count a GRES by name and type; without a type, count the most expensive one."""
     kind, colon, _ = name.partition(":")
     found[kind] = found.get(kind, 0) + amount
@@ -579,7 +579,7 @@ def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> 
         found[typed] = found.get(typed, 0) + amount
 
 
-def _billing(found: dict[str, int], site: Site) -> int:
+def _compute_billing(found: dict[str, int], site: PartitionLimits) -> int:
     """Compute Slurm's own billing of these TRES (TRESBillingWeights), rounded down."""
     if not site.billing:
         return found["cpu"]
@@ -593,11 +593,11 @@ def _billing(found: dict[str, int], site: Site) -> int:
     return int(dearest + rest)
 
 
-def _gpus(amounts: dict[str, int]) -> int:
+def _count_gpus(amounts: dict[str, int]) -> int:
     return sum(
         amount for name, amount in amounts.items() if name == _GPU or name.startswith(f"{_GPU}:")
     )
 
 
-def _up(amount: int, unit: int) -> int:
+def _round_up(amount: int, unit: int) -> int:
     return -(-amount // unit) * unit

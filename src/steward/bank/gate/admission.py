@@ -22,16 +22,16 @@ import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.gate import token
-from steward.bank.gate.balances import Open, Purses
-from steward.bank.gate.policy import Ground, moment
-from steward.bank.money import show
-from steward.bank.records import Description, Mode, Quote
+from steward.bank.gate.balances import AccountBalances, OpenHold
+from steward.bank.gate.policy import GateRules, to_datetime
+from steward.bank.money import format_money
+from steward.bank.records import JobRequest, Mode, Quote
 
 Shares = tuple[tuple[int, int], ...]
 """Pairs of an allocation's number and micro-SU."""
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AdmissionCase(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to decide on: its request, who pays for it, and the bank's mode that applies to it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     cluster: str
-    job: Description
+    job: JobRequest
     user: str
     account: str
     mode: Mode
@@ -62,10 +62,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_change: bool = False
     is_again: bool = False
     is_seen: bool = False
-    hold: Open | None = None
+    hold: OpenHold | None = None
 
 
-class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Shortfall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The shortfall that makes a job unaffordable: needed and available SU, and the limit hit.
 
     Attributes:
@@ -83,7 +83,7 @@ class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_s: int = 0
 
 
-class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class HoldPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An SU hold to place, or the change of an existing one.
 
     Attributes:
@@ -104,7 +104,7 @@ class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     amount: int
     shares: Shares
     quote: Quote
-    job: Description
+    job: JobRequest
     is_moved: bool = False
 
 
@@ -134,16 +134,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     say: str = ""
     qos: str = ""
     partition: str = ""
-    placing: Placing | None = None
-    sibling: Open | None = None
+    placing: HoldPlan | None = None
+    sibling: OpenHold | None = None
     short: str = ""
     quote: Quote | None = None
     is_bound: bool = False
     is_alarming: bool = False
 
 
-def refused(
-    case: Case, why: str, *, quote: Quote | None = None, is_alarming: bool = False
+def make_rejection(
+    case: AdmissionCase, why: str, *, quote: Quote | None = None, is_alarming: bool = False
 ) -> Decision:
     """Return a rejection; with a free pass an acceptance that records the reason."""
     return Decision(
@@ -158,19 +158,19 @@ def refused(
     )
 
 
-PATIENCE_S: Final = 20.0
+MOST_TRUSTED_VAIN_S: Final = 20.0
 """Time for which one user may hold all of an account's available SU in vain, in seconds. Beyond it
 the user is in doubt."""
-LOOK_S: Final = 10.0
+MOST_COUNTED_VAIN_S: Final = 10.0
 """Longest time that one void hold counts, in seconds: polls of the queue may fail, which is not the
 user's fault."""
-_MOST_S: Final = 30.0
+_MOST_VAIN_S: Final = 30.0
 """Upper bound of a user's recorded vain time, in seconds."""
-_NEEDLESS_S: Final = 1.0
+_LEAST_VAIN_S: Final = 1.0
 """Vain time below which a record is dropped, in seconds."""
 
 
-class Doubts:
+class VainHolds:
     """Record of SU held in vain, per payer and user: holds whose jobs Slurm never showed.
 
     The unit is seconds for which all available SU were held. The record decays over time, so that
@@ -188,7 +188,7 @@ class Doubts:
     def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
         """Record that all available SU of a payer were held in vain for this many seconds."""
         vain_s += self._left_s(payer, uid, now_us)
-        self._vain[payer, uid] = (min(vain_s, _MOST_S), now_us)
+        self._vain[payer, uid] = (min(vain_s, _MOST_VAIN_S), now_us)
 
     def most(self, payer: str, uid: int, free: int, now_us: int) -> int | None:
         """Return how much may be held for a user's unseen jobs, micro-SU; None for no bound.
@@ -205,13 +205,13 @@ class Doubts:
 
     def wait_s(self, payer: str, uid: int, now_us: int) -> float:
         """Return the seconds until a user is trusted again; 0 for a trusted user."""
-        over_s = self._left_s(payer, uid, now_us) - PATIENCE_S
+        over_s = self._left_s(payer, uid, now_us) - MOST_TRUSTED_VAIN_S
         return max(0.0, over_s) / self._fades
 
     def forget(self, now_us: int) -> None:
         """Drop records that have decayed."""
         for payer, uid in list(self._vain):
-            if self._left_s(payer, uid, now_us) < _NEEDLESS_S:
+            if self._left_s(payer, uid, now_us) < _LEAST_VAIN_S:
                 del self._vain[payer, uid]
 
     @property
@@ -225,37 +225,41 @@ class Doubts:
 
 
 _MINUTES_A_DAY: Final = 1440
-_LONG_S: Final = 120
+_SHOWN_IN_MINUTES_S: Final = 120
 """Age from which a balance's age is shown in minutes, in seconds."""
-_MOST_OTHERS: Final = 3
+_MOST_NAMES: Final = 3
 """Maximum number of accounts and of owners that a message names."""
 
 
-def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+def format_rejection(
+    purses: AccountBalances, ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall
+) -> str:
     """Write the rejection message for a user: cost, shortfall, balance, and what would fit."""
-    lines = [_first(ground, case, quote, short)]
+    lines = [_format_headline(ground, case, quote, short)]
     if short.what == "unknown":
-        return "\n".join([*lines, _asked(purses, ground, case)])
-    lines += _standing(purses, ground, case, short)
-    lines += _assumed(ground, case, quote)
+        return "\n".join([*lines, _format_remote_age(purses, ground, case)])
+    lines += _format_balance(purses, ground, case, short)
+    lines += _format_assumed_limit(ground, case, quote)
     if ground.budget.is_spent():
         return "\n".join(lines)  # slurmctld waits: skip the search
-    fits = _fitting(ground, case, quote, short)
+    fits = _format_smaller_requests(ground, case, quote, short)
     if fits:
         lines.append(f"  What would fit: {fits}.")
     elif short.what not in ("share", "unseen"):
-        lines += _elsewhere(purses, ground, case, quote)
+        lines += _format_alternatives(purses, ground, case, quote)
     return "\n".join(lines)
 
 
-def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+def _format_headline(ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall) -> str:
     """Write the message's first line: the cost and the limit that it exceeds."""
     account = case.account
-    cost = show(quote.amount, ground.unit)
+    cost = format_money(quote.amount, ground.unit)
     what = f"this job may cost {cost}"
     if short.needed != quote.amount:
-        what = f"this change may cost {show(short.needed, ground.unit)} more ({cost} in all)"
-    free = show(max(0, short.free), ground.unit)
+        what = (
+            f"this change may cost {format_money(short.needed, ground.unit)} more ({cost} in all)"
+        )
+    free = format_money(max(0, short.free), ground.unit)
     if short.what == "user":
         return (
             f"Steward: {what}, but user {case.user} has {free} left to spend in account {account}"
@@ -278,7 +282,9 @@ def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     return f"Steward: {what}, but account {account} has {free} free"
 
 
-def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[str]:
+def _format_balance(
+    purses: AccountBalances, ground: GateRules, case: AdmissionCase, short: Shortfall
+) -> list[str]:
     """Write the lines on the account's balance, holds, credit limit and next allocation."""
     unit, account = ground.unit, case.account
     means = purses.means(account, case.user, case.job.uid, case.now_us)
@@ -286,42 +292,43 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
     lines = []
     if short.what == "user" and means.user_limit is not None:
         lines.append(
-            f"  Of the limit of {show(means.user_limit, unit)}, {show(means.user_spent, unit)} "
-            f"are spent and {show(means.user_held, unit)} held for other jobs."
+            f"  Of the limit of {format_money(means.user_limit, unit)}, "
+            f"{format_money(means.user_spent, unit)} "
+            f"are spent and {format_money(means.user_held, unit)} held for other jobs."
         )
     else:
         paid = f" (paid by {means.payer})" if means.payer != account else ""
-        spent = f"{show(max(0, given - means.balance), unit)} spent, " if given else ""
-        owed = f", credit {show(means.credit, unit)}" if means.credit else ""
+        spent = f"{format_money(max(0, given - means.balance), unit)} spent, " if given else ""
+        owed = f", credit {format_money(means.credit, unit)}" if means.credit else ""
         lines.append(
-            f"  Account {account}{paid}: {spent}balance {show(means.balance, unit)}, "
-            f"{show(means.held, unit)} held for other jobs{owed}."
+            f"  Account {account}{paid}: {spent}balance {format_money(means.balance, unit)}, "
+            f"{format_money(means.held, unit)} held for other jobs{owed}."
         )
     if means.at_us:
-        lines.append(_asked(purses, ground, case))
+        lines.append(_format_remote_age(purses, ground, case))
     following = purses.next_allocation(means.payer, case.now_us)
     if following and short.what == "account":
-        begins = moment(following.begin_us).astimezone(ground.zone(case.cluster))
+        begins = to_datetime(following.begin_us).astimezone(ground.zone(case.cluster))
         lines.append(
-            f"  The next allocation, {show(following.balance, unit)}, "
+            f"  The next allocation, {format_money(following.balance, unit)}, "
             f"begins on {begins:%Y-%m-%d at %H:%M}."
         )
     return lines
 
 
-def _asked(purses: Purses, ground: Ground, case: Case) -> str:
+def _format_remote_age(purses: AccountBalances, ground: GateRules, case: AdmissionCase) -> str:
     """Write when the remote myBRC server reported the account's balance."""
     host = urlsplit(ground.bank.remote.url).hostname
     at_us = purses.remote_at_us(case.account)
     if not at_us:
         return f"  {host} was not asked yet: try again in a minute."
-    at = moment(at_us).astimezone(ground.zone(case.cluster))
+    at = to_datetime(at_us).astimezone(ground.zone(case.cluster))
     age_s = max(0, case.now_us - at_us) // 1_000_000
-    age = f"{age_s // 60} min" if age_s >= _LONG_S else f"{age_s} s"
+    age = f"{age_s // 60} min" if age_s >= _SHOWN_IN_MINUTES_S else f"{age_s} s"
     return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
 
 
-def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
+def _format_assumed_limit(ground: GateRules, case: AdmissionCase, quote: Quote) -> list[str]:
     """Write the assumed time limit, if the job sets none."""
     estimator = ground.estimator(case.cluster)
     is_given = case.is_change or case.job.time_limit_min is not None
@@ -332,11 +339,13 @@ def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
     if part is not None:
         seconds = part.max_time_s if part.default_time_s is None else part.default_time_s
     minutes = (ground.bank.default_time_s if seconds is None else seconds) // 60
-    clock = _clock(minutes)
+    clock = _format_minutes(minutes)
     return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
 
 
-def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list[str]:
+def _format_alternatives(
+    purses: AccountBalances, ground: GateRules, case: AdmissionCase, quote: Quote
+) -> list[str]:
     """Name the user's other accounts that can pay, and the owners to ask for more."""
     lines = []
     for name in purses.accounts_of(case.user) if case.user else ():
@@ -351,12 +360,12 @@ def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list
             left = min(left, means.user_limit - means.user_spent - means.user_held)
         if left >= quote.amount:
             lines.append(f"  Account {name} of yours can pay it (--account={name}).")
-        if len(lines) == _MOST_OTHERS:
+        if len(lines) == _MOST_NAMES:
             break
     account = purses.accounts.get(case.account)
     payer = purses.accounts.get(purses.payer_of(case.account))
     owners = (account.owners if account else ()) or (payer.owners if payer else ())
-    who = " or ".join(owners[:_MOST_OTHERS])
+    who = " or ".join(owners[:_MOST_NAMES])
     looks = "looks" if len(owners) == 1 else "look"
     lines.append(
         f"  For more of account {case.account} ask {who}, who {looks} after it."
@@ -366,7 +375,9 @@ def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list
     return lines
 
 
-def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+def _format_smaller_requests(
+    ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall
+) -> str:
     """Describe a smaller request that the account could pay; "" if there is none."""
     estimator = ground.estimator(case.cluster)
     free = quote.amount - short.needed + short.free
@@ -378,14 +389,14 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
         minutes = estimator.longest(
             case.job,
             free,
-            moment(case.first_submit_us),
+            to_datetime(case.first_submit_us),
             tasks=quote.tasks,
             budget=ground.budget,
         )
     except NoEstimate:
         minutes = None  # with another time limit the job cannot be priced
     if minutes is not None and minutes > 0:
-        ways.append(f"a time limit of at most {_clock(minutes)} (--time={minutes})")
+        ways.append(f"a time limit of at most {_format_minutes(minutes)} (--time={minutes})")
     if quote.tasks > 1 and quote.per_task:
         tasks = free // quote.per_task
         if tasks:
@@ -393,17 +404,17 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     return ", or ".join(ways)
 
 
-def _clock(minutes: int) -> str:
+def _format_minutes(minutes: int) -> str:
     days, rest = divmod(minutes, _MINUTES_A_DAY)
     clock = f"{rest // 60:02}:{rest % 60:02}:00"
     return f"{days}-{clock}" if days else clock
 
 
-FAR_US: Final = 15 * 60 * 1_000_000
+DEFERRED_START_US: Final = 15 * 60 * 1_000_000
 """Start delay from which a job gets no hold yet, in µs."""
 
 
-class Deciding:
+class DecisionMaker:
     """Decide on submits, changes and queued jobs, from the balances and rules in memory.
 
     Args:
@@ -412,7 +423,7 @@ class Deciding:
         doubts: Record of SU held in vain.
     """
 
-    def __init__(self, purses: Purses, ground: Ground, doubts: Doubts) -> None:
+    def __init__(self, purses: AccountBalances, ground: GateRules, doubts: VainHolds) -> None:
         self._purses = purses
         self._ground = ground
         self._doubts = doubts
@@ -420,7 +431,7 @@ class Deciding:
     def submit(
         self,
         cluster: str,
-        job: Description,
+        job: JobRequest,
         user: str,
         now_us: int,
         *,
@@ -440,14 +451,14 @@ class Deciding:
         """
         case = self.case(cluster, job, user, now_us, is_lenient=is_lenient)
         if case.mode == "off":
-            return _let_in(case)
+            return _accept(case)
         if job.admin_comment:
             sibling = self._sibling(cluster, job, secret)
             if sibling is not None:
                 return self._of_sibling(case, sibling)
         why = self._objection(case)
         if why is not None:
-            return refused(case, why) if why else _let_in(case)
+            return make_rejection(case, why) if why else _accept(case)
         decision = self._new(case)
         if decision.ok or case.account not in self._ground.bank.refusal:
             return decision
@@ -456,9 +467,9 @@ class Deciding:
     def change(
         self,
         cluster: str,
-        hold: Open,
-        changed: Iterable[tuple[Description, Description]],
-        job: Description,
+        hold: OpenHold,
+        changed: Iterable[tuple[JobRequest, JobRequest]],
+        job: JobRequest,
         now_us: int,
         *,
         is_lenient: bool = False,
@@ -476,7 +487,7 @@ class Deciding:
         Returns:
             A decision for each pair.
         """
-        quotes: dict[Description, Quote] = {}
+        quotes: dict[JobRequest, Quote] = {}
         return [
             self._change(cluster, hold, before, after, job, now_us, quotes, is_lenient=is_lenient)
             for before, after in changed
@@ -485,12 +496,12 @@ class Deciding:
     def _change(
         self,
         cluster: str,
-        hold: Open,
-        before: Description,
-        after: Description,
-        job: Description,
+        hold: OpenHold,
+        before: JobRequest,
+        after: JobRequest,
+        job: JobRequest,
         now_us: int,
-        quotes: dict[Description, Quote],
+        quotes: dict[JobRequest, Quote],
         *,
         is_lenient: bool,
     ) -> Decision:
@@ -507,10 +518,10 @@ class Deciding:
                 is_again=is_again,
                 hold=hold,
             )
-            for one in (of_hold(hold, after), of_hold(hold, before))
+            for one in (complete_description(hold, after), complete_description(hold, before))
         )
         if case.mode == "off":
-            return _let_in(case)
+            return _accept(case)
         before_quote, quote = self._quote_or_none(known, quotes), self._quote_or_none(case, quotes)
         is_less = (
             before_quote is not None
@@ -523,12 +534,12 @@ class Deciding:
         )
         if is_less:
             # A decrease passes even if the account is closed.
-            return _let_in(case)
+            return _accept(case)
         decision = self.cover(case, quotes)
         placing = decision.placing
         stranger = self.stranger(case)
         if stranger is not None:
-            return refused(case, stranger) if stranger else _let_in(case)
+            return make_rejection(case, stranger) if stranger else _accept(case)
         covered = before_quote.amount if before_quote is not None else 0
         if placing is None or placing.needed or placing.quote.amount <= covered:
             return decision
@@ -536,21 +547,21 @@ class Deciding:
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
 
-    def _quote_or_none(self, case: Case, quotes: dict[Description, Quote]) -> Quote | None:
+    def _quote_or_none(self, case: AdmissionCase, quotes: dict[JobRequest, Quote]) -> Quote | None:
         """Quote a job; None if it cannot be priced."""
         try:
             return self._quote(case, quotes)
         except (NoRate, NoEstimate):
             return None
 
-    def _quote(self, case: Case, quotes: dict[Description, Quote]) -> Quote:
+    def _quote(self, case: AdmissionCase, quotes: dict[JobRequest, Quote]) -> Quote:
         known = quotes.get(case.job)
         if known is None:
             known = self._ground.quote(case.cluster, case.job, case.first_submit_us)
             quotes[case.job] = known
         return known
 
-    def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Decision:
+    def afford(self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int) -> Decision:
         """Decide on a new job whose cost the caller gives, as in mode ``gate``.
 
         Args:
@@ -566,18 +577,18 @@ class Deciding:
         case = msgspec.structs.replace(known, mode="gate", free_pass=is_exempt or is_lenient)
         why = self._objection(case)
         if why is not None:
-            return refused(case, why) if why else _let_in(case)
+            return make_rejection(case, why) if why else _accept(case)
         return self._held(case, Quote(amount=cost, account=case.account))
 
     def case(
-        self, cluster: str, job: Description, user: str, now_us: int, *, is_lenient: bool = False
-    ) -> Case:
+        self, cluster: str, job: JobRequest, user: str, now_us: int, *, is_lenient: bool = False
+    ) -> AdmissionCase:
         """Build the case of a job: resolve its account, mode and exemptions."""
         account = self._ground.account_of(cluster, job, user)
         mode = self._ground.mode(cluster, job.partition, account)
         if job.account != account:
             job = msgspec.structs.replace(job, account=account)
-        return Case(
+        return AdmissionCase(
             cluster=cluster,
             job=job,
             user=user,
@@ -604,7 +615,7 @@ class Deciding:
             return False
         return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
 
-    def cover(self, case: Case, quotes: dict[Description, Quote] | None = None) -> Decision:
+    def cover(self, case: AdmissionCase, quotes: dict[JobRequest, Quote] | None = None) -> Decision:
         """Decide on what a job needs beyond its present hold.
 
         Args:
@@ -614,10 +625,10 @@ class Deciding:
         try:
             quote = self._quote(case, {} if quotes is None else quotes)
         except (NoRate, NoEstimate) as error:
-            return refused(case, f"Steward: {error}", is_alarming=True)
+            return make_rejection(case, f"Steward: {error}", is_alarming=True)
         return self._held(case, quote)
 
-    def _held(self, case: Case, quote: Quote) -> Decision:
+    def _held(self, case: AdmissionCase, quote: Quote) -> Decision:
         """Decide on a job's quote: compare what it needs beyond its hold with what is available."""
         hold = case.hold
         needed = self._needed(case, quote)
@@ -631,10 +642,10 @@ class Deciding:
         short = self._short(case, payer, amount) if amount else None
         why = ""
         if short is not None:
-            why = text_of(self._purses, self._ground, case, quote, short)
+            why = format_rejection(self._purses, self._ground, case, quote, short)
             if not case.free_pass or (hold is not None and case.mode != "gate"):
-                return refused(case, why, quote=quote)
-        placing = Placing(
+                return make_rejection(case, why, quote=quote)
+        placing = HoldPlan(
             account=case.account,
             payer=payer,
             needed=needed,
@@ -647,9 +658,9 @@ class Deciding:
             job=case.job,
             is_moved=is_moved,
         )
-        return _let_in(case, placing=placing, short=why)
+        return _accept(case, placing=placing, short=why)
 
-    def _objection(self, case: Case) -> str | None:
+    def _objection(self, case: AdmissionCase) -> str | None:
         """Return why the account cannot pay for this user's new job; as :meth:`stranger`."""
         stranger = self.stranger(case)
         if stranger is not None or self._ground.is_member(case.cluster, case.account, case.user):
@@ -660,7 +671,7 @@ class Deciding:
             f"{case.account} in slurmdbd; a new one counts within a minute"
         )
 
-    def stranger(self, case: Case) -> str | None:
+    def stranger(self, case: AdmissionCase) -> str | None:
         """Return why the bank cannot charge an account: "" to accept anyway, None if it can."""
         account, user = case.account, case.user
         known = self._purses.accounts.get(account)
@@ -686,7 +697,7 @@ class Deciding:
             )
         return None
 
-    def _new(self, case: Case) -> Decision:
+    def _new(self, case: AdmissionCase) -> Decision:
         """Decide on a new job; an overdrawn account rejects even one that holds nothing yet."""
         decision = self.cover(case)
         placing = decision.placing
@@ -696,20 +707,22 @@ class Deciding:
         free = self._purses.available(placing.payer, case.now_us)
         if free >= 0:
             return decision
-        short = Short(needed=placing.quote.amount, free=free)
+        short = Shortfall(needed=placing.quote.amount, free=free)
         return self._not_yet(case, decision, placing, short)
 
-    def _not_yet(self, case: Case, decision: Decision, placing: Placing, short: Short) -> Decision:
+    def _not_yet(
+        self, case: AdmissionCase, decision: Decision, placing: HoldPlan, short: Shortfall
+    ) -> Decision:
         """Reject a job that would hold nothing now, but could not be paid later."""
-        why = text_of(self._purses, self._ground, case, placing.quote, short)
+        why = format_rejection(self._purses, self._ground, case, placing.quote, short)
         if case.free_pass:
             return msgspec.structs.replace(decision, short=why)
-        return refused(case, why, quote=placing.quote)
+        return make_rejection(case, why, quote=placing.quote)
 
-    def _needed(self, case: Case, quote: Quote) -> int:
+    def _needed(self, case: AdmissionCase, quote: Quote) -> int:
         """Return how much of a quote to hold now: 0 for jobs that are held, deferred or far off."""
         job = case.job
-        if not case.is_started and (job.held or job.begin_us > case.now_us + FAR_US):
+        if not case.is_started and (job.held or job.begin_us > case.now_us + DEFERRED_START_US):
             return 0
         arrays = self._ground.bank.arrays
         if job.array and arrays == "running":
@@ -718,7 +731,7 @@ class Deciding:
             return 0
         return quote.amount
 
-    def _otherwise(self, case: Case, decision: Decision) -> Decision:
+    def _otherwise(self, case: AdmissionCase, decision: Decision) -> Decision:
         """Apply the site's alternative to a rejected job: another QOS or partition it can pay."""
         instead = self._ground.bank.refusal[case.account]
         job = msgspec.structs.replace(
@@ -741,9 +754,9 @@ class Deciding:
             moved, say=say, short=decision.short, qos=instead.qos, partition=instead.partition
         )
 
-    def _sibling(self, cluster: str, job: Description, secret: bytes) -> Open | None:
+    def _sibling(self, cluster: str, job: JobRequest, secret: bytes) -> OpenHold | None:
         """Find the hold whose token another cluster of the federation has put on the job."""
-        for found in token.find(job.admin_comment):
+        for found in token.find_tokens(job.admin_comment):
             hold = self._purses.holds.get(found.id)
             if (
                 hold is not None
@@ -751,39 +764,41 @@ class Deciding:
                 and not hold.started
                 and cluster not in hold.siblings
                 and (cluster != hold.cluster or not hold.confirmed)
-                and token.verify(found, secret, hold.cluster, job.uid)
+                and token.is_genuine(found, secret, hold.cluster, job.uid)
             ):
                 return hold
         return None
 
-    def _of_sibling(self, case: Case, hold: Open) -> Decision:
+    def _of_sibling(self, case: AdmissionCase, hold: OpenHold) -> Decision:
         """Decide on a federated job: its one hold covers the most expensive cluster."""
         case = msgspec.structs.replace(case, hold=hold, account=hold.account)
         return msgspec.structs.replace(self.cover(case), sibling=hold)
 
-    def _short(self, case: Case, payer: str, needed: int) -> Short | None:
+    def _short(self, case: AdmissionCase, payer: str, needed: int) -> Shortfall | None:
         """Return the shortfall of a hold; None if the account can pay."""
         purses = self._purses
         if self._is_unknown(payer, case.now_us):
-            return Short(needed=needed, free=0, what="unknown")
+            return Shortfall(needed=needed, free=0, what="unknown")
         available = purses.available(payer, case.now_us)
         if available < needed:
-            return Short(needed=needed, free=available)
+            return Shortfall(needed=needed, free=available)
         account, uid = case.account, case.job.uid
         limit, spent = purses.user_limit(account, case.user) if case.user else (None, 0)
         if limit is not None:
             left = limit - spent - purses.user_held(account, uid)
             if left < needed:
-                return Short(needed=needed, free=left, what="user")
+                return Shortfall(needed=needed, free=left, what="user")
         share = self._ground.bank.hold_share
         if share < 1:
             means = sum(one.balance for one in purses.active(payer, case.now_us))
             left = int((means + purses.credit(payer)) * share) - purses.user_held_of(payer, uid)
             if left < needed:
-                return Short(needed=needed, free=left, what="share")
+                return Shortfall(needed=needed, free=left, what="share")
         return None if case.is_seen else self._unseen(case, payer, needed, available)
 
-    def _unseen(self, case: Case, payer: str, needed: int, available: int) -> Short | None:
+    def _unseen(
+        self, case: AdmissionCase, payer: str, needed: int, available: int
+    ) -> Shortfall | None:
         """Return the shortfall of a user whose earlier holds were never confirmed."""
         uid, now_us = case.job.uid, case.now_us
         held = self._purses.unseen(payer, uid)
@@ -792,18 +807,18 @@ class Deciding:
             return None
         # Present holds are confirmed or void after the next poll; anything above the bound must
         # wait.
-        wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else LOOK_S
-        return Short(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
+        wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else MOST_COUNTED_VAIN_S
+        return Shortfall(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
 
 
-def of_hold(hold: Open, job: Description) -> Description:
+def complete_description(hold: OpenHold, job: JobRequest) -> JobRequest:
     """Complete a description from its hold: user, account, and no deferral."""
     job = msgspec.structs.replace(job, uid=hold.uid, account=job.account or hold.account)
     # A job with a hold is never deferred: Slurm may reject the update that defers it.
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
-def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:
+def _accept(case: AdmissionCase, *, placing: HoldPlan | None = None, short: str = "") -> Decision:
     """Return an acceptance, with the hold to place."""
     return Decision(
         ok=True,

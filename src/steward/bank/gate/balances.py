@@ -13,17 +13,17 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.gate.requests import Means, RemoteMeans
-from steward.bank.records import AccountBooks, AllocationBooks, Books, Origin, Share
+from steward.bank.gate.requests import AccountMeans, RemoteMeans
+from steward.bank.records import AccountBooks, AllocationBooks, AllocationShare, GateBooks, Origin
 
-NOWHERE: Final = 0
+NO_ALLOCATION: Final = 0
 """Number of the pseudo allocation that takes overdrafts of an account without an open-ended one."""
 
-_LAST: Final = 2**63
+_END_OF_TIME_US: Final = 2**63
 """A time beyond all times, in µs: for allocations without an end."""
 
 
-class Open(msgspec.Struct, kw_only=True, gc=False):
+class OpenHold(msgspec.Struct, kw_only=True, gc=False):
     """An open SU hold as the gate keeps it in memory; gate.db holds the rest.
 
     Attributes:
@@ -63,12 +63,14 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
         """Return True if no allocation can pay the hold's remainder."""
         return self.remaining > 0 and not self.shares
 
-    def record_shares(self) -> tuple[Share, ...]:
+    def record_shares(self) -> tuple[AllocationShare, ...]:
         """Return the shares as records."""
-        return tuple(Share(allocation=number, amount=amount) for number, amount in self.shares)
+        return tuple(
+            AllocationShare(allocation=number, amount=amount) for number, amount in self.shares
+        )
 
 
-class Purses:
+class AccountBalances:
     """All accounts with their allocations, and the SU holds on each."""
 
     def __init__(self) -> None:
@@ -76,13 +78,13 @@ class Purses:
         self.accounts: dict[str, AccountBooks] = {}
         self.remote: dict[str, RemoteMeans] = {}
         """Limits and balance times of accounts that a remote myBRC server manages."""
-        self.holds: dict[str, Open] = {}
-        self.by_job: dict[tuple[str, int], Open] = {}
-        self.unconfirmed: dict[str, Open] = {}
-        self.changed: dict[str, Open] = {}
+        self.holds: dict[str, OpenHold] = {}
+        self.by_job: dict[tuple[str, int], OpenHold] = {}
+        self.unconfirmed: dict[str, OpenHold] = {}
+        self.changed: dict[str, OpenHold] = {}
         """Holds of jobs with a change that no poll has shown."""
-        self.stranded: dict[str, Open] = {}
-        self.on_allocation: dict[int, dict[str, Open]] = {}
+        self.stranded: dict[str, OpenHold] = {}
+        self.on_allocation: dict[int, dict[str, OpenHold]] = {}
         self._users: dict[str, dict[str, tuple[int | None, int]]] = {}
         self._accounts_of: dict[str, set[str]] = {}
         self._drawn: dict[str, tuple[AllocationBooks, ...]] = {}
@@ -99,7 +101,7 @@ class Purses:
 
     # Balances from the ledger
 
-    def put(self, books: Books) -> list[str]:
+    def put(self, books: GateBooks) -> list[str]:
         """Apply an update from the ledger.
 
         Returns:
@@ -135,7 +137,7 @@ class Purses:
         self.accounts[account.name] = account
         self._list(account.name, {one.name: (one.limit, one.spent) for one in account.users})
         self._drawn[account.name] = tuple(
-            sorted(account.allocations, key=lambda one: (one.end_us or _LAST, one.number))
+            sorted(account.allocations, key=lambda one: (one.end_us or _END_OF_TIME_US, one.number))
         )
         dates = [date for one in account.allocations for date in (one.begin_us, one.end_us)]
         self._date(account.name, tuple(dates))
@@ -159,7 +161,7 @@ class Purses:
     def next_turn(self, after_us: int) -> int:
         """Return when the next allocation begins or ends; beyond all times if none does."""
         at = bisect_right(self._turns, after_us)
-        return self._turns[at] if at < len(self._turns) else _LAST
+        return self._turns[at] if at < len(self._turns) else _END_OF_TIME_US
 
     def payer_of(self, account: str) -> str:
         """Return the account whose allocations pay for an account."""
@@ -240,14 +242,14 @@ class Purses:
                 total += one.balance - self._held.get(one.number, 0)
         return total
 
-    def means(self, account: str, user: str, uid: int, now_us: int) -> Means:
+    def means(self, account: str, user: str, uid: int, now_us: int) -> AccountMeans:
         """Return an account's balance, holds, credit limit and a user's limit in it."""
         payer = self.payer_of(account)
         limit, spent = self.user_limit(account, user)
         balance = sum(one.balance for one in self.active(payer, now_us))
         available = self.available(payer, now_us)
         credit = self.credit(payer)
-        return Means(
+        return AccountMeans(
             account=account,
             payer=payer,
             available=available,
@@ -278,7 +280,7 @@ class Purses:
             return ()
         shares = []
         rest = amount
-        last = NOWHERE
+        last = NO_ALLOCATION
         for one in self.active(payer, now_us):
             last = one.number
             free = self.free(one) + (0 if one.end_us else self.credit(payer))
@@ -296,7 +298,7 @@ class Purses:
 
     # Holds
 
-    def add(self, hold: Open) -> None:
+    def add(self, hold: OpenHold) -> None:
         """Add an open hold to the totals."""
         self.holds[hold.id] = hold
         if hold.job_id:
@@ -307,7 +309,7 @@ class Purses:
             self.changed[hold.id] = hold
         self._count(hold, 1)
 
-    def drop(self, hold: Open) -> None:
+    def drop(self, hold: OpenHold) -> None:
         """Remove a hold from the totals."""
         self._count(hold, -1)
         del self.holds[hold.id]
@@ -318,7 +320,7 @@ class Purses:
 
     def resize(
         self,
-        hold: Open,
+        hold: OpenHold,
         remaining: int,
         shares: tuple[tuple[int, int], ...],
         *,
@@ -331,10 +333,10 @@ class Purses:
         hold.remaining, hold.shares = remaining, shares
         self._count(hold, 1)
 
-    def confirm(self, hold: Open, job_id: int) -> None:
+    def confirm(self, hold: OpenHold, job_id: int) -> None:
         """Mark a hold as confirmed: Slurm has shown its job."""
         if not hold.confirmed:
-            _add(self._unseen, (hold.payer, hold.uid), -hold.remaining)
+            _add_to_sum(self._unseen, (hold.payer, hold.uid), -hold.remaining)
         hold.confirmed = True
         hold.expires_us = 0
         self.unconfirmed.pop(hold.id, None)
@@ -342,7 +344,7 @@ class Purses:
             hold.job_id = job_id
             self.by_job[hold.cluster, job_id] = hold
 
-    def less(self, hold: Open, amount: int) -> tuple[tuple[int, int], ...]:
+    def less(self, hold: OpenHold, amount: int) -> tuple[tuple[int, int], ...]:
         """Return a hold's shares less an amount, taken off in drawing order."""
         kept = []
         for number, part in hold.shares:
@@ -352,14 +354,14 @@ class Purses:
                 kept.append((number, part - off))
         return tuple(kept)
 
-    def more(self, hold: Open, added: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    def more(self, hold: OpenHold, added: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         """Return a hold's shares with others added."""
         shares = dict(hold.shares)
         for number, part in added:
             shares[number] = shares.get(number, 0) + part
         return tuple(shares.items())
 
-    def _count(self, hold: Open, sign: int) -> None:
+    def _count(self, hold: OpenHold, sign: int) -> None:
         """Add a hold to all running totals, or subtract it (``sign`` -1)."""
         # A stranded hold blocks no SU that another job could use.
         amount = sign * hold.remaining if hold.shares else 0
@@ -373,17 +375,17 @@ class Purses:
                 if not self.on_allocation[number]:
                     del self.on_allocation[number], self._held[number]
         if hold.uid >= 0:
-            _add(self._user_held, (hold.account, hold.uid), amount)
-            _add(self._user_of_payer, (hold.payer, hold.uid), amount)
+            _add_to_sum(self._user_held, (hold.account, hold.uid), amount)
+            _add_to_sum(self._user_of_payer, (hold.payer, hold.uid), amount)
         if not hold.confirmed:
-            _add(self._unseen, (hold.payer, hold.uid), sign * hold.remaining)
+            _add_to_sum(self._unseen, (hold.payer, hold.uid), sign * hold.remaining)
         if sign > 0 and hold.is_stranded:
             self.stranded[hold.id] = hold
         else:
             self.stranded.pop(hold.id, None)
 
 
-def _add(sums: dict[tuple[str, int], int], key: tuple[str, int], amount: int) -> None:
+def _add_to_sum(sums: dict[tuple[str, int], int], key: tuple[str, int], amount: int) -> None:
     """Add to a running sum; drop sums of 0."""
     total = sums.get(key, 0) + amount
     if total:

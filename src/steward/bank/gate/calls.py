@@ -16,50 +16,50 @@ import msgspec
 from steward.bank.errors import BankUsage, NoEstimate
 from steward.bank.estimate.request_limits import Budget
 from steward.bank.gate import plugin_conf, token
-from steward.bank.gate.balances import Open
-from steward.bank.gate.holds import Keeper
-from steward.bank.gate.plugin_answers import QUESTION_NS, Answering, Right
+from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.holds import HoldKeeper
+from steward.bank.gate.plugin_answers import REQUEST_NS, DecisionRight, PluginAnswerer
 from steward.bank.gate.requests import (
     VERSION,
+    AccountMeans,
+    AdmissionVerdict,
     Allowance,
-    Asked,
-    Call,
-    Claim,
-    GateState,
-    Granted,
-    Held,
-    Leased,
-    Looked,
-    Means,
-    Released,
+    CompletedPoll,
+    CoverRequest,
+    GateCall,
+    GateReply,
+    GateStatus,
+    GrantRequest,
+    HeldTotal,
+    HoldQuery,
+    LeaseRequest,
+    MeansRequest,
+    PriceRequest,
+    ReleaseRequest,
     RemoteMeans,
-    Reserved,
-    Result,
-    Seen,
-    Settled,
-    Stood,
-    Verdict,
-    Wanted,
+    ReserveRequest,
+    SettleRequest,
+    ShownJob,
 )
-from steward.bank.gate.sync import Upkeep
-from steward.bank.records import Books, Description, Hold, Quote, Rules
+from steward.bank.gate.sync import HoldSync
+from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote
 from steward.core.errors import StewardError
 from steward.core.sqlite import SqliteError, SqliteUnavailable
-from steward.core.timestamps import micros
-from steward.slurm.cluster_model import Picture
+from steward.core.timestamps import to_micros
+from steward.slurm.cluster_model import ClusterModel
 
 
-class Questions:
+class GateQueries:
     """Answer read-only operations from the gate's state.
 
     Args:
         keeper: The gate's state.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
 
-    def means(self, account: str, user: str, now_us: int) -> Means:
+    def means(self, account: str, user: str, now_us: int) -> AccountMeans:
         """Return what an account, and a user in it, can pay now.
 
         Raises:
@@ -80,24 +80,26 @@ class Questions:
                 return hold.uid
         return -1
 
-    def holds(self, wanted: Wanted) -> list[Hold]:
+    def holds(self, wanted: HoldQuery) -> list[Hold]:
         """List open holds in the order in which they were placed."""
         chosen = islice(self._chosen(wanted), wanted.limit)
         return [self._keeper.store.whole(hold) for hold in chosen]
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldTotal]:
         """Sum the open holds of each paying account, by name."""
         sums: dict[str, tuple[int, int]] = {}
         for hold in self._keeper.purses.holds.values():
             payer = hold.payer or hold.account
             holds, held = sums.get(payer, (0, 0))
             sums[payer] = (holds + 1, held + hold.remaining)
-        return [Held(account=name, holds=n, held=held) for name, (n, held) in sorted(sums.items())]
+        return [
+            HeldTotal(account=name, holds=n, held=held) for name, (n, held) in sorted(sums.items())
+        ]
 
-    def _chosen(self, wanted: Wanted) -> Iterator[Open]:
+    def _chosen(self, wanted: HoldQuery) -> Iterator[OpenHold]:
         """Yield the holds that match a query, from the one after ``wanted.after`` on."""
         purses = self._keeper.purses
-        holds: Iterator[Open] = iter(purses.holds.values())
+        holds: Iterator[OpenHold] = iter(purses.holds.values())
         if wanted.changed:
             holds = iter(purses.changed.values())
         elif wanted.cluster and wanted.job_id:
@@ -118,7 +120,7 @@ class Questions:
             ):
                 yield hold
 
-    def quote(self, cluster: str, job: Description, user: str, now_us: int) -> Quote:
+    def quote(self, cluster: str, job: JobRequest, user: str, now_us: int) -> Quote:
         """Return the highest cost of a job.
 
         Raises:
@@ -133,7 +135,7 @@ class Questions:
             ground.quote(cluster, case.job, now_us), account=case.account
         )
 
-    def would(self, cluster: str, job: Description, user: str, now_us: int) -> Verdict:
+    def would(self, cluster: str, job: JobRequest, user: str, now_us: int) -> AdmissionVerdict:
         """Return the verdict on a job as if it were submitted now; place no hold.
 
         Raises:
@@ -143,9 +145,11 @@ class Questions:
             raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
         decision = self._keeper.deciding.submit(cluster, job, user, now_us)
         say = decision.say or decision.short
-        return Verdict(ok=decision.ok, say=say, quote=decision.quote)
+        return AdmissionVerdict(ok=decision.ok, say=say, quote=decision.quote)
 
-    def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Verdict:
+    def afford(
+        self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int
+    ) -> AdmissionVerdict:
         """Return the verdict on a job whose cost the caller gives; place no hold.
 
         Raises:
@@ -154,7 +158,7 @@ class Questions:
         decision = self._keeper.deciding.afford(cluster, job, user, cost, now_us)
         if decision.account not in self._keeper.purses.accounts:
             raise BankUsage(f"the gate knows no account {decision.account}", decision.account)
-        return Verdict(
+        return AdmissionVerdict(
             ok=decision.ok,
             say=decision.say or decision.short,
             quote=decision.quote,
@@ -164,14 +168,14 @@ class Questions:
 
 log = logging.getLogger(__name__)
 
-_call = msgspec.json.Decoder(Call).decode
-_encode = msgspec.json.Encoder().encode
+_decode_call = msgspec.json.Decoder(GateCall).decode
+_encode_json = msgspec.json.Encoder().encode
 
-Do = Callable[[Any, int], Any]
+OperationFunction = Callable[[Any, int], Any]
 """Function of an operation: takes the decoded body and the time in µs."""
 
 
-class Calls:
+class GateOperations:
     """Run the operations of Steward's own processes, each in its own transaction.
 
     Args:
@@ -186,67 +190,72 @@ class Calls:
     def __init__(
         self,
         state_dir: str,
-        keeper: Keeper,
-        upkeep: Upkeep,
-        answering: Answering,
-        right: Right,
+        keeper: HoldKeeper,
+        upkeep: HoldSync,
+        answering: PluginAnswerer,
+        right: DecisionRight,
         leased: Callable[[], None],
     ) -> None:
         self._state_dir = state_dir
         self._keeper = keeper
         self._upkeep = upkeep
-        self._questions = questions = Questions(keeper)
+        self._questions = questions = GateQueries(keeper)
         self._answering = answering
         self._user = answering.user
         self._right = right
         self._leased = leased
-        self._ops: Final[dict[str, tuple[Any, Do]]] = {
-            "books": (Books, self._books),
+        self._ops: Final[dict[str, tuple[Any, OperationFunction]]] = {
+            "books": (GateBooks, self._books),
             "remote_means": (
                 dict[str, RemoteMeans],
                 lambda means, _now_us: keeper.purses.remote.update(means),
             ),
-            "rules": (Rules, self._rules),
-            "picture": (Picture, self._picture),
+            "rules": (BankRules, self._rules),
+            "picture": (ClusterModel, self._picture),
             "state": (None, lambda _, _now_us: self.state()),
-            "confirm": (list[Seen], upkeep.confirm),
-            "looked": (Looked, self._looked),
-            "cover": (Claim, self._cover),
-            "settle": (Settled, self._settle),
+            "confirm": (list[ShownJob], upkeep.confirm),
+            "looked": (CompletedPoll, self._looked),
+            "cover": (CoverRequest, self._cover),
+            "settle": (SettleRequest, self._settle),
             "release": (
-                Released,
+                ReleaseRequest,
                 lambda one, now_us: upkeep.release(one.hold, one.why, one.books, now_us),
             ),
             "reserve": (
-                Reserved,
+                ReserveRequest,
                 lambda one, now_us: upkeep.reserve(
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
             "held": (None, lambda _, _now_us: questions.held()),
-            "holds": (Wanted, lambda wanted, _now_us: questions.holds(wanted)),
-            "means": (Stood, lambda one, now_us: questions.means(one.account, one.user, now_us)),
-            "quote": (Asked, self._quote),
-            "would": (Asked, self._would),
+            "holds": (HoldQuery, lambda wanted, _now_us: questions.holds(wanted)),
+            "means": (
+                MeansRequest,
+                lambda one, now_us: questions.means(one.account, one.user, now_us),
+            ),
+            "quote": (PriceRequest, self._quote),
+            "would": (PriceRequest, self._would),
             "stranded": (None, lambda _, _now_us: upkeep.moving.stranded()),
             "lingering": (None, lambda _, _now_us: upkeep.moving.lingering()),
             "on_allocation": (int, lambda number, _now_us: upkeep.moving.on_allocation(number)),
             "facts": (tuple[int, int], lambda of, _now_us: keeper.store.facts(*of)),
-            "lease": (Leased, self._lease),
-            "grant": (Granted, self._grant),
+            "lease": (LeaseRequest, self._lease),
+            "grant": (GrantRequest, self._grant),
             "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
         }
 
     def answer(self, line: bytes) -> bytes:
         """Run the call in a line of JSON; return the line that answers it."""
         try:
-            call = _call(line)
+            call = _decode_call(line)
             if call.v != VERSION or call.op not in self._ops:
-                return _refused("BankError", f"the gate does not know {call.op!r}: is it older?")
+                return _encode_error(
+                    "BankError", f"the gate does not know {call.op!r}: is it older?"
+                )
             takes, do = self._ops[call.op]
             body = msgspec.json.decode(call.body, type=takes)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return _refused("BankError", f"the gate cannot read what it was sent: {error}")
+            return _encode_error("BankError", f"the gate cannot read what it was sent: {error}")
         now_us = time.time_ns() // 1000
         store = self._keeper.store
         before = store.writes
@@ -256,30 +265,30 @@ class Calls:
         except Exception as error:
             # The error concerns one job or account; the gate goes on deciding for all others.
             return self._failed(call.op, body, error, is_clean=store.writes == before)
-        return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
+        return _encode_json(GateReply(ok=True, body=msgspec.Raw(_encode_json(gives)))) + b"\n"
 
     def _failed(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
         """Restore the state after a failed call; return the error for its caller."""
         kind = type(error).__name__
-        if kind in _HARMLESS:
+        if kind in _REJECTIONS:
             # The call was rejected before anything changed.
-            return _refused(kind, str(error))
+            return _encode_error(kind, str(error))
         is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
-        if op in _OF_A_JOB and is_clean and not is_of_database:
+        if op in _JOB_OPERATIONS and is_clean and not is_of_database:
             self._answering.say_strange(body.cluster, error)
-            return _refused("NoEstimate", f"what this job may cost cannot be told: {error!r}")
+            return _encode_error("NoEstimate", f"what this job may cost cannot be told: {error!r}")
         log.error("%s", op, exc_info=error)
         self._keeper.load()
         if isinstance(error, StewardError):
-            return _refused(kind, str(error))
-        return _refused("BankError", f"the gate cannot do this, see its log: {error!r}")
+            return _encode_error(kind, str(error))
+        return _encode_error("BankError", f"the gate cannot do this, see its log: {error!r}")
 
-    def state(self) -> GateState:
+    def state(self) -> GateStatus:
         """Return the gate's status."""
         purses, right = self._keeper.purses, self._right
         why = right.why_not() or ("the ledger has been away for too long" * right.is_alone)
         ground = self._keeper.ground
-        return GateState(
+        return GateStatus(
             position=purses.position,
             settled=self._keeper.settled,
             rules=ground.rules.seq if ground.rules else -1,
@@ -296,57 +305,57 @@ class Calls:
             remote_at_us=min((one.at_us for one in purses.remote.values()), default=0),
         )
 
-    def _books(self, books: Books, now_us: int) -> int:
+    def _books(self, books: GateBooks, now_us: int) -> int:
         """Apply ledger balances; note that the ledger was heard from."""
         position = self._upkeep.books(books, now_us)
         if books.whole or books.after <= position:
             self._right.heard()
         return position
 
-    def _rules(self, rules: Rules, _now_us: int) -> None:
+    def _rules(self, rules: BankRules, _now_us: int) -> None:
         """Store new modes and rates, and rewrite the submit plugin's configuration."""
         known = self._keeper.ground.rules
         if known != rules:
             self._keeper.ground.put_rules(rules)
             self._keeper.store.put_rules(rules)
             ground = self._keeper.ground
-            plugin_conf.write(ground.settings, is_enforced=ground.is_enforced)
+            plugin_conf.write_plugin_conf(ground.settings, is_enforced=ground.is_enforced)
 
-    def _picture(self, picture: Picture, _now_us: int) -> None:
+    def _picture(self, picture: ClusterModel, _now_us: int) -> None:
         known = self._keeper.ground.pictures.get(picture.cluster)
         if known != picture:
             self._keeper.ground.put_picture(picture)
             self._keeper.store.put_picture(picture)
 
-    def _looked(self, looked: Looked, now_us: int) -> int:
-        began_us = micros(looked.began)
+    def _looked(self, looked: CompletedPoll, now_us: int) -> int:
+        began_us = to_micros(looked.began)
         return self._upkeep.looked(looked.cluster, began_us, now_us)
 
-    def _cover(self, claim: Claim, now_us: int) -> Any:
+    def _cover(self, claim: CoverRequest, now_us: int) -> Any:
         user = self._user(claim.cluster, claim.description.uid)
         return self._upkeep.cover(claim, user, now_us)
 
-    def _settle(self, settled: Settled, now_us: int) -> int:
+    def _settle(self, settled: SettleRequest, now_us: int) -> int:
         return self._upkeep.settle(settled.settlements, settled.books, now_us)
 
-    def _quote(self, asked: Asked, now_us: int) -> Any:
+    def _quote(self, asked: PriceRequest, now_us: int) -> Any:
         user = self._user(asked.cluster, asked.description.uid)
-        with self._keeper.ground.limited(Budget(QUESTION_NS)):
+        with self._keeper.ground.limited(Budget(REQUEST_NS)):
             return self._questions.quote(asked.cluster, asked.description, user, now_us)
 
-    def _would(self, asked: Asked, now_us: int) -> Any:
+    def _would(self, asked: PriceRequest, now_us: int) -> Any:
         user = asked.user or self._user(asked.cluster, asked.description.uid)
         if asked.cost is not None:
             return self._questions.afford(
                 asked.cluster, asked.description, user, asked.cost, now_us
             )
-        with self._keeper.ground.limited(Budget(QUESTION_NS)):
+        with self._keeper.ground.limited(Budget(REQUEST_NS)):
             return self._questions.would(asked.cluster, asked.description, user, now_us)
 
-    def _grant(self, granted: Granted, now_us: int) -> Any:
+    def _grant(self, granted: GrantRequest, now_us: int) -> Any:
         return self._keeper.grant(granted.ask, granted.user, granted.restarts, now_us)
 
-    def _lease(self, leased: Leased, _now_us: int) -> str:
+    def _lease(self, leased: LeaseRequest, _now_us: int) -> str:
         """Adopt the other gates' key, apply the lease, and return this gate's key."""
         if leased.secret and leased.secret != self._keeper.secret.hex():
             secret = token.parse_secret(leased.secret)
@@ -358,10 +367,10 @@ class Calls:
         return self._keeper.secret.hex()
 
 
-_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
-_OF_A_JOB: Final = frozenset({"cover", "quote", "would"})
+_REJECTIONS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
+_JOB_OPERATIONS: Final = frozenset({"cover", "quote", "would"})
 """Operations on job requests as users wrote them: an error in one is logged as the job's."""
 
 
-def _refused(kind: str, say: str) -> bytes:
-    return _encode(Result(ok=False, kind=kind, say=say)) + b"\n"
+def _encode_error(kind: str, say: str) -> bytes:
+    return _encode_json(GateReply(ok=False, kind=kind, say=say)) + b"\n"

@@ -26,46 +26,46 @@ from steward.bank.gate.requests import (
     CONTROL_SOCKET,
     LONGEST_CALL,
     VERSION,
+    AccountMeans,
+    AdmissionVerdict,
     Allowance,
-    Asked,
-    Call,
-    Claim,
-    Covered,
+    CompletedPoll,
+    CoverReply,
+    CoverRequest,
+    GateCall,
     GateFact,
-    GateState,
-    Granted,
-    Held,
-    Leased,
-    Looked,
-    Means,
-    Released,
+    GateReply,
+    GateStatus,
+    GrantRequest,
+    HeldTotal,
+    HoldQuery,
+    LeaseRequest,
+    MeansRequest,
+    PluginReply,
+    PluginRequest,
+    PriceRequest,
+    ReleaseRequest,
     RemoteMeans,
-    Reserved,
-    Result,
-    Said,
-    Seen,
-    Settled,
-    Stood,
-    Submit,
-    Verdict,
-    Wanted,
+    ReserveRequest,
+    SettleRequest,
+    ShownJob,
 )
-from steward.bank.records import Books, Description, Hold, Quote, Rules, Settlement
+from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
 from steward.core.errors import StewardError
-from steward.slurm.cluster_model import Picture
+from steward.slurm.cluster_model import ClusterModel
 
 _ERRORS: Final[dict[str, type[StewardError]]] = {
     kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)
 }
-_AT_ONCE: Final = 50
+_MOST_JOBS_IN_CALL: Final = 50
 """Maximum number of jobs in one call: a submit plugin waits for one call at most."""
-_PAGE: Final = 200
+_HOLDS_PER_CALL: Final = 200
 """Maximum number of holds in one call, for the same reason."""
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Result).decode
+_encode_body = msgspec.json.Encoder().encode
+_decode_result = msgspec.json.Decoder(GateReply).decode
 
 
-class GateLink:
+class GateClient:
     """Connection to the gate: one method for each of its operations.
 
     All methods raise GateUnavailable if it does not answer, and BankUsage or another of the bank's
@@ -80,7 +80,7 @@ class GateLink:
         self._path = os.path.join(state_dir, CONTROL_SOCKET)
         self._timeout_s = timeout_s
 
-    def books(self, books: Books) -> int:
+    def books(self, books: GateBooks) -> int:
         """Send ledger balances; return the ledger position that the gate then knows.
 
         Also serves as the bank's heartbeat.
@@ -91,37 +91,37 @@ class GateLink:
         """Send limits and balance times that a remote myBRC server reported, by account."""
         self._ask("remote_means", means, None)
 
-    def rules(self, rules: Rules) -> None:
+    def rules(self, rules: BankRules) -> None:
         """Send modes and rates."""
         self._ask("rules", rules, None)
 
-    def picture(self, picture: Picture) -> None:
+    def picture(self, picture: ClusterModel) -> None:
         """Send the model of a cluster."""
         self._ask("picture", picture, None)
 
-    def state(self) -> GateState:
+    def state(self) -> GateStatus:
         """Return the gate's status."""
-        state: GateState = self._ask("state", None, GateState)
+        state: GateStatus = self._ask("state", None, GateStatus)
         return state
 
-    def confirm(self, seen: Sequence[Seen]) -> list[Hold | None]:
+    def confirm(self, seen: Sequence[ShownJob]) -> list[Hold | None]:
         """Report jobs that Slurm shows; return the hold of each, None if no hold covers it."""
         found: list[Hold | None] = []
-        for start in range(0, len(seen), _AT_ONCE):
-            some = list(seen[start : start + _AT_ONCE])
+        for start in range(0, len(seen), _MOST_JOBS_IN_CALL):
+            some = list(seen[start : start + _MOST_JOBS_IN_CALL])
             found += self._ask("confirm", some, list[Hold | None])
         return found
 
     def looked(self, cluster: str, began: datetime) -> int:
         """Report a complete poll of the queue; return how many holds were void."""
-        return int(self._ask("looked", Looked(cluster=cluster, began=began), int))
+        return int(self._ask("looked", CompletedPoll(cluster=cluster, began=began), int))
 
-    def cover(self, claim: Claim) -> Covered:
+    def cover(self, claim: CoverRequest) -> CoverReply:
         """Hold what a queued job needs; safe to repeat."""
-        covered: Covered = self._ask("cover", claim, Covered)
+        covered: CoverReply = self._ask("cover", claim, CoverReply)
         return covered
 
-    def settle(self, settlements: Sequence[Settlement], books: Books | None) -> int:
+    def settle(self, settlements: Sequence[Settlement], books: GateBooks | None) -> int:
         """Report charges in the ledger; return the last settlement that was applied.
 
         Safe to repeat.
@@ -131,26 +131,26 @@ class GateLink:
             books: Balances that include these charges.
         """
         taken = 0
-        for start in range(0, max(1, len(settlements)), _AT_ONCE):
-            some = tuple(settlements[start : start + _AT_ONCE])
+        for start in range(0, max(1, len(settlements)), _MOST_JOBS_IN_CALL):
+            some = tuple(settlements[start : start + _MOST_JOBS_IN_CALL])
             # With the first call: SU become available again only when their charge is known.
             news = books if not start else None
-            taken = int(self._ask("settle", Settled(settlements=some, books=news), int))
+            taken = int(self._ask("settle", SettleRequest(settlements=some, books=news), int))
         return taken
 
-    def release(self, hold_id: str, why: str, books: Books | None = None) -> int:
+    def release(self, hold_id: str, why: str, books: GateBooks | None = None) -> int:
         """Release a hold; return its remainder in micro-SU, 0 if it was not open."""
-        return int(self._ask("release", Released(hold=hold_id, why=why, books=books), int))
+        return int(self._ask("release", ReleaseRequest(hold=hold_id, why=why, books=books), int))
 
     def reserve(self, account: str, amount: int, why: str, allocation: int = 0) -> Hold:
         """Hold SU that are to leave an account; the hold expires unless it is released first."""
-        wanted = Reserved(account=account, amount=amount, why=why, allocation=allocation)
+        wanted = ReserveRequest(account=account, amount=amount, why=why, allocation=allocation)
         hold: Hold = self._ask("reserve", wanted, Hold)
         return hold
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldTotal]:
         """Sum the open holds of each account."""
-        found: list[Held] = self._ask("held", None, list[Held])
+        found: list[HeldTotal] = self._ask("held", None, list[HeldTotal])
         return found
 
     def holds(
@@ -177,34 +177,36 @@ class GateLink:
         """
         found: list[Hold] = []
         page: list[Hold] | None = None
-        while len(found) < limit and (page is None or len(page) == _PAGE):
-            wanted = Wanted(
+        while len(found) < limit and (page is None or len(page) == _HOLDS_PER_CALL):
+            wanted = HoldQuery(
                 account=account,
                 cluster=cluster,
                 user=user,
                 job_id=job_id,
                 changed=changed,
                 after=found[-1].id if found else after,
-                limit=min(_PAGE, limit - len(found)),
+                limit=min(_HOLDS_PER_CALL, limit - len(found)),
             )
             page = self._ask("holds", wanted, list[Hold])
             found += page
         return found
 
-    def means(self, account: str, user: str = "") -> Means:
+    def means(self, account: str, user: str = "") -> AccountMeans:
         """Return what an account, and a user in it, can pay now."""
-        means: Means = self._ask("means", Stood(account=account, user=user), Means)
+        means: AccountMeans = self._ask(
+            "means", MeansRequest(account=account, user=user), AccountMeans
+        )
         return means
 
-    def quote(self, cluster: str, description: Description) -> Quote:
+    def quote(self, cluster: str, description: JobRequest) -> Quote:
         """Return the highest cost of a job."""
-        asked = Asked(cluster=cluster, description=description)
+        asked = PriceRequest(cluster=cluster, description=description)
         quote: Quote = self._ask("quote", asked, Quote)
         return quote
 
     def would(
-        self, cluster: str, description: Description, user: str = "", cost: int | None = None
-    ) -> Verdict:
+        self, cluster: str, description: JobRequest, user: str = "", cost: int | None = None
+    ) -> AdmissionVerdict:
         """Return the verdict on a job as if it were submitted now; no hold is placed.
 
         Args:
@@ -213,8 +215,8 @@ class GateLink:
             user: The user's name; "" to have it looked up.
             cost: The cost, micro-SU; None to have it estimated.
         """
-        asked = Asked(cluster=cluster, description=description, user=user, cost=cost)
-        verdict: Verdict = self._ask("would", asked, Verdict)
+        asked = PriceRequest(cluster=cluster, description=description, user=user, cost=cost)
+        verdict: AdmissionVerdict = self._ask("would", asked, AdmissionVerdict)
         return verdict
 
     def stranded(self) -> list[Hold]:
@@ -244,10 +246,10 @@ class GateLink:
             valid_s: Seconds that the lease lasts; 0 revokes it.
             secret: The other gates' key, which this gate adopts; "" for none.
         """
-        leased = Leased(fence=fence, valid_s=valid_s, secret=secret)
+        leased = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._ask("lease", leased, str))
 
-    def grant(self, ask: Submit, user: str, restarts: int) -> Said:
+    def grant(self, ask: PluginRequest, user: str, restarts: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user, and place its hold.
 
         Args:
@@ -258,8 +260,8 @@ class GateLink:
         Raises:
             NoEstimate: The job cannot be priced.
         """
-        granted = Granted(ask=ask, user=user, restarts=restarts)
-        return cast("Said", self._ask("grant", granted, Said))
+        granted = GrantRequest(ask=ask, user=user, restarts=restarts)
+        return cast("PluginReply", self._ask("grant", granted, PluginReply))
 
     def allow(self, allowance: Allowance) -> None:
         """Let a job pass until a given time, whatever its account has."""
@@ -267,10 +269,10 @@ class GateLink:
 
     def _ask(self, op: str, body: Any, gives: Any) -> Any:
         """Send one call; return its decoded body, or raise the error that the gate reports."""
-        call = Call(v=VERSION, op=op, body=msgspec.Raw(_encode(body)))
+        call = GateCall(v=VERSION, op=op, body=msgspec.Raw(_encode_body(body)))
         try:
-            line = self._exchange(_encode(call) + b"\n")
-            result = _decode(line)
+            line = self._exchange(_encode_body(call) + b"\n")
+            result = _decode_result(line)
         except OSError as error:
             raise GateUnavailable(
                 f"no answer at {self._path}: is 'steward serve' running? ({error})", self._path
@@ -286,7 +288,7 @@ class GateLink:
         until = time.monotonic() + self._timeout_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._timeout_s)
-            connect(connection, self._path)
+            connect_unix_socket(connection, self._path)
             connection.sendall(data)
             answer = bytearray()
             while not answer.endswith(b"\n"):
@@ -300,7 +302,7 @@ class GateLink:
         return bytes(answer)
 
 
-def connect(connection: socket.socket, path: str) -> None:
+def connect_unix_socket(connection: socket.socket, path: str) -> None:
     """Connect to a Unix socket whose path may be longer than sun_path.
 
     Raises:

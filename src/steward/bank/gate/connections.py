@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import stat
 import struct
 import time
@@ -23,15 +24,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.requests import LONGEST_REQUEST, VERSION, Submit
+from steward.bank.gate.requests import LONGEST_REQUEST, VERSION, PluginRequest
 from steward.bank.settings import GateSettings
-from steward.core.listeners import let_in
+from steward.core.listeners import restrict_socket
 from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
-    import ssl
-
-    from steward.bank.gate.tls import SecurePeer
+    from steward.bank.gate.tls import TlsPeer
 
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ _MOST_WAITING: Final = 32 << 20
 """Maximum number of unsent bytes of one peer; beyond it the connection is dropped."""
 
 
-class Peer:
+class GatePeer:
     """One non-blocking connection of the gate, with its line buffers and time-out.
 
     Args:
@@ -128,7 +127,7 @@ class Peer:
             return None
 
 
-def uid_of(connection: socket.socket) -> int:
+def get_socket_uid(connection: socket.socket) -> int:
     """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     return int(_PEERCRED.unpack(data)[1])
@@ -158,7 +157,7 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(made)
             listener.bind(f"/proc/self/fd/{fd}/{fresh}")
-            let_in(made, uids)
+            restrict_socket(made, uids)
             listener.listen(1024)
             if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise GateUnavailable(f"{path} is there and is no socket: remove it", path)
@@ -179,13 +178,13 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
                 os.unlink(path)
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Split ``HOST:PORT`` into host and port; an IPv6 address stands in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-_OF_TIMEOUT: Final = 0.7
+_TIMEOUT_SHARE: Final = 0.7
 """Part of the plugin's time-out granted to the other gate; the rest covers the way there and
 back."""
 _CONNECT_S: Final = 5.0
@@ -193,22 +192,22 @@ _CONNECT_S: Final = 5.0
 _WAIT_S: Final = 1.0
 """Longest wait of an idle connection, in seconds."""
 
-Answered = Callable[[Peer, Submit, bytes | None], None]
+ReplyCallback = Callable[[GatePeer, PluginRequest, bytes | None], None]
 """Callback for a reply: the plugin's connection, its request, and the line or None."""
 
 
-class _Numbered(msgspec.Struct):
+class _ReplyHeader(msgspec.Struct):
     """Header of a reply: protocol version and request id."""
 
     v: int
     id: int
 
 
-_number = msgspec.json.Decoder(_Numbered).decode
-_encode = msgspec.json.Encoder().encode
+_decode_header = msgspec.json.Decoder(_ReplyHeader).decode
+_encode_request = msgspec.json.Encoder().encode
 
 
-class Asking:
+class RemoteGate:
     """Client connection to the gate on another host that decides: forwards plugin requests.
 
     Args:
@@ -217,28 +216,28 @@ class Asking:
         answered: Called with each reply line; with None if none came in time.
     """
 
-    def __init__(self, settings: GateSettings, poll: select.epoll, answered: Answered) -> None:
+    def __init__(self, settings: GateSettings, poll: select.epoll, answered: ReplyCallback) -> None:
         self._settings = settings
         self._poll = poll
         self._answered = answered
         self._context: ssl.SSLContext | None = None
-        self._peer: SecurePeer | None = None
+        self._peer: TlsPeer | None = None
         self._is_up = False
         self._number = 0
-        self._waiting: dict[int, tuple[Peer, Submit, float]] = {}
+        self._waiting: dict[int, tuple[GatePeer, PluginRequest, float]] = {}
         self._backoff = Backoff(0.2, 5.0)
         self._try_at = 0.0
 
-    def pass_on(self, peer: Peer, ask: Submit) -> None:
+    def pass_on(self, peer: GatePeer, ask: PluginRequest) -> None:
         """Forward a plugin's request to the other gate."""
         if self._peer is None or not self._is_up:
             self._answered(peer, ask, None)
             return
         self._number += 1
-        until = time.monotonic() + self._settings.timeout_ms / 1000 * _OF_TIMEOUT
+        until = time.monotonic() + self._settings.timeout_ms / 1000 * _TIMEOUT_SHARE
         self._waiting[self._number] = (peer, ask, until)
         numbered = msgspec.structs.replace(ask, id=self._number)
-        self._peer.send(_encode(numbered) + b"\n")
+        self._peer.send(_encode_request(numbered) + b"\n")
         self._watch()
 
     def wait_s(self) -> float:
@@ -282,10 +281,10 @@ class Asking:
     def _heard(self, line: bytes) -> None:
         """Match a reply line with its request, and pass it on."""
         try:
-            number = _number(line)
+            number = _decode_header(line)
         except msgspec.MsgspecError as error:
             log.warning("the gate at %s answers rubbish: %s", self._settings.ask, error)
-            number = _Numbered(v=0, id=0)
+            number = _ReplyHeader(v=0, id=0)
         if number.v != VERSION:
             if self._peer is not None:
                 self._peer.is_over = True
@@ -296,13 +295,13 @@ class Asking:
 
     def _connect(self) -> None:
         """Open a TCP connection to the other gate, and start the TLS handshake."""
-        from steward.bank.gate.tls import SecurePeer, context_of
+        from steward.bank.gate.tls import TlsPeer, make_tls_context
 
         self._try_at = time.monotonic() + self._backoff.next_s()
-        host, port = split(self._settings.ask)
+        host, port = split_address(self._settings.ask)
         try:
             if self._context is None:
-                self._context = context_of(self._settings, serves=False)
+                self._context = make_tls_context(self._settings, serves=False)
             # An address or a name in /etc/hosts. Slow name resolution delays only requests that
             # could not be forwarded anyway.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -317,7 +316,7 @@ class Asking:
         except (OSError, GateUnavailable) as error:
             log.warning("the gate at %s cannot be asked: %s", self._settings.ask, error)
             return
-        self._peer = SecurePeer(secure, longest=LONGEST_REQUEST, within_s=_CONNECT_S, stays=True)
+        self._peer = TlsPeer(secure, longest=LONGEST_REQUEST, within_s=_CONNECT_S, stays=True)
         self._poll.register(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
         self._shake()
 

@@ -21,23 +21,29 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import BankError, NoEstimate, NoRate
-from steward.bank.estimate import is_like, merged, with_unshown
-from steward.bank.estimate.request_limits import LONGEST
+from steward.bank.estimate import add_unshown_requests, apply_update, is_compatible
+from steward.bank.estimate.request_limits import LONGEST_TEXT
 from steward.bank.gate import token
-from steward.bank.gate.admission import Deciding, Decision, Doubts, Placing, of_hold
-from steward.bank.gate.balances import Open, Purses
-from steward.bank.gate.policy import Ground, moment
+from steward.bank.gate.admission import (
+    Decision,
+    DecisionMaker,
+    HoldPlan,
+    VainHolds,
+    complete_description,
+)
+from steward.bank.gate.balances import AccountBalances, OpenHold
+from steward.bank.gate.policy import GateRules, to_datetime
 from steward.bank.gate.requests import (
     VERSION,
     Allowance,
-    Change,
-    Changes,
-    Claim,
+    CoverRequest,
     GateFact,
-    Said,
-    Submit,
+    PendingChange,
+    PendingChanges,
+    PluginReply,
+    PluginRequest,
 )
-from steward.bank.gate.store import Store
+from steward.bank.gate.store import GateStore
 from steward.bank.gate.unconfirmed_changes import (
     MOST_CHANGES,
     MOST_DESCRIPTIONS,
@@ -51,22 +57,22 @@ from steward.bank.gate.unconfirmed_changes import (
     list_task_descriptions,
     set_limit,
 )
-from steward.bank.ledger import Refusal
-from steward.bank.money import show
-from steward.bank.records import Books, Description, Quote
+from steward.bank.ledger import RejectedJob
+from steward.bank.money import format_money
+from steward.bank.records import GateBooks, JobRequest, Quote
 from steward.core.events import HoldFact
 
 log = logging.getLogger(__name__)
 
-_OFFSET: Final = 4
+_MOST_OFFSET_DIGITS: Final = 4
 """Maximum number of digits of a het component's offset; Slurm adds it to the leader's id for the
 raw id."""
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 """Time after which an unconfirmed hold expires, in µs, even if no poll of the queue succeeds."""
-LOOK_MARGIN_US: Final = 5_000_000
+POLL_MARGIN_US: Final = 5_000_000
 """Delay after the gate's answer within which slurmctld may still make or change the job, in µs:
 since 23.02 it asks outside its locks."""
-_UNSEEN: Final = (
+_NOT_SEEN_YET: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
 )
@@ -74,13 +80,13 @@ _TOO_MANY: Final = (
     "Steward: job {} was changed several times since the last poll of the queue, or its tasks "
     "differ too much, so nobody can tell its price now: try again in half a minute"
 )
-_STRANGER: Final = "Steward: permission denied: this job is not yours to change"
+_NOT_PERMITTED: Final = "Steward: permission denied: this job is not yours to change"
 """All that a sender without rights on a job is told: slurmctld asks before it checks permission."""
 GRANT_US: Final = 10_000_000
 """Time for which a grant waits for slurmctld's request, in µs."""
-ROOTS_US: Final = 15 * 60_000_000
+ROOT_CHANGE_US: Final = 15 * 60_000_000
 """Time for which a change by root waits for the poll that shows it, in µs."""
-_TORN: Final = (
+_SPLIT_ARRAY: Final = (
     "Steward: an array is paid by one account: {} cannot be moved to another one by itself"
 )
 PLACED: Final = "hold.placed"
@@ -90,7 +96,7 @@ RELEASED: Final = "hold.released"
 REFUSAL: Final = "refusal"
 
 
-class Grant(msgspec.Struct, frozen=True):
+class ChangeGrant(msgspec.Struct, frozen=True):
     """A change that the gate approved and Steward is about to send for a user.
 
     Attributes:
@@ -104,18 +110,18 @@ class Grant(msgspec.Struct, frozen=True):
     """
 
     jobs: str
-    job: Description
+    job: JobRequest
     until_us: int
     is_started: bool
     restarts: int
     extras: frozenset[str]
 
 
-class Overdrawn(BankError):
+class OverdrawError(BankError):
     """A hold that would make an account's available SU negative; nothing was placed."""
 
 
-class Keeper:
+class HoldKeeper:
     """The gate's state: balances, holds, rules, grants and allowances; all changes go through it.
 
     All texts that a user wrote are bounded before the first row is written, so none can fail later.
@@ -126,28 +132,28 @@ class Keeper:
         secret: The key of the tokens.
     """
 
-    def __init__(self, store: Store, ground: Ground, secret: bytes) -> None:
+    def __init__(self, store: GateStore, ground: GateRules, secret: bytes) -> None:
         self.store = store
         self.ground = ground
         self.secret = secret
-        self.purses = Purses()
-        self.doubts = Doubts(ground.bank.unseen_share)
-        self.deciding = Deciding(self.purses, ground, self.doubts)
+        self.purses = AccountBalances()
+        self.doubts = VainHolds(ground.bank.unseen_share)
+        self.deciding = DecisionMaker(self.purses, ground, self.doubts)
         self.settled = 0
         self._polled_us: dict[str, int] = {}
         self._extras: dict[str, dict[str, str]] = {}
         """Holds for changes that no poll has shown: their ids by the job's own hold and by
         payer."""
-        self._grants: dict[tuple[str, int], Grant] = {}
+        self._grants: dict[tuple[str, int], ChangeGrant] = {}
         self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
 
     def load(self) -> None:
         """Rebuild the state in memory from the database."""
-        self.purses = Purses()
-        self.deciding = Deciding(self.purses, self.ground, self.doubts)
+        self.purses = AccountBalances()
+        self.deciding = DecisionMaker(self.purses, self.ground, self.doubts)
         position = self.store.number("position")
-        self.purses.put(Books(seq=position, accounts=self.store.accounts(), whole=True))
+        self.purses.put(GateBooks(seq=position, accounts=self.store.accounts(), whole=True))
         self.settled = self.store.number("settled")
         rules = self.store.rules()
         if rules is not None:
@@ -164,7 +170,9 @@ class Keeper:
 
     # Decisions
 
-    def submit(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
+    def submit(
+        self, ask: PluginRequest, user: str, now_us: int, *, is_lenient: bool
+    ) -> PluginReply:
         """Decide on a new job, and place its hold."""
         job = ask.job
         decision = self.deciding.submit(
@@ -183,7 +191,7 @@ class Keeper:
             self._place(hold, decision, now_us, why="submitted")
             comment = self._comment(job, hold)
         self._note(ask, decision, now_us)
-        return Said(
+        return PluginReply(
             v=VERSION,
             ok=decision.ok,
             say=decision.say,
@@ -193,7 +201,9 @@ class Keeper:
             id=ask.id,
         )
 
-    def modify(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
+    def modify(
+        self, ask: PluginRequest, user: str, now_us: int, *, is_lenient: bool
+    ) -> PluginReply:
         """Decide on a change to a job, whoever sends it.
 
         A job without a hold is priced at the next poll.
@@ -204,25 +214,25 @@ class Keeper:
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`Deciding.submit`.
         """
-        key = (ask.cluster, _job_id(ask))
+        key = (ask.cluster, _get_raw_job_id(ask))
         if self._consume_grant(key, ask, now_us):
-            return Said(v=VERSION, ok=True, id=ask.id)
+            return PluginReply(v=VERSION, ok=True, id=ask.id)
         hold = self.purses.by_job.get(key)
         quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
             is_new = hold is None and not is_lenient and self._may_be_new(ask, user)
-            say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
-            return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
+            say = _NOT_SEEN_YET.format(ask.jobs or ask.job.job_id) if is_new else ""
+            return PluginReply(v=VERSION, ok=not is_new, say=say, id=ask.id)
         if not self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user):
             is_enforced = self.is_enforced(hold)
-            say = _STRANGER if is_enforced else ""
-            return Said(v=VERSION, ok=not is_enforced, say=say, id=ask.id)
+            say = _NOT_PERMITTED if is_enforced else ""
+            return PluginReply(v=VERSION, ok=not is_enforced, say=say, id=ask.id)
         passed = self._pass(key, ask.by, now_us)
         is_lenient = is_lenient or bool(passed)
         if not passed and self._is_torn(ask, hold, quote):
-            return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
+            return PluginReply(v=VERSION, ok=False, say=_SPLIT_ARRAY.format(ask.jobs), id=ask.id)
         known = self.store.changes(hold)
-        change = Change(job=ask.job, is_of_tasks="_" in ask.jobs)
+        change = PendingChange(job=ask.job, is_of_tasks="_" in ask.jobs)
         changes = add_change(known, change, is_held_for=bool(hold.amount))
         current = list_descriptions(before, known)
         resulting = list_descriptions(before, changes)
@@ -231,20 +241,20 @@ class Keeper:
         is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
         if is_refused and not is_covered(current, ask.job):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
-            return Said(v=VERSION, ok=False, say=say, id=ask.id)
+            return PluginReply(v=VERSION, ok=False, say=say, id=ask.id)
         outcomes = {
             outcome: job
             for job in current
             for outcome in list_outcomes(job, ask.job)[1:]
             if outcome in resulting - current and not is_many
         }
-        changed = [(job, merged(job, ask.job)) for job in current]
+        changed = [(job, apply_update(job, ask.job)) for job in current]
         changed += [(job, outcome) for outcome, job in outcomes.items()]
         with self.without_extras(hold):
             decisions = self.deciding.change(
                 ask.cluster, hold, changed, ask.job, now_us, is_lenient=is_lenient
             )
-        decision = min(decisions, key=_by_refusal_and_cost)
+        decision = min(decisions, key=_rank_decision)
         if decision.ok:
             # A change that is rejected repeatedly must not keep polls from settling the job.
             self._mark_changed(hold, now_us)
@@ -252,7 +262,7 @@ class Keeper:
                 self.store.put_changes(hold, changes)
             self._ask_more(hold, decisions, now_us)
         self._note(ask, decision, now_us, passed=passed)
-        return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+        return PluginReply(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
     def _pass(self, key: tuple[str, int], by: int, now_us: int) -> str:
         """Return why a change passes whatever the account has; "" if it does not.
@@ -260,7 +270,7 @@ class Keeper:
         A change by root also passes the next poll.
         """
         if by == 0:
-            until_us = now_us + ROOTS_US
+            until_us = now_us + ROOT_CHANGE_US
             self.allow(
                 Allowance(cluster=key[0], job_id=key[1], by="root", until_us=until_us, is_once=True)
             )
@@ -270,7 +280,7 @@ class Keeper:
             return ""
         return f"allowed by {allowance.by}"
 
-    def grant(self, ask: Submit, user: str, restarts: int, now_us: int) -> Said:
+    def grant(self, ask: PluginRequest, user: str, restarts: int, now_us: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user.
 
         The hold is placed now. slurmctld's request about the same change, which comes from
@@ -282,7 +292,7 @@ class Keeper:
             restarts: Restart count of the run that the change is for.
             now_us: The time, µs since the epoch.
         """
-        key = (ask.cluster, _job_id(ask))
+        key = (ask.cluster, _get_raw_job_id(ask))
         hold = self.purses.by_job.get(key)
         is_first = not self.extras(hold)
         said = self.modify(ask, user, now_us, is_lenient=False)
@@ -290,7 +300,7 @@ class Keeper:
             # Holds that an earlier change also needs outlive the grant.
             extras = frozenset(one.id for one in self.extras(hold)) if is_first else frozenset()
             until_us = now_us + GRANT_US
-            self._grants[key] = Grant(
+            self._grants[key] = ChangeGrant(
                 ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extras=extras
             )
         return said
@@ -318,7 +328,7 @@ class Keeper:
         for name in self._grants.pop(key).extras & self.purses.holds.keys():
             self.give_back(self.purses.holds[name], now_us, why=why)
 
-    def _consume_grant(self, key: tuple[str, int], ask: Submit, now_us: int) -> bool:
+    def _consume_grant(self, key: tuple[str, int], ask: PluginRequest, now_us: int) -> bool:
         """Consume the grant that SlurmUser's request matches; return True if there was one."""
         grant = self._grants.get(key)
         hold = self.purses.by_job.get(key)
@@ -347,7 +357,7 @@ class Keeper:
             log.warning(
                 "cluster %s: %s lets job %d pass until %s: %s",
                 *(allowance.cluster, allowance.by, allowance.job_id),
-                *(moment(allowance.until_us).isoformat(timespec="seconds"), allowance.reason),
+                *(to_datetime(allowance.until_us).isoformat(timespec="seconds"), allowance.reason),
             )
 
     def allowance(self, key: tuple[str, int], now_us: int) -> Allowance | None:
@@ -359,7 +369,7 @@ class Keeper:
         if self._allowances.pop(key, None) is not None:
             self.store.drop_allowance(*key)
 
-    def _is_torn(self, ask: Submit, hold: Open, quote: Quote | None) -> bool:
+    def _is_torn(self, ask: PluginRequest, hold: OpenHold, quote: Quote | None) -> bool:
         """Return True if a change would charge one array task to another account than the rest."""
         if "_" not in ask.jobs or ask.job.account.lower() in ("", hold.account):
             return False
@@ -371,13 +381,13 @@ class Keeper:
         is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
         return "gate" in modes and not is_exempt
 
-    def extras(self, hold: Open | None) -> list[Open]:
+    def extras(self, hold: OpenHold | None) -> list[OpenHold]:
         """List the holds for a job's changes that no poll has shown."""
         names = self._extras.get(hold.id, {}).values() if hold is not None else ()
         return [self.purses.holds[name] for name in sorted(names) if name in self.purses.holds]
 
     @contextmanager
-    def without_extras(self, hold: Open | None) -> Iterator[list[Open]]:
+    def without_extras(self, hold: OpenHold | None) -> Iterator[list[OpenHold]]:
         """Leave out the holds for unconfirmed changes while deciding on a job.
 
         Slurm asks once for each record of an array, and users change their minds.
@@ -391,7 +401,7 @@ class Keeper:
             for extra in extras:
                 self.purses.add(extra)
 
-    def _ask_more(self, hold: Open, decisions: Iterable[Decision], now_us: int) -> None:
+    def _ask_more(self, hold: OpenHold, decisions: Iterable[Decision], now_us: int) -> None:
         """Hold the extra cost of a change until a poll shows it.
 
         Slurm may still reject the update, and asks before it checks permission. So the job's own
@@ -403,12 +413,12 @@ class Keeper:
             placing = decision.placing
             if placing is not None and placing.amount:
                 other = dearest.setdefault(placing.payer, decision)
-                if _placing(other).amount < placing.amount:
+                if _get_plan(other).amount < placing.amount:
                     dearest[placing.payer] = decision
         extras = self._extras.setdefault(hold.id, {}) if dearest else {}
         for payer, decision in dearest.items():
             extra = self.purses.holds.get(extras.get(payer, ""))
-            if extra is not None and extra.amount >= _placing(decision).amount:
+            if extra is not None and extra.amount >= _get_plan(decision).amount:
                 # Slurm may have rejected this change, but not the one before it.
                 extra.created_us = now_us
                 self.store.update(extra)
@@ -421,7 +431,7 @@ class Keeper:
             self._place(extra, decision, now_us, why="changed by its user")
             extras[payer] = extra.id
 
-    def _may_be_new(self, ask: Submit, user: str) -> bool:
+    def _may_be_new(self, ask: PluginRequest, user: str) -> bool:
         """Return True if the job may be a new one that the sender may change.
 
         The gate does not know a new job's number yet, so it cannot judge a change.
@@ -437,18 +447,18 @@ class Keeper:
                 return True
         return False
 
-    def _is_bound(self, hold: Open) -> bool:
+    def _is_bound(self, hold: OpenHold) -> bool:
         """Return True if the bank may reject a hold's job, and its user is not exempt."""
         is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
         return self.is_enforced(hold) and not is_exempt
 
-    def is_enforced(self, hold: Open) -> bool:
+    def is_enforced(self, hold: OpenHold) -> bool:
         """Return True if the bank may reject a hold's job (mode ``gate``)."""
         quote = self.store.covered(hold)[0]
         partition = quote.partition if quote else ""
         return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
 
-    def lessen_extras(self, extras: Iterable[Open], placing: Placing, now_us: int) -> None:
+    def lessen_extras(self, extras: Iterable[OpenHold], placing: HoldPlan, now_us: int) -> None:
         """Reduce the holds for changes by what the job's own hold gets now."""
         for extra in extras:
             if extra.payer != placing.payer:
@@ -460,7 +470,7 @@ class Keeper:
             else:
                 self.give_back(extra, now_us, why="the queue shows the change")
 
-    def _mark_changed(self, hold: Open, now_us: int) -> None:
+    def _mark_changed(self, hold: OpenHold, now_us: int) -> None:
         """Record that the gate accepted a change of a job."""
         hold.changed_us = now_us
         self.purses.changed[hold.id] = hold
@@ -470,13 +480,13 @@ class Keeper:
         """Record that all jobs of a poll were confirmed and covered."""
         self._polled_us[cluster] = max(began_us, self._polled_us.get(cluster, 0))
 
-    def is_settled(self, hold: Open) -> bool:
+    def is_settled(self, hold: OpenHold) -> bool:
         """Return True if a poll began after a job's last change."""
-        polled_us = self._polled_us.get(hold.cluster, 0) - LOOK_MARGIN_US
+        polled_us = self._polled_us.get(hold.cluster, 0) - POLL_MARGIN_US
         return not hold.changed_us or hold.changed_us < polled_us
 
     def describe(
-        self, hold: Open, job: Description, quote: Quote | None, tasks: tuple[Description, ...]
+        self, hold: OpenHold, job: JobRequest, quote: Quote | None, tasks: tuple[JobRequest, ...]
     ) -> bool:
         """Replace a job's description by what the queue shows, once it shows the last change.
 
@@ -503,7 +513,7 @@ class Keeper:
         ):
             covered = quote
         shown = [
-            msgspec.structs.replace(of_hold(hold, description), array=array)
+            msgspec.structs.replace(complete_description(hold, description), array=array)
             for description in (job, *tasks)
         ]
         kept, of_tasks = [], set()
@@ -518,7 +528,7 @@ class Keeper:
         )
         nodes = max(description.min_nodes or 1 for description in (job, *others))
         of_array = (msgspec.structs.replace(task, array=array) for task in of_tasks)
-        changes = Changes(
+        changes = PendingChanges(
             tasks=tuple(others),
             of_tasks=tuple(
                 task
@@ -537,7 +547,7 @@ class Keeper:
             self.store.describe(hold, covered, job)
         return True
 
-    def list_possible(self, hold: Open, claim: Claim) -> list[Description]:
+    def list_possible(self, hold: OpenHold, claim: CoverRequest) -> list[JobRequest]:
         """List requests that a job may have but the queue cannot show.
 
         slurmctld may apply part of an update that it rejects, and squeue shows a waiting array
@@ -558,38 +568,42 @@ class Keeper:
         ]
 
     def _list_unshown(
-        self, before: Description, changes: Changes, shown: Sequence[Description]
-    ) -> list[Description]:
+        self, before: JobRequest, changes: PendingChanges, shown: Sequence[JobRequest]
+    ) -> list[JobRequest]:
         """List what the queue shows, completed by requests that it does not show."""
         asked = list_shown_descriptions(before, changes)
         known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
         found = {
-            with_unshown(job, request, _get_unshown_nodes(request, known_nodes, changes))
+            add_unshown_requests(job, request, _get_unshown_nodes(request, known_nodes, changes))
             for request in asked
             for job in shown
         }
         return list(found.difference(shown))
 
     def _match_queue(
-        self, hold: Open, before: Description, changes: Changes, shown: Sequence[Description]
-    ) -> list[Description]:
+        self,
+        hold: OpenHold,
+        before: JobRequest,
+        changes: PendingChanges,
+        shown: Sequence[JobRequest],
+    ) -> list[JobRequest]:
         """List the known requests that match what the queue shows, with the shown time limits."""
-        found: list[Description] = []
+        found: list[JobRequest] = []
         for asked in list_shown_descriptions(before, changes):
             try:
                 most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
             except (NoRate, NoEstimate):
                 most = {}
-            limits = [job.time_limit_min or 0 for job in shown if is_like(asked, job, most)]
+            limits = [job.time_limit_min or 0 for job in shown if is_compatible(asked, job, most)]
             if limits and asked.time_limit_min:
                 found.append(set_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
             elif limits:
                 found.append(asked)
         return found
 
-    def _comment(self, job: Description, hold: Open) -> str:
+    def _comment(self, job: JobRequest, hold: OpenHold) -> str:
         """Return a job's admin_comment with the token of its hold."""
-        made = token.make(
+        made = token.make_token(
             self.secret,
             hold.id,
             hold.amount,
@@ -598,9 +612,11 @@ class Keeper:
             hold.cluster,
             hold.uid,
         )
-        return f"{token.without(job.admin_comment)} {made}".lstrip()
+        return f"{token.remove_tokens(job.admin_comment)} {made}".lstrip()
 
-    def _note(self, ask: Submit, decision: Decision, now_us: int, *, passed: str = "") -> None:
+    def _note(
+        self, ask: PluginRequest, decision: Decision, now_us: int, *, passed: str = ""
+    ) -> None:
         """Record a rejection, real or in mode observe; log an error if a rate is missing.
 
         Args:
@@ -616,15 +632,15 @@ class Keeper:
             return
         seq = self.store.fact_seq + 1
         quote = decision.quote
-        refusal = Refusal(
+        refusal = RejectedJob(
             id=f"gate:{seq}",
-            at=moment(now_us),
+            at=to_datetime(now_us),
             mode=decision.mode,
             cluster=ask.cluster,
             uid=ask.job.uid,
             user=decision.user,
             account=decision.account,
-            partition=(quote.partition if quote else "") or ask.job.partition[:LONGEST],
+            partition=(quote.partition if quote else "") or ask.job.partition[:LONGEST_TEXT],
             job_id=ask.job.job_id,
             amount=quote.amount if quote else 0,
             why=f"{passed}: {decision.short}" if passed else decision.short,
@@ -635,12 +651,12 @@ class Keeper:
 
     # Holds
 
-    def _new(self, cluster: str, decision: Decision, now_us: int) -> Open:
+    def _new(self, cluster: str, decision: Decision, now_us: int) -> OpenHold:
         """Make a hold from a decision, without storing it."""
-        placing = _placing(decision)
-        return Open(
+        placing = _get_plan(decision)
+        return OpenHold(
             number=self.store.next_number(),
-            id=token.new_id(),
+            id=token.make_hold_id(),
             cluster=cluster,
             account=placing.account,
             payer=placing.payer,
@@ -652,9 +668,9 @@ class Keeper:
             created_us=now_us,
         )
 
-    def _place(self, hold: Open, decision: Decision, now_us: int, *, why: str) -> None:
+    def _place(self, hold: OpenHold, decision: Decision, now_us: int, *, why: str) -> None:
         """Add a decided hold to memory and database; undo the former if the latter fails."""
-        placing = _placing(decision)
+        placing = _get_plan(decision)
         self.purses.add(hold)
         try:
             self._prove(decision, now_us)
@@ -664,20 +680,20 @@ class Keeper:
             raise
 
     def put_down(
-        self, hold: Open, quote: Quote | None, job: Description | None, now_us: int, *, why: str
+        self, hold: OpenHold, quote: Quote | None, job: JobRequest | None, now_us: int, *, why: str
     ) -> None:
         """Write a new hold to the database, and a fact to the outbox."""
         self.store.insert(hold, quote, job)
         self.tell(PLACED, hold, hold.amount, now_us, why=why)
 
     def _enlarge(
-        self, hold: Open, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
+        self, hold: OpenHold, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
     ) -> None:
         """Enlarge a hold as decided.
 
         ``is_whole``: the job's description covers only the remaining tasks.
         """
-        placing = _placing(decision)
+        placing = _get_plan(decision)
         before = (hold.account, hold.remaining, hold.shares, hold.amount)
         if placing.is_moved:
             remaining, shares = placing.amount, placing.shares
@@ -705,23 +721,30 @@ class Keeper:
         """Raise Overdrawn if an accepted hold makes balance + credit limit - holds negative."""
         if not decision.is_bound:
             return
-        payer = _placing(decision).payer
+        payer = _get_plan(decision).payer
         left = self.purses.available(payer, now_us)
         if left < 0:
-            raise Overdrawn(
-                f"a hold would have taken account {payer} to {show(left, self.ground.unit)}: "
+            raise OverdrawError(
+                f"a hold would have taken account {payer} to "
+                f"{format_money(left, self.ground.unit)}: "
                 "nothing was held; run 'steward bank check'",
                 payer,
             )
 
-    def shrink(self, hold: Open, remaining: int) -> None:
+    def shrink(self, hold: OpenHold, remaining: int) -> None:
         """Reduce a hold to this remainder."""
         shares = self.purses.less(hold, hold.remaining - remaining)
         self.purses.resize(hold, remaining, shares)
         self.store.update(hold)
 
     def give_back(
-        self, hold: Open, now_us: int, *, why: str, kind: str = RELEASED, amount: int | None = None
+        self,
+        hold: OpenHold,
+        now_us: int,
+        *,
+        why: str,
+        kind: str = RELEASED,
+        amount: int | None = None,
     ) -> int:
         """Release or settle a hold; return its remainder, micro-SU."""
         for extra in self.extras(hold):
@@ -737,7 +760,7 @@ class Keeper:
         self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)
         return remained
 
-    def tell(self, kind: str, hold: Open, amount: int, now_us: int, *, why: str) -> None:
+    def tell(self, kind: str, hold: OpenHold, amount: int, now_us: int, *, why: str) -> None:
         """Write a fact about a hold to the outbox."""
         fact = HoldFact(
             hold=hold.id,
@@ -762,7 +785,7 @@ class Keeper:
         job_id: int,
         is_started: bool,
         first_submit_us: int,
-    ) -> Open:
+    ) -> OpenHold:
         """Place the hold of a job that is in the queue already."""
         hold = self._new(cluster, decision, now_us)
         hold.origin = "queue"
@@ -773,19 +796,19 @@ class Keeper:
         self._place(hold, decision, now_us, why="found in the queue")
         return hold
 
-    def enlarge_decided(self, hold: Open, decision: Decision, now_us: int) -> None:
+    def enlarge_decided(self, hold: OpenHold, decision: Decision, now_us: int) -> None:
         """Enlarge the hold of a job that is in the queue."""
         self._enlarge(hold, decision, now_us, why="found in the queue", is_whole=True)
 
 
-def _job_id(ask: Submit) -> int:
+def _get_raw_job_id(ask: PluginRequest) -> int:
     """Return the raw job id of a change; for a het component ``7+1`` its own id."""
     leader, _, offset = ask.jobs.partition("+")
-    is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
+    is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _MOST_OFFSET_DIGITS
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
 
 
-def _get_unshown_nodes(asked: Description, known_nodes: int, changes: Changes) -> int:
+def _get_unshown_nodes(asked: JobRequest, known_nodes: int, changes: PendingChanges) -> int:
     """Return up to how many nodes a job may request although the queue shows fewer.
 
     A change raises them, or the former poll left them possible.
@@ -794,12 +817,12 @@ def _get_unshown_nodes(asked: Description, known_nodes: int, changes: Changes) -
     return nodes if nodes > known_nodes else changes.nodes
 
 
-def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:
+def _rank_decision(decision: Decision) -> tuple[bool, int]:
     """Return a sort key: rejections first, then the most expensive."""
     return decision.ok, -decision.quote.amount if decision.quote is not None else 0
 
 
-def _placing(decision: Decision) -> Placing:
+def _get_plan(decision: Decision) -> HoldPlan:
     if decision.placing is None:
         raise AssertionError("nothing was decided to be held")
     return decision.placing

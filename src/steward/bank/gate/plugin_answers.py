@@ -20,14 +20,14 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.estimate.request_limits import OPTIONS, Budget
-from steward.bank.gate.holds import Keeper, Overdrawn
-from steward.bank.gate.requests import VERSION, Said, Submit, Tally
+from steward.bank.estimate.request_limits import OPTION_OF_FIELD, Budget
+from steward.bank.gate.holds import HoldKeeper, OverdrawError
+from steward.bank.gate.requests import VERSION, AnswerCounts, PluginReply, PluginRequest
 from steward.core.config import Settings
-from steward.core.sqlite import SqliteError, SqliteUnavailable, translated
-from steward.slurm.users import People
+from steward.core.sqlite import SqliteError, SqliteUnavailable, translate_errors
+from steward.slurm.users import NameResolver
 
-QUESTION_NS: Final = 5_000_000
+REQUEST_NS: Final = 5_000_000
 """CPU time that one request may take, in ns."""
 USER_NS: Final = 100_000_000
 """CPU time that one user may take in each second, in ns: a tenth of the gate."""
@@ -58,7 +58,7 @@ class CpuLimits:
     def budget(self, uid: int, *, is_het: bool) -> Budget:
         """Return the CPU budget of a request; het components share one budget."""
         taken_ns = self._het_ns.get(uid, 0) if is_het else 0
-        return Budget(max(0, QUESTION_NS - taken_ns))
+        return Budget(max(0, REQUEST_NS - taken_ns))
 
     def add(self, uid: int, ns: int, *, is_het: bool) -> None:
         """Count the CPU time of a user's request."""
@@ -67,16 +67,16 @@ class CpuLimits:
             self._het_ns[uid] = self._het_ns.get(uid, 0) + ns
 
 
-_KNOWN_S: Final = 600.0
+_KEEP_NAME_S: Final = 600.0
 """Time for which a resolved name is kept, in seconds."""
-_UNKNOWN_S: Final = 5.0
+_RETRY_NAME_S: Final = 5.0
 """Time for which an unresolved name is kept, in seconds. Short: a directory service that is briefly
 unavailable must not cause long rejections."""
-_MOST: Final = 100_000
+_MOST_CACHED_NAMES: Final = 100_000
 """Maximum number of cached names."""
 
 
-class Names:
+class UserNameCache:
     """User names by uid, resolved in a thread beside the deciding one.
 
     Args:
@@ -104,7 +104,7 @@ class Names:
             self._thread.start()
         event = self._asked.get(uid)
         if event is None:
-            if len(self._known) >= _MOST:
+            if len(self._known) >= _MOST_CACHED_NAMES:
                 self._known.clear()
             event = self._asked[uid] = threading.Event()
             self._wanted.put((uid, event))
@@ -114,12 +114,12 @@ class Names:
 
     def _ask(self) -> None:
         """Resolve requested uids, in the thread."""
-        people = People()
+        people = NameResolver()
         while True:
             uid, event = self._wanted.get()
             name = people.user(uid)
             people.forget()
-            lasts_s = _KNOWN_S if name else _UNKNOWN_S
+            lasts_s = _KEEP_NAME_S if name else _RETRY_NAME_S
             known = self._known.get(uid)
             if not name and known is not None:
                 name = known[0]  # a known name is kept as long as Steward runs
@@ -130,13 +130,13 @@ class Names:
 
 log = logging.getLogger(__name__)
 
-_AWAY: Final = (
+_NO_SUBMITS: Final = (
     "Steward: the bank cannot be asked now, and jobs are not let in meanwhile: try again later"
 )
 _NO_CHANGES: Final = (
     "Steward: the bank cannot be asked now, and jobs are not changed meanwhile: try again later"
 )
-_STRANGE: Final = (
+_UNDECIDABLE: Final = (
     "Steward: the bank cannot tell what this job may cost: ask for it in other words, or tell "
     "those who run the cluster"
 )
@@ -147,11 +147,11 @@ _TOO_OFTEN: Final = (
     "Steward: your jobs take too much of the bank's time: submit fewer at once, or with shorter "
     "lists, and try again in a second"
 )
-_SAY_AGAIN_S: Final = 60.0
+_LOG_AGAIN_S: Final = 60.0
 """Time between two log messages about the same condition, in seconds."""
 
 
-class Right:
+class DecisionRight:
     """The right of this gate to decide: it knows the balances, and no other gate decides.
 
     Args:
@@ -214,7 +214,7 @@ class Right:
         return not self._books_at or time.monotonic() - self._books_at > self._lasts_s
 
 
-class Counting:
+class AnswerCounters:
     """Counters of answers; see ``requests.Tally``."""
 
     __slots__ = ("allowed", "by_policy", "refused", "slowest_us", "spent_us")
@@ -223,7 +223,7 @@ class Counting:
         self.allowed = self.refused = self.by_policy = 0
         self.spent_us = self.slowest_us = 0
 
-    def add(self, said: list[Said], took_us: int) -> None:
+    def add(self, said: list[PluginReply], took_us: int) -> None:
         """Count answers that were given together; each took this long, in µs."""
         allowed = sum(one.ok for one in said)
         self.allowed += allowed
@@ -231,9 +231,9 @@ class Counting:
         self.spent_us += took_us * len(said)
         self.slowest_us = max(self.slowest_us, took_us)
 
-    def tally(self) -> Tally:
+    def tally(self) -> AnswerCounts:
         """Return the counts."""
-        return Tally(
+        return AnswerCounts(
             allowed=self.allowed,
             refused=self.refused,
             by_policy=self.by_policy,
@@ -242,7 +242,7 @@ class Counting:
         )
 
 
-class Answering:
+class PluginAnswerer:
     """Answers requests of submit plugins by decision or by outage policy.
 
     Args:
@@ -254,24 +254,24 @@ class Answering:
 
     def __init__(
         self,
-        keeper: Keeper,
-        right: Right,
+        keeper: HoldKeeper,
+        right: DecisionRight,
         *,
-        names: Names | None = None,
+        names: UserNameCache | None = None,
         limits: CpuLimits | None = None,
     ) -> None:
         self._keeper = keeper
         self._right = right
-        self._names = names or Names()
+        self._names = names or UserNameCache()
         self._limits = limits or CpuLimits()
-        self.counting = Counting()
+        self.counting = AnswerCounters()
         self._said: dict[str, float] = {}
 
     def user(self, cluster: str, uid: int) -> str:
         """Return a user's name from the cluster's model, or as this host resolves it."""
         return self._keeper.ground.user_of(cluster, uid) or self._names.user(uid)
 
-    def answer(self, ask: Submit, now_us: int, read_ns: int = 0) -> Said:
+    def answer(self, ask: PluginRequest, now_us: int, read_ns: int = 0) -> PluginReply:
         """Decide within a transaction of the store, and within the sender's CPU budget.
 
         Args:
@@ -310,11 +310,11 @@ class Answering:
                 *(cluster, uid),
             )
 
-    def _too_long(self, ask: Submit) -> Said:
+    def _too_long(self, ask: PluginRequest) -> PluginReply:
         """Reject a request whose texts the plugin had to cut, whatever the policy."""
         if ask.by == 0:
-            return Said(v=VERSION, ok=True, id=ask.id)
-        what = OPTIONS.get(ask.oversize, ask.oversize[:80])
+            return PluginReply(v=VERSION, ok=True, id=ask.id)
+        what = OPTION_OF_FIELD.get(ask.oversize, ask.oversize[:80])
         said = self._refused(ask, _TOO_LONG.format(what))
         if not said.ok:
             log.warning(
@@ -323,7 +323,7 @@ class Answering:
             )
         return said
 
-    def _answer(self, ask: Submit, now_us: int) -> Said:
+    def _answer(self, ask: PluginRequest, now_us: int) -> PluginReply:
         """Decide, within a transaction of the store.
 
         A user wrote the request: if it triggers an unforeseen error, the gate rejects only this
@@ -347,11 +347,11 @@ class Answering:
         store = self._keeper.store
         before = store.writes
         try:
-            with translated(store.path):
+            with translate_errors(store.path):
                 return self._decided(ask, now_us, is_lenient=is_lenient)
         except (SqliteError, SqliteUnavailable):
             raise
-        except Overdrawn as error:
+        except OverdrawError as error:
             log.critical("%s", error)
             failed: Exception = error
         except Exception as error:
@@ -359,9 +359,9 @@ class Answering:
             failed = error
         if store.writes != before:
             raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
-        return self._refused(ask, _STRANGE)
+        return self._refused(ask, _UNDECIDABLE)
 
-    def _decided(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
+    def _decided(self, ask: PluginRequest, now_us: int, *, is_lenient: bool) -> PluginReply:
         """Let the keeper decide on a submit or a change."""
         if ask.op == "modify":
             self._name(ask)
@@ -370,26 +370,26 @@ class Answering:
         user = self.user(ask.cluster, ask.job.uid)
         return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
 
-    def _name(self, ask: Submit) -> None:
+    def _name(self, ask: PluginRequest) -> None:
         """Look up the user of a job that was accepted before the name was known."""
         hold = self._keeper.purses.by_job.get((ask.cluster, ask.job.job_id))
         if hold is not None and not hold.user and hold.uid >= 0:
             hold.user = self.user(ask.cluster, hold.uid)
 
-    def _refused(self, ask: Submit, say: str) -> Said:
+    def _refused(self, ask: PluginRequest, say: str) -> PluginReply:
         """Reject a faulty request in mode ``gate``; accept it otherwise, or if exempt."""
         ground, job = self._keeper.ground, ask.job
         partition, account, user = self._about(ask)
         mode = ground.mode(ask.cluster, partition, account)
         is_ok = mode != "gate" or ground.is_exempt(ask.cluster, job.uid, user)
-        return Said(v=VERSION, ok=is_ok, say="" if is_ok else say, id=ask.id)
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else say, id=ask.id)
 
     def say_strange(self, cluster: str, error: BaseException) -> None:
         """Log, once in a while, an unforeseen error in a request."""
         if self._is_news(type(error).__name__):
             log.error("cluster %s: a request cannot be decided on", cluster, exc_info=error)
 
-    def _about(self, ask: Submit) -> tuple[str, str, str]:
+    def _about(self, ask: PluginRequest) -> tuple[str, str, str]:
         """Return partition, account and user of a request, as far as they are known."""
         job = ask.job
         hold = self._keeper.purses.by_job.get((ask.cluster, job.job_id)) if job.job_id else None
@@ -399,7 +399,7 @@ class Answering:
         user = self.user(ask.cluster, job.uid)
         return job.partition, self._keeper.ground.account_of(ask.cluster, job, user), user
 
-    def by_policy(self, ask: Submit) -> Said:
+    def by_policy(self, ask: PluginRequest) -> PluginReply:
         """Answer by the outage policy."""
         if ask.oversize:
             return self._too_long(ask)
@@ -407,12 +407,12 @@ class Answering:
         ground = self._keeper.ground
         if ask.op == "submit":
             is_ok = ground.policy(ask.cluster, ask.job.partition) == "allow"
-            return Said(v=VERSION, ok=is_ok, say="" if is_ok else _AWAY, id=ask.id)
+            return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS, id=ask.id)
         is_ok = ground.policy(ask.cluster, self._about(ask)[0]) == "allow" or (
             # The plugin's own policy accepts root and SlurmUser, too.
             ask.by >= 0 and ground.is_exempt(ask.cluster, ask.by, self.user(ask.cluster, ask.by))
         )
-        return Said(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=ask.id)
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=ask.id)
 
     def _why_not(self, cluster: str) -> str:
         if self._keeper.ground.estimator(cluster) is None:
@@ -426,20 +426,20 @@ class Answering:
     def _is_news(self, what: str) -> bool:
         """Return True if a condition was not logged within the last minute."""
         now = time.monotonic()
-        if now - self._said.get(what, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+        if now - self._said.get(what, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
             return False
         self._said[what] = now
         return True
 
 
-_submit = msgspec.json.Decoder(Submit).decode
-_said = msgspec.json.Encoder().encode
+_decode_submit = msgspec.json.Decoder(PluginRequest).decode
+_encode_said = msgspec.json.Encoder().encode
 
 
-def read(line: bytes) -> Submit | None:
+def decode_plugin_request(line: bytes) -> PluginRequest | None:
     """Decode a plugin's request; return None if it is malformed or of another version."""
     try:
-        ask = _submit(line)
+        ask = _decode_submit(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The plugin then applies its policy: it knows more about the job than this line says.
         log.warning("a request of the submit plugin cannot be read: %s", error)
@@ -450,6 +450,6 @@ def read(line: bytes) -> Submit | None:
     return ask
 
 
-def written(said: Said) -> bytes:
+def encode_answer(said: PluginReply) -> bytes:
     """Encode an answer as a line."""
-    return _said(said) + b"\n"
+    return _encode_said(said) + b"\n"

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.files import replacing
+from steward.core.files import replace_file
 
 log = logging.getLogger(__name__)
 
-PLUGIN: Final = "steward"
+PLUGIN_NAME: Final = "steward"
 """The C plugin's name in JobSubmitPlugins."""
-ASKING_PLUGINS: Final = frozenset({PLUGIN, "lua"})
+ASKING_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 """Names in JobSubmitPlugins of plugins that can ask the gate."""
 
-_HEAD: Final = "# Written by 'steward serve' from its configuration: change that.\n"
+_HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
-def plugins_of(shown: Mapping[str, str]) -> list[str]:
+def parse_submit_plugins(shown: Mapping[str, str]) -> list[str]:
     """Return the plugins that JobSubmitPlugins names, in its order.
 
     Args:
@@ -34,7 +34,7 @@ def plugins_of(shown: Mapping[str, str]) -> list[str]:
     return [name for name in names if name and name != "(null)"]
 
 
-def lines_of(settings: Settings, *, is_enforced: bool) -> str:
+def format_plugin_conf(settings: Settings, *, is_enforced: bool) -> str:
     """Return the file's text."""
     gate = settings.gate
     lines = [
@@ -50,10 +50,10 @@ def lines_of(settings: Settings, *, is_enforced: bool) -> str:
         for name, of in sorted(settings.bank.partition.items())
         if of.policy is not None
     ]
-    return _HEAD + "".join(f"{line}\n" for line in lines)
+    return _HEADER + "".join(f"{line}\n" for line in lines)
 
 
-def write(settings: Settings, *, is_enforced: bool) -> bool:
+def write_plugin_conf(settings: Settings, *, is_enforced: bool) -> bool:
     """Write the file atomically; return False if it cannot be written.
 
     Everybody may read it: slurmctld runs as another user.
@@ -66,7 +66,7 @@ def write(settings: Settings, *, is_enforced: bool) -> bool:
     path = settings.gate.plugin_conf
     if not path:
         return False
-    text = lines_of(settings, is_enforced=is_enforced)
+    text = format_plugin_conf(settings, is_enforced=is_enforced)
     try:
         try:
             with open(path, encoding="utf-8") as file:
@@ -74,8 +74,8 @@ def write(settings: Settings, *, is_enforced: bool) -> bool:
                     return True
         except FileNotFoundError:
             log.info("%s is made", path)
-        open_directory(os.path.dirname(path) or ".")
-        with replacing(path, 0o644) as file:
+        make_shared_directory(os.path.dirname(path) or ".")
+        with replace_file(path, 0o644) as file:
             file.write(text.encode())
     except OSError as error:
         # The plugin keeps the configuration that it read last, or its built-in one.
@@ -84,7 +84,7 @@ def write(settings: Settings, *, is_enforced: bool) -> bool:
     return True
 
 
-def open_directory(directory: str) -> None:
+def make_shared_directory(directory: str) -> None:
     """Make a directory that slurmctld can enter, whatever Steward's umask.
 
     An existing directory keeps its mode: its owner may want it so.

@@ -13,29 +13,29 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.bank.estimate import Estimator
-from steward.bank.estimate.request_limits import LONGEST, UNLIMITED, Budget
+from steward.bank.estimate.request_limits import LONGEST_TEXT, UNLIMITED, Budget
 from steward.bank.money import Unit
-from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
-from steward.bank.settings import Policy
-from steward.core.access import Standing
+from steward.bank.records import BankRules, JobRequest, Mode, ModeRule, Quote
+from steward.bank.settings import OutagePolicy
+from steward.core.access import ClusterRoles
 from steward.core.config import Settings
-from steward.slurm.cluster_model import Picture
-from steward.slurm.times import TimeError, zone_called
+from steward.slurm.cluster_model import ClusterModel
+from steward.slurm.times import TimeError, load_zone
 
 DEFAULT_MODE: Final[Mode] = "observe"
 """The mode without any rule: jobs are priced, none is rejected."""
 
-_STRICT: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
+_STRICTEST_FIRST: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
 """Modes from the strictest to the least strict."""
-_MOST_MODES: Final = 10_000
+_MOST_CACHED_MODES: Final = 10_000
 """Maximum number of cached modes."""
-_LONGEST_KEPT: Final = 256
+_LONGEST_CACHED: Final = 256
 """Maximum length of a cached key's names."""
 _MOST_PARTITIONS: Final = 64
 """Number of partitions from which a request gets the strictest mode of all."""
 
 
-class Ground:
+class GateRules:
     """Settings, rules, cluster models and roles that the gate was sent.
 
     Args:
@@ -46,8 +46,8 @@ class Ground:
         self.settings = settings
         self.bank = settings.bank
         self.unit = Unit(name=settings.bank.unit, decimals=settings.bank.decimals)
-        self.rules: Rules | None = None
-        self.pictures: dict[str, Picture] = {}
+        self.rules: BankRules | None = None
+        self.pictures: dict[str, ClusterModel] = {}
         self._estimators: dict[str, Estimator] = {}
         self._modes: dict[tuple[str, str, str], Mode] = {}
         self._exempt = frozenset(
@@ -74,23 +74,23 @@ class Ground:
         finally:
             self.budget = UNLIMITED
 
-    def put_rules(self, rules: Rules) -> None:
+    def put_rules(self, rules: BankRules) -> None:
         """Replace modes and rates."""
         self.rules = rules
         self._modes.clear()
         self._estimators = {name: self._made(one) for name, one in self.pictures.items()}
 
-    def put_picture(self, picture: Picture) -> None:
+    def put_picture(self, picture: ClusterModel) -> None:
         """Replace the model of a cluster."""
         self.pictures[picture.cluster] = picture
         self._estimators[picture.cluster] = self._made(picture)
 
-    def put_standing(self, cluster: str, standing: Standing | None) -> None:
+    def put_standing(self, cluster: str, standing: ClusterRoles | None) -> None:
         """Replace a cluster's administrators and coordinators."""
         self._admins[cluster] = standing.admins if standing else frozenset()
         self._coordinators[cluster] = standing.coordinators if standing else {}
 
-    def _made(self, picture: Picture) -> Estimator:
+    def _made(self, picture: ClusterModel) -> Estimator:
         rates = self.rules.rates if self.rules else ()
         return Estimator(picture, rates, self.bank)
 
@@ -98,7 +98,7 @@ class Ground:
         """Return a cluster's estimator; None without a cluster model or rules."""
         return self._estimators.get(cluster) if self.rules else None
 
-    def quote(self, cluster: str, job: Description, first_submit_us: int) -> Quote:
+    def quote(self, cluster: str, job: JobRequest, first_submit_us: int) -> Quote:
         """Return the highest cost of a job.
 
         Raises:
@@ -107,11 +107,11 @@ class Ground:
             KeyError: The cluster has no model; see :meth:`estimator`.
         """
         estimator = self._estimators[cluster]
-        return estimator.quote(job, moment(first_submit_us), budget=self.budget)
+        return estimator.quote(job, to_datetime(first_submit_us), budget=self.budget)
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """Return the mode of a job; of several partitions the strictest counts."""
-        if len(partitions) > LONGEST or partitions.count(",") >= _MOST_PARTITIONS:
+        if len(partitions) > LONGEST_TEXT or partitions.count(",") >= _MOST_PARTITIONS:
             # So many partitions get no estimate: assume the strictest of all.
             return self.strictest(cluster, account)
         key = (cluster, partitions, account)
@@ -119,12 +119,12 @@ class Ground:
         if known is None:
             names = partitions or self.default_partition(cluster)
             modes = {self._mode(cluster, name, account) for name in names.split(",")}
-            strictest: Mode = next(mode for mode in _STRICT if mode in modes)
-            if len(self._modes) >= _MOST_MODES:
+            strictest: Mode = next(mode for mode in _STRICTEST_FIRST if mode in modes)
+            if len(self._modes) >= _MOST_CACHED_MODES:
                 # Users choose the names, so the cache is bounded.
                 self._modes.clear()
             known = strictest
-            if len(partitions) + len(account) <= _LONGEST_KEPT:
+            if len(partitions) + len(account) <= _LONGEST_CACHED:
                 self._modes[key] = known
         return known
 
@@ -133,7 +133,7 @@ class Ground:
         rules = self.rules.modes if self.rules else ()
         names = {"", *(rule.partition for rule in rules if rule.cluster in ("", cluster))}
         modes = {self._mode(cluster, name, account) for name in names}
-        return next(mode for mode in _STRICT if mode in modes)
+        return next(mode for mode in _STRICTEST_FIRST if mode in modes)
 
     @property
     def is_enforced(self) -> bool:
@@ -146,23 +146,23 @@ class Ground:
 
     def _mode(self, cluster: str, partition: str, account: str) -> Mode:
         modes = self.rules.modes if self.rules else ()
-        return chosen_mode(modes, cluster, partition, account) or DEFAULT_MODE
+        return find_mode(modes, cluster, partition, account) or DEFAULT_MODE
 
     def chosen(self, cluster: str, account: str) -> Mode | None:
         """Return the mode set for jobs without a partition; None if no rule sets one."""
         modes = self.rules.modes if self.rules else ()
-        return chosen_mode(modes, cluster, self.default_partition(cluster), account)
+        return find_mode(modes, cluster, self.default_partition(cluster), account)
 
     def default_partition(self, cluster: str) -> str:
         """Return the cluster's default partition; "" if unknown."""
         picture = self.pictures.get(cluster)
         return picture.default_partition if picture else ""
 
-    def account_of(self, cluster: str, job: Description, user: str) -> str:
+    def account_of(self, cluster: str, job: JobRequest, user: str) -> str:
         """Return the account that pays for a job; "" if none is known."""
         if job.account:
             # Cut a user's text to the length of a name before it is used.
-            return job.account[:LONGEST].lower()
+            return job.account[:LONGEST_TEXT].lower()
         picture = self.pictures.get(cluster)
         known = picture.accounts.get(user, "") if picture else ""
         return (known or self.bank.default_account).lower()
@@ -209,11 +209,11 @@ class Ground:
             or (bool(user) and user in self._admins.get(cluster, ()))
         )
 
-    def policy(self, cluster: str, partitions: str) -> Policy:
+    def policy(self, cluster: str, partitions: str) -> OutagePolicy:
         """Return the outage policy of a job: the strictest of its partitions."""
         policies = {
             (own.policy if own else None) or self.settings.gate.policy
-            for name in (partitions[:LONGEST] or self.default_partition(cluster)).split(",")
+            for name in (partitions[:LONGEST_TEXT] or self.default_partition(cluster)).split(",")
             for own in (self.bank.partition.get(name),)
         }
         return "deny" if "deny" in policies else "allow"
@@ -222,14 +222,12 @@ class Ground:
         """Return the time zone in which a cluster's users see times."""
         picture = self.pictures.get(cluster)
         try:
-            return zone_called(picture.zone if picture else "")
+            return load_zone(picture.zone if picture else "")
         except TimeError:
             return UTC  # the check of the settings reports an unknown zone
 
 
-def chosen_mode(
-    rules: Iterable[ModeRule], cluster: str, partition: str, account: str
-) -> Mode | None:
+def find_mode(rules: Iterable[ModeRule], cluster: str, partition: str, account: str) -> Mode | None:
     """Return the mode of the most specific matching rule; None if no rule matches."""
     best = -1
     mode: Mode | None = None
@@ -238,17 +236,17 @@ def chosen_mode(
             rule.cluster in ("", cluster)
             and rule.partition in ("", partition)
             and rule.account in ("", account)
-            and _rank(rule) >= best
+            and _get_specificity(rule) >= best
         ):
-            best, mode = _rank(rule), rule.mode
+            best, mode = _get_specificity(rule), rule.mode
     return mode
 
 
-def moment(at_us: int) -> datetime:
+def to_datetime(at_us: int) -> datetime:
     """Convert µs since the epoch to a datetime."""
     return datetime.fromtimestamp(at_us / 1e6, UTC)
 
 
-def _rank(rule: ModeRule) -> int:
+def _get_specificity(rule: ModeRule) -> int:
     """Rank a rule by how specific it is: account before partition before cluster."""
     return 4 * bool(rule.account) + 2 * bool(rule.partition) + bool(rule.cluster)

@@ -1,9 +1,10 @@
 """Messages of the gate: what its two sockets carry, one line of JSON each way.
 
-Submit plugins send :class:`Submit` and get :class:`Said`. Steward's own processes send
-:class:`Call` and get :class:`Result`; the bodies of their calls follow (`Seen`, `Claim`, `Settled`,
-...), with the replies (`Covered`, `Verdict`, `Means`, `GateState`, ...) and the facts that the gate
-reports to the journal (`GateFact`). Amounts are micro-SU, times µs since the epoch.
+Submit plugins send :class:`PluginRequest` and get :class:`PluginReply`. Steward's own processes
+send :class:`GateCall` and get :class:`GateReply`; the bodies of their calls follow (`Seen`,
+`Claim`, `Settled`, ...), with the replies (`Covered`, `Verdict`, `Means`, `GateState`, ...) and the
+facts that the gate reports to the journal (`GateFact`). Amounts are micro-SU, times µs since the
+epoch.
 """
 
 from datetime import datetime
@@ -11,8 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.bank.ledger import Refusal
-from steward.bank.records import Books, Description, Hold, Mode, Noun, Quote, Settlement
+from steward.bank.ledger import RejectedJob
+from steward.bank.records import BankRecord, GateBooks, Hold, JobRequest, Mode, Quote, Settlement
 from steward.core.events import HoldFact
 
 VERSION: Final = 1
@@ -26,7 +27,7 @@ LONGEST_CALL: Final = 64 << 20
 """Maximum length of a call by Steward's own processes, in bytes: all accounts at once."""
 
 
-class Submit(msgspec.Struct, frozen=True, kw_only=True):
+class PluginRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of a submit plugin, or of another gate that forwards one.
 
     Attributes:
@@ -44,14 +45,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     v: int
     op: Literal["submit", "modify"]
     cluster: str
-    job: Description
+    job: JobRequest
     id: int = 0
     jobs: str = ""
     by: int = -1
     oversize: str = ""
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PluginReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reply to a submit plugin. Empty texts are left out and change nothing.
 
     Attributes:
@@ -75,7 +76,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: int = 0
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class GateCall(msgspec.Struct, frozen=True, kw_only=True):
     """Request of one of Steward's own processes: an operation's name and its body."""
 
     v: int
@@ -83,7 +84,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class GateReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a call.
 
     Attributes:
@@ -99,7 +100,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     say: str = ""
 
 
-class Allowance(Noun, frozen=True):
+class Allowance(BankRecord, frozen=True):
     """Permission for one job to pass whatever its account has.
 
     Attributes:
@@ -120,7 +121,7 @@ class Allowance(Noun, frozen=True):
     is_once: bool = False
 
 
-class Granted(Noun, frozen=True):
+class GrantRequest(BankRecord, frozen=True):
     """Body of ``grant``: a change that Steward is about to send for a user.
 
     Attributes:
@@ -129,12 +130,12 @@ class Granted(Noun, frozen=True):
         restarts: Restart count of the run that the change is for.
     """
 
-    ask: Submit
+    ask: PluginRequest
     user: str
     restarts: int = 0
 
 
-class Seen(Noun, frozen=True):
+class ShownJob(BankRecord, frozen=True):
     """Body of ``confirm``: a job that Slurm shows.
 
     Attributes:
@@ -154,7 +155,7 @@ class Seen(Noun, frozen=True):
     restarts: int = 0
 
 
-class Change(Noun, frozen=True):
+class PendingChange(BankRecord, frozen=True):
     """A change that the gate accepted and Slurm may have rejected.
 
     Attributes:
@@ -162,11 +163,11 @@ class Change(Noun, frozen=True):
         is_of_tasks: Whether the change is for single tasks of an array.
     """
 
-    job: Description
+    job: JobRequest
     is_of_tasks: bool = False
 
 
-class Changes(Noun, frozen=True):
+class PendingChanges(BankRecord, frozen=True):
     """Descriptions that a job may have besides the one that its hold covers.
 
     Attributes:
@@ -177,13 +178,13 @@ class Changes(Noun, frozen=True):
         asked: Pending changes in their order, which no poll has shown.
     """
 
-    tasks: tuple[Description, ...] = ()
-    of_tasks: tuple[Description, ...] = ()
+    tasks: tuple[JobRequest, ...] = ()
+    of_tasks: tuple[JobRequest, ...] = ()
     nodes: int = 0
-    asked: tuple[Change, ...] = ()
+    asked: tuple[PendingChange, ...] = ()
 
 
-class Claim(Noun, frozen=True):
+class CoverRequest(BankRecord, frozen=True):
     """Body of ``cover``: a queued job that needs a hold.
 
     Attributes:
@@ -201,8 +202,8 @@ class Claim(Noun, frozen=True):
 
     cluster: str
     job_id: int
-    description: Description
-    tasks: tuple[Description, ...] = ()
+    description: JobRequest
+    tasks: tuple[JobRequest, ...] = ()
     first_submit_us: int = 0
     started: bool = False
     mode_credit: bool = False
@@ -210,7 +211,7 @@ class Claim(Noun, frozen=True):
     starts: tuple[int, ...] | None = None
 
 
-class Covered(Noun, frozen=True):
+class CoverReply(BankRecord, frozen=True):
     """Reply to ``cover``.
 
     Attributes:
@@ -224,7 +225,7 @@ class Covered(Noun, frozen=True):
     why: str = ""
 
 
-class Verdict(Noun, frozen=True):
+class AdmissionVerdict(BankRecord, frozen=True):
     """Reply to ``would``: the decision on a job as if it were submitted now.
 
     Attributes:
@@ -240,7 +241,7 @@ class Verdict(Noun, frozen=True):
     chosen: Mode | None = None
 
 
-class Means(Noun, frozen=True):
+class AccountMeans(BankRecord, frozen=True):
     """Balance, holds and limits of an account: what it can pay now.
 
     Attributes:
@@ -268,7 +269,7 @@ class Means(Noun, frozen=True):
     at_us: int = 0
 
 
-class RemoteMeans(Noun, frozen=True):
+class RemoteMeans(BankRecord, frozen=True):
     """Limits of an account that a remote myBRC server reported.
 
     Attributes:
@@ -281,7 +282,7 @@ class RemoteMeans(Noun, frozen=True):
     limits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Tally(Noun, frozen=True):
+class AnswerCounts(BankRecord, frozen=True):
     """Counters of a gate's answers to submit plugins since it began.
 
     Attributes:
@@ -299,7 +300,7 @@ class Tally(Noun, frozen=True):
     slowest_us: int = 0
 
 
-class Held(Noun, frozen=True):
+class HeldTotal(BankRecord, frozen=True):
     """Sum of the open holds on one paying account.
 
     Attributes:
@@ -313,7 +314,7 @@ class Held(Noun, frozen=True):
     held: int
 
 
-class GateState(Noun, frozen=True):
+class GateStatus(BankRecord, frozen=True):
     """Status of the gate.
 
     Attributes:
@@ -345,11 +346,11 @@ class GateState(Noun, frozen=True):
     fence: int = 0
     books_at_us: int = 0
     asked_at_us: int = 0
-    tally: Tally = Tally()
+    tally: AnswerCounts = AnswerCounts()
     remote_at_us: int = 0
 
 
-class GateFact(Noun, frozen=True):
+class GateFact(BankRecord, frozen=True):
     """A fact that the gate reports to the journal and the ledger.
 
     Attributes:
@@ -366,17 +367,17 @@ class GateFact(Noun, frozen=True):
     at_us: int
     cluster: str = ""
     hold: HoldFact | None = None
-    refusal: Refusal | None = None
+    refusal: RejectedJob | None = None
 
 
-class Looked(Noun, frozen=True):
+class CompletedPoll(BankRecord, frozen=True):
     """Body of ``looked``: a complete poll of a cluster's queue."""
 
     cluster: str
     began: datetime
 
 
-class Asked(Noun, frozen=True):
+class PriceRequest(BankRecord, frozen=True):
     """Body of ``quote`` and ``would``: a question about a job that does not exist yet.
 
     Attributes:
@@ -388,12 +389,12 @@ class Asked(Noun, frozen=True):
     """
 
     cluster: str
-    description: Description
+    description: JobRequest
     user: str = ""
     cost: int | None = None
 
 
-class Wanted(Noun, frozen=True):
+class HoldQuery(BankRecord, frozen=True):
     """Body of ``holds``: which holds to list; "" and 0 for any.
 
     Attributes:
@@ -409,29 +410,29 @@ class Wanted(Noun, frozen=True):
     limit: int = 1000
 
 
-class Stood(Noun, frozen=True):
+class MeansRequest(BankRecord, frozen=True):
     """Body of ``means``: an account, and a user in it."""
 
     account: str
     user: str = ""
 
 
-class Settled(Noun, frozen=True):
+class SettleRequest(BankRecord, frozen=True):
     """Body of ``settle``: charges in the ledger, and the balances that include them."""
 
     settlements: tuple[Settlement, ...] = ()
-    books: Books | None = None
+    books: GateBooks | None = None
 
 
-class Released(Noun, frozen=True):
+class ReleaseRequest(BankRecord, frozen=True):
     """Body of ``release``: a hold to release, and the balances that show why."""
 
     hold: str
     why: str = ""
-    books: Books | None = None
+    books: GateBooks | None = None
 
 
-class Reserved(Noun, frozen=True):
+class ReserveRequest(BankRecord, frozen=True):
     """Body of ``reserve``: SU that are to leave an account."""
 
     account: str
@@ -440,7 +441,7 @@ class Reserved(Noun, frozen=True):
     allocation: int = 0
 
 
-class Leased(Noun, frozen=True):
+class LeaseRequest(BankRecord, frozen=True):
     """Body of ``lease``: the right to decide, for this many seconds."""
 
     fence: int

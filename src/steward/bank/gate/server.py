@@ -29,24 +29,35 @@ import msgspec
 
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
-from steward.bank.gate.calls import Calls
-from steward.bank.gate.connections import Peer, uid_of, unix_listener
-from steward.bank.gate.holds import Keeper
-from steward.bank.gate.plugin_answers import Answering, Right, read, written
-from steward.bank.gate.policy import Ground
-from steward.bank.gate.requests import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
-from steward.bank.gate.store import Store
-from steward.bank.gate.sync import Remaking, Upkeep
-from steward.core.access import Standings
+from steward.bank.gate.calls import GateOperations
+from steward.bank.gate.connections import GatePeer, get_socket_uid, unix_listener
+from steward.bank.gate.holds import HoldKeeper
+from steward.bank.gate.plugin_answers import (
+    DecisionRight,
+    PluginAnswerer,
+    decode_plugin_request,
+    encode_answer,
+)
+from steward.bank.gate.policy import GateRules
+from steward.bank.gate.requests import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, PluginRequest
+from steward.bank.gate.store import GateStore
+from steward.bank.gate.sync import HoldRecovery, HoldSync
+from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
-from steward.core.sqlite import Connection, SqliteError, SqliteUnavailable, transaction, translated
+from steward.core.sqlite import (
+    Connection,
+    SqliteError,
+    SqliteUnavailable,
+    transaction,
+    translate_errors,
+)
 from steward.core.waits import Stop
 
 if TYPE_CHECKING:
-    from steward.bank.gate.connections import Asking
+    from steward.bank.gate.connections import RemoteGate
 
 
-class Clusters:
+class ClusterNames:
     """Fill in the cluster's name in plugin requests without one.
 
     Args:
@@ -55,16 +66,16 @@ class Clusters:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = sorted(names)
-        self._said_at = -_SAY_AGAIN_S
+        self._said_at = -_LOG_AGAIN_S
 
-    def named(self, ask: Submit) -> Submit:
+    def named(self, ask: PluginRequest) -> PluginRequest:
         """Return the request with its cluster's name; unchanged if it is ambiguous."""
         if ask.cluster:
             return ask
         if len(self._names) == 1:
             return msgspec.structs.replace(ask, cluster=self._names[0])
         now = time.monotonic()
-        if now - self._said_at >= _SAY_AGAIN_S:
+        if now - self._said_at >= _LOG_AGAIN_S:
             self._said_at = now
             log.error(
                 "slurmctld's job_submit.lua does not say of which cluster it asks, and there are "
@@ -79,18 +90,18 @@ class Clusters:
 _NICENESS: Final = -10
 _PRIORITY: Final = 1
 """Real-time priority: the lowest, which still precedes all ordinary processes."""
-_STRETCH_S: Final = 0.2
+_LONGEST_STRETCH_S: Final = 0.2
 """Longest time that the gate runs at real-time priority without waiting, in seconds; reading
 100,000 holds takes that long."""
-_MAD_S: Final = 10
+_KILL_AFTER_S: Final = 10
 """CPU time without a wait after which the kernel kills the gate, in seconds; the supervisor
 restarts it."""
-_AGAIN_S: Final = 1.0
-_FIRST: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
-_USUAL: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
+_RETRY_S: Final = 1.0
+_REAL_TIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+_NORMAL_PRIORITY: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
 
 
-class Precedence:
+class RealTimePriority:
     """Real-time scheduling of this process's main thread.
 
     Args:
@@ -98,7 +109,7 @@ class Precedence:
             seconds.
     """
 
-    def __init__(self, again_s: float = _AGAIN_S) -> None:
+    def __init__(self, again_s: float = _RETRY_S) -> None:
         self._again_s = again_s
         self._again_at = 0.0
         self._is_there = False
@@ -118,8 +129,8 @@ class Precedence:
         """Get real-time priority again after a long stretch of work lost it."""
         if self._is_there or not self._may or time.monotonic() < self._again_at:
             return
-        _bound()
-        self._is_there = self._may = go_first()
+        _limit_cpu_time()
+        self._is_there = self._may = set_real_time_priority()
         if not self._may:
             log.info(
                 "the gate may not be scheduled before others (LimitRTPRIO=): on a busy host "
@@ -127,44 +138,46 @@ class Precedence:
             )
 
     def _step_back(self, *_: object) -> None:
-        os.sched_setscheduler(0, _USUAL, os.sched_param(0))
+        os.sched_setscheduler(0, _NORMAL_PRIORITY, os.sched_param(0))
         self._is_there = False
         self._again_at = time.monotonic() + self._again_s
 
 
-def _bound() -> None:
+def _limit_cpu_time() -> None:
     """Limit CPU time without a wait; each SIGXCPU from the kernel extends the limit by a second."""
     _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
-    mad_us = _MAD_S * 1_000_000
+    mad_us = _KILL_AFTER_S * 1_000_000
     hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
-    resource.setrlimit(resource.RLIMIT_RTTIME, (min(hard, int(_STRETCH_S * 1_000_000)), hard))
+    resource.setrlimit(
+        resource.RLIMIT_RTTIME, (min(hard, int(_LONGEST_STRETCH_S * 1_000_000)), hard)
+    )
 
 
-def go_first() -> bool:
+def set_real_time_priority() -> bool:
     """Give the calling thread real-time priority; return False if not permitted.
 
     Its threads and child processes do not inherit it.
     """
     try:
-        os.sched_setscheduler(0, _FIRST, os.sched_param(_PRIORITY))
+        os.sched_setscheduler(0, _REAL_TIME, os.sched_param(_PRIORITY))
     except OSError as error:
         log.debug("no real-time scheduling: %s", error)
         return False
     return True
 
 
-_LOOK_S: Final = 0.25
+_CHECK_EVERY_S: Final = 0.25
 """Interval at which the WAL is checked, in seconds."""
 _AT_MOST_EVERY_S: Final = 2.0
 """Minimum time between two checkpoints, in seconds."""
 _QUIET_S: Final = 1.0
 """Time without requests before a checkpoint of a short WAL, in seconds."""
-_CATCH_UP: Final = 5
+_MOST_ATTEMPTS: Final = 5
 """Maximum number of attempts to write everything back while more arrives."""
-_BEGUN_ANEW: Final = "log"
+_WAL_NOTE: Final = "log"
 
 
-class Checkpoints(threading.Thread):
+class WalCheckpointer(threading.Thread):
     """Thread that checkpoints the WAL of gate.db beside the deciding thread.
 
     Args:
@@ -173,7 +186,7 @@ class Checkpoints(threading.Thread):
             for a quiet moment.
     """
 
-    def __init__(self, store: "Store", *, most_frames: int = 16_384) -> None:
+    def __init__(self, store: "GateStore", *, most_frames: int = 16_384) -> None:
         super().__init__(name="checkpoints", daemon=True)
         self._store = store
         self._most_frames = most_frames
@@ -185,15 +198,15 @@ class Checkpoints(threading.Thread):
         """Check the WAL periodically until :meth:`stop`."""
         # The deciding thread waits while this one holds the interpreter lock, so this one needs
         # priority, too.
-        go_first()
+        set_real_time_priority()
         try:
             db = self._store.connect()
         except (SqliteUnavailable, SqliteError) as error:
             log.error("the log of gate.db grows until the gate is started again: %s", error)
             return
-        while not self._end.wait(_LOOK_S):
+        while not self._end.wait(_CHECK_EVERY_S):
             try:
-                with translated(self._store.path):
+                with translate_errors(self._store.path):
                     self.look(db, time.monotonic())
             except (SqliteUnavailable, SqliteError) as error:
                 # The log only grows meanwhile; the writer reports errors that matter.
@@ -202,13 +215,13 @@ class Checkpoints(threading.Thread):
 
     def look(self, db: Connection, now: float) -> None:
         """Checkpoint and restart the WAL, if there is something to write and the gate is quiet."""
-        frames, _ = _log_of(db)
+        frames, _ = _get_wal_length(db)
         if frames <= self._own or now < self._after:
             return
         if now - self._store.asked_at < _QUIET_S * (1 - frames / self._most_frames):
             return
         self._after = now + _AT_MOST_EVERY_S
-        for _ in range(_CATCH_UP):
+        for _ in range(_MOST_ATTEMPTS):
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if self._begin_anew(db):
                 return
@@ -220,7 +233,7 @@ class Checkpoints(threading.Thread):
     def _begin_anew(self, db: Connection) -> bool:
         """Commit first after a checkpoint, which restarts the WAL; return False if too late."""
         with self._store.writing:
-            frames, done = _log_of(db)
+            frames, done = _get_wal_length(db)
             if frames != done:
                 return False
             self._commit(db)
@@ -230,8 +243,8 @@ class Checkpoints(threading.Thread):
         """Write a note, as the first commit after a checkpoint; SQLite then restarts the WAL."""
         with transaction(db, self._store.path):
             at = b"%d" % time.time_ns()
-            db.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (_BEGUN_ANEW, at))
-        self._own, _ = _log_of(db)
+            db.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (_WAL_NOTE, at))
+        self._own, _ = _get_wal_length(db)
 
     def stop(self) -> None:
         """Stop the thread and wait for it."""
@@ -239,7 +252,7 @@ class Checkpoints(threading.Thread):
         self.join(5.0)
 
 
-def _log_of(db: Connection) -> tuple[int, int]:
+def _get_wal_length(db: Connection) -> tuple[int, int]:
     """Return the WAL's length in frames, and how many of them are written back."""
     _, frames, done = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
     return int(frames), int(done)
@@ -247,9 +260,9 @@ def _log_of(db: Connection) -> tuple[int, int]:
 
 log = logging.getLogger(__name__)
 
-_WITHIN_S: Final = 1.0
+_REQUEST_S: Final = 1.0
 """Time-out for a plugin's complete request, in seconds."""
-_CALL_WITHIN_S: Final = 10.0
+_CALL_S: Final = 10.0
 """Time-out for a complete call of Steward's own processes, in seconds."""
 _TICK_S: Final = 1.0
 _REMAKE_S: Final = 2.0
@@ -260,10 +273,10 @@ _STANDINGS_S: Final = 60.0
 """Longest interval between two reads of the users' roles, in seconds."""
 _MOST_PEERS: Final = 2000
 """Maximum number of connections; beyond it the oldest is dropped."""
-_ASKED_US: Final = 60_000_000
+_NOTE_ASKED_US: Final = 60_000_000
 """Interval at which the time of the last plugin request is written down, in µs."""
 _ACCEPT_AT_ONCE: Final = 128
-_SAY_AGAIN_S: Final = 60.0
+_LOG_AGAIN_S: Final = 60.0
 
 
 class GateServer:
@@ -279,13 +292,13 @@ class GateServer:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._store = Store(settings.state_dir)
-        self._ground = Ground(settings)
-        self._keeper = Keeper(self._store, self._ground, token.load_secret(settings.state_dir))
-        self._right = Right(settings)
-        self._upkeep = Upkeep(self._keeper)
-        self._answering = Answering(self._keeper, self._right)
-        self._calls = Calls(
+        self._store = GateStore(settings.state_dir)
+        self._ground = GateRules(settings)
+        self._keeper = HoldKeeper(self._store, self._ground, token.load_secret(settings.state_dir))
+        self._right = DecisionRight(settings)
+        self._upkeep = HoldSync(self._keeper)
+        self._answering = PluginAnswerer(self._keeper, self._right)
+        self._calls = GateOperations(
             settings.state_dir,
             self._keeper,
             self._upkeep,
@@ -293,19 +306,19 @@ class GateServer:
             self._right,
             self._remake_again,
         )
-        self._checkpoints = Checkpoints(self._store)
+        self._checkpoints = WalCheckpointer(self._store)
         self._poll = select.epoll()
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, GatePeer] = {}
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
         self._control: set[int] = set()
-        self._asked: list[tuple[Peer, Submit, int]] = []
+        self._asked: list[tuple[GatePeer, PluginRequest, int]] = []
         """Pending requests: the peer, the request, and the CPU time that reading it took, in ns."""
-        self._plugin_uids = _uids(settings)
+        self._plugin_uids = _get_plugin_uids(settings)
         self._ground.slurm_uids = self._plugin_uids
-        self._said_at, self._turned_away = -_SAY_AGAIN_S, 0
-        self._clusters = Clusters(settings.cluster)
-        self._asking: Asking | None = None
-        self._remaking: Remaking | None = None
+        self._said_at, self._turned_away = -_LOG_AGAIN_S, 0
+        self._clusters = ClusterNames(settings.cluster)
+        self._asking: RemoteGate | None = None
+        self._remaking: HoldRecovery | None = None
         self._began = time.monotonic()
         self._tick_at = self._remake_at = self._standings_at = 0.0
         self._standing_versions: dict[str, tuple[int, int]] = {}
@@ -321,7 +334,7 @@ class GateServer:
         Raises:
             GateUnavailable: A socket cannot be made.
         """
-        plugin_conf.write(self._settings, is_enforced=self._keeper.ground.is_enforced)
+        plugin_conf.write_plugin_conf(self._settings, is_enforced=self._keeper.ground.is_enforced)
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
@@ -354,7 +367,7 @@ class GateServer:
 
     def _make_way(self, path: str) -> None:
         try:
-            plugin_conf.open_directory(os.path.dirname(path))
+            plugin_conf.make_shared_directory(os.path.dirname(path))
         except OSError as error:
             raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
 
@@ -416,7 +429,7 @@ class GateServer:
         is_due = now >= self._standings_at
         if is_due:
             self._standings_at = now + _STANDINGS_S
-        standings = Standings(self._settings.state_dir)
+        standings = ClusterRolesFiles(self._settings.state_dir)
         for cluster in self._settings.cluster:
             version = standings.version(cluster)
             if is_due or version != self._standing_versions.get(cluster):
@@ -444,34 +457,34 @@ class GateServer:
 
     def _requested(self, connection: socket.socket) -> None:
         """Admit a connection to the plugin socket, if its uid may ask."""
-        uid = uid_of(connection)
+        uid = get_socket_uid(connection)
         if uid not in self._plugin_uids:
             connection.close()
             self._turned_away += 1
             now = time.monotonic()
-            if now - self._said_at >= _SAY_AGAIN_S:
+            if now - self._said_at >= _LOG_AGAIN_S:
                 log.warning(
                     "uid %d may not ask the gate; %d were turned away", uid, self._turned_away
                 )
                 self._said_at, self._turned_away = now, 0
             return
-        self._take_in(Peer(connection, longest=LONGEST_REQUEST, within_s=_WITHIN_S))
+        self._take_in(GatePeer(connection, longest=LONGEST_REQUEST, within_s=_REQUEST_S))
 
     def _called(self, connection: socket.socket) -> None:
         """Admit a connection to the control socket: root and Steward's user only."""
-        if uid_of(connection) not in (0, os.geteuid()):
+        if get_socket_uid(connection) not in (0, os.geteuid()):
             connection.close()
             return
-        peer = Peer(connection, longest=LONGEST_CALL, within_s=_CALL_WITHIN_S)
+        peer = GatePeer(connection, longest=LONGEST_CALL, within_s=_CALL_S)
         self._control.add(peer.fd)
         self._take_in(peer)
 
-    def _take_in(self, peer: Peer) -> None:
+    def _take_in(self, peer: GatePeer) -> None:
         self._peers[peer.fd] = peer
         self._poll.register(peer.fd, select.EPOLLIN)
         self._served(peer, select.EPOLLIN)
 
-    def _served(self, peer: Peer, mask: int) -> None:
+    def _served(self, peer: GatePeer, mask: int) -> None:
         """Handle readable or writable events of a peer."""
         if mask & select.EPOLLOUT:
             self._send(peer, b"")
@@ -481,7 +494,7 @@ class GateServer:
                     self._send(peer, self._calls.answer(line))
                     continue
                 began_ns = time.thread_time_ns()
-                ask = read(line)
+                ask = decode_plugin_request(line)
                 if ask is None:
                     peer.is_over = True
                     break
@@ -490,7 +503,7 @@ class GateServer:
         if peer.is_over and peer.fd in self._peers:
             self._drop(peer)
 
-    def _send(self, peer: Peer, data: bytes) -> None:
+    def _send(self, peer: GatePeer, data: bytes) -> None:
         peer.send(data)
         if peer.is_over:
             self._drop(peer)
@@ -498,7 +511,7 @@ class GateServer:
             waits = select.EPOLLOUT if peer.out else 0
             self._poll.modify(peer.fd, select.EPOLLIN | waits)
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: GatePeer) -> None:
         self._peers.pop(peer.fd, None)
         self._control.discard(peer.fd)
         if peer.socket.fileno() >= 0:
@@ -512,7 +525,7 @@ class GateServer:
         asked, self._asked = self._asked, []
         self._store.asked_at = time.monotonic()
         now_us = time.time_ns() // 1000
-        is_news = now_us - self._right.asked_at_us > _ASKED_US
+        is_news = now_us - self._right.asked_at_us > _NOTE_ASKED_US
         if is_news:
             self._right.asked_at_us = now_us
         if self._asking is not None and not self._right.has_lease:
@@ -535,7 +548,7 @@ class GateServer:
             said = [self._answering.by_policy(ask) for _, ask, _ in asked]
         for (peer, _, _), one in zip(asked, said, strict=True):
             if not peer.is_over:
-                self._send(peer, written(one))
+                self._send(peer, encode_answer(one))
         took_us = int((time.monotonic() - self._store.asked_at) * 1e6)
         self._answering.counting.add(said, took_us)
 
@@ -549,7 +562,7 @@ class GateServer:
 
     def _remake_again(self) -> None:
         """Rebuild missing holds from Slurm's queue before anything is decided."""
-        self._remaking = Remaking(self._settings)
+        self._remaking = HoldRecovery(self._settings)
         self._right.is_ready = False
         self._began = time.monotonic()
         self._remake_at = 0.0
@@ -577,9 +590,9 @@ class GateServer:
 
     def _listen_to_gates(self, sockets: ExitStack) -> None:
         """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
-        from steward.bank.gate.tls import SecurePeer, context_of, tls_listener
+        from steward.bank.gate.tls import TlsPeer, listen_tls, make_tls_context
 
-        context = context_of(self._settings.gate, serves=True)
+        context = make_tls_context(self._settings.gate, serves=True)
 
         def accepted(connection: socket.socket) -> None:
             connection.setblocking(False)
@@ -587,24 +600,26 @@ class GateServer:
                 connection, server_side=True, do_handshake_on_connect=False
             )
             self._take_in(
-                SecurePeer(secure, longest=LONGEST_REQUEST, within_s=_STANDINGS_S, stays=True)
+                TlsPeer(secure, longest=LONGEST_REQUEST, within_s=_STANDINGS_S, stays=True)
             )
 
-        listener = sockets.enter_context(tls_listener(self._settings.gate.listen))
+        listener = sockets.enter_context(listen_tls(self._settings.gate.listen))
         self._listen(listener, accepted)
 
     def _ask_others(self) -> None:
-        from steward.bank.gate.connections import Asking
+        from steward.bank.gate.connections import RemoteGate
 
-        self._asking = Asking(self._settings.gate, self._poll, self._answered)
+        self._asking = RemoteGate(self._settings.gate, self._poll, self._answered)
 
-    def _answered(self, peer: Peer, ask: Submit, line: bytes | None) -> None:
+    def _answered(self, peer: GatePeer, ask: PluginRequest, line: bytes | None) -> None:
         """Forward another gate's reply, or apply the outage policy if none came in time."""
         if not peer.is_over:
-            self._send(peer, line if line is not None else written(self._answering.by_policy(ask)))
+            self._send(
+                peer, line if line is not None else encode_answer(self._answering.by_policy(ask))
+            )
 
 
-def _uids(settings: Settings) -> frozenset[int]:
+def _get_plugin_uids(settings: Settings) -> frozenset[int]:
     """Return the uids that may use the plugin socket: root, Steward's user, ``plugin_users``."""
     uids = {0, os.geteuid()}
     for user in settings.gate.plugin_users:

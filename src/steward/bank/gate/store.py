@@ -17,16 +17,16 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.gate.balances import Open
-from steward.bank.gate.requests import Allowance, Changes, GateFact
-from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
+from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.requests import Allowance, GateFact, PendingChanges
+from steward.bank.records import AccountBooks, BankRules, GateBooks, Hold, JobRequest, Quote
 from steward.core.sqlite import Connection, open_database, transaction
-from steward.slurm.cluster_model import Picture
+from steward.slurm.cluster_model import ClusterModel
 
 log = logging.getLogger(__name__)
 
 DATABASE: Final = "gate.db"
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_BOOT_ID_FILE: Final = "/proc/sys/kernel/random/boot_id"
 
 _MIGRATIONS: Final = (
     """
@@ -52,25 +52,25 @@ _COLUMNS: Final = (
     "number, id, origin, cluster, job_id, account, payer, uid, user, amount, remaining, shares,"
     " confirmed, started, created_us, expires_us, parent, changed_us"
 )
-_INSERT: Final = (
+_INSERT_HOLD: Final = (
     f"INSERT INTO hold ({_COLUMNS}, quote, description)"  # noqa: S608 - names of ours
     f" VALUES (?{',?' * (_COLUMNS.count(',') + 2)})"
 )
-_ALL: Final = f"SELECT {_COLUMNS} FROM hold ORDER BY number"  # noqa: S608 - names of ours
-_UPDATE: Final = (
+_SELECT_ALL: Final = f"SELECT {_COLUMNS} FROM hold ORDER BY number"  # noqa: S608 - names of ours
+_UPDATE_HOLD: Final = (
     "UPDATE hold SET job_id=?, account=?, payer=?, amount=?, remaining=?, shares=?, confirmed=?,"
     " started=?, created_us=?, expires_us=?, changed_us=? WHERE number=?"
 )
 
-_encode = msgspec.json.Encoder().encode
-_quote = msgspec.json.Decoder(Quote).decode
-_description = msgspec.json.Decoder(Description).decode
-_changes = msgspec.json.Decoder(Changes).decode
-_shares = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
-_fact = msgspec.json.Decoder(GateFact).decode
+_encode_json = msgspec.json.Encoder().encode
+_decode_quote = msgspec.json.Decoder(Quote).decode
+_decode_description = msgspec.json.Decoder(JobRequest).decode
+_decode_changes = msgspec.json.Decoder(PendingChanges).decode
+_decode_shares = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
+_decode_fact = msgspec.json.Decoder(GateFact).decode
 
 
-class Store:
+class GateStore:
     """The gate's database and its hand-written SQL.
 
     Args:
@@ -133,10 +133,10 @@ class Store:
         self._number += 1
         return self._number
 
-    def insert(self, hold: Open, quote: Quote | None, description: Description | None) -> None:
+    def insert(self, hold: OpenHold, quote: Quote | None, description: JobRequest | None) -> None:
         """Insert a new hold."""
         self._db.execute(
-            _INSERT,
+            _INSERT_HOLD,
             (
                 hold.number,
                 hold.id,
@@ -149,29 +149,29 @@ class Store:
                 hold.user,
                 hold.amount,
                 hold.remaining,
-                _encode(hold.shares).decode(),
+                _encode_json(hold.shares).decode(),
                 hold.confirmed,
                 hold.started,
                 hold.created_us,
                 hold.expires_us,
                 hold.parent,
                 hold.changed_us,
-                _encode(quote).decode() if quote else "",
-                _encode(description).decode() if description else "",
+                _encode_json(quote).decode() if quote else "",
+                _encode_json(description).decode() if description else "",
             ),
         )
 
-    def update(self, hold: Open) -> None:
+    def update(self, hold: OpenHold) -> None:
         """Write a hold's changed columns."""
         self._db.execute(
-            _UPDATE,
+            _UPDATE_HOLD,
             (
                 hold.job_id,
                 hold.account,
                 hold.payer,
                 hold.amount,
                 hold.remaining,
-                _encode(hold.shares).decode(),
+                _encode_json(hold.shares).decode(),
                 hold.confirmed,
                 hold.started,
                 hold.created_us,
@@ -181,43 +181,52 @@ class Store:
             ),
         )
 
-    def describe(self, hold: Open, quote: Quote, description: Description) -> None:
+    def describe(self, hold: OpenHold, quote: Quote, description: JobRequest) -> None:
         """Write the amount, quote and description that a hold covers now."""
         self._db.execute(
             "UPDATE hold SET amount=?, quote=?, description=? WHERE number=?",
-            (hold.amount, _encode(quote).decode(), _encode(description).decode(), hold.number),
+            (
+                hold.amount,
+                _encode_json(quote).decode(),
+                _encode_json(description).decode(),
+                hold.number,
+            ),
         )
 
-    def changes(self, hold: Open) -> Changes:
+    def changes(self, hold: OpenHold) -> PendingChanges:
         """Read what a job may be besides what its hold covers."""
         row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
-        return _changes(row[0])
+        return _decode_changes(row[0])
 
-    def put_changes(self, hold: Open, changes: Changes) -> None:
+    def put_changes(self, hold: OpenHold, changes: PendingChanges) -> None:
         """Store what a job may be besides what its hold covers."""
         self._db.execute(
-            "UPDATE hold SET changes=? WHERE number=?", (_encode(changes).decode(), hold.number)
+            "UPDATE hold SET changes=? WHERE number=?",
+            (_encode_json(changes).decode(), hold.number),
         )
 
-    def delete(self, hold: Open) -> None:
+    def delete(self, hold: OpenHold) -> None:
         """Delete a hold."""
         self._db.execute("DELETE FROM hold WHERE number=?", (hold.number,))
 
-    def holds(self) -> Iterator[Open]:
+    def holds(self) -> Iterator[OpenHold]:
         """Yield all open holds."""
-        for row in self._db.execute(_ALL):
-            yield _open(row)
+        for row in self._db.execute(_SELECT_ALL):
+            yield _decode_hold(row)
 
-    def covered(self, hold: Open) -> tuple[Quote | None, Description | None]:
+    def covered(self, hold: OpenHold) -> tuple[Quote | None, JobRequest | None]:
         """Read the quote and description that a hold covers."""
         row = self._db.execute(
             "SELECT quote, description FROM hold WHERE number=?", (hold.number,)
         ).fetchone()
         if row is None:
             return None, None
-        return (_quote(row[0]) if row[0] else None, _description(row[1]) if row[1] else None)
+        return (
+            _decode_quote(row[0]) if row[0] else None,
+            _decode_description(row[1]) if row[1] else None,
+        )
 
-    def whole(self, hold: Open) -> Hold:
+    def whole(self, hold: OpenHold) -> Hold:
         """Build the record of a hold for other processes."""
         return Hold(
             id=hold.id,
@@ -244,7 +253,7 @@ class Store:
         decode = msgspec.json.Decoder(AccountBooks).decode
         return tuple(decode(row[0]) for row in self._db.execute("SELECT body FROM account"))
 
-    def put_accounts(self, books: Books, changed: list[str]) -> None:
+    def put_accounts(self, books: GateBooks, changed: list[str]) -> None:
         """Store the accounts that changed; delete those that are gone."""
         by_name = {account.name: account for account in books.accounts}
         for name in changed:
@@ -252,28 +261,28 @@ class Store:
                 self._db.execute(
                     "INSERT INTO account VALUES (?, ?)"
                     " ON CONFLICT (name) DO UPDATE SET body=excluded.body",
-                    (name, _encode(by_name[name])),
+                    (name, _encode_json(by_name[name])),
                 )
             else:
                 self._db.execute("DELETE FROM account WHERE name=?", (name,))
 
-    def rules(self) -> Rules | None:
+    def rules(self) -> BankRules | None:
         """Read the last rules; None if there are none."""
         body = self._note("rules")
-        return msgspec.json.decode(body, type=Rules) if body else None
+        return msgspec.json.decode(body, type=BankRules) if body else None
 
-    def put_rules(self, rules: Rules) -> None:
+    def put_rules(self, rules: BankRules) -> None:
         """Store the rules."""
-        self._set_note("rules", _encode(rules))
+        self._set_note("rules", _encode_json(rules))
 
-    def pictures(self) -> list[Picture]:
+    def pictures(self) -> list[ClusterModel]:
         """Read the last model of each cluster."""
         rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'picture:*'")
-        return [msgspec.json.decode(row[0], type=Picture) for row in rows]
+        return [msgspec.json.decode(row[0], type=ClusterModel) for row in rows]
 
-    def put_picture(self, picture: Picture) -> None:
+    def put_picture(self, picture: ClusterModel) -> None:
         """Store a cluster's model."""
-        self._set_note(f"picture:{picture.cluster}", _encode(picture))
+        self._set_note(f"picture:{picture.cluster}", _encode_json(picture))
 
     def allowances(self) -> list[Allowance]:
         """Read the allowances of jobs."""
@@ -282,7 +291,7 @@ class Store:
 
     def put_allowance(self, allowance: Allowance) -> None:
         """Store an allowance, replacing the job's former one."""
-        self._set_note(f"allowance:{allowance.cluster}:{allowance.job_id}", _encode(allowance))
+        self._set_note(f"allowance:{allowance.cluster}:{allowance.job_id}", _encode_json(allowance))
 
     def drop_allowance(self, cluster: str, job_id: int) -> None:
         """Delete a job's allowance."""
@@ -298,11 +307,11 @@ class Store:
 
     def is_of_this_boot(self) -> bool:
         """Return True if all commits are present: the database was written since the boot."""
-        return bool(self._note("boot")) and self._note("boot") == _boot_id()
+        return bool(self._note("boot")) and self._note("boot") == _read_boot_id()
 
     def set_boot(self) -> None:
         """Mark the database as complete until the machine goes down."""
-        self._set_note("boot", _boot_id())
+        self._set_note("boot", _read_boot_id())
 
     def _note(self, name: str) -> bytes:
         row = self._db.execute("SELECT body FROM note WHERE name=?", (name,)).fetchone()
@@ -319,7 +328,7 @@ class Store:
     def put_fact(self, fact: GateFact) -> None:
         """Add a fact to the outbox; its seq must be the next one."""
         self.fact_seq = fact.seq
-        self._db.execute("INSERT INTO fact VALUES (?, ?)", (fact.seq, _encode(fact)))
+        self._db.execute("INSERT INTO fact VALUES (?, ?)", (fact.seq, _encode_json(fact)))
 
     def facts(self, after: int, limit: int) -> list[GateFact]:
         """List facts after a seq, and delete those up to it."""
@@ -327,22 +336,22 @@ class Store:
         # The last seq must outlive its fact, so that no seq is used twice.
         self.set_number("facts", self.fact_seq)
         rows = self._db.execute("SELECT body FROM fact ORDER BY seq LIMIT ?", (limit,))
-        return [_fact(row[0]) for row in rows]
+        return [_decode_fact(row[0]) for row in rows]
 
 
-def _open(row: tuple[Any, ...]) -> Open:
+def _decode_hold(row: tuple[Any, ...]) -> OpenHold:
     """Decode a row of the table ``hold``."""
     values: dict[str, Any] = dict(zip(_COLUMNS.replace(" ", "").split(","), row, strict=True))
-    values["shares"] = _shares(str(values["shares"]))
+    values["shares"] = _decode_shares(str(values["shares"]))
     values["confirmed"] = bool(values["confirmed"])
     values["started"] = bool(values["started"])
-    return Open(**values)
+    return OpenHold(**values)
 
 
-def _boot_id() -> bytes:
+def _read_boot_id() -> bytes:
     """Read the kernel's boot id; b"" if it cannot be read."""
     try:
-        with open(_BOOT_ID, "rb") as file:
+        with open(_BOOT_ID_FILE, "rb") as file:
             return file.read().strip()
     except OSError:
         # Then every start rebuilds the holds from Slurm's queue, which is only slower.

@@ -17,30 +17,35 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
-from steward.bank.estimate import description_of
+from steward.bank.estimate import describe_record
 from steward.bank.gate import token
-from steward.bank.gate.admission import LOOK_S, Case, Placing, of_hold
-from steward.bank.gate.balances import Open
-from steward.bank.gate.holds import CONFIRMED, LOOK_MARGIN_US, SETTLED, Keeper
-from steward.bank.gate.requests import Claim, Covered, Seen
-from steward.bank.money import show
-from steward.bank.records import AllocationBooks, Books, Description, Hold, Quote, Settlement
+from steward.bank.gate.admission import (
+    MOST_COUNTED_VAIN_S,
+    AdmissionCase,
+    HoldPlan,
+    complete_description,
+)
+from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.holds import CONFIRMED, POLL_MARGIN_US, SETTLED, HoldKeeper
+from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob
+from steward.bank.money import format_money
+from steward.bank.records import AllocationBooks, GateBooks, Hold, JobRequest, Quote, Settlement
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.slurm import Slurm
 from steward.slurm.job_states import FINISHED, WAITING
 
 
-class Moving:
+class AllocationMover:
     """Move holds between allocations, within one transaction of the store.
 
     Args:
         keeper: The gate's state.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
         self._left: dict[str, set[int]] = {}
 
@@ -63,7 +68,7 @@ class Moving:
             if self._keeper.is_enforced(hold):
                 self._draw_anew(hold, now_us)
 
-    def _draw_anew(self, hold: Open, now_us: int) -> None:
+    def _draw_anew(self, hold: OpenHold, now_us: int) -> None:
         """Place a hold on the allocations that can pay now; strand it if none can."""
         purses = self._keeper.purses
         before = hold.shares
@@ -87,7 +92,7 @@ class Moving:
         stranded = keeper.purses.stranded.values()
         return [keeper.store.whole(hold) for hold in stranded if keeper.is_enforced(hold)]
 
-    def _quoted(self, hold: Open) -> Quote:
+    def _quoted(self, hold: OpenHold) -> Quote:
         return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
 
     def on_allocation(self, number: int) -> int:
@@ -109,7 +114,7 @@ class Moving:
                 found.append(self._keeper.store.whole(hold))
         return found
 
-    def part(self, hold: Open, starts: Sequence[int], now_us: int) -> bool:
+    def part(self, hold: OpenHold, starts: Sequence[int], now_us: int) -> bool:
         """Split an array's hold: ended allocations keep only the share of tasks started on them.
 
         The other tasks' share is placed on active allocations; what these cannot pay is released.
@@ -144,7 +149,7 @@ class Moving:
         return hold.remaining == before or not self._keeper.is_enforced(hold)
 
     def _kept(
-        self, hold: Open, ended: set[int], starts: Sequence[int], now_us: int
+        self, hold: OpenHold, ended: set[int], starts: Sequence[int], now_us: int
     ) -> list[tuple[int, int]]:
         """Return what stays on ended allocations; each task counts on the first that it fits."""
         purses = self._keeper.purses
@@ -152,8 +157,10 @@ class Moving:
         per_task, had = self._quoted(hold).per_task, dict(hold.shares)
         shares: list[tuple[int, int]] = []
         kept = 0
-        for number in sorted(ended, key=lambda one: (one not in books, _end(books.get(one)))):
-            end_us = _end(books.get(number)) or now_us
+        for number in sorted(
+            ended, key=lambda one: (one not in books, _get_end_us(books.get(one)))
+        ):
+            end_us = _get_end_us(books.get(number)) or now_us
             wanted = per_task * sum(1 for start_us in starts if start_us < end_us)
             # A later task may have ended first: restore what its charge took.
             there = had.get(number, 0)
@@ -164,36 +171,36 @@ class Moving:
         return shares
 
 
-def _end(one: AllocationBooks | None) -> int:
+def _get_end_us(one: AllocationBooks | None) -> int:
     """Return when an allocation ends; 0 for none."""
     return one.end_us if one else 0
 
 
 log = logging.getLogger(__name__)
 
-_ENDED: Final = (
+_ALLOCATION_ENDED: Final = (
     "Steward: the allocation that was to pay for it has ended, and no other of its account can"
 )
-RESERVED_US: Final = 120_000_000
+RESERVATION_US: Final = 120_000_000
 """Lifetime of a reservation of SU that are to leave an account, in µs."""
 
 
-class Upkeep:
+class HoldSync:
     """Apply balances, confirmations, claims and settlements to the gate's holds.
 
     Args:
         keeper: The gate's state.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
-        self.moving = Moving(keeper)
+        self.moving = AllocationMover(keeper)
         self.turn_us = 0
         """When the next allocation begins or ends, so that :meth:`tick` is due."""
 
     # Ledger balances
 
-    def books(self, books: Books, now_us: int) -> int:
+    def books(self, books: GateBooks, now_us: int) -> int:
         """Apply an update from the ledger; return the position that is known then.
 
         An update that does not follow the known position is ignored: the sender learns from the
@@ -234,11 +241,11 @@ class Upkeep:
 
     # Jobs in the queue
 
-    def confirm(self, seen: Sequence[Seen], now_us: int) -> list[Hold | None]:
+    def confirm(self, seen: Sequence[ShownJob], now_us: int) -> list[Hold | None]:
         """Confirm jobs that Slurm shows; return the hold of each, None if no hold covers it."""
         return [self._confirmed(one, now_us) for one in seen]
 
-    def _confirmed(self, seen: Seen, now_us: int) -> Hold | None:
+    def _confirmed(self, seen: ShownJob, now_us: int) -> Hold | None:
         """Confirm one job's hold; return it, None if no hold covers the job."""
         keeper = self._keeper
         key = (seen.cluster, seen.job_id)
@@ -256,21 +263,21 @@ class Upkeep:
             keeper.store.update(hold)
         return keeper.store.whole(hold)
 
-    def _start(self, hold: Open, now_us: int) -> None:
+    def _start(self, hold: OpenHold, now_us: int) -> None:
         """Mark a hold's job as started: it will be charged, whatever its account has."""
         hold.started = True
         if hold.is_stranded and self._keeper.is_enforced(hold):
             purses = self._keeper.purses
             purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
 
-    def _of_token(self, seen: Seen) -> Open | None:
+    def _of_token(self, seen: ShownJob) -> OpenHold | None:
         """Find the hold whose genuine token the job's admin_comment holds."""
-        for found in token.find(seen.admin_comment):
+        for found in token.find_tokens(seen.admin_comment):
             hold = self._keeper.purses.holds.get(found.id)
             if (
                 hold is not None
                 and hold.job_id in (0, seen.job_id)
-                and token.verify(found, self._keeper.secret, hold.cluster, seen.uid)
+                and token.is_genuine(found, self._keeper.secret, hold.cluster, seen.uid)
             ):
                 return hold
         return None
@@ -283,34 +290,39 @@ class Upkeep:
             for hold in self._keeper.purses.unconfirmed.values()
             if hold.cluster == cluster
             and hold.origin == "submit"
-            and hold.created_us < began_us - LOOK_MARGIN_US
+            and hold.created_us < began_us - POLL_MARGIN_US
             and hold.parent not in self._keeper.purses.changed
         ]
         self._keeper.doubts.forget(now_us)
         self._void(void, now_us, why="Slurm has no such job")
         return len(void)
 
-    def _void(self, void: Sequence[Open], now_us: int, *, why: str) -> None:
+    def _void(self, void: Sequence[OpenHold], now_us: int, *, why: str) -> None:
         """Release holds that were placed in vain, and count them against their users."""
         vain: dict[tuple[str, int], float] = {}
         for hold in void:
             key = hold.payer, hold.uid
-            held_s = min(LOOK_S, (now_us - hold.created_us) / 1e6)
+            held_s = min(MOST_COUNTED_VAIN_S, (now_us - hold.created_us) / 1e6)
             vain[key] = vain.get(key, 0.0) + hold.remaining * held_s
             self._keeper.give_back(hold, now_us, why=why)
         doubts = self._keeper.doubts
         for (payer, uid), amount_s in vain.items():
             free = max(1, self._keeper.purses.available(payer, now_us))
-            doubts.add(payer, uid, min(LOOK_S, amount_s / free), now_us)
+            doubts.add(payer, uid, min(MOST_COUNTED_VAIN_S, amount_s / free), now_us)
 
     def _describe(
-        self, hold: Open | None, claim: Claim, job: Description, quote: Quote | None, now_us: int
+        self,
+        hold: OpenHold | None,
+        claim: CoverRequest,
+        job: JobRequest,
+        quote: Quote | None,
+        now_us: int,
     ) -> None:
         """Store what the queue shows of a job; void holds for changes that it does not show."""
         if hold is not None and self._keeper.describe(hold, job, quote, claim.tasks):
             self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
 
-    def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
+    def cover(self, claim: CoverRequest, user: str, now_us: int) -> CoverReply:
         """Hold what a queued job needs.
 
         Raises:
@@ -325,7 +337,7 @@ class Upkeep:
         hold = keeper.purses.by_job.get((claim.cluster, claim.job_id))
         if hold is not None and claim.starts is not None:
             is_paid = self.moving.part(hold, claim.starts, now_us)
-            return self._covered(hold, is_paid=is_paid, why="" if is_paid else _ENDED)
+            return self._covered(hold, is_paid=is_paid, why="" if is_paid else _ALLOCATION_ENDED)
         allowance = keeper.allowance((claim.cluster, claim.job_id), now_us)
         is_lenient = claim.mode_credit or allowance is not None
         case = msgspec.structs.replace(
@@ -351,7 +363,10 @@ class Upkeep:
             decision = max(
                 (
                     keeper.deciding.cover(msgspec.structs.replace(case, job=job))
-                    for job in (case.job, *(of_hold(hold, job) for job in possible if hold))
+                    for job in (
+                        case.job,
+                        *(complete_description(hold, job) for job in possible if hold),
+                    )
                 ),
                 key=lambda decision: decision.quote.amount if decision.quote else -1,
             )
@@ -382,7 +397,9 @@ class Upkeep:
             keeper.store.update(hold)
         return self._covered(hold, is_paid=True, why="")
 
-    def _describe_unpaid(self, claim: Claim, case: Case, now_us: int) -> Open | None:
+    def _describe_unpaid(
+        self, claim: CoverRequest, case: AdmissionCase, now_us: int
+    ) -> OpenHold | None:
         """Place an empty hold for an unaffordable job, to record its request.
 
         With it, the gate decides on the job's release, whoever sends that.
@@ -401,7 +418,7 @@ class Upkeep:
             first_submit_us=claim.first_submit_us,
         )
 
-    def _shrink(self, hold: Open, placing: Placing, *, is_started: bool) -> None:
+    def _shrink(self, hold: OpenHold, placing: HoldPlan, *, is_started: bool) -> None:
         """Shrink a hold to what the queue shows that the job needs."""
         keeper = self._keeper
         if placing.job.array and hold.started:
@@ -423,13 +440,15 @@ class Upkeep:
             description = msgspec.structs.replace(description, array=placing.job.array)
             keeper.store.describe(hold, placing.quote, description)
 
-    def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
+    def _covered(self, hold: OpenHold | None, *, is_paid: bool, why: str) -> CoverReply:
         whole = self._keeper.store.whole(hold) if hold is not None else None
-        return Covered(hold=whole, is_paid=is_paid, why=why)
+        return CoverReply(hold=whole, is_paid=is_paid, why=why)
 
     # Charges and reservations
 
-    def settle(self, settlements: Sequence[Settlement], books: Books | None, now_us: int) -> int:
+    def settle(
+        self, settlements: Sequence[Settlement], books: GateBooks | None, now_us: int
+    ) -> int:
         """Deduct charges from their holds; return the last settlement that was applied."""
         keeper = self._keeper
         before = keeper.settled
@@ -446,7 +465,7 @@ class Upkeep:
             self.books(books, now_us)
         return keeper.settled
 
-    def _settle(self, hold: Open, one: Settlement, now_us: int) -> None:
+    def _settle(self, hold: OpenHold, one: Settlement, now_us: int) -> None:
         """Apply one settlement to its hold; the final one closes it."""
         keeper = self._keeper
         why = one.charge or "it never ran"
@@ -462,7 +481,7 @@ class Upkeep:
         keeper.shrink(hold, left)
         keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
 
-    def release(self, hold_id: str, why: str, books: Books | None, now_us: int) -> int:
+    def release(self, hold_id: str, why: str, books: GateBooks | None, now_us: int) -> int:
         """Release a hold; return its remainder, 0 if it was not open."""
         hold = self._keeper.purses.holds.get(hold_id)
         given = self._keeper.give_back(hold, now_us, why=why) if hold is not None else 0
@@ -497,13 +516,13 @@ class Upkeep:
             shares = ((allocation, amount),)
         if free < amount:
             raise BankRefused(
-                f"account {account} has {show(max(0, free), keeper.ground.unit)} free: "
+                f"account {account} has {format_money(max(0, free), keeper.ground.unit)} free: "
                 "the rest is held for jobs, or spent",
                 account,
             )
-        hold = Open(
+        hold = OpenHold(
             number=keeper.store.next_number(),
-            id=token.new_id(),
+            id=token.make_hold_id(),
             origin="transfer",
             account=account,
             payer=account,
@@ -511,35 +530,37 @@ class Upkeep:
             remaining=amount,
             shares=shares,
             created_us=now_us,
-            expires_us=now_us + RESERVED_US,
+            expires_us=now_us + RESERVATION_US,
         )
         purses.add(hold)
         keeper.put_down(hold, None, None, now_us, why=why)
         return keeper.store.whole(hold)
 
 
-_OVER_US: Final = 60_000_000
+_KEEP_ENDED_US: Final = 60_000_000
 """Lifetime of a rebuilt hold of an ended job, in µs, until its charge arrives."""
 
 
-def shown(settings: Settings, cluster: str) -> list[JobRecord]:
+def list_jobs_with_tokens(settings: Settings, cluster: str) -> list[JobRecord]:
     """List the jobs of a cluster whose admin_comment holds any token.
 
     Raises:
         SlurmUnavailable: slurmctld does not answer.
     """
     queue = Slurm(cluster, settings.cluster[cluster]).queue()
-    return [record for record in queue.records if token.find(record.admin_comment)]
+    return [record for record in queue.records if token.find_tokens(record.admin_comment)]
 
 
-def remake(keeper: Keeper, cluster: str, records: Iterable[JobRecord], now_us: int) -> int:
+def rebuild_holds(
+    keeper: HoldKeeper, cluster: str, records: Iterable[JobRecord], now_us: int
+) -> int:
     """Place the missing holds of these jobs; return their number.
 
     Call it within one transaction of the store.
     """
     made = 0
-    for record in sorted(records, key=_most_telling):
-        found = token.genuine(
+    for record in sorted(records, key=_rank_record):
+        found = token.find_genuine_token(
             record.admin_comment, keeper.secret, cluster, -1 if record.uid is None else record.uid
         )
         if found is None:
@@ -548,25 +569,25 @@ def remake(keeper: Keeper, cluster: str, records: Iterable[JobRecord], now_us: i
             continue
         if found.id in keeper.purses.holds:
             continue
-        _place(keeper, cluster, record, found, now_us)
+        _rebuild_hold(keeper, cluster, record, found, now_us)
         made += 1
     return made
 
 
-def _most_telling(record: JobRecord) -> int:
+def _rank_record(record: JobRecord) -> int:
     """Rank an array's records: a waiting one describes it best, ended ones least."""
     if record.state in WAITING:
         return 0
     return 2 if record.state in FINISHED else 1
 
 
-def _place(
-    keeper: Keeper, cluster: str, record: JobRecord, found: token.Token, now_us: int
+def _rebuild_hold(
+    keeper: HoldKeeper, cluster: str, record: JobRecord, found: token.HoldToken, now_us: int
 ) -> None:
     """Place the hold of a job from its token."""
     is_over = record.state in FINISHED
     payer = keeper.purses.payer_of(found.account)
-    hold = Open(
+    hold = OpenHold(
         number=keeper.store.next_number(),
         id=found.id,
         # An ended job's hold expires by time only: the next poll does not void it.
@@ -582,15 +603,15 @@ def _place(
         shares=keeper.purses.draw(payer, found.amount, now_us),
         confirmed=not is_over,
         started=record.state not in WAITING,
-        created_us=micros(record.submit) if record.submit else now_us,
-        expires_us=now_us + _OVER_US if is_over else 0,
+        created_us=to_micros(record.submit) if record.submit else now_us,
+        expires_us=now_us + _KEEP_ENDED_US if is_over else 0,
     )
-    description = description_of(msgspec.structs.replace(record, admin_comment=""))
+    description = describe_record(msgspec.structs.replace(record, admin_comment=""))
     keeper.purses.add(hold)
     keeper.put_down(hold, None, description, now_us, why="made anew from its token")
 
 
-class Remaking:
+class HoldRecovery:
     """Rebuild missing holds from the jobs' tokens, cluster by cluster, until each has answered.
 
     Args:
@@ -610,21 +631,21 @@ class Remaking:
         """Return True if every cluster was asked once."""
         return self._untried <= 0
 
-    def run(self, keeper: Keeper, now_us: int) -> None:
+    def run(self, keeper: HoldKeeper, now_us: int) -> None:
         """Ask the next cluster that has not answered; one per call, as it may be slow."""
         self._untried -= 1
         if not self.waiting:
             return
         cluster = self.waiting.pop(0)
         try:
-            records = shown(self._settings, cluster)
+            records = list_jobs_with_tokens(self._settings, cluster)
         except StewardError as error:
             # Asked again later; a slurmctld that is down sends no requests either.
             log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
             self.waiting.append(cluster)
             return
         with keeper.store.transaction():
-            made = remake(keeper, cluster, records, now_us)
+            made = rebuild_holds(keeper, cluster, records, now_us)
         if made:
             log.warning(
                 "cluster %s: %d holds were made anew from their jobs' tokens", cluster, made

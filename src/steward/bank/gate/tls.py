@@ -9,13 +9,13 @@ import socket
 import ssl
 
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.connections import CHUNK, Peer, split
+from steward.bank.gate.connections import CHUNK, GatePeer, split_address
 from steward.bank.settings import GateSettings
 
 log = logging.getLogger(__name__)
 
 
-class SecurePeer(Peer):
+class TlsPeer(GatePeer):
     """One TLS connection to or from another gate."""
 
     socket: ssl.SSLSocket
@@ -42,13 +42,13 @@ class SecurePeer(Peer):
             return None
 
 
-def tls_listener(address: str) -> socket.socket:
+def listen_tls(address: str) -> socket.socket:
     """Listen on ``HOST:PORT`` for gates on other hosts.
 
     Raises:
         GateUnavailable: The socket cannot be made.
     """
-    host, port = split(address)
+    host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, _, _, at = found[0]
@@ -62,7 +62,7 @@ def tls_listener(address: str) -> socket.socket:
     return listener
 
 
-def context_of(settings: GateSettings, *, serves: bool) -> ssl.SSLContext:
+def make_tls_context(settings: GateSettings, *, serves: bool) -> ssl.SSLContext:
     """Make an SSL context that requires peers to have a certificate of the site's CA.
 
     Raises:

@@ -35,8 +35,8 @@ _TOKEN: Final = re.compile(
 )
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed token; :func:`verify` tells whether it is genuine.
+class HoldToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed token; :func:`is_genuine` tells whether it is genuine.
 
     Attributes:
         id: The hold's id.
@@ -55,29 +55,29 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def new_id() -> str:
+def make_hold_id() -> str:
     """Generate the id of a new hold."""
     return secrets.token_bytes(_ID_LETTERS).translate(_LETTERS).decode("ascii")
 
 
-def make(
+def make_token(
     secret: bytes, hold_id: str, amount: int, expires_s: int, account: str, cluster: str, uid: int
 ) -> str:
     """Make the token of a hold."""
-    head = f"{_VERSION}.{hold_id}.{amount}.{expires_s}.{_written(account)}"
-    return f"steward={head}.{_mac(secret, head, cluster, uid)}"
+    head = f"{_VERSION}.{hold_id}.{amount}.{expires_s}.{_encode_account(account)}"
+    return f"steward={head}.{_compute_mac(secret, head, cluster, uid)}"
 
 
-def find(text: str) -> list[Token]:
+def find_tokens(text: str) -> list[HoldToken]:
     """Parse all tokens in an admin_comment, genuine or not."""
     if "steward=" not in text:
         return []
     found = []
     for match in _TOKEN.finditer(text):
-        account = _account(match[4])
+        account = _decode_account(match[4])
         if account is not None:
             found.append(
-                Token(
+                HoldToken(
                     id=match[1],
                     amount=int(match[2]),
                     expires_s=int(match[3]),
@@ -89,21 +89,21 @@ def find(text: str) -> list[Token]:
     return found
 
 
-def verify(token: Token, secret: bytes, cluster: str, uid: int) -> bool:
+def is_genuine(token: HoldToken, secret: bytes, cluster: str, uid: int) -> bool:
     """Return True if Steward made the token for a job of this user on this cluster."""
     head = token.text.removeprefix("steward=").rpartition(".")[0]
-    return hmac.compare_digest(_mac(secret, head, cluster, uid), token.mac)
+    return hmac.compare_digest(_compute_mac(secret, head, cluster, uid), token.mac)
 
 
-def genuine(text: str, secret: bytes, cluster: str, uid: int) -> Token | None:
+def find_genuine_token(text: str, secret: bytes, cluster: str, uid: int) -> HoldToken | None:
     """Return the first genuine token of this user's job in an admin_comment; None if none."""
-    for token in find(text):
-        if verify(token, secret, cluster, uid):
+    for token in find_tokens(text):
+        if is_genuine(token, secret, cluster, uid):
             return token
     return None
 
 
-def without(text: str) -> str:
+def remove_tokens(text: str) -> str:
     """Remove all tokens from an admin_comment."""
     return " ".join(_TOKEN.sub(" ", text).split()) if "steward=" in text else text
 
@@ -184,16 +184,16 @@ def parse_secret(text: str, path: str = "") -> bytes:
     return secret
 
 
-def _text(data: bytes) -> str:
+def _to_base32(data: bytes) -> str:
     return base64.b32encode(data).decode("ascii").rstrip("=").lower()
 
 
 @lru_cache(maxsize=1024)
-def _written(account: str) -> str:
-    return _text(account.encode())
+def _encode_account(account: str) -> str:
+    return _to_base32(account.encode())
 
 
-def _account(text: str) -> str | None:
+def _decode_account(text: str) -> str | None:
     """Decode the account's name in a token; None if it is malformed."""
     try:
         return base64.b32decode(text.upper() + "=" * (-len(text) % 8)).decode()
@@ -201,15 +201,15 @@ def _account(text: str) -> str | None:
         return None  # not a token of Steward's
 
 
-def _mac(secret: bytes, head: str, cluster: str, uid: int) -> str:
+def _compute_mac(secret: bytes, head: str, cluster: str, uid: int) -> str:
     """Compute the MAC of a token's content for a cluster and a user."""
-    mac = _keyed(secret).copy()
+    mac = _make_keyed_mac(secret).copy()
     mac.update(f"{head}\0{cluster}\0{uid}".encode())
-    return _text(mac.digest()[:_MAC_BYTES])
+    return _to_base32(mac.digest()[:_MAC_BYTES])
 
 
 @lru_cache(maxsize=8)
-def _keyed(secret: bytes) -> hmac.HMAC:
+def _make_keyed_mac(secret: bytes) -> hmac.HMAC:
     # slurmctld waits for each token. Setting up the algorithm and key each time doubles the cost of
     # a MAC when the processor's caches are cold.
     return hmac.new(secret, digestmod=hashlib.sha256)

@@ -13,15 +13,15 @@ import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
-from steward.bank.ledger.postings import Session, asking, clean
-from steward.bank.ledger.records import Account, By, Member
+from steward.bank.ledger.postings import LedgerSession, encode_ledger_request, sanitize_text
+from steward.bank.ledger.records import Account, Authorship, Member
 from steward.bank.ledger.tables import account, member, pot
-from steward.bank.money import MOST
-from steward.core.timestamps import micros, moment
+from steward.bank.money import MAX_AMOUNT
+from steward.core.timestamps import moment, to_micros
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
 """Valid names of accounts and users."""
-_DEEPEST: Final = 100
+_MAX_DEPTH: Final = 100
 """Maximum depth of the account tree."""
 
 
@@ -32,12 +32,12 @@ class Accounts:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
         # Cache by name: nobody else can change accounts during this transaction.
         self._known: dict[str, Account | None] = {}
 
-    def create(self, new: Account, by: By) -> Account:
+    def create(self, new: Account, by: Authorship) -> Account:
         """Create an account with its open-ended allocation, or adopt an unknown one.
 
         An unknown account exists because something was charged to it before anyone created it.
@@ -46,8 +46,8 @@ class Accounts:
             BankUsage: The name is taken or invalid, or the parent does not exist.
         """
         session = self._session
-        new = _checked(new)
-        asked = asking("account.create", new)
+        new = _validate_account(new)
+        asked = encode_ledger_request("account.create", new)
         if session.done(by, asked) is not None:
             return self.need(new.name)
         earlier = self.get(new.name)
@@ -60,19 +60,19 @@ class Accounts:
             self.make(new, by)
         elif new.draws_on_parent:
             self._refuse_money(new.name)
-        created = moment(micros(session.now(by))) if earlier is None else earlier.created
+        created = moment(to_micros(session.now(by))) if earlier is None else earlier.created
         session.act("account.create", by, asked=asked, about=new.name)
         self._known.clear()
-        values = _columns(msgspec.structs.replace(new, known=True))
+        values = _account_columns(msgspec.structs.replace(new, known=True))
         session.run(update(account).where(account.c.name == new.name).values(values))
         session.touch(new.name)
         return msgspec.structs.replace(new, known=True, created=created)
 
-    def make(self, new: Account, by: By) -> None:
+    def make(self, new: Account, by: Authorship) -> None:
         """Insert an account and its open-ended allocation, without checks."""
         session = self._session
-        now_us = micros(session.now(by))
-        columns = _columns(new)
+        now_us = to_micros(session.now(by))
+        columns = _account_columns(new)
         self._known.clear()
         session.run(insert(account).values(**columns, created_us=now_us, seq=session.seq))
         number = (session.value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0) + 1
@@ -93,7 +93,7 @@ class Accounts:
     def change(
         self,
         name: str,
-        by: By,
+        by: Authorship,
         *,
         parent: str | None = None,
         owners: Sequence[str] | None = None,
@@ -120,11 +120,11 @@ class Accounts:
         }
         wanted = {key: value for key, value in given.items() if value is not None}
         name = name.lower()
-        asked = asking("account.change", name, wanted)
+        asked = encode_ledger_request("account.change", name, wanted)
         before = self.need(name)
         if session.done(by, asked) is not None:
             return before
-        after = _checked(msgspec.structs.replace(before, **wanted))
+        after = _validate_account(msgspec.structs.replace(before, **wanted))
         if after == before:
             return before
         moved = (before.parent, before.draws_on_parent) != (after.parent, after.draws_on_parent)
@@ -134,17 +134,17 @@ class Accounts:
             self._refuse_money(name)
         self._known.clear()
         session.act("account.change", by, asked=asked, about=name)
-        session.run(update(account).where(account.c.name == name).values(_columns(after)))
+        session.run(update(account).where(account.c.name == name).values(_account_columns(after)))
         if moved:
             session.touch_all()
         return after
 
     def get(self, name: str) -> Account | None:
         """Return the account of this name, or None; unknown accounts included."""
-        name = clean(name.lower())
+        name = sanitize_text(name.lower())
         if name not in self._known:
             found = self._session.row(select(account).where(account.c.name == name))
-            self._known[name] = None if found is None else _account(found)
+            self._known[name] = None if found is None else _account_from_row(found)
         return self._known[name]
 
     def need(self, name: str) -> Account:
@@ -165,19 +165,21 @@ class Accounts:
         chosen = select(account).order_by(account.c.name)
         if not unknown:
             chosen = chosen.where(account.c.known == 1)
-        return [_account(row) for row in self._session.rows(chosen)]
+        return [_account_from_row(row) for row in self._session.rows(chosen)]
 
     def changed(self, after_seq: int) -> list[Account]:
         """List accounts changed after a sequence number, by name; all, unknown ones too, for 0."""
         chosen = select(account).order_by(account.c.name)
         if after_seq:
             chosen = chosen.where(account.c.seq > after_seq)
-        return [_account(row) for row in self._session.rows(chosen)]
+        return [_account_from_row(row) for row in self._session.rows(chosen)]
 
     def children(self, name: str) -> list[Account]:
         """List the direct children of an account."""
-        chosen = select(account).where(account.c.parent == clean(name.lower()))
-        return [_account(row) for row in self._session.rows(chosen.order_by(account.c.name))]
+        chosen = select(account).where(account.c.parent == sanitize_text(name.lower()))
+        return [
+            _account_from_row(row) for row in self._session.rows(chosen.order_by(account.c.name))
+        ]
 
     def led_by(self, user: str, coordinated: frozenset[str]) -> frozenset[str]:
         """Return the accounts that a user owns or coordinates, with all accounts below them."""
@@ -203,7 +205,7 @@ class Accounts:
         found = self.get(name)
         if found is None:
             return self.need(name).name
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             above = self.get(found.parent) if found.draws_on_parent else None
             if above is None:
                 return found.name
@@ -211,7 +213,7 @@ class Accounts:
         raise BankUsage(f"the parents of {name} go round in a circle", name)
 
     def set_user(
-        self, name: str, user: str, by: By, *, limit: int | None, listed: bool = True
+        self, name: str, user: str, by: Authorship, *, limit: int | None, listed: bool = True
     ) -> Member:
         """Add a user to an account, or change the limit of a user who is in it.
 
@@ -220,18 +222,18 @@ class Accounts:
         """
         session = self._session
         found = self.need(name)
-        user = clean(user)
+        user = sanitize_text(user)
         if not _NAME.fullmatch(user):
             raise BankUsage(f"{user!r} is no user's name", user)
-        if limit is not None and not 0 <= limit <= MOST:
+        if limit is not None and not 0 <= limit <= MAX_AMOUNT:
             raise BankUsage("a limit is not below zero, and not beyond all measure", limit)
-        asked = asking("user.set", found.name, user, limit, listed)
+        asked = encode_ledger_request("user.set", found.name, user, limit, listed)
         if session.done(by, asked) is None:
             session.act("user.set", by, asked=asked, about=found.name, user=user)
             self._put_member(found.name, user, limit_amount=limit, listed=int(listed))
         return next(each for each in self.users(found.name) if each.user == user)
 
-    def drop_user(self, name: str, user: str, by: By) -> None:
+    def drop_user(self, name: str, user: str, by: Authorship) -> None:
         """Remove a user from an account; the amount spent stays on record.
 
         Raises:
@@ -239,7 +241,7 @@ class Accounts:
         """
         session = self._session
         found = self.need(name)
-        asked = asking("user.drop", found.name, user)
+        asked = encode_ledger_request("user.drop", found.name, user)
         if session.done(by, asked) is not None:
             return
         if user not in {each.user for each in self.users(found.name) if each.listed}:
@@ -259,15 +261,15 @@ class Accounts:
 
     def users(self, name: str) -> list[Member]:
         """List the users who are in an account or have spent of it."""
-        return self._members(member.c.account == clean(name.lower()))
+        return self._members(member.c.account == sanitize_text(name.lower()))
 
     def of_user(self, user: str) -> list[Member]:
         """List the accounts that a user is in or has spent of."""
-        return self._members(member.c.name == clean(user))
+        return self._members(member.c.name == sanitize_text(user))
 
     def _members(self, condition: Any) -> list[Member]:
         chosen = select(member).where(condition).order_by(member.c.account, member.c.name)
-        return [_member(row) for row in self._session.rows(chosen)]
+        return [_member_from_row(row) for row in self._session.rows(chosen)]
 
     def _put_member(self, name: str, user: str, **values: int | None) -> None:
         """Update the row of a user in an account, or insert it."""
@@ -283,7 +285,7 @@ class Accounts:
                 raise BankUsage(f"{name} has no parent to draw on: name one", name)
             return
         above: Account | None = self.need(parent)
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             if above is None:
                 return
             if above.name == name:
@@ -303,23 +305,23 @@ class Accounts:
             )
 
 
-def _checked(wanted: Account) -> Account:
+def _validate_account(wanted: Account) -> Account:
     """Check the fields of an account and return it normalized."""
-    name = clean(wanted.name.lower())
+    name = sanitize_text(wanted.name.lower())
     if not _NAME.fullmatch(name):
         raise BankUsage(f"{wanted.name!r} cannot be an account's name", wanted.name)
-    if not 0 <= wanted.credit <= MOST:
+    if not 0 <= wanted.credit <= MAX_AMOUNT:
         raise BankUsage("a credit is not below zero, and not beyond all measure", wanted.credit)
     return msgspec.structs.replace(
         wanted,
         name=name,
-        parent=clean(wanted.parent.lower()),
-        owners=tuple(dict.fromkeys(map(clean, wanted.owners))),
-        note=clean(wanted.note),
+        parent=sanitize_text(wanted.parent.lower()),
+        owners=tuple(dict.fromkeys(map(sanitize_text, wanted.owners))),
+        note=sanitize_text(wanted.note),
     )
 
 
-def _columns(known: Account) -> dict[str, Any]:
+def _account_columns(known: Account) -> dict[str, Any]:
     """Return the column values of an account's row."""
     return {
         "name": known.name,
@@ -334,7 +336,7 @@ def _columns(known: Account) -> dict[str, Any]:
     }
 
 
-def _account(row: "Row[Any]") -> Account:
+def _account_from_row(row: "Row[Any]") -> Account:
     return Account(
         name=row.name,
         parent=row.parent,
@@ -349,7 +351,7 @@ def _account(row: "Row[Any]") -> Account:
     )
 
 
-def _member(row: "Row[Any]") -> Member:
+def _member_from_row(row: "Row[Any]") -> Member:
     return Member(
         account=row.account,
         user=row.name,

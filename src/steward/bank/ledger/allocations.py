@@ -1,8 +1,8 @@
 """Allocations: service units granted to an account for a period, spent earliest end first.
 
-:func:`drawn` and :func:`returned` divide a payment or repayment among allocations;
-:class:`Allocations` creates, changes and queries them; :func:`expire` empties those that
-have ended, into the next allocation (rollover "next") or into the pot of expired money.
+:func:`divide_payment` and :func:`divide_repayment` divide a payment or repayment among allocations;
+:class:`Allocations` creates, changes and queries them; :func:`expire_allocations` empties those
+that have ended, into the next allocation (rollover "next") or into the pot of expired money.
 
 Each account also has one open-ended allocation, which never ends and alone may go below
 zero. Amounts are micro-SU.
@@ -17,31 +17,37 @@ from sqlalchemy import Row, func, insert, or_, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
-from steward.bank.ledger.postings import Moves, Session, asking, checked_amount, clean
-from steward.bank.ledger.records import Account, Allocation, By, Rollover, Transfer
+from steward.bank.ledger.postings import (
+    LedgerSession,
+    TransferWriter,
+    encode_ledger_request,
+    sanitize_text,
+    validate_amount,
+)
+from steward.bank.ledger.records import Account, Allocation, Authorship, Rollover, Transfer
 from steward.bank.ledger.tables import EXPIRED, ISSUED, pot
-from steward.bank.records import Share
-from steward.core.timestamps import micros, moment
+from steward.bank.records import AllocationShare
+from steward.core.timestamps import moment, to_micros
 
 _NEVER: Final = 2**63
 """End of an open-ended allocation for sorting, after any time."""
 
 
-def in_order_of_end(allocations: Iterable[Allocation]) -> list[Allocation]:
+def sort_by_end(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Sort allocations in spending order: by end, the open-ended one last."""
-    return sorted(allocations, key=_order)
+    return sorted(allocations, key=_end_sort_key)
 
 
-def _order(allocation: Allocation) -> tuple[float, int]:
+def _end_sort_key(allocation: Allocation) -> tuple[float, int]:
     """Return the sort key: end, then number."""
     end = allocation.end
     return (_NEVER if end is None else end.timestamp(), allocation.number)
 
 
-def drawn(
+def divide_payment(
     amount: int,
     allocations: Sequence[Allocation],
-    shares: Sequence[Share] = (),
+    shares: Sequence[AllocationShare] = (),
     already: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
     """Divide a payment among allocations.
@@ -55,7 +61,7 @@ def drawn(
         shares: Allocations that pay first, and up to how much.
         already: Amount of its share that each has already paid.
     """
-    ordered = in_order_of_end(allocations)
+    ordered = sort_by_end(allocations)
     left = {each.number: max(each.balance, 0) for each in ordered}
     taken: dict[int, int] = {}
 
@@ -77,7 +83,7 @@ def drawn(
     return taken
 
 
-def returned(
+def divide_repayment(
     amount: int, paid: Mapping[int, int], allocations: Sequence[Allocation]
 ) -> dict[int, int]:
     """Divide a repayment among the allocations that paid, latest end first.
@@ -88,7 +94,7 @@ def returned(
         allocations: At least all those that paid.
     """
     given: dict[int, int] = {}
-    for each in reversed(in_order_of_end(allocations)):
+    for each in reversed(sort_by_end(allocations)):
         part = min(amount, paid.get(each.number, 0))
         if part > 0:
             given[each.number] = part
@@ -96,7 +102,7 @@ def returned(
     return given
 
 
-def beyond(balance: int, credit: int) -> int:
+def excess_over_credit(balance: int, credit: int) -> int:
     """Return how far an open-ended balance is below the account's credit limit; 0 if not."""
     return max(0, -balance - credit)
 
@@ -109,7 +115,7 @@ class Allocations:
         accounts: The accounts of the same transaction.
     """
 
-    def __init__(self, session: Session, accounts: Accounts) -> None:
+    def __init__(self, session: LedgerSession, accounts: Accounts) -> None:
         self._session = session
         self._accounts = accounts
 
@@ -117,7 +123,7 @@ class Allocations:
         self,
         account: str,
         amount: int,
-        by: By,
+        by: Authorship,
         *,
         end: datetime,
         begin: datetime | None = None,
@@ -140,16 +146,16 @@ class Allocations:
             BankUsage: The account does not exist, or the times or the amount are invalid.
         """
         session = self._session
-        whose = takes_money(self._accounts.need(account))
+        whose = require_payable(self._accounts.need(account))
         if amount:
-            checked_amount(amount)
-        times = (None if begin is None else micros(begin), micros(end))
-        asked = asking("allocation.create", whose.name, amount, *times, rollover)
+            validate_amount(amount)
+        times = (None if begin is None else to_micros(begin), to_micros(end))
+        asked = encode_ledger_request("allocation.create", whose.name, amount, *times, rollover)
         done = session.done(by, asked)
         if done is not None:
             return self._made_by(done)
-        begin_us = micros(begin or session.now(by))
-        if begin_us >= micros(end):
+        begin_us = to_micros(begin or session.now(by))
+        if begin_us >= to_micros(end):
             raise BankUsage("an allocation ends after it begins", account)
         number = session.value(select(func.max(pot.c.number))) + 1
         made = session.act(
@@ -164,9 +170,9 @@ class Allocations:
                 number=number,
                 account=whose.name,
                 begin_us=begin_us,
-                end_us=micros(end),
+                end_us=to_micros(end),
                 rollover=rollover,
-                note=clean(note),
+                note=sanitize_text(note),
                 balance=0,
                 given=0,
                 made_by=made,
@@ -179,7 +185,7 @@ class Allocations:
     def change(
         self,
         number: int,
-        by: By,
+        by: Authorship,
         *,
         begin: datetime | None = None,
         end: datetime | None = None,
@@ -198,7 +204,7 @@ class Allocations:
             raise BankUsage(f"allocation {number} is {before.account}'s open-ended one", number)
         given = {"begin": begin, "end": end, "rollover": rollover, "note": note}
         wanted = {key: value for key, value in given.items() if value is not None}
-        asked = asking("allocation.change", number, wanted)
+        asked = encode_ledger_request("allocation.change", number, wanted)
         if session.done(by, asked) is not None:
             return before
         after = msgspec.structs.replace(before, **wanted)
@@ -207,10 +213,10 @@ class Allocations:
         if after != before:
             session.act("allocation.change", by, asked=asked, about=before.account)
             values = {
-                "begin_us": micros(after.begin),
-                "end_us": micros(after.end),
+                "begin_us": to_micros(after.begin),
+                "end_us": to_micros(after.end),
                 "rollover": after.rollover,
-                "note": clean(after.note),
+                "note": sanitize_text(after.note),
             }
             session.run(update(pot).where(pot.c.number == number).values(values))
         return self._need(number)
@@ -218,7 +224,7 @@ class Allocations:
     def get(self, number: int) -> Allocation | None:
         """Return the allocation of this number, or None."""
         found = self._session.row(select(pot).where(pot.c.number == number, pot.c.number > 0))
-        return None if found is None else _allocation(found)
+        return None if found is None else _allocation_from_row(found)
 
     def of(self, account: str, ended: bool = False) -> list[Allocation]:
         """List an account's own allocations, earliest end first.
@@ -227,9 +233,9 @@ class Allocations:
             account: The account's name.
             ended: Whether to include allocations that have ended.
         """
-        chosen = select(pot).where(pot.c.account == clean(account.lower()))
+        chosen = select(pot).where(pot.c.account == sanitize_text(account.lower()))
         if not ended:
-            now_us = micros(self._session.now())
+            now_us = to_micros(self._session.now())
             chosen = chosen.where(or_(pot.c.end_us.is_(None), pot.c.end_us > now_us))
         return self.chosen(chosen)
 
@@ -239,7 +245,9 @@ class Allocations:
         Raises:
             BankUsage: The account does not exist.
         """
-        chosen = select(pot).where(pot.c.account == clean(account.lower()), pot.c.end_us.is_(None))
+        chosen = select(pot).where(
+            pot.c.account == sanitize_text(account.lower()), pot.c.end_us.is_(None)
+        )
         found = self.chosen(chosen)
         if not found:
             raise NotInBank(f"there is no account {account!r}", account)
@@ -248,7 +256,7 @@ class Allocations:
     def chosen(self, statement: Any) -> list[Allocation]:
         """List the allocations that a SELECT on the table ``pot`` returns, earliest end first."""
         ordered = statement.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
-        return [_allocation(row) for row in self._session.rows(ordered)]
+        return [_allocation_from_row(row) for row in self._session.rows(ordered)]
 
     def of_account(self, account: str, number: int) -> Allocation:
         """Return an allocation of this account by number; its open-ended one for 0.
@@ -280,7 +288,7 @@ class Allocations:
         return found
 
 
-def takes_money(account: Account) -> Account:
+def require_payable(account: Account) -> Account:
     """Return the account if it can receive money.
 
     Raises:
@@ -295,7 +303,7 @@ def takes_money(account: Account) -> Account:
     return account
 
 
-def _allocation(row: "Row[Any]") -> Allocation:
+def _allocation_from_row(row: "Row[Any]") -> Allocation:
     return Allocation(
         number=row.number,
         account=row.account,
@@ -308,11 +316,11 @@ def _allocation(row: "Row[Any]") -> Allocation:
     )
 
 
-def expire(
-    session: Session,
+def expire_allocations(
+    session: LedgerSession,
     allocations: Allocations,
-    moves: Moves,
-    by: By,
+    moves: TransferWriter,
+    by: Authorship,
     kept: Mapping[int, int],
 ) -> list[Transfer]:
     """Empty the allocations that have ended: the balance expires or rolls over.
@@ -325,7 +333,7 @@ def expire(
         kept: By allocation number, the amount that jobs which started on it may still need. It
             stays until those jobs have ended.
     """
-    now_us = micros(session.now(by))
+    now_us = to_micros(session.now(by))
     ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
     made: list[Transfer] = []
     # A rollover into an allocation that has ended too rolls on with that one's balance.
@@ -336,15 +344,15 @@ def expire(
         amount = each.balance - max(0, kept.get(each.number, 0))
         if amount <= 0:
             continue
-        target = _next(each, allocations.of(each.account, ended=True))
-        made.append(_emptied(moves, by, each, amount, target))
-        if target is not None and target.end is not None and micros(target.end) <= now_us:
+        target = _rollover_target(each, allocations.of(each.account, ended=True))
+        made.append(_empty_allocation(moves, by, each, amount, target))
+        if target is not None and target.end is not None and to_micros(target.end) <= now_us:
             waiting.add(target.number)
     return made
 
 
-def _emptied(
-    moves: Moves, by: By, ended: Allocation, amount: int, target: Allocation | None
+def _empty_allocation(
+    moves: TransferWriter, by: Authorship, ended: Allocation, amount: int, target: Allocation | None
 ) -> Transfer:
     """Move the balance of an ended allocation to its rollover target, or let it expire."""
     why, where = f"allocation {ended.number} has ended", EXPIRED
@@ -352,14 +360,14 @@ def _emptied(
         why, where = f"{why}: on to {target.number}", target.number
     return moves.move(
         "expire" if target is None else "rollover",
-        By(who=by.who, at=by.at),
+        Authorship(who=by.who, at=by.at),
         {ended.number: -amount, where: amount},
         why=f"{by.why}: {why}" if by.why else why,
         about=ended.account,
     )
 
 
-def _next(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
+def _rollover_target(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
     """Return the rollover target: of the allocations that end later, the one that begins next."""
     if ended.rollover != "next" or ended.end is None:
         return None

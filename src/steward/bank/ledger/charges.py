@@ -4,8 +4,8 @@ A charge is the total price of a run, identified by its key. Posting the same ke
 or gives back only the difference, so repeats and crashes in between are harmless. Every
 posted version is kept for ever, and corrections are further transfers.
 
-:class:`Charges` is the entry point (billing calls ``charge``); :class:`Paying` moves the
-money between allocations; :class:`Standing` is a charge's state meanwhile. All amounts are
+:class:`Charges` is the entry point (billing calls ``charge``); :class:`ChargePayments` moves the
+money between allocations; :class:`ChargeState` is a charge's state meanwhile. All amounts are
 micro-SU.
 """
 
@@ -19,26 +19,37 @@ from sqlalchemy import Row, func, insert, select, update
 
 from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
-from steward.bank.ledger.allocations import Allocations, beyond, drawn, returned
-from steward.bank.ledger.postings import Moves, Session, asking, checked_amount, clean
+from steward.bank.ledger.allocations import (
+    Allocations,
+    divide_payment,
+    divide_repayment,
+    excess_over_credit,
+)
+from steward.bank.ledger.postings import (
+    LedgerSession,
+    TransferWriter,
+    encode_ledger_request,
+    sanitize_text,
+    validate_amount,
+)
 from steward.bank.ledger.records import (
     NO_ACCOUNT,
     Account,
     Allocation,
-    By,
-    Charged,
+    Authorship,
+    ChargeResult,
     ChargeRow,
     ChargeVersion,
     Transfer,
 )
 from steward.bank.ledger.tables import USAGE, act, charge, charge_version, entry
-from steward.bank.money import MOST
-from steward.bank.records import Charge, Share
-from steward.core.timestamps import micros, moment
+from steward.bank.money import MAX_AMOUNT
+from steward.bank.records import AllocationShare, Charge
+from steward.core.timestamps import moment, to_micros
 
 
 @dataclass
-class Standing:
+class ChargeState:
     """State of a charge while it is posted.
 
     Attributes:
@@ -65,7 +76,7 @@ class Standing:
         return sum(self.paid.values())
 
 
-class Paying:
+class ChargePayments:
     """Move money from and to allocations for charges.
 
     Args:
@@ -76,7 +87,11 @@ class Paying:
     """
 
     def __init__(
-        self, session: Session, accounts: Accounts, allocations: Allocations, moves: Moves
+        self,
+        session: LedgerSession,
+        accounts: Accounts,
+        allocations: Allocations,
+        moves: TransferWriter,
     ) -> None:
         self._session = session
         self._accounts = accounts
@@ -84,16 +99,22 @@ class Paying:
         self._moves = moves
 
     def take(
-        self, stands: Standing, new: Charge, amount: int, by: By, why: str, is_first: bool
+        self,
+        stands: ChargeState,
+        new: Charge,
+        amount: int,
+        by: Authorship,
+        why: str,
+        is_first: bool,
     ) -> Transfer:
         """Take an amount from the allocations that were active when the run began."""
-        there = self._there(stands.payer, began(new) or self._session.now(by))
-        taken = drawn(amount, there, new.shares, stands.paid)
+        there = self._there(stands.payer, run_start(new) or self._session.now(by))
+        taken = divide_payment(amount, there, new.shares, stands.paid)
         open_ended = there[-1]
         below = open_ended.balance - taken.get(open_ended.number, 0)
         made = self._moves.move(
             "charge" if is_first else "correction",
-            By(who=by.who, at=by.at),
+            Authorship(who=by.who, at=by.at),
             {where: -part for where, part in taken.items()} | {USAGE: amount},
             why=why,
             about=stands.account,
@@ -103,13 +124,15 @@ class Paying:
         )
         self._accounts.spend(stands.account, stands.user, amount)
         credit = self._credit(stands.payer)
-        stands.overdraw += beyond(below, credit) - beyond(open_ended.balance, credit)
+        stands.overdraw += excess_over_credit(below, credit) - excess_over_credit(
+            open_ended.balance, credit
+        )
         for where, part in taken.items():
             stands.paid[where] = stands.paid.get(where, 0) + part
         return made
 
     def give_back(
-        self, stands: Standing, amount: int, by: By, why: str, *, refund_asked: str = ""
+        self, stands: ChargeState, amount: int, by: Authorship, why: str, *, refund_asked: str = ""
     ) -> Transfer:
         """Give an amount back, first to the allocations that were drawn on last.
 
@@ -121,10 +144,10 @@ class Paying:
             refund_asked: The request's text for a manual refund; "" for a correction.
         """
         those = self._allocations.needed(list(stands.paid))
-        back = returned(amount, stands.paid, those)
+        back = divide_repayment(amount, stands.paid, those)
         made = self._moves.move(
             "refund" if refund_asked else "correction",
-            by if refund_asked else By(who=by.who, at=by.at),
+            by if refund_asked else Authorship(who=by.who, at=by.at),
             back | {USAGE: -amount},
             asked=refund_asked,
             why=why,
@@ -149,7 +172,7 @@ class Paying:
         """
         if amount <= 0:
             return
-        *dated, open_ended = self._there(payer, began(new) or self._session.now())
+        *dated, open_ended = self._there(payer, run_start(new) or self._session.now())
         means = open_ended.balance + sum(max(each.balance, 0) for each in dated)
         if amount > means + self._credit(payer):
             raise BankRefused(f"{payer} cannot pay {amount} micro-SU", payer)
@@ -173,7 +196,7 @@ class Paying:
         return 0 if found is None else found.credit
 
 
-def began(new: Charge) -> datetime | None:
+def run_start(new: Charge) -> datetime | None:
     """Return when the charged run began, or None if unknown."""
     return new.use.start if new.use is not None else None
 
@@ -193,14 +216,18 @@ class Charges:
     """
 
     def __init__(
-        self, session: Session, accounts: Accounts, allocations: Allocations, moves: Moves
+        self,
+        session: LedgerSession,
+        accounts: Accounts,
+        allocations: Allocations,
+        moves: TransferWriter,
     ) -> None:
         self._session = session
         self._accounts = accounts
         self._moves = moves
-        self._paying = Paying(session, accounts, allocations, moves)
+        self._paying = ChargePayments(session, accounts, allocations, moves)
 
-    def charge(self, wanted: Charge, by: By) -> Charged:
+    def charge(self, wanted: Charge, by: Authorship) -> ChargeResult:
         """Post a charge: take what is missing, or give back the excess, up to its amount.
 
         An account that does not exist is created as unknown, so that the usage is on record.
@@ -209,10 +236,10 @@ class Charges:
             BankRefused: It exceeds the payer's available money and must not overdraw.
             BankUsage: The amount is negative or too large.
         """
-        new = _checked(wanted)
+        new = _validate_charge(wanted)
         row = self._row(new.key)
-        if row is not None and _same(_decoder.decode(row.body), new):
-            return _charged(self._standing(row))
+        if row is not None and _is_same_charge(_decoder.decode(row.body), new):
+            return _charge_result(self._standing(row))
         self._enter_account(new.account, by)
         before = None if row is None else self._standing(row)
         due = max(0, new.amount - (0 if row is None else row.refunded))
@@ -233,12 +260,12 @@ class Charges:
             made.append(self._paying.take(stands, new, missing, by, why, row is None))
         elif due < stands.due:
             made.append(self._paying.give_back(stands, stands.due - due, by, why))
-        added = sum(_used(each) for each in made)
+        added = sum(_usage_amount(each) for each in made)
         self._write(stands, new, by, 1 if row is None else row.versions + 1)
         self._keep(stands.number, new, by, why, 1 if row is None else row.versions + 1, made)
-        return _charged(stands, added=added, made=made, is_first=row is None)
+        return _charge_result(stands, added=added, made=made, is_first=row is None)
 
-    def refund(self, key: str, by: By, amount: int | None = None) -> Transfer:
+    def refund(self, key: str, by: Authorship, amount: int | None = None) -> Transfer:
         """Refund part or all of a charge; later corrections leave the refund in place.
 
         Raises:
@@ -246,12 +273,12 @@ class Charges:
             BankUsage: The charge does not exist, or the amount is invalid.
         """
         row = self._need(key)
-        asked = asking("refund_charge", key, amount)
+        asked = encode_ledger_request("refund_charge", key, amount)
         earlier = self._moves.once(by, asked)
         if earlier is not None:
             return earlier
         stands = self._standing(row)
-        wanted = checked_amount(stands.due if amount is None else amount)
+        wanted = validate_amount(stands.due if amount is None else amount)
         if wanted > stands.due:
             raise BankRefused(f"the charge {key} comes to {stands.due} micro-SU: that is more", key)
         made = self._paying.give_back(stands, wanted, by, by.why, refund_asked=asked)
@@ -261,7 +288,7 @@ class Charges:
             .values(
                 refunded=row.refunded + wanted,
                 overdraw=stands.overdraw,
-                last_at_us=micros(self._session.now(by)),
+                last_at_us=to_micros(self._session.now(by)),
             )
         )
         return made
@@ -269,7 +296,7 @@ class Charges:
     def get(self, key: str) -> ChargeRow | None:
         """Return the charge with this key, or None."""
         row = self._row(key)
-        return None if row is None else _shown(row)
+        return None if row is None else _charge_from_row(row)
 
     def of_job(
         self, cluster: str, job_id: int, first_submit: datetime | None = None
@@ -277,13 +304,17 @@ class Charges:
         """List the charges of a job's runs; without ``first_submit``, of every job of that id."""
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
-            chosen = chosen.where(charge.c.first_submit_us == micros(first_submit))
-        return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
+            chosen = chosen.where(charge.c.first_submit_us == to_micros(first_submit))
+        return [
+            _charge_from_row(row) for row in self._session.rows(chosen.order_by(charge.c.number))
+        ]
 
     def of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
         """List the charges of several jobs' runs, by raw job id."""
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
-        return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
+        return [
+            _charge_from_row(row) for row in self._session.rows(chosen.order_by(charge.c.number))
+        ]
 
     def changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
         """List charges changed after a transaction number: (transaction number, author, charge)."""
@@ -295,7 +326,10 @@ class Charges:
             .order_by(act.c.number)
             .limit(limit)
         )
-        return [(row.act_number, row.act_who, _shown(row)) for row in self._session.rows(chosen)]
+        return [
+            (row.act_number, row.act_who, _charge_from_row(row))
+            for row in self._session.rows(chosen)
+        ]
 
     def versions(self, key: str) -> list[ChargeVersion]:
         """List the posted versions of a charge, oldest first."""
@@ -318,20 +352,20 @@ class Charges:
         self, at: datetime, cluster: str = "", limit: int = 1000, after: str = ""
     ) -> list[ChargeRow]:
         """List charges of runs that began at or after a time, by key, after the key ``after``."""
-        chosen = select(charge).where(charge.c.begin_us >= micros(at), charge.c.key > after)
+        chosen = select(charge).where(charge.c.begin_us >= to_micros(at), charge.c.key > after)
         if cluster:
             chosen = chosen.where(charge.c.cluster == cluster)
         rows = self._session.rows(chosen.order_by(charge.c.key).limit(limit))
-        return [_shown(row) for row in rows]
+        return [_charge_from_row(row) for row in rows]
 
-    def _enter_account(self, name: str, by: By) -> None:
+    def _enter_account(self, name: str, by: Authorship) -> None:
         if self._accounts.get(name) is None:
             note = "entered since something was charged to it"
             self._accounts.make(Account(name=name, known=False, note=note), by)
 
-    def _standing(self, row: "Row[Any]") -> Standing:
+    def _standing(self, row: "Row[Any]") -> ChargeState:
         """Return the current state of a stored charge."""
-        return Standing(
+        return ChargeState(
             number=row.number,
             key=row.key,
             account=row.account,
@@ -341,26 +375,30 @@ class Charges:
             paid=self._paying.paid(row.number),
         )
 
-    def _anew(self, new: Charge, payer: str, before: Standing | None) -> Standing:
+    def _anew(self, new: Charge, payer: str, before: ChargeState | None) -> ChargeState:
         """Return the state of a charge that nobody has paid yet."""
         if before is not None:
             number = before.number
         else:
             number = (self._session.value(select(func.max(charge.c.number))) or 0) + 1
-        return Standing(
-            number=number, key=clean(new.key), account=new.account, user=new.user, payer=payer
+        return ChargeState(
+            number=number,
+            key=sanitize_text(new.key),
+            account=new.account,
+            user=new.user,
+            payer=payer,
         )
 
-    def _write(self, stands: Standing, new: Charge, by: By, version: int) -> None:
+    def _write(self, stands: ChargeState, new: Charge, by: Authorship, version: int) -> None:
         """Insert or update the row of a charge."""
-        now_us = micros(self._session.now(by))
+        now_us = to_micros(self._session.now(by))
         columns = {
             "account": new.account,
             "user_name": new.user,
             "partition_name": new.partition,
             "amount": new.amount,
-            "hold": clean(new.hold),
-            "begin_us": micros(began(new) or new.first_submit),
+            "hold": sanitize_text(new.hold),
+            "begin_us": to_micros(run_start(new) or new.first_submit),
             "body": _encoder.encode(new),
             "payer": stands.payer,
             "overdraw": stands.overdraw,
@@ -374,33 +412,39 @@ class Charges:
         columns |= {
             "number": stands.number,
             "key": stands.key,
-            "cluster": clean(new.cluster),
+            "cluster": sanitize_text(new.cluster),
             "job_id": new.job_id,
-            "first_submit_us": micros(new.first_submit),
+            "first_submit_us": to_micros(new.first_submit),
             "refunded": 0,
             "first_at_us": now_us,
         }
         self._session.run(insert(charge).values(columns))
 
     def _keep(
-        self, number: int, new: Charge, by: By, why: str, version: int, made: Sequence[Transfer]
+        self,
+        number: int,
+        new: Charge,
+        by: Authorship,
+        why: str,
+        version: int,
+        made: Sequence[Transfer],
     ) -> None:
         """Store the posted version of a charge, which is kept for ever."""
         self._session.run(
             insert(charge_version).values(
                 charge=number,
                 number=version,
-                at_us=micros(self._session.now(by)),
-                who=clean(by.who),
-                why=clean(why),
-                added=sum(_used(each) for each in made),
+                at_us=to_micros(self._session.now(by)),
+                who=sanitize_text(by.who),
+                why=sanitize_text(why),
+                added=sum(_usage_amount(each) for each in made),
                 acts=msgspec.json.encode([each.number for each in made]).decode(),
                 body=_encoder.encode(new),
             )
         )
 
     def _row(self, key: str) -> "Row[Any] | None":
-        return self._session.row(select(charge).where(charge.c.key == clean(key)))
+        return self._session.row(select(charge).where(charge.c.key == sanitize_text(key)))
 
     def _need(self, key: str) -> "Row[Any]":
         found = self._row(key)
@@ -409,32 +453,34 @@ class Charges:
         return found
 
 
-def _checked(wanted: Charge) -> Charge:
+def _validate_charge(wanted: Charge) -> Charge:
     """Check the amount of a charge and return it normalized."""
-    if not 0 <= wanted.amount <= MOST:
+    if not 0 <= wanted.amount <= MAX_AMOUNT:
         raise BankUsage("a charge is not below zero, and not beyond all measure", wanted.key)
     return msgspec.structs.replace(
         wanted,
-        account=clean(wanted.account.lower()) or NO_ACCOUNT,
-        user=clean(wanted.user),
-        partition=clean(wanted.partition),
+        account=sanitize_text(wanted.account.lower()) or NO_ACCOUNT,
+        user=sanitize_text(wanted.user),
+        partition=sanitize_text(wanted.partition),
     )
 
 
-def _charged(
-    stands: Standing,
+def _charge_result(
+    stands: ChargeState,
     *,
     added: int = 0,
     made: Sequence[Transfer] = (),
     is_first: bool = False,
-) -> Charged:
+) -> ChargeResult:
     """Build the result of posting a charge."""
     paid = sorted(stands.paid.items())
-    return Charged(
+    return ChargeResult(
         key=stands.key,
         added=added,
         amount=stands.due,
-        shares=tuple(Share(allocation=where, amount=part) for where, part in paid if part),
+        shares=tuple(
+            AllocationShare(allocation=where, amount=part) for where, part in paid if part
+        ),
         payer=stands.payer,
         overdraw=stands.overdraw,
         transfers=tuple(each.number for each in made),
@@ -442,17 +488,17 @@ def _charged(
     )
 
 
-def _same(one: Charge, other: Charge) -> bool:
+def _is_same_charge(one: Charge, other: Charge) -> bool:
     """Compare two charges, ignoring reason, source, shares, hold and overdraw."""
     told = {"why": "", "source": "", "shares": (), "hold": "", "overdraw": True}
     return msgspec.structs.replace(one, **told) == msgspec.structs.replace(other, **told)
 
 
-def _used(made: Transfer) -> int:
+def _usage_amount(made: Transfer) -> int:
     return sum(each.amount for each in made.entries if each.pot == "usage")
 
 
-def _shown(row: "Row[Any]") -> ChargeRow:
+def _charge_from_row(row: "Row[Any]") -> ChargeRow:
     return ChargeRow(
         charge=_decoder.decode(row.body),
         refunded=row.refunded,

@@ -1,7 +1,7 @@
 """Database engine of the ledger: SQLite or PostgreSQL behind one interface.
 
-:func:`url_of` reads the database URL from the settings; :class:`Database` opens connections,
-runs read and write transactions and translates SQLAlchemy's errors into the bank's.
+:func:`ledger_url` reads the database URL from the settings; :class:`LedgerDatabase` opens
+connections, runs read and write transactions and translates SQLAlchemy's errors into the bank's.
 
 Writers queue: on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL by a lock on the one row of
 ``state``. So no transaction conflicts and needs a retry, and numbers are committed in
@@ -33,41 +33,41 @@ from steward.core.drivers import POSTGRESQL
 from steward.core.errors import Unavailable
 from steward.core.sqlite import open_database
 
-_CONNECT_S: Final = 5
+_CONNECT_TIMEOUT_S: Final = 5
 """Time-out of a connection to PostgreSQL, in seconds."""
-_LOCK_S: Final = 10
+_LOCK_TIMEOUT_S: Final = 10
 """Longest wait for a lock, in seconds."""
-_STATEMENT_S: Final = 20
+_STATEMENT_TIMEOUT_S: Final = 20
 """Time-out of a statement on PostgreSQL, in seconds."""
-_LOOK_AGAIN_S: Final = 0.002
+_LOCK_POLL_S: Final = 0.002
 """Interval of attempts to begin a write on SQLite, in seconds."""
 _WRITES: Final = {"steward_writes": True}
 _READS: Final = {"steward_writes": False}
-_LOOK: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SNAPSHOT_SQL: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
 """Statement that makes a PostgreSQL transaction a read-only snapshot."""
 
-_CONNECT: Final[dict[str, Any]] = {
-    "connect_timeout": _CONNECT_S,
+_CONNECT_OPTIONS: Final[dict[str, Any]] = {
+    "connect_timeout": _CONNECT_TIMEOUT_S,
     "application_name": "steward",
-    "tcp_user_timeout": _STATEMENT_S * 1000,
+    "tcp_user_timeout": _STATEMENT_TIMEOUT_S * 1000,
 }
 """Connection parameters of libpq."""
 
-_WRONG: Final = ("no such", "syntax error", "malformed")
+_PERMANENT_ERRORS: Final = ("no such", "syntax error", "malformed")
 """Signs in SQLite's "operational" errors of permanent faults, where a retry does not help."""
 
-_OPTIONS: Final = " ".join(
+_SESSION_OPTIONS: Final = " ".join(
     f"-c {name}={seconds * 1000}"
     for name, seconds in {
-        "lock_timeout": _LOCK_S,
-        "statement_timeout": _STATEMENT_S,
+        "lock_timeout": _LOCK_TIMEOUT_S,
+        "statement_timeout": _STATEMENT_TIMEOUT_S,
         # A session idle inside a transaction blocks all other writers.
-        "idle_in_transaction_session_timeout": _LOCK_S,
+        "idle_in_transaction_session_timeout": _LOCK_TIMEOUT_S,
     }.items()
 )
 
 
-def url_of(settings: Settings) -> URL:
+def ledger_url(settings: Settings) -> URL:
     """Return the ledger's URL: ``[bank].database``, or ``ledger.db`` in the state directory.
 
     Raises:
@@ -90,11 +90,11 @@ def url_of(settings: Settings) -> URL:
         raise BankError(f"[bank].database is of {kind}: PostgreSQL and SQLite are supported")
     url = url.set(drivername="postgresql+psycopg")
     if settings.bank.password_file:
-        url = url.set(password=_password(settings.bank.password_file))
+        url = url.set(password=_read_password(settings.bank.password_file))
     return url
 
 
-def _password(path: str) -> str:
+def _read_password(path: str) -> str:
     """Read the first line of the password file."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def _password(path: str) -> str:
         raise LedgerUnavailable(f"[bank].password_file {path} cannot be read: {error}") from error
 
 
-class Database:
+class LedgerDatabase:
     """Connections to the ledger's database, with errors translated to the bank's.
 
     Args:
@@ -111,7 +111,7 @@ class Database:
         patience_s: Longest wait for a reply of PostgreSQL, in seconds.
     """
 
-    def __init__(self, url: URL, *, patience_s: float = _STATEMENT_S + 5.0) -> None:
+    def __init__(self, url: URL, *, patience_s: float = _STATEMENT_TIMEOUT_S + 5.0) -> None:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.shown = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
@@ -141,7 +141,7 @@ class Database:
         """
         with self._translated(), self._connected(_READS) as connection, connection.begin():
             if not self.is_sqlite:
-                connection.exec_driver_sql(_LOOK)
+                connection.exec_driver_sql(_SNAPSHOT_SQL)
             yield connection
 
     def close(self) -> None:
@@ -160,19 +160,19 @@ class Database:
         try:
             yield
         except (OperationalError, InterfaceError) as error:
-            if any(sign in str(error.orig) for sign in _WRONG):
-                raise BankError(f"the ledger {self.shown}: {_said(error)}") from error
-            raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
+            if any(sign in str(error.orig) for sign in _PERMANENT_ERRORS):
+                raise BankError(f"the ledger {self.shown}: {_error_line(error)}") from error
+            raise LedgerUnavailable(f"the ledger {self.shown}: {_error_line(error)}") from error
         except PoolTimeoutError as error:
             raise LedgerUnavailable(f"the ledger {self.shown}: no connection is free") from error
         except NoSuchModuleError as error:
             raise BankError(f"the ledger {self.shown}: {error}") from error
         except IntegrityError as error:
-            raise BankError(f"the ledger {self.shown} forbids it: {_said(error)}") from error
+            raise BankError(f"the ledger {self.shown} forbids it: {_error_line(error)}") from error
         except DBAPIError as error:
             if error.connection_invalidated or _is_standby(error):
-                raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
-            raise BankError(f"the ledger {self.shown}: {_said(error)}") from error
+                raise LedgerUnavailable(f"the ledger {self.shown}: {_error_line(error)}") from error
+            raise BankError(f"the ledger {self.shown}: {_error_line(error)}") from error
         except Unavailable as error:
             if isinstance(error, LedgerUnavailable) or not self.is_sqlite:
                 raise
@@ -186,7 +186,7 @@ def _is_standby(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) == "25006"
 
 
-def _said(error: DBAPIError) -> str:
+def _error_line(error: DBAPIError) -> str:
     """Return the first line of the database's error message."""
     text = str(error.orig).strip()
     return text.splitlines()[0] if text else type(error.orig).__name__
@@ -197,10 +197,10 @@ def _sqlite_engine(path: str) -> Engine:
     engine = sqlalchemy.create_engine(
         "sqlite://",
         module=dbapi2,
-        creator=lambda: open_database(path, (), timeout_s=_LOCK_S),
+        creator=lambda: open_database(path, (), timeout_s=_LOCK_TIMEOUT_S),
         poolclass=sqlalchemy.QueuePool,
         pool_size=2,
-        pool_timeout=_LOCK_S,
+        pool_timeout=_LOCK_TIMEOUT_S,
     )
 
     @event.listens_for(engine, "begin")
@@ -209,19 +209,19 @@ def _sqlite_engine(path: str) -> Engine:
         connection.exec_driver_sql(f"PRAGMA query_only={'OFF' if writes else 'ON'}")
         if not writes:
             connection.exec_driver_sql("BEGIN")
-        elif not _begun_in_turn(connection.connection.dbapi_connection):
+        elif not _begin_immediate(connection.connection.dbapi_connection):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
 
-def _begun_in_turn(connection: Any) -> bool:
+def _begin_immediate(connection: Any) -> bool:
     """Begin a write transaction as soon as no other runs; False after the time-out.
 
     SQLite's own busy handler polls only every 100 ms in the end, and so hardly ever hits the
     gap between two transactions of a process that writes continuously.
     """
-    deadline = time.monotonic() + _LOCK_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     connection.execute("PRAGMA busy_timeout=0")
     try:
         while time.monotonic() < deadline:
@@ -230,18 +230,18 @@ def _begun_in_turn(connection: Any) -> bool:
             except dbapi2.OperationalError as error:
                 if "locked" not in str(error):
                     return False  # whoever tries it once more says what is wrong
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_LOCK_POLL_S)
             else:
                 return True
         return False
     finally:
-        connection.execute(f"PRAGMA busy_timeout={_LOCK_S * 1000}")
+        connection.execute(f"PRAGMA busy_timeout={_LOCK_TIMEOUT_S * 1000}")
 
 
 def _postgresql_engine(url: URL, patience_s: float) -> Engine:
     """Create the SQLAlchemy engine for PostgreSQL, with time-outs."""
     try:
-        from steward.bank.ledger.postgresql import connect
+        from steward.bank.ledger.postgresql import connect_postgresql
     except ImportError as error:
         shown = url.render_as_string(hide_password=True)
         raise LedgerUnavailable(
@@ -249,15 +249,15 @@ def _postgresql_engine(url: URL, patience_s: float) -> Engine:
         ) from error
 
     words = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
-    options = f"{_OPTIONS} {words.pop('options', '')}".rstrip()
+    options = f"{_SESSION_OPTIONS} {words.pop('options', '')}".rstrip()
     return sqlalchemy.create_engine(
         url,
-        creator=lambda: connect(
+        creator=lambda: connect_postgresql(
             patience_s,
-            **_CONNECT | words,
+            **_CONNECT_OPTIONS | words,
             options=options,
         ),
         pool_size=2,
-        pool_timeout=_LOCK_S,
+        pool_timeout=_LOCK_TIMEOUT_S,
         pool_pre_ping=True,
     )

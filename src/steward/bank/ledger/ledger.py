@@ -13,17 +13,17 @@ from steward.bank.ledger import outbox
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.charges import Charges
-from steward.bank.ledger.engine import Database
-from steward.bank.ledger.outbox import Leases, Outbox, Places, Settlements, Thresholds
-from steward.bank.ledger.postings import Moves, Session
-from steward.bank.ledger.proof import check
-from steward.bank.ledger.queries import Course, Reading, books
-from steward.bank.ledger.rates import Modes, Rates, rules
-from steward.bank.ledger.records import Finding, Lease
-from steward.bank.ledger.side_records import Refusals, RemoteHolds, Tokens, Told
-from steward.bank.ledger.tables import bring_up_to_date
+from steward.bank.ledger.engine import LedgerDatabase
+from steward.bank.ledger.outbox import Cursors, Leases, Outbox, Settlements, Thresholds
+from steward.bank.ledger.postings import LedgerSession, TransferWriter
+from steward.bank.ledger.proof import verify_ledger
+from steward.bank.ledger.queries import BalanceHistory, LedgerQueries, export_books
+from steward.bank.ledger.rates import LedgerModes, LedgerRates, export_rules
+from steward.bank.ledger.records import Lease, LedgerFinding
+from steward.bank.ledger.side_records import RejectedJobs, RemoteHolds, ReportedJobs, Tokens
+from steward.bank.ledger.tables import upgrade_schema
 from steward.bank.ledger.transfers import Transfers
-from steward.bank.records import Books, Rules
+from steward.bank.records import BankRules, GateBooks
 
 
 class Transaction:
@@ -33,23 +33,23 @@ class Transaction:
         session: The session of the transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
-        self._places = Places(session)
+        self._places = Cursors(session)
         self.accounts = Accounts(session)
         self.allocations = Allocations(session, self.accounts)
-        self.charges = Charges(session, self.accounts, self.allocations, Moves(session))
+        self.charges = Charges(session, self.accounts, self.allocations, TransferWriter(session))
         self.transfers = Transfers(session, self.accounts, self.allocations, self.charges)
         self.settlements = Settlements(session)
-        self.rates = Rates(session)
-        self.modes = Modes(session)
-        self.reading = Reading(session, self.accounts, self.allocations)
-        self.course = Course(session)
+        self.rates = LedgerRates(session)
+        self.modes = LedgerModes(session)
+        self.reading = LedgerQueries(session, self.accounts, self.allocations)
+        self.course = BalanceHistory(session)
         self.thresholds = Thresholds(session)
         self.outbox = Outbox(session)
         self.tokens = Tokens(session)
-        self.refusals = Refusals(session)
-        self.told = Told(session)
+        self.refusals = RejectedJobs(session)
+        self.told = ReportedJobs(session)
         self.remote_holds = RemoteHolds(session)
 
     @property
@@ -73,17 +73,17 @@ class Transaction:
         """Write a short named note."""
         self._places.set_mark(name, text)
 
-    def books(self, after_seq: int = 0) -> Books:
+    def books(self, after_seq: int = 0) -> GateBooks:
         """Return the accounts that changed after a sequence number; all for 0."""
-        return books(self._session, self.accounts, after_seq)
+        return export_books(self._session, self.accounts, after_seq)
 
-    def rules(self) -> Rules:
+    def rules(self) -> BankRules:
         """Return all rates and modes."""
-        return rules(self._session, self.rates, self.modes)
+        return export_rules(self._session, self.rates, self.modes)
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[LedgerFinding]:
         """Check the ledger's invariants; see ``steward.bank.ledger.proof``."""
-        return check(self._session)
+        return verify_ledger(self._session)
 
 
 class Ledger:
@@ -101,11 +101,11 @@ class Ledger:
         SqliteError: The file is not a usable SQLite database.
     """
 
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
+    def __init__(self, database: LedgerDatabase, now: Callable[[], datetime]) -> None:
         self._database = database
         self._now = now
         try:
-            bring_up_to_date(self._database)
+            upgrade_schema(self._database)
         except BaseException:
             self._database.close()
             raise
@@ -136,9 +136,9 @@ class Ledger:
             LeaseLost: Another process has taken the lease.
         """
         with self._database.writing() as connection:
-            session = Session(connection, self._now, writing=True)
+            session = LedgerSession(connection, self._now, writing=True)
             if lease is not None:
-                outbox.check(connection, lease)
+                outbox.check_lease(connection, lease)
             yield Transaction(session)
             session.flush()
 
@@ -150,9 +150,9 @@ class Ledger:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
-            yield Transaction(Session(connection, self._now, writing=False))
+            yield Transaction(LedgerSession(connection, self._now, writing=False))
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[LedgerFinding]:
         """Check the ledger's invariants; an empty list means that all hold.
 
         Raises:

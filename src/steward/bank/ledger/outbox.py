@@ -3,7 +3,7 @@
 - :class:`Leases`: an exclusive right to act for a time, with a fencing number that grows.
   The holder shows the number with each transaction; once another process takes the lease,
   the ledger rejects the former holder, however late it wakes up.
-- :class:`Places`: consumer cursors and short notes, by name.
+- :class:`Cursors`: consumer cursors and short notes, by name.
 - :class:`Settlements`: amounts that the gate deducts from its SU holds, in order.
 - :class:`Thresholds`: thresholds already reported, so that each is reported once.
 - :class:`Outbox`: messages to deliver elsewhere, retried until delivered or dead letters.
@@ -17,12 +17,12 @@ import msgspec
 from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
 
 from steward.bank.errors import BankUsage, LedgerUnavailable
-from steward.bank.ledger.engine import Database
-from steward.bank.ledger.postings import Session, clean
+from steward.bank.ledger.engine import LedgerDatabase
+from steward.bank.ledger.postings import LedgerSession, sanitize_text
 from steward.bank.ledger.records import Lease, OutboxItem
 from steward.bank.ledger.tables import cursor, lease, mark, outbox, settlement, state, threshold
 from steward.bank.records import Settlement
-from steward.core.timestamps import micros, moment
+from steward.core.timestamps import moment, to_micros
 
 
 class LeaseLost(LedgerUnavailable):
@@ -37,7 +37,7 @@ class Leases:
         now: The clock, used on SQLite; PostgreSQL uses the server's clock.
     """
 
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
+    def __init__(self, database: LedgerDatabase, now: Callable[[], datetime]) -> None:
         self._database = database
         self._now = now
 
@@ -56,13 +56,13 @@ class Leases:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
-            _lock(connection)
+            _wait_for_writers(connection)
             now = self._time(connection)
-            found = _find(connection, name)
+            found = _find_lease(connection, name)
             if found is not None and found.holder != holder and moment(found.until_us) > now:
                 return None
             fence = 1 if found is None else found.fence + 1
-            until_us = micros(now + timedelta(seconds=for_s))
+            until_us = to_micros(now + timedelta(seconds=for_s))
             values = {"holder": holder, "fence": fence, "until_us": until_us}
             if found is None:
                 connection.execute(insert(lease).values(name=name, **values))
@@ -78,9 +78,9 @@ class Leases:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
-            _lock(connection)
-            check(connection, held)
-            until_us = micros(self._time(connection) + timedelta(seconds=for_s))
+            _wait_for_writers(connection)
+            check_lease(connection, held)
+            until_us = to_micros(self._time(connection) + timedelta(seconds=for_s))
             connection.execute(
                 update(lease).where(lease.c.name == held.name).values(until_us=until_us)
             )
@@ -93,7 +93,7 @@ class Leases:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
-            _lock(connection)
+            _wait_for_writers(connection)
             connection.execute(
                 update(lease)
                 .where(lease.c.name == held.name, lease.c.fence == held.fence)
@@ -107,7 +107,7 @@ class Leases:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
-            found = _find(connection, name)
+            found = _find_lease(connection, name)
             if found is None or moment(found.until_us) <= self._time(connection):
                 return None
             return Lease(
@@ -122,39 +122,41 @@ class Leases:
         if self._database.is_sqlite:
             return self._now()
         told: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-        return moment(micros(told))
+        return moment(to_micros(told))
 
 
-def check(connection: Connection, held: Lease) -> None:
+def check_lease(connection: Connection, held: Lease) -> None:
     """Check that a lease is still held, in a transaction that locks out other writers.
 
     Raises:
         LeaseLost: Another process has taken it.
     """
-    found = _find(connection, held.name)
+    found = _find_lease(connection, held.name)
     if found is None or (found.fence, found.holder) != (held.fence, held.holder):
         other = found.holder if found is not None else "nobody"
         raise LeaseLost(f"the lease {held.name} is not ours any more: {other} has it", held.name)
 
 
-def _lock(connection: Connection) -> None:
+def _wait_for_writers(connection: Connection) -> None:
     """Wait for running writers, so that they finish before the lease changes hands."""
     connection.execute(select(state.c.id).with_for_update())
 
 
-def _find(connection: Connection, name: str) -> "Row[Any] | None":
+def _find_lease(connection: Connection, name: str) -> "Row[Any] | None":
     return connection.execute(select(lease).where(lease.c.name == name)).first()
 
 
-_KEPT_US: Final = 90 * 86_400 * 1_000_000
+_KEY_RETENTION_US: Final = 90 * 86_400 * 1_000_000
 """Time that the key of a delivered message is remembered: 90 days, in microseconds."""
 _DONE: Final = 1
 """Value of outbox.done for a delivered message."""
-_ASIDE: Final = 2
+_DEAD: Final = 2
 """Value of outbox.done for a dead letter."""
 
 
-def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool = False) -> bool:
+def insert_or_replace(
+    session: LedgerSession, table: Table, values: dict[str, Any], *, replace: bool = False
+) -> bool:
     """Insert a row; replace one with the same primary key, or leave it unchanged.
 
     Returns:
@@ -170,14 +172,14 @@ def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool
     return replace
 
 
-class Places:
+class Cursors:
     """Consumer cursors and short notes, by name.
 
     Args:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def cursor(self, name: str) -> int:
@@ -187,7 +189,7 @@ class Places:
 
     def move_cursor(self, name: str, position: int) -> None:
         """Set a cursor."""
-        put(self._session, cursor, {"name": name, "position": position}, replace=True)
+        insert_or_replace(self._session, cursor, {"name": name, "position": position}, replace=True)
 
     def mark(self, name: str) -> str:
         """Return a note; "" if absent."""
@@ -195,7 +197,9 @@ class Places:
 
     def set_mark(self, name: str, text: str) -> None:
         """Write a note, replacing its text."""
-        put(self._session, mark, {"name": name, "said": clean(text)}, replace=True)
+        insert_or_replace(
+            self._session, mark, {"name": name, "said": sanitize_text(text)}, replace=True
+        )
 
 
 class Settlements:
@@ -205,7 +209,7 @@ class Settlements:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def add(
@@ -215,8 +219,8 @@ class Settlements:
         self._session.settlement += 1
         made = Settlement(
             seq=self._session.settlement,
-            hold=clean(hold),
-            charge=clean(charge_key),
+            hold=sanitize_text(hold),
+            charge=sanitize_text(charge_key),
             amount=amount,
             frees=frees,
             final=final,
@@ -256,14 +260,14 @@ class Thresholds:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def tell(self, allocation: int, kind: str, value: int) -> bool:
         """Record that a threshold is reported now; return False if it was before."""
-        now_us = micros(self._session.now())
+        now_us = to_micros(self._session.now())
         values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
-        return put(self._session, threshold, values)
+        return insert_or_replace(self._session, threshold, values)
 
     def told(self, allocation: int, kind: str) -> int:
         """Return how many thresholds of a kind were reported."""
@@ -283,7 +287,7 @@ class Outbox:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def put(self, kind: str, payload: bytes, *, key: str = "") -> int:
@@ -293,7 +297,7 @@ class Outbox:
             Number of the message.
         """
         if key:
-            where = (outbox.c.kind == kind, outbox.c.item_key == clean(key))
+            where = (outbox.c.kind == kind, outbox.c.item_key == sanitize_text(key))
             found = self._session.value(select(outbox.c.id).where(*where))
             if found is not None:
                 return int(found)
@@ -302,10 +306,10 @@ class Outbox:
             insert(outbox).values(
                 id=number,
                 kind=kind,
-                item_key=clean(key) if key else None,
+                item_key=sanitize_text(key) if key else None,
                 payload=payload,
                 tries=0,
-                next_us=micros(self._session.now()),
+                next_us=to_micros(self._session.now()),
                 error="",
                 done=0,
             )
@@ -316,15 +320,15 @@ class Outbox:
         """List the messages of a kind to send now, oldest first."""
         chosen = (
             select(outbox)
-            .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= micros(now))
+            .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= to_micros(now))
             .order_by(outbox.c.id)
             .limit(limit)
         )
-        return [_item(row) for row in self._session.rows(chosen)]
+        return [_outbox_item(row) for row in self._session.rows(chosen)]
 
     def done(self, number: int) -> None:
         """Mark a message as delivered: delete its payload, remember its key for 90 days."""
-        now_us = micros(self._session.now())
+        now_us = to_micros(self._session.now())
         self._session.run(
             update(outbox)
             .where(outbox.c.id == number)
@@ -332,7 +336,11 @@ class Outbox:
         )
         # The last row stays, so that the numbers continue from it.
         last = self._session.value(select(func.max(outbox.c.id)))
-        old = (outbox.c.done != 0, outbox.c.next_us < now_us - _KEPT_US, outbox.c.id < last)
+        old = (
+            outbox.c.done != 0,
+            outbox.c.next_us < now_us - _KEY_RETENTION_US,
+            outbox.c.id < last,
+        )
         self._session.run(delete(outbox).where(*old))
 
     def later(self, number: int, next_at: datetime, error: str) -> None:
@@ -344,7 +352,9 @@ class Outbox:
         changed = self._session.run(
             update(outbox)
             .where(outbox.c.id == number)
-            .values(tries=outbox.c.tries + 1, next_us=micros(next_at), error=clean(error))
+            .values(
+                tries=outbox.c.tries + 1, next_us=to_micros(next_at), error=sanitize_text(error)
+            )
         )
         if not changed:
             raise BankUsage(f"nothing of number {number} waits to be told", number)
@@ -356,7 +366,7 @@ class Outbox:
             BankUsage: No message has that number.
         """
         self.later(number, self._session.now(), error)
-        self._session.run(update(outbox).where(outbox.c.id == number).values(done=_ASIDE))
+        self._session.run(update(outbox).where(outbox.c.id == number).values(done=_DEAD))
 
     def again(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
         """Retry pending messages and dead letters at once; return their count.
@@ -366,8 +376,8 @@ class Outbox:
             numbers: Numbers to retry; all dead letters if empty.
         """
         wanted = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
-        wanted.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _ASIDE)
-        now_us = micros(self._session.now())
+        wanted.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _DEAD)
+        now_us = to_micros(self._session.now())
         return self._session.run(
             update(outbox).where(*wanted).values(done=0, tries=0, next_us=now_us)
         )
@@ -376,7 +386,7 @@ class Outbox:
         """List undelivered messages, dead letters included, oldest first."""
         wanted = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
         chosen = select(outbox).where(*wanted).order_by(outbox.c.id).limit(limit)
-        return [_item(row) for row in self._session.rows(chosen)]
+        return [_outbox_item(row) for row in self._session.rows(chosen)]
 
     def waiting(self, kind: str) -> int:
         """Count the pending messages of a kind."""
@@ -385,11 +395,11 @@ class Outbox:
 
     def set_aside(self, kinds: Sequence[str]) -> int:
         """Count the dead letters of some kinds."""
-        where = (outbox.c.kind.in_(kinds), outbox.c.done == _ASIDE)
+        where = (outbox.c.kind.in_(kinds), outbox.c.done == _DEAD)
         return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
 
 
-def _item(row: "Row[Any]") -> OutboxItem:
+def _outbox_item(row: "Row[Any]") -> OutboxItem:
     return OutboxItem(
         id=row.id,
         kind=row.kind,
@@ -398,5 +408,5 @@ def _item(row: "Row[Any]") -> OutboxItem:
         tries=row.tries,
         next_at=moment(row.next_us),
         error=row.error,
-        aside=row.done == _ASIDE,
+        aside=row.done == _DEAD,
     )

@@ -1,7 +1,7 @@
 """PostgreSQL connections with a time-out on every reply.
 
 The server's own time-outs do not help against a server that hangs. Nor do TCP's, while the
-server's kernel still acknowledges packets. :func:`connect` is used by
+server's kernel still acknowledges packets. :func:`connect_postgresql` is used by
 ``steward.bank.ledger.engine``.
 """
 
@@ -31,7 +31,7 @@ class PatientConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(said) from error
 
 
-def connect(patience_s: float, **words: Any) -> PatientConnection:
+def connect_postgresql(patience_s: float, **words: Any) -> PatientConnection:
     """Open a new connection.
 
     Args:

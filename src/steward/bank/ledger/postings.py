@@ -1,8 +1,8 @@
 """Postings: write ledger transactions with their entries, and update balances.
 
-:class:`Session` wraps one open database transaction and numbers what is written in it. It is
-the only place where entries are written and balances change. :class:`Moves` writes and reads
-complete transfers on top of it; accounts, allocations, charges and rates share it.
+:class:`LedgerSession` wraps one open database transaction and numbers what is written in it. It is
+the only place where entries are written and balances change. :class:`TransferWriter` writes and
+reads complete transfers on top of it; accounts, allocations, charges and rates share it.
 
 A row of table ``act`` is one ledger transaction (number, author, reason, idempotency key); its
 rows in ``entry`` are the postings, which sum to zero. Amounts are micro-SU.
@@ -16,19 +16,19 @@ import msgspec
 from sqlalchemy import Connection, Executable, Row, insert, select, update
 
 from steward.bank.errors import BankError, BankUsage
-from steward.bank.ledger.records import By, Entry, Kind, Transfer
-from steward.bank.ledger.tables import COUNTERS, account, act, charge, entry, pot, state
-from steward.bank.money import MOST
-from steward.core.timestamps import micros, moment
+from steward.bank.ledger.records import Authorship, Entry, Transfer, TransferKind
+from steward.bank.ledger.tables import BANK_POTS, account, act, charge, entry, pot, state
+from steward.bank.money import MAX_AMOUNT
+from steward.core.timestamps import moment, to_micros
 
-_GIVEN: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
+_GRANT_KINDS: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
 """Kinds of transfers that change how much an allocation was given."""
 
-SPENDING: Final = ("charge", "correction", "refund")
+USAGE_KINDS: Final = ("charge", "correction", "refund")
 """Kinds of transfers that record usage of jobs."""
 
 
-class Session:
+class LedgerSession:
     """Open database transaction, with the ledger's sequence numbers.
 
     Args:
@@ -81,11 +81,11 @@ class Session:
             raise BankError("nothing is changed in a look at the ledger: open a transaction")
         return int(self.connection.execute(statement).rowcount)
 
-    def now(self, by: By | None = None) -> datetime:
+    def now(self, by: Authorship | None = None) -> datetime:
         """Return the time of an action: ``by.at``, or the clock."""
         return by.at if by is not None and by.at is not None else self._now()
 
-    def done(self, by: By, asked: str) -> int | None:
+    def done(self, by: Authorship, asked: str) -> int | None:
         """Return the ledger transaction already made under this idempotency key, or None.
 
         Raises:
@@ -93,7 +93,9 @@ class Session:
         """
         if not by.key:
             return None
-        found = self.row(select(act.c.number, act.c.asked).where(act.c.client_key == clean(by.key)))
+        found = self.row(
+            select(act.c.number, act.c.asked).where(act.c.client_key == sanitize_text(by.key))
+        )
         if found is None:
             return None
         if found.asked != asked:
@@ -106,7 +108,7 @@ class Session:
     def act(
         self,
         kind: str,
-        by: By,
+        by: Authorship,
         *,
         asked: str = "",
         why: str = "",
@@ -131,11 +133,11 @@ class Session:
         self.run(
             insert(act).values(
                 number=self.seq,
-                at_us=micros(self.now(by)),
+                at_us=to_micros(self.now(by)),
                 kind=kind,
-                who=clean(by.who),
-                why=clean(why or by.why),
-                client_key=clean(by.key) if by.key and asked else None,
+                who=sanitize_text(by.who),
+                why=sanitize_text(why or by.why),
+                client_key=sanitize_text(by.key) if by.key and asked else None,
                 asked=asked,
                 account=about,
                 user_name=user,
@@ -166,9 +168,9 @@ class Session:
                 continue
             before = held[where]
             after = before.balance + amount
-            if abs(after) > MOST:
+            if abs(after) > MAX_AMOUNT:
                 raise BankUsage("that is larger than any balance can be", amount)
-            given = before.given + (_given(kind, amount) if where > 0 else 0)
+            given = before.given + (_granted_amount(kind, amount) if where > 0 else 0)
             changed = self.run(
                 update(pot)
                 .where(pot.c.number == where, pot.c.balance == before.balance)
@@ -176,7 +178,7 @@ class Session:
             )
             if changed != 1:
                 raise BankError(f"the balance of {where} has changed: run steward bank check")
-            made.append(entry_of(where, amount, after, before.account))
+            made.append(build_entry(where, amount, after, before.account))
             self.run(insert(entry).values(act=number, pot=where, amount=amount, balance=after))
         self.touch(*{each.account for each in made if each.account})
         return made
@@ -197,10 +199,10 @@ class Session:
         self.run(update(account).values(seq=self.seq))
 
 
-def entry_of(where: int, amount: int, balance: int, whose: str | None) -> Entry:
+def build_entry(where: int, amount: int, balance: int, whose: str | None) -> Entry:
     """Build an entry as users see it: pots by name instead of number."""
     return Entry(
-        pot=COUNTERS.get(where) or f"allocation:{where}",
+        pot=BANK_POTS.get(where) or f"allocation:{where}",
         amount=amount,
         balance=balance,
         account=whose or "",
@@ -208,42 +210,42 @@ def entry_of(where: int, amount: int, balance: int, whose: str | None) -> Entry:
     )
 
 
-def _given(kind: str, amount: int) -> int:
+def _granted_amount(kind: str, amount: int) -> int:
     """Return the part of an amount that counts as granted to an allocation."""
-    if kind in _GIVEN:
+    if kind in _GRANT_KINDS:
         return amount
     return max(amount, 0) if kind == "rollover" else 0
 
 
-def asking(kind: str, *what: object) -> str:
+def encode_ledger_request(kind: str, *what: object) -> str:
     """Encode a request as one line of text that equals only the same request's."""
     return msgspec.json.encode([kind, *what]).decode()
 
 
-def clean(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Replace NUL and lone surrogates, which databases reject, in a text."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def checked_amount(amount: int) -> int:
+def validate_amount(amount: int) -> int:
     """Return the amount if it can be moved.
 
     Raises:
         BankUsage: The amount is not above zero, or too large.
     """
-    if not 0 < amount <= MOST:
+    if not 0 < amount <= MAX_AMOUNT:
         raise BankUsage("the amount must be above zero, and not beyond all measure", amount)
     return amount
 
 
-class Moves:
+class TransferWriter:
     """Write transfers and look them up.
 
     Args:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def get(self, number: int) -> Transfer | None:
@@ -273,13 +275,13 @@ class Moves:
 
     def by_key(self, key: str) -> Transfer | None:
         """Return the transfer made under an idempotency key, or None."""
-        chosen = select(act.c.number).where(act.c.client_key == clean(key))
+        chosen = select(act.c.number).where(act.c.client_key == sanitize_text(key))
         number = self._session.value(chosen)
         return None if number is None else self.get(number)
 
     def keyed(self, prefix: str) -> list[Transfer]:
         """List the transfers whose idempotency key starts with a prefix, in order."""
-        begins = act.c.client_key.startswith(clean(prefix), autoescape=True)
+        begins = act.c.client_key.startswith(sanitize_text(prefix), autoescape=True)
         rows = self._session.rows(select(act.c.number).where(begins).order_by(act.c.number))
         found = [self.get(row.number) for row in rows]
         # SQLite's LIKE ignores case, and some ledger transactions move nothing.
@@ -287,8 +289,8 @@ class Moves:
 
     def move(
         self,
-        kind: Kind,
-        by: By,
+        kind: TransferKind,
+        by: Authorship,
         moves: Mapping[int, int],
         *,
         asked: str = "",
@@ -312,7 +314,7 @@ class Moves:
             charge_key: Key of that charge.
         """
         amount = sum(part for part in moves.values() if part > 0)
-        if amount > MOST:
+        if amount > MAX_AMOUNT:
             raise BankUsage("that is larger than any amount can be", amount)
         number = self._session.act(
             kind,
@@ -327,11 +329,11 @@ class Moves:
         entries = self._session.post(number, kind, moves)
         return Transfer(
             number=number,
-            at=moment(micros(self._session.now(by))),
+            at=moment(to_micros(self._session.now(by))),
             kind=kind,
-            who=clean(by.who),
-            why=clean(why or by.why),
-            key=clean(by.key) if asked else "",
+            who=sanitize_text(by.who),
+            why=sanitize_text(why or by.why),
+            key=sanitize_text(by.key) if asked else "",
             account=about,
             user=user,
             charge=charge_key,
@@ -339,7 +341,7 @@ class Moves:
             entries=tuple(entries),
         )
 
-    def once(self, by: By, asked: str) -> Transfer | None:
+    def once(self, by: Authorship, asked: str) -> Transfer | None:
         """Return the transfer already made for the same request and key, or None.
 
         Raises:
@@ -353,4 +355,4 @@ class Moves:
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
         chosen = select(*columns).join(pot, pot.c.number == entry.c.pot)
         rows = self._session.rows(chosen.where(entry.c.act == number).order_by(entry.c.pot))
-        return tuple(entry_of(row.pot, row.amount, row.balance, row.account) for row in rows)
+        return tuple(build_entry(row.pot, row.amount, row.balance, row.account) for row in rows)

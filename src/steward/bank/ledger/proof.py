@@ -1,6 +1,6 @@
 """Ledger proof: recompute sums and compare them with the stored values.
 
-:func:`check` runs all parts: schema and triggers, entries that sum to zero, balances,
+:func:`verify_ledger` runs all parts: schema and triggers, entries that sum to zero, balances,
 charges, amounts spent by users, the account tree, and gapless numbering. It backs
 ``steward bank check``. SU holds belong to the gate and are compared with live jobs elsewhere.
 """
@@ -11,11 +11,11 @@ from typing import Any, Final
 import sqlalchemy
 from sqlalchemy import Row, and_, case, func, or_, select
 
-from steward.bank.ledger.postings import SPENDING, Session
-from steward.bank.ledger.records import Finding
+from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
+from steward.bank.ledger.records import LedgerFinding
 from steward.bank.ledger.tables import (
-    FOR_EVER,
-    NEWEST,
+    APPEND_ONLY,
+    NEWEST_REVISION,
     account,
     act,
     charge,
@@ -23,32 +23,34 @@ from steward.bank.ledger.tables import (
     entry,
     member,
     pot,
-    revision_of,
+    read_revision,
     settlement,
     state,
 )
 
-_MOST: Final = 1000
+_MAX_FINDINGS: Final = 1000
 """Most findings of one kind that are reported; more add no information."""
 
 
-def check(session: Session) -> list[Finding]:
+def verify_ledger(session: LedgerSession) -> list[LedgerFinding]:
     """Run all checks; return the findings, none if the ledger is consistent."""
-    found: list[Finding] = []
-    for part in _PARTS:
+    found: list[LedgerFinding] = []
+    for part in _CHECKS:
         found += part(session)
     return found
 
 
-def _schema(session: Session) -> Iterator[Finding]:
+def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check the schema revision, the file, and the triggers of append-only tables."""
-    revision = revision_of(session.connection)
-    if revision != NEWEST:
-        yield Finding(kind="schema", what=f"the schema is {revision!r}, not {NEWEST}")
+    revision = read_revision(session.connection)
+    if revision != NEWEST_REVISION:
+        yield LedgerFinding(
+            kind="schema", what=f"the schema is {revision!r}, not {NEWEST_REVISION}"
+        )
     if session.connection.dialect.name == "sqlite":
         said = session.connection.exec_driver_sql("PRAGMA quick_check").scalar()
         if said != "ok":
-            yield Finding(kind="damage", what=f"the file is damaged: {said}")
+            yield LedgerFinding(kind="damage", what=f"the file is damaged: {said}")
         names = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger'"
         wanted = 2
     else:
@@ -58,35 +60,39 @@ def _schema(session: Session) -> Iterator[Finding]:
         )
         wanted = 1
     there = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
-    for table in FOR_EVER:
+    for table in APPEND_ONLY:
         # Settlements may be deleted once the gate has applied them.
         if there.count(table) < (1 if table == settlement.name else wanted):
-            yield Finding(kind="schema", what=f"nothing keeps {table} from being changed")
+            yield LedgerFinding(kind="schema", what=f"nothing keeps {table} from being changed")
 
 
-def _balanced(session: Session) -> Iterator[Finding]:
+def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check that entries sum to zero, by transaction and in total."""
     sums = (
         select(entry.c.act, func.sum(entry.c.amount).label("amount"))
         .group_by(entry.c.act)
         .having(func.sum(entry.c.amount) != 0)
     )
-    for row in _some(session, sums):
-        yield _finding("unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act)
-    moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *SPENDING)
+    for row in _limited_rows(session, sums):
+        yield _make_finding(
+            "unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act
+        )
+    moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *USAGE_KINDS)
     bare = (
         select(act.c.number)
         .outerjoin(entry, entry.c.act == act.c.number)
         .where(act.c.kind.in_(moved), entry.c.act.is_(None))
     )
-    for row in _some(session, bare):
-        yield _finding("unbalanced", "it has no entries", "transfer", row.number)
+    for row in _limited_rows(session, bare):
+        yield _make_finding("unbalanced", "it has no entries", "transfer", row.number)
     total = session.value(select(func.sum(pot.c.balance)))
     if total:
-        yield Finding(kind="unbalanced", what=f"all balances together are {int(total)}, not 0")
+        yield LedgerFinding(
+            kind="unbalanced", what=f"all balances together are {int(total)}, not 0"
+        )
 
 
-def _balances(session: Session) -> Iterator[Finding]:
+def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare the balances of pots with their entries."""
     is_given = or_(
         act.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
@@ -113,18 +119,18 @@ def _balances(session: Session) -> Iterator[Finding]:
         summed = int(row.amount or 0)
         if row.balance != summed:
             what = f"its balance is {row.balance}, its entries sum to {summed}"
-            yield _finding("balance", what, "pot", row.number)
+            yield _make_finding("balance", what, "pot", row.number)
         if row.stood is not None and row.stood != row.balance:
             what = f"its balance is {row.balance}, its last entry says {row.stood}"
-            yield _finding("balance", what, "pot", row.number)
+            yield _make_finding("balance", what, "pot", row.number)
         if row.number > 0 and row.given != int(row.came_in or 0):
             what = f"it was given {row.given}, its entries say {int(row.came_in or 0)}"
-            yield _finding("balance", what, "pot", row.number)
+            yield _make_finding("balance", what, "pot", row.number)
         if row.end_us is not None and row.balance < 0:
-            yield _finding("below zero", f"its balance is {row.balance}", "pot", row.number)
+            yield _make_finding("below zero", f"its balance is {row.balance}", "pot", row.number)
 
 
-def _charges(session: Session) -> Iterator[Finding]:
+def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare charges with their transfers, refunds and versions."""
     used = (
         select(
@@ -155,24 +161,24 @@ def _charges(session: Session) -> Iterator[Finding]:
             )
         )
     )
-    for row in _some(session, wrong):
+    for row in _limited_rows(session, wrong):
         what = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
-        yield _finding("charge", what, "charge", row.key)
+        yield _make_finding("charge", what, "charge", row.key)
     orphans = (
         select(act.c.number)
         .outerjoin(charge, charge.c.number == act.c.charge)
         .where(act.c.charge.is_not(None), charge.c.number.is_(None))
     )
-    for row in _some(session, orphans):
-        yield _finding("charge", "its charge is not there", "transfer", row.number)
+    for row in _limited_rows(session, orphans):
+        yield _make_finding("charge", "its charge is not there", "transfer", row.number)
 
 
-def _spent(session: Session) -> Iterator[Finding]:
+def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare the amounts spent by users with the entries."""
     used = (
         select(act.c.account, act.c.user_name, func.sum(-entry.c.amount).label("spent"))
         .join(entry, entry.c.act == act.c.number)
-        .where(act.c.kind.in_(SPENDING), entry.c.pot > 0, act.c.user_name != "")
+        .where(act.c.kind.in_(USAGE_KINDS), entry.c.pot > 0, act.c.user_name != "")
         .group_by(act.c.account, act.c.user_name)
     )
     summed = {(row.account, row.user_name): int(row.spent) for row in session.rows(used)}
@@ -180,10 +186,10 @@ def _spent(session: Session) -> Iterator[Finding]:
     for who in sorted(summed.keys() | noted.keys()):
         if summed.get(who, 0) != noted.get(who, 0):
             what = f"spent {noted.get(who, 0)}, the entries say {summed.get(who, 0)}"
-            yield _finding("spent", what, "user", f"{who[1]} of {who[0]}")
+            yield _make_finding("spent", what, "user", f"{who[1]} of {who[0]}")
 
 
-def _accounts(session: Session) -> Iterator[Finding]:
+def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check the account tree, and that each account has one open-ended allocation."""
     rows = session.rows(select(account.c.name, account.c.parent))
     parents = {row.name: row.parent for row in rows}
@@ -196,20 +202,20 @@ def _accounts(session: Session) -> Iterator[Finding]:
     for name, parent in sorted(parents.items()):
         if pots.get(name, 0) != 1:
             what = f"it has {pots.get(name, 0)} open-ended allocations"
-            yield _finding("account", what, "account", name)
+            yield _make_finding("account", what, "account", name)
         if parent and parent not in parents:
-            yield _finding("account", f"its parent {parent} is not there", "account", name)
+            yield _make_finding("account", f"its parent {parent} is not there", "account", name)
         passed, above = {name}, parent
         while above and above not in passed:
             passed.add(above)
             above = parents.get(above, "")
         if above:
-            yield _finding("account", "its parents go round in a circle", "account", name)
+            yield _make_finding("account", "its parents go round in a circle", "account", name)
     for name in sorted(pots.keys() - parents.keys()):
-        yield _finding("account", "it has an allocation, but is not there", "account", name)
+        yield _make_finding("account", "it has an allocation, but is not there", "account", name)
 
 
-def _numbers(session: Session) -> Iterator[Finding]:
+def _check_numbers(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check that ledger transactions and settlements are numbered without gaps."""
     for table, column, said in (
         (act, act.c.number, session.seq),
@@ -222,26 +228,26 @@ def _numbers(session: Session) -> Iterator[Finding]:
         before = max(0, first - 1) if table is settlement else 0
         if not before + count == most == said:
             what = f"{count} rows, the last has the number {most}, the next follows {said}"
-            yield _finding("numbers", what, "table", table.name)
+            yield _make_finding("numbers", what, "table", table.name)
     if session.value(select(func.count()).select_from(state)) != 1:
-        yield _finding("numbers", "it has not just one row", "table", state.name)
+        yield _make_finding("numbers", "it has not just one row", "table", state.name)
 
 
-_PARTS: Final[tuple[Callable[[Session], Iterator[Finding]], ...]] = (
-    _schema,
-    _balanced,
-    _balances,
-    _charges,
-    _spent,
-    _accounts,
-    _numbers,
+_CHECKS: Final[tuple[Callable[[LedgerSession], Iterator[LedgerFinding]], ...]] = (
+    _check_schema,
+    _check_zero_sums,
+    _check_balances,
+    _check_charges,
+    _check_spent,
+    _check_accounts,
+    _check_numbers,
 )
 """All checks, in order."""
 
 
-def _some(session: Session, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":
-    return session.rows(statement.limit(_MOST))
+def _limited_rows(session: LedgerSession, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":
+    return session.rows(statement.limit(_MAX_FINDINGS))
 
 
-def _finding(kind: str, what: str, sort: str, where: object) -> Finding:
-    return Finding(kind=kind, what=f"{sort} {where}: {what}", where=str(where))
+def _make_finding(kind: str, what: str, sort: str, where: object) -> LedgerFinding:
+    return LedgerFinding(kind=kind, what=f"{sort} {where}: {what}", where=str(where))

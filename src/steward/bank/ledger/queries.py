@@ -1,9 +1,9 @@
 """Read-only ledger queries: balances, statements, usage sums, daily history, gate data.
 
-:class:`Reading` answers people's questions (balance, statement, usage by account, user and
-month). :class:`Course` gives an account's balance and spending day by day. :func:`books`
-exports accounts, allocations and users for the gate. Amounts are micro-SU; days and months
-are cut in the given zone.
+:class:`LedgerQueries` answers people's questions (balance, statement, usage by account, user and
+month). :class:`BalanceHistory` gives an account's balance and spending day by day.
+:func:`export_books` exports accounts, allocations and users for the gate. Amounts are micro-SU;
+days and months are cut in the given zone.
 """
 
 from collections import defaultdict
@@ -17,27 +17,27 @@ from sqlalchemy import Row, Select, and_, case, func, literal, or_, select, unio
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
-from steward.bank.ledger.postings import SPENDING, Session, clean
-from steward.bank.ledger.records import Account, CourseDay, Statement, StatementLine, UsageRow
+from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession, sanitize_text
+from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.ledger.tables import act, charge, entry, member, pot
-from steward.bank.records import AccountBooks, AllocationBooks, Books, UserBooks
-from steward.core.timestamps import micros, moment
+from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
+from steward.core.timestamps import moment, to_micros
 
-_QUARTER_US: Final = 900_000_000
+_QUARTER_HOUR_US: Final = 900_000_000
 """Fifteen minutes, in microseconds: in every time zone, days begin at such a boundary."""
 
 
-def quarter_of(at_us: Any) -> Any:
+def quarter_hour_number(at_us: Any) -> Any:
     """Return the number of the 15-minute interval of a time in microseconds; also for columns."""
-    return at_us // _QUARTER_US
+    return at_us // _QUARTER_HOUR_US
 
 
-def day_of(quarter: int, zone: tzinfo) -> date:
+def quarter_hour_date(quarter: int, zone: tzinfo) -> date:
     """Return the date, in a zone, of a 15-minute interval."""
-    return moment(quarter * _QUARTER_US).astimezone(zone).date()
+    return moment(quarter * _QUARTER_HOUR_US).astimezone(zone).date()
 
 
-_AT_ONCE: Final = 500
+_BATCH_SIZE: Final = 500
 """Maximum number of names or numbers in one SQL condition."""
 
 _GROUPS: Final[dict[str, Any]] = {
@@ -49,7 +49,7 @@ _GROUPS: Final[dict[str, Any]] = {
 """Columns that usage can be grouped by in SQL; month and day are computed."""
 
 
-class Reading:
+class LedgerQueries:
     """Balance, statement and usage queries.
 
     Args:
@@ -58,7 +58,9 @@ class Reading:
         allocations: The allocations of the same transaction.
     """
 
-    def __init__(self, session: Session, accounts: Accounts, allocations: Allocations) -> None:
+    def __init__(
+        self, session: LedgerSession, accounts: Accounts, allocations: Allocations
+    ) -> None:
         self._session = session
         self._accounts = accounts
         self._allocations = allocations
@@ -84,7 +86,7 @@ class Reading:
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
             .where(entry.c.pot.in_([each.number for each in active]))
-            .where(act.c.at_us <= micros(at))
+            .where(act.c.at_us <= to_micros(at))
         )
         return int(self._session.value(chosen) or 0)
 
@@ -116,17 +118,17 @@ class Reading:
         if not account and not user:
             raise BankUsage("a statement is of an account or of a user: name one of them")
         name = self._accounts.payer(account) and account.lower() if account else ""
-        lines = self._lines(name, clean(user))
+        lines = self._lines(name, sanitize_text(user))
         if end is not None:
-            lines = lines.where(act.c.at_us < micros(end))
+            lines = lines.where(act.c.at_us < to_micros(end))
         if before:
             lines = lines.where(act.c.number < before)
         closing = int(self._session.value(lines.with_only_columns(func.sum(entry.c.amount))) or 0)
         if begin is not None:
-            lines = lines.where(act.c.at_us >= micros(begin))
+            lines = lines.where(act.c.at_us >= to_micros(begin))
         made, total = [], closing
-        for row in self._session.rows(_latest(lines, limit)):
-            made.append(_line(row, total))
+        for row in self._session.rows(_select_latest(lines, limit)):
+            made.append(_statement_line(row, total))
             total -= int(row.amount)
         made.reverse()
         return Statement(
@@ -169,22 +171,24 @@ class Reading:
             raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
         conditions: list[Any] = []
         if accounts is not None:
-            conditions.append(charge.c.account.in_([clean(each.lower()) for each in accounts]))
+            conditions.append(
+                charge.c.account.in_([sanitize_text(each.lower()) for each in accounts])
+            )
         if users is not None:
-            conditions.append(charge.c.user_name.in_([clean(each) for each in users]))
+            conditions.append(charge.c.user_name.in_([sanitize_text(each) for each in users]))
         if seen_by is not None:
             user, led = seen_by
-            own = charge.c.user_name == clean(user)
-            conditions.append(or_(own, charge.c.account.in_([clean(each) for each in led])))
+            own = charge.c.user_name == sanitize_text(user)
+            conditions.append(or_(own, charge.c.account.in_([sanitize_text(each) for each in led])))
         if begin is not None:
-            conditions.append(charge.c.begin_us >= micros(begin))
+            conditions.append(charge.c.begin_us >= to_micros(begin))
         if end is not None:
-            conditions.append(charge.c.begin_us < micros(end))
+            conditions.append(charge.c.begin_us < to_micros(end))
         groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name in _GROUPS}
         if "month" in by:
             groups["month"] = self._month(conditions, zone)
         if "day" in by:
-            groups["day"] = quarter_of(charge.c.begin_us)
+            groups["day"] = quarter_hour_number(charge.c.begin_us)
         kept = charge.c.amount - charge.c.refunded
         due = case((kept > 0, kept), else_=0)
         chosen = select(
@@ -197,13 +201,13 @@ class Reading:
         found = [
             UsageRow(
                 **{name: getattr(row, name) for name in groups if name != "day"},
-                day=day_of(int(row.day), zone).isoformat() if "day" in groups else "",
+                day=quarter_hour_date(int(row.day), zone).isoformat() if "day" in groups else "",
                 amount=int(row.amount or 0),
                 charges=row.charges,
             )
             for row in rows
         ]
-        return _by_day(found) if "day" in groups else found
+        return _merge_by_day(found) if "day" in groups else found
 
     def _month(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
         """Return an SQL expression for the month of a run's start, from the month boundaries."""
@@ -211,9 +215,12 @@ class Reading:
         last = self._session.value(select(func.max(charge.c.begin_us)).where(*conditions))
         if first is None:
             return literal("")
-        starts = _months(moment(first), moment(last), zone)
+        starts = _list_months(moment(first), moment(last), zone)
         return case(
-            *((charge.c.begin_us >= micros(start), literal(name)) for name, start in starts[::-1]),
+            *(
+                (charge.c.begin_us >= to_micros(start), literal(name))
+                for name, start in starts[::-1]
+            ),
             else_=literal(""),
         )
 
@@ -223,7 +230,7 @@ class Reading:
         The query uses the indexes on account and user: its cost depends on their entries, not
         on the size of the ledger.
         """
-        spent = act.c.kind.in_(SPENDING)
+        spent = act.c.kind.in_(USAGE_KINDS)
         if user:
             mine = and_(act.c.user_name == user, spent)
             if account:
@@ -247,8 +254,8 @@ class Reading:
         """Add to each statement line the allocations it changed."""
         touched: dict[int, list[int]] = {each.number: [] for each in lines}
         numbers = list(touched)
-        for start in range(0, len(numbers), _AT_ONCE):
-            some = entry.c.act.in_(numbers[start : start + _AT_ONCE])
+        for start in range(0, len(numbers), _BATCH_SIZE):
+            some = entry.c.act.in_(numbers[start : start + _BATCH_SIZE])
             chosen = select(entry.c.act, entry.c.pot).where(some, entry.c.pot > 0)
             for row in self._session.rows(chosen.order_by(entry.c.act, entry.c.pot)):
                 touched[row.act].append(row.pot)
@@ -257,7 +264,7 @@ class Reading:
         ]
 
 
-def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
+def _merge_by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
     """Merge the rows of the same day."""
     days: dict[UsageRow, UsageRow] = {}
     for row in rows:
@@ -269,7 +276,7 @@ def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
     return sorted(days.values(), key=lambda row: row.day)
 
 
-def _latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
+def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
     """Sum entries by ledger transaction, latest first, at most ``limit``; all for 0."""
     # Ledger transactions are numbered in the order of their times.
     last = (
@@ -291,7 +298,7 @@ def _latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
     )
 
 
-def _line(row: "Row[Any]", balance: int) -> StatementLine:
+def _statement_line(row: "Row[Any]", balance: int) -> StatementLine:
     """Convert a row into a line of a statement."""
     return StatementLine(
         number=row.number,
@@ -307,7 +314,7 @@ def _line(row: "Row[Any]", balance: int) -> StatementLine:
     )
 
 
-def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, datetime]]:
+def _list_months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, datetime]]:
     """List the months from ``first`` to ``last`` with the time each begins in a zone."""
     start = first.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
     found = []
@@ -317,19 +324,19 @@ def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, da
     return found
 
 
-class Course:
+class BalanceHistory:
     """Daily history of balance and spending.
 
     Args:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def days(
         self, allocations: Sequence[int], begin: datetime, end: datetime, zone: tzinfo
-    ) -> list[CourseDay]:
+    ) -> list[BalanceDay]:
         """Return balance at the end of each day, and the amount spent that day.
 
         Args:
@@ -345,13 +352,13 @@ class Course:
         found, day, place = [], first, 0
         while day <= end.astimezone(zone).date():
             morrow = day + timedelta(days=1)
-            until = quarter_of(micros(datetime.combine(morrow, time(), zone)))
+            until = quarter_hour_number(to_micros(datetime.combine(morrow, time(), zone)))
             spent = 0
             while place < len(moved) and moved[place][0] < until:
                 balance += moved[place][1]
                 spent += moved[place][2]
                 place += 1
-            found.append(CourseDay(day=day.isoformat(), balance=balance, spent=-spent))
+            found.append(BalanceDay(day=day.isoformat(), balance=balance, spent=-spent))
             day = morrow
         return found
 
@@ -360,7 +367,7 @@ class Course:
         chosen = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
-            .where(entry.c.pot.in_(allocations), act.c.at_us < micros(at))
+            .where(entry.c.pot.in_(allocations), act.c.at_us < to_micros(at))
         )
         return int(self._session.value(chosen) or 0)
 
@@ -368,8 +375,8 @@ class Course:
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
         """Sum entries by 15-minute interval: interval, amount moved, and part spent on jobs."""
-        quarter = quarter_of(act.c.at_us).label("quarter")
-        spent = case((act.c.kind.in_(SPENDING), entry.c.amount), else_=0)
+        quarter = quarter_hour_number(act.c.at_us).label("quarter")
+        spent = case((act.c.kind.in_(USAGE_KINDS), entry.c.amount), else_=0)
         chosen = (
             select(
                 quarter, func.sum(entry.c.amount).label("amount"), func.sum(spent).label("spent")
@@ -378,7 +385,7 @@ class Course:
             .join(entry, entry.c.act == act.c.number)
             .join(pot, pot.c.number == entry.c.pot)
             .where(pot.c.number.in_(allocations))
-            .where(act.c.at_us >= micros(begin), act.c.at_us < micros(end))
+            .where(act.c.at_us >= to_micros(begin), act.c.at_us < to_micros(end))
             .group_by(quarter)
             .order_by(quarter)
         )
@@ -388,7 +395,7 @@ class Course:
         ]
 
 
-def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
+def export_books(session: LedgerSession, accounts: Accounts, after_seq: int) -> GateBooks:
     """Return the accounts that changed after a sequence number; all of them for 0.
 
     Also all of them if the number is ahead of the ledger, which then is an older ledger
@@ -399,9 +406,9 @@ def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
     known = {each.name: each for each in accounts.changed(0 if whole else after_seq)}
     wanted = [each for each in known.values() if each.known]
     _add_payers(known, accounts)
-    made = Books(
+    made = GateBooks(
         seq=session.seq,
-        accounts=tuple(_with_money(session, wanted, known)),
+        accounts=tuple(_attach_money(session, wanted, known)),
         whole=whole,
     )
     return made if whole else msgspec.structs.replace(made, after=after_seq)
@@ -419,20 +426,20 @@ def _add_payers(known: dict[str, Account], accounts: Accounts) -> None:
                 missing.append(above)
 
 
-def _with_money(
-    session: Session, wanted: list[Account], known: dict[str, Account]
+def _attach_money(
+    session: LedgerSession, wanted: list[Account], known: dict[str, Account]
 ) -> list[AccountBooks]:
     """Add allocations and users to accounts, in the form the gate gets."""
     allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
     users: dict[str, list[UserBooks]] = defaultdict(list)
-    now_us = micros(session.now())
-    for start in range(0, len(wanted), _AT_ONCE):
-        names = [each.name for each in wanted[start : start + _AT_ONCE]]
+    now_us = to_micros(session.now())
+    for start in range(0, len(wanted), _BATCH_SIZE):
+        names = [each.name for each in wanted[start : start + _BATCH_SIZE]]
         # Ended allocations matter while not yet emptied: jobs that started on them may draw.
         live = or_(pot.c.end_us.is_(None), pot.c.end_us > now_us, pot.c.balance != 0)
         pots = select(pot).where(pot.c.account.in_(names), live)
         for row in session.rows(pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)):
-            allocations[row.account].append(_allocation(row))
+            allocations[row.account].append(_allocation_books(row))
         members = select(member).where(member.c.account.in_(names))
         for row in session.rows(members.order_by(member.c.name)):
             if row.listed or not known[row.account].only_listed:
@@ -442,7 +449,7 @@ def _with_money(
     return [
         AccountBooks(
             name=each.name,
-            payer=_payer(each, known),
+            payer=_find_payer(each, known),
             credit=each.credit,
             closed=each.closed,
             allocations=tuple(allocations[each.name]),
@@ -454,7 +461,7 @@ def _with_money(
     ]
 
 
-def _allocation(row: "Row[Any]") -> AllocationBooks:
+def _allocation_books(row: "Row[Any]") -> AllocationBooks:
     return AllocationBooks(
         number=row.number,
         balance=row.balance,
@@ -464,7 +471,7 @@ def _allocation(row: "Row[Any]") -> AllocationBooks:
     )
 
 
-def _payer(each: Account, known: dict[str, Account]) -> str:
+def _find_payer(each: Account, known: dict[str, Account]) -> str:
     """Return the name of the account that pays for an account."""
     passed = set()
     while each.draws_on_parent and each.parent in known and each.name not in passed:

@@ -8,7 +8,7 @@ are in ``steward.bank.records``.
 from datetime import datetime
 from typing import Final, Literal
 
-from steward.bank.records import Charge, Mode, Noun, Share
+from steward.bank.records import AllocationShare, BankRecord, Charge, Mode
 
 NO_ACCOUNT: Final = "(none)"
 """Account charged for jobs that have no account."""
@@ -16,7 +16,7 @@ NO_ACCOUNT: Final = "(none)"
 Rollover = Literal["none", "next"]
 """What happens to the balance when an allocation ends: it expires, or moves to the next."""
 
-Kind = Literal[
+TransferKind = Literal[
     "deposit",
     "withdraw",
     "transfer",
@@ -30,7 +30,7 @@ Kind = Literal[
 """Kind of a transfer."""
 
 
-class By(Noun, frozen=True):
+class Authorship(BankRecord, frozen=True):
     """Author, reason and idempotency key of a change.
 
     Attributes:
@@ -46,7 +46,7 @@ class By(Noun, frozen=True):
     at: datetime | None = None
 
 
-class Account(Noun, frozen=True):
+class Account(BankRecord, frozen=True):
     """Bank account.
 
     Attributes:
@@ -74,7 +74,7 @@ class Account(Noun, frozen=True):
     created: datetime | None = None
 
 
-class Member(Noun, frozen=True):
+class Member(BankRecord, frozen=True):
     """User in an account.
 
     Attributes:
@@ -92,7 +92,7 @@ class Member(Noun, frozen=True):
     listed: bool = True
 
 
-class Allocation(Noun, frozen=True):
+class Allocation(BankRecord, frozen=True):
     """Service units of an account that can be spent in a period.
 
     Attributes:
@@ -120,7 +120,7 @@ class Allocation(Noun, frozen=True):
         return self.begin <= at and (self.end is None or at < self.end)
 
 
-class Entry(Noun, frozen=True):
+class Entry(BankRecord, frozen=True):
     """Posting: the change of one pot by a transfer.
 
     Attributes:
@@ -138,7 +138,7 @@ class Entry(Noun, frozen=True):
     allocation: int = 0
 
 
-class Transfer(Noun, frozen=True):
+class Transfer(BankRecord, frozen=True):
     """Ledger transaction that moved money.
 
     Attributes:
@@ -157,7 +157,7 @@ class Transfer(Noun, frozen=True):
 
     number: int
     at: datetime
-    kind: Kind
+    kind: TransferKind
     who: str = ""
     why: str = ""
     key: str = ""
@@ -168,7 +168,7 @@ class Transfer(Noun, frozen=True):
     entries: tuple[Entry, ...] = ()
 
 
-class Charged(Noun, frozen=True):
+class ChargeResult(BankRecord, frozen=True):
     """Result of posting a charge.
 
     Attributes:
@@ -185,14 +185,14 @@ class Charged(Noun, frozen=True):
     key: str
     added: int = 0
     amount: int = 0
-    shares: tuple[Share, ...] = ()
+    shares: tuple[AllocationShare, ...] = ()
     payer: str = ""
     overdraw: int = 0
     transfers: tuple[int, ...] = ()
     first: bool = False
 
 
-class ChargeRow(Noun, frozen=True, kw_only=True):
+class ChargeRow(BankRecord, frozen=True, kw_only=True):
     """Current state of a charge.
 
     Attributes:
@@ -214,7 +214,7 @@ class ChargeRow(Noun, frozen=True, kw_only=True):
     versions: int = 1
 
 
-class ChargeVersion(Noun, frozen=True, kw_only=True):
+class ChargeVersion(BankRecord, frozen=True, kw_only=True):
     """Earlier version of a charge.
 
     Attributes:
@@ -236,7 +236,7 @@ class ChargeVersion(Noun, frozen=True, kw_only=True):
     why: str = ""
 
 
-class StatementLine(Noun, frozen=True):
+class StatementLine(BankRecord, frozen=True):
     """Line of a statement: the effect of one transfer on an account or user.
 
     Attributes:
@@ -255,7 +255,7 @@ class StatementLine(Noun, frozen=True):
 
     number: int
     at: datetime
-    kind: Kind
+    kind: TransferKind
     who: str = ""
     why: str = ""
     account: str = ""
@@ -266,7 +266,7 @@ class StatementLine(Noun, frozen=True):
     allocations: tuple[int, ...] = ()
 
 
-class Statement(Noun, frozen=True):
+class Statement(BankRecord, frozen=True):
     """Statement of an account or of a user's jobs for a period.
 
     Attributes:
@@ -288,7 +288,7 @@ class Statement(Noun, frozen=True):
     lines: tuple[StatementLine, ...] = ()
 
 
-class UsageRow(Noun, frozen=True):
+class UsageRow(BankRecord, frozen=True):
     """Sum of charges for one group; columns not grouped by are "".
 
     Attributes:
@@ -312,7 +312,7 @@ class UsageRow(Noun, frozen=True):
     charges: int = 0
 
 
-class CourseDay(Noun, frozen=True):
+class BalanceDay(BankRecord, frozen=True):
     """Balance and spending of one day.
 
     Attributes:
@@ -326,7 +326,7 @@ class CourseDay(Noun, frozen=True):
     spent: int
 
 
-class Finding(Noun, frozen=True):
+class LedgerFinding(BankRecord, frozen=True):
     """Inconsistency found by the ledger proof.
 
     Attributes:
@@ -340,7 +340,7 @@ class Finding(Noun, frozen=True):
     where: str = ""
 
 
-class OutboxItem(Noun, frozen=True):
+class OutboxItem(BankRecord, frozen=True):
     """Message to deliver to another system, with its retry state.
 
     Attributes:
@@ -364,7 +364,7 @@ class OutboxItem(Noun, frozen=True):
     aside: bool = False
 
 
-class Token(Noun, frozen=True):
+class ApiToken(BankRecord, frozen=True):
     """Token of the myBRC API, stored as its digest only.
 
     Attributes:
@@ -382,7 +382,7 @@ class Token(Noun, frozen=True):
     note: str = ""
 
 
-class Refusal(Noun, frozen=True):
+class RejectedJob(BankRecord, frozen=True):
     """Job that the gate rejected, or would have rejected.
 
     Attributes:
@@ -412,7 +412,7 @@ class Refusal(Noun, frozen=True):
     why: str = ""
 
 
-class ToldJob(Noun, frozen=True):
+class ReportedJob(BankRecord, frozen=True):
     """Job reported by a client of the myBRC API.
 
     Attributes:
@@ -444,7 +444,7 @@ class ToldJob(Noun, frozen=True):
     body: bytes = b""
 
 
-class ToldTotals(Noun, frozen=True):
+class ReportedTotals(BankRecord, frozen=True):
     """Sums over the jobs of a list.
 
     Attributes:
@@ -458,7 +458,7 @@ class ToldTotals(Noun, frozen=True):
     cpu_hours: float
 
 
-class Lease(Noun, frozen=True):
+class Lease(BankRecord, frozen=True):
     """Exclusive right to do something for a time.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Ledger tables that move no money: API tokens, rejected jobs, myBRC jobs, remote holds.
 
 - :class:`Tokens`: tokens of the myBRC API, by digest.
-- :class:`Refusals`: jobs that the gate rejected or would have rejected.
+- :class:`RejectedJobs`: jobs that the gate rejected or would have rejected.
 - :class:`RemoteHolds`: amounts that a remote myBRC server counts as used for unfinished jobs.
-- :class:`Told`: jobs that clients of the myBRC API reported.
+- :class:`ReportedJobs`: jobs that clients of the myBRC API reported.
 """
 
 from datetime import datetime
@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from sqlalchemy import Row, delete, func, select
 
-from steward.bank.ledger.outbox import put
-from steward.bank.ledger.postings import Session, clean
-from steward.bank.ledger.records import Refusal, Token, ToldJob, ToldTotals
-from steward.bank.ledger.tables import refusal, remote_hold, token, told
-from steward.core.timestamps import micros, moment
+from steward.bank.ledger.outbox import insert_or_replace
+from steward.bank.ledger.postings import LedgerSession, sanitize_text
+from steward.bank.ledger.records import ApiToken, RejectedJob, ReportedJob, ReportedTotals
+from steward.bank.ledger.tables import refusal, remote_hold, reported_job, token
+from steward.core.timestamps import moment, to_micros
 
-A_DAY: Final = 500
+MAX_REJECTIONS_PER_DAY: Final = 500
 """Number of rejections kept per user and day."""
 
 _DAY_US: Final = 86_400 * 1_000_000
@@ -30,7 +30,7 @@ class Tokens:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def add(
@@ -44,76 +44,76 @@ class Tokens:
         """Add a token, or replace the one with the same digest."""
         values = {
             "digest": digest,
-            "user_name": clean(user),
-            "created_us": micros(created),
-            "expires_us": None if expires is None else micros(expires),
-            "note": clean(note),
+            "user_name": sanitize_text(user),
+            "created_us": to_micros(created),
+            "expires_us": None if expires is None else to_micros(expires),
+            "note": sanitize_text(note),
         }
-        put(self._session, token, values, replace=True)
+        insert_or_replace(self._session, token, values, replace=True)
 
-    def find(self, digest: str) -> Token | None:
+    def find(self, digest: str) -> ApiToken | None:
         """Return the token of a digest, expired or not; None if absent."""
         found = self._session.row(select(token).where(token.c.digest == digest))
-        return None if found is None else _token(found)
+        return None if found is None else _token_from_row(found)
 
     def drop(self, digest: str) -> bool:
         """Delete a token; return False if absent."""
         return self._session.run(delete(token).where(token.c.digest == digest)) > 0
 
-    def of(self, user: str) -> list[Token]:
+    def of(self, user: str) -> list[ApiToken]:
         """List a user's tokens, oldest first."""
         return [each for each in self.all() if each.user == user]
 
-    def all(self) -> list[Token]:
+    def all(self) -> list[ApiToken]:
         """List all tokens, oldest first."""
         chosen = select(token).order_by(token.c.created_us, token.c.digest)
-        return [_token(row) for row in self._session.rows(chosen)]
+        return [_token_from_row(row) for row in self._session.rows(chosen)]
 
 
-class Refusals:
+class RejectedJobs:
     """Jobs that the gate rejected, or would have rejected.
 
     Args:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
         self._days: dict[tuple[int, int], int] = {}
 
-    def add(self, new: Refusal) -> bool:
+    def add(self, new: RejectedJob) -> bool:
         """Add a rejection; return False if already known or over the user's daily limit.
 
         The limit per user and day exists because a loop of rejected submissions would otherwise
         fill the ledger.
         """
-        if self._of_day(new) >= A_DAY:
+        if self._of_day(new) >= MAX_REJECTIONS_PER_DAY:
             return False
         values = {
-            "id": clean(new.id),
-            "at_us": micros(new.at),
+            "id": sanitize_text(new.id),
+            "at_us": to_micros(new.at),
             "mode": new.mode,
-            "cluster": clean(new.cluster),
+            "cluster": sanitize_text(new.cluster),
             "uid": new.uid,
-            "user_name": clean(new.user),
-            "account": clean(new.account),
-            "partition_name": clean(new.partition),
+            "user_name": sanitize_text(new.user),
+            "account": sanitize_text(new.account),
+            "partition_name": sanitize_text(new.partition),
             "job_id": new.job_id,
             "amount": new.amount,
-            "why": clean(new.why),
+            "why": sanitize_text(new.why),
         }
-        is_new = put(self._session, refusal, values)
+        is_new = insert_or_replace(self._session, refusal, values)
         if is_new:
-            self._days[_day(new)] += 1
+            self._days[_uid_and_day(new)] += 1
         return is_new
 
     def prune(self, before: datetime) -> int:
         """Delete rejections from before a time; return their count."""
-        return self._session.run(delete(refusal).where(refusal.c.at_us < micros(before)))
+        return self._session.run(delete(refusal).where(refusal.c.at_us < to_micros(before)))
 
-    def _of_day(self, new: Refusal) -> int:
+    def _of_day(self, new: RejectedJob) -> int:
         """Count the rejections stored for a user on a rejection's day."""
-        day = _day(new)
+        day = _uid_and_day(new)
         if day not in self._days:
             uid, begin_us = day
             span = (refusal.c.at_us >= begin_us, refusal.c.at_us < begin_us + _DAY_US)
@@ -123,7 +123,7 @@ class Refusals:
 
     def since(
         self, at: datetime, until: datetime | None = None, account: str = "", user: str = ""
-    ) -> list[Refusal]:
+    ) -> list[RejectedJob]:
         """List rejections from a time on, in order.
 
         Args:
@@ -132,15 +132,15 @@ class Refusals:
             account: Only of this account.
             user: Only of this user.
         """
-        chosen = select(refusal).where(refusal.c.at_us >= micros(at))
+        chosen = select(refusal).where(refusal.c.at_us >= to_micros(at))
         if until is not None:
-            chosen = chosen.where(refusal.c.at_us < micros(until))
+            chosen = chosen.where(refusal.c.at_us < to_micros(until))
         if account:
-            chosen = chosen.where(refusal.c.account == clean(account.lower()))
+            chosen = chosen.where(refusal.c.account == sanitize_text(account.lower()))
         if user:
-            chosen = chosen.where(refusal.c.user_name == clean(user))
+            chosen = chosen.where(refusal.c.user_name == sanitize_text(user))
         ordered = chosen.order_by(refusal.c.at_us, refusal.c.id)
-        return [_refusal(row) for row in self._session.rows(ordered)]
+        return [_rejection_from_row(row) for row in self._session.rows(ordered)]
 
 
 class RemoteHolds:
@@ -150,68 +150,68 @@ class RemoteHolds:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
     def put(self, cluster: str, job_id: int, account: str, uid: int, amount: int) -> None:
         """Record that the server counts a job's hold as used."""
         values = {
-            "cluster": clean(cluster),
+            "cluster": sanitize_text(cluster),
             "job_id": job_id,
-            "account": clean(account),
+            "account": sanitize_text(account),
             "uid": uid,
             "amount": amount,
         }
-        put(self._session, remote_hold, values, replace=True)
+        insert_or_replace(self._session, remote_hold, values, replace=True)
 
     def drop(self, cluster: str, job_id: int) -> None:
         """Delete a job's hold, because the server now counts the job's price."""
-        where = (remote_hold.c.cluster == clean(cluster), remote_hold.c.job_id == job_id)
+        where = (remote_hold.c.cluster == sanitize_text(cluster), remote_hold.c.job_id == job_id)
         self._session.run(delete(remote_hold).where(*where))
 
     def by_user(self, account: str) -> dict[int, int]:
         """Return the held amount of an account at the server, in micro-SU by uid."""
         chosen = (
             select(remote_hold.c.uid, func.sum(remote_hold.c.amount).label("amount"))
-            .where(remote_hold.c.account == clean(account))
+            .where(remote_hold.c.account == sanitize_text(account))
             .group_by(remote_hold.c.uid)
         )
         return {row.uid: int(row.amount) for row in self._session.rows(chosen)}
 
 
-class Told:
+class ReportedJobs:
     """Jobs that clients of the myBRC API reported.
 
     Args:
         session: The transaction.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def put(self, new: ToldJob) -> None:
+    def put(self, new: ReportedJob) -> None:
         """Add a job, or replace the one with the same id."""
         values = {
-            "jobslurmid": clean(new.jobslurmid),
-            "user_name": clean(new.user),
+            "jobslurmid": sanitize_text(new.jobslurmid),
+            "user_name": sanitize_text(new.user),
             "uid": new.uid,
-            "account": clean(new.account),
-            "status": clean(new.status),
-            "partition_name": clean(new.partition),
+            "account": sanitize_text(new.account),
+            "status": sanitize_text(new.status),
+            "partition_name": sanitize_text(new.partition),
             "amount": new.amount,
-            "submitted_us": _us(new.submitted),
-            "started_us": _us(new.started),
-            "ended_us": _us(new.ended),
+            "submitted_us": _optional_micros(new.submitted),
+            "started_us": _optional_micros(new.started),
+            "ended_us": _optional_micros(new.ended),
             "cpu_hours": new.cpu_hours,
             "body": new.body,
         }
-        put(self._session, told, values, replace=True)
+        insert_or_replace(self._session, reported_job, values, replace=True)
 
-    def get(self, jobslurmid: str) -> ToldJob | None:
+    def get(self, jobslurmid: str) -> ReportedJob | None:
         """Return the job of this id, or None."""
-        chosen = select(told).where(told.c.jobslurmid == clean(jobslurmid))
+        chosen = select(reported_job).where(reported_job.c.jobslurmid == sanitize_text(jobslurmid))
         found = self._session.row(chosen)
-        return None if found is None else _told(found)
+        return None if found is None else _reported_job_from_row(found)
 
     def find(
         self,
@@ -226,7 +226,7 @@ class Told:
         end: datetime | None = None,
         offset: int = 0,
         limit: int = 100,
-    ) -> tuple[ToldTotals, list[ToldJob]]:
+    ) -> tuple[ReportedTotals, list[ReportedJob]]:
         """Return totals over all matching jobs, and one page of them by start time.
 
         Args:
@@ -247,50 +247,56 @@ class Told:
             "status": status,
             "partition_name": partition,
         }
-        where: list[Any] = [told.c[name] == clean(text) for name, text in same.items() if text]
+        where: list[Any] = [
+            reported_job.c[name] == sanitize_text(text) for name, text in same.items() if text
+        ]
         if min_amount is not None:
-            where.append(told.c.amount >= min_amount)
+            where.append(reported_job.c.amount >= min_amount)
         if max_amount is not None:
-            where.append(told.c.amount <= max_amount)
+            where.append(reported_job.c.amount <= max_amount)
         if begin is not None:
-            where.append(told.c.started_us >= micros(begin))
+            where.append(reported_job.c.started_us >= to_micros(begin))
         if end is not None:
-            where.append(told.c.started_us <= micros(end))
-        sums = (func.count(), func.sum(told.c.amount), func.sum(told.c.cpu_hours))
-        chosen = select(*sums).select_from(told).where(*where)
+            where.append(reported_job.c.started_us <= to_micros(end))
+        sums = (func.count(), func.sum(reported_job.c.amount), func.sum(reported_job.c.cpu_hours))
+        chosen = select(*sums).select_from(reported_job).where(*where)
         jobs, amount, cpu_hours = tuple(self._session.rows(chosen)[0])
-        totals = ToldTotals(jobs=jobs, amount=int(amount or 0), cpu_hours=float(cpu_hours or 0))
-        order = (told.c.started_us.is_(None), told.c.started_us, told.c.jobslurmid)
-        page = select(told).where(*where).order_by(*order).offset(offset).limit(limit)
-        return totals, [_told(row) for row in self._session.rows(page)]
+        totals = ReportedTotals(jobs=jobs, amount=int(amount or 0), cpu_hours=float(cpu_hours or 0))
+        order = (
+            reported_job.c.started_us.is_(None),
+            reported_job.c.started_us,
+            reported_job.c.jobslurmid,
+        )
+        page = select(reported_job).where(*where).order_by(*order).offset(offset).limit(limit)
+        return totals, [_reported_job_from_row(row) for row in self._session.rows(page)]
 
 
-def _day(new: Refusal) -> tuple[int, int]:
+def _uid_and_day(new: RejectedJob) -> tuple[int, int]:
     """Return the uid and the start of the UTC day, in microseconds, of a rejection."""
-    at_us = micros(new.at)
+    at_us = to_micros(new.at)
     return new.uid, at_us - at_us % _DAY_US
 
 
-def _us(at: datetime | None) -> int | None:
-    return None if at is None else micros(at)
+def _optional_micros(at: datetime | None) -> int | None:
+    return None if at is None else to_micros(at)
 
 
-def _moment(us: int | None) -> datetime | None:
+def _optional_moment(us: int | None) -> datetime | None:
     return None if us is None else moment(us)
 
 
-def _token(row: "Row[Any]") -> Token:
-    return Token(
+def _token_from_row(row: "Row[Any]") -> ApiToken:
+    return ApiToken(
         user=row.user_name,
         digest=row.digest,
         created=moment(row.created_us),
-        expires=_moment(row.expires_us),
+        expires=_optional_moment(row.expires_us),
         note=row.note,
     )
 
 
-def _refusal(row: "Row[Any]") -> Refusal:
-    return Refusal(
+def _rejection_from_row(row: "Row[Any]") -> RejectedJob:
+    return RejectedJob(
         id=row.id,
         at=moment(row.at_us),
         mode=row.mode,
@@ -305,8 +311,8 @@ def _refusal(row: "Row[Any]") -> Refusal:
     )
 
 
-def _told(row: "Row[Any]") -> ToldJob:
-    return ToldJob(
+def _reported_job_from_row(row: "Row[Any]") -> ReportedJob:
+    return ReportedJob(
         jobslurmid=row.jobslurmid,
         user=row.user_name,
         uid=row.uid,
@@ -314,9 +320,9 @@ def _told(row: "Row[Any]") -> ToldJob:
         status=row.status,
         partition=row.partition_name,
         amount=row.amount,
-        submitted=_moment(row.submitted_us),
-        started=_moment(row.started_us),
-        ended=_moment(row.ended_us),
+        submitted=_optional_moment(row.submitted_us),
+        started=_optional_moment(row.started_us),
+        ended=_optional_moment(row.ended_us),
         cpu_hours=row.cpu_hours,
         body=bytes(row.body),
     )

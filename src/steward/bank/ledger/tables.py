@@ -1,6 +1,6 @@
 """Database tables of the ledger (SQLAlchemy), and the upgrade of their schema.
 
-Alembic migrations create the tables; :func:`bring_up_to_date` runs them at start.
+Alembic migrations create the tables; :func:`upgrade_schema` runs them at start.
 
 Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
 that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a
@@ -28,51 +28,58 @@ from sqlalchemy import (
 )
 
 from steward.bank.errors import BankError
-from steward.bank.ledger.engine import Database
+from steward.bank.ledger.engine import LedgerDatabase
 
 ISSUED: Final = -1
 USAGE: Final = -2
 EXPIRED: Final = -3
 ADJUSTED: Final = -4
 
-COUNTERS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
+BANK_POTS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
 """The bank's own pots: counterparts of deposits, charges, expiry and adjustments."""
 
-FOR_EVER: Final = ("act", "entry", "charge_version", "rate", "settlement")
+APPEND_ONLY: Final = ("act", "entry", "charge_version", "rate", "settlement")
 """Append-only tables, enforced by database triggers; settlements may be deleted."""
 
 metadata = MetaData()
 
 
-def _int(name: str, *rest: ForeignKey, **options: Any) -> Column[int]:
+def _int_column(name: str, *rest: ForeignKey, **options: Any) -> Column[int]:
     return Column(name, BigInteger, *rest, nullable=options.pop("nullable", False), **options)
 
 
-def _text(name: str, *rest: ForeignKey, **options: Any) -> Column[str]:
+def _text_column(name: str, *rest: ForeignKey, **options: Any) -> Column[str]:
     return Column(name, Text, *rest, nullable=options.pop("nullable", False), **options)
 
 
-def _number(name: str) -> Column[int]:
+def _number_column(name: str) -> Column[int]:
     return Column(name, BigInteger, primary_key=True, autoincrement=False)
 
 
-state = Table("state", metadata, _number("id"), _int("seq"), _int("rules_seq"), _int("settlement"))
+state = Table(
+    "state",
+    metadata,
+    _number_column("id"),
+    _int_column("seq"),
+    _int_column("rules_seq"),
+    _int_column("settlement"),
+)
 """Single row that every writer locks first, so that writers queue and numbers have no gaps."""
 
 account = Table(
     "account",
     metadata,
-    _text("name", primary_key=True),
-    _text("parent"),
-    _text("owners"),
-    _int("credit"),
-    _int("draws_on_parent"),
-    _int("only_listed"),
-    _int("closed"),
-    _text("note"),
-    _int("known"),
-    _int("created_us"),
-    _int("seq"),
+    _text_column("name", primary_key=True),
+    _text_column("parent"),
+    _text_column("owners"),
+    _int_column("credit"),
+    _int_column("draws_on_parent"),
+    _int_column("only_listed"),
+    _int_column("closed"),
+    _text_column("note"),
+    _int_column("known"),
+    _int_column("created_us"),
+    _int_column("seq"),
     CheckConstraint("credit >= 0", name="credit_is_not_negative"),
     Index("account_seq", "seq"),
 )
@@ -81,11 +88,11 @@ account = Table(
 member = Table(
     "member",
     metadata,
-    _text("account", ForeignKey("account.name"), primary_key=True),
-    _text("name", primary_key=True),
-    _int("limit_amount", nullable=True),
-    _int("spent"),
-    _int("listed"),
+    _text_column("account", ForeignKey("account.name"), primary_key=True),
+    _text_column("name", primary_key=True),
+    _int_column("limit_amount", nullable=True),
+    _int_column("spent"),
+    _int_column("listed"),
     Index("member_name", "name"),
 )
 """Users of accounts, with spending limit and amount spent, in micro-SU."""
@@ -93,15 +100,15 @@ member = Table(
 pot = Table(
     "pot",
     metadata,
-    _number("number"),
-    _text("account", ForeignKey("account.name"), nullable=True),
-    _int("begin_us"),
-    _int("end_us", nullable=True),
-    _text("rollover"),
-    _text("note"),
-    _int("balance"),
-    _int("given"),
-    _int("made_by"),
+    _number_column("number"),
+    _text_column("account", ForeignKey("account.name"), nullable=True),
+    _int_column("begin_us"),
+    _int_column("end_us", nullable=True),
+    _text_column("rollover"),
+    _text_column("note"),
+    _int_column("balance"),
+    _int_column("given"),
+    _int_column("made_by"),
     CheckConstraint("number < 0 OR end_us IS NULL OR balance >= 0", name="not_below_zero"),
     CheckConstraint("end_us IS NULL OR begin_us < end_us", name="begins_before_it_ends"),
     CheckConstraint("(number < 0) = (account IS NULL)", name="has_an_account"),
@@ -114,17 +121,17 @@ pot = Table(
 act = Table(
     "act",
     metadata,
-    _number("number"),
-    _int("at_us"),
-    _text("kind"),
-    _text("who"),
-    _text("why"),
+    _number_column("number"),
+    _int_column("at_us"),
+    _text_column("kind"),
+    _text_column("who"),
+    _text_column("why"),
     Column("client_key", Text, nullable=True),
-    _text("asked"),
-    _text("account"),
-    _text("user_name"),
-    _int("charge", nullable=True),
-    _int("amount"),
+    _text_column("asked"),
+    _text_column("account"),
+    _text_column("user_name"),
+    _int_column("charge", nullable=True),
+    _int_column("amount"),
     UniqueConstraint("client_key", name="act_client_key"),
     Index("act_account", "account", "at_us"),
     Index("act_user", "user_name", "at_us"),
@@ -135,10 +142,10 @@ act = Table(
 entry = Table(
     "entry",
     metadata,
-    _int("act", ForeignKey("act.number"), primary_key=True, autoincrement=False),
-    _int("pot", ForeignKey("pot.number"), primary_key=True, autoincrement=False),
-    _int("amount"),
-    _int("balance"),
+    _int_column("act", ForeignKey("act.number"), primary_key=True, autoincrement=False),
+    _int_column("pot", ForeignKey("pot.number"), primary_key=True, autoincrement=False),
+    _int_column("amount"),
+    _int_column("balance"),
     CheckConstraint("amount <> 0", name="moves_something"),
     Index("entry_pot", "pot", "act"),
 )
@@ -147,23 +154,23 @@ entry = Table(
 charge = Table(
     "charge",
     metadata,
-    _number("number"),
-    _text("key"),
-    _text("cluster"),
-    _int("job_id"),
-    _int("first_submit_us"),
-    _text("account"),
-    _text("user_name"),
-    _text("partition_name"),
-    _text("payer"),
-    _int("amount"),
-    _int("refunded"),
-    _int("overdraw"),
-    _text("hold"),
-    _int("begin_us"),
-    _int("first_at_us"),
-    _int("last_at_us"),
-    _int("versions"),
+    _number_column("number"),
+    _text_column("key"),
+    _text_column("cluster"),
+    _int_column("job_id"),
+    _int_column("first_submit_us"),
+    _text_column("account"),
+    _text_column("user_name"),
+    _text_column("partition_name"),
+    _text_column("payer"),
+    _int_column("amount"),
+    _int_column("refunded"),
+    _int_column("overdraw"),
+    _text_column("hold"),
+    _int_column("begin_us"),
+    _int_column("first_at_us"),
+    _int_column("last_at_us"),
+    _int_column("versions"),
     Column("body", LargeBinary, nullable=False),
     CheckConstraint("amount >= 0 AND refunded >= 0", name="charge_is_not_negative"),
     UniqueConstraint("key", name="charge_key"),
@@ -177,13 +184,13 @@ charge = Table(
 charge_version = Table(
     "charge_version",
     metadata,
-    _int("charge", ForeignKey("charge.number"), primary_key=True, autoincrement=False),
-    _int("number", primary_key=True, autoincrement=False),
-    _int("at_us"),
-    _text("who"),
-    _text("why"),
-    _int("added"),
-    _text("acts"),
+    _int_column("charge", ForeignKey("charge.number"), primary_key=True, autoincrement=False),
+    _int_column("number", primary_key=True, autoincrement=False),
+    _int_column("at_us"),
+    _text_column("who"),
+    _text_column("why"),
+    _int_column("added"),
+    _text_column("acts"),
     Column("body", LargeBinary, nullable=False),
 )
 """All posted versions of charges."""
@@ -191,24 +198,24 @@ charge_version = Table(
 settlement = Table(
     "settlement",
     metadata,
-    _number("seq"),
-    _text("hold"),
-    _text("charge"),
-    _int("amount"),
-    _int("frees"),
-    _int("final"),
+    _number_column("seq"),
+    _text_column("hold"),
+    _text_column("charge"),
+    _int_column("amount"),
+    _int_column("frees"),
+    _int_column("final"),
 )
 """Amounts that the gate deducts from its holds, in order."""
 
 rate = Table(
     "rate",
     metadata,
-    _number("number"),
-    _text("cluster"),
-    _text("partition_name"),
-    _text("qos"),
-    _int("valid_from_us"),
-    _int("made_by"),
+    _number_column("number"),
+    _text_column("cluster"),
+    _text_column("partition_name"),
+    _text_column("qos"),
+    _int_column("valid_from_us"),
+    _int_column("made_by"),
     Column("body", LargeBinary, nullable=False),
 )
 """Rates: the prices of partitions."""
@@ -216,40 +223,40 @@ rate = Table(
 mode = Table(
     "mode",
     metadata,
-    _text("cluster", primary_key=True),
-    _text("partition_name", primary_key=True),
-    _text("account", primary_key=True),
-    _text("mode"),
+    _text_column("cluster", primary_key=True),
+    _text_column("partition_name", primary_key=True),
+    _text_column("account", primary_key=True),
+    _text_column("mode"),
 )
 """Mode rules: off, observe or gate, by cluster, partition and account."""
 
-cursor = Table("cursor", metadata, _text("name", primary_key=True), _int("position"))
+cursor = Table("cursor", metadata, _text_column("name", primary_key=True), _int_column("position"))
 """Positions of consumers in the journal."""
 
-mark = Table("mark", metadata, _text("name", primary_key=True), _text("said"))
+mark = Table("mark", metadata, _text_column("name", primary_key=True), _text_column("said"))
 """Short notes by name, such as the last reconciliation of a cluster."""
 
 threshold = Table(
     "threshold",
     metadata,
-    _int("allocation", primary_key=True, autoincrement=False),
-    _text("kind", primary_key=True),
-    _int("value", primary_key=True, autoincrement=False),
-    _int("at_us"),
+    _int_column("allocation", primary_key=True, autoincrement=False),
+    _text_column("kind", primary_key=True),
+    _int_column("value", primary_key=True, autoincrement=False),
+    _int_column("at_us"),
 )
 """Thresholds of allocations that were reported."""
 
 outbox = Table(
     "outbox",
     metadata,
-    _number("id"),
-    _text("kind"),
+    _number_column("id"),
+    _text_column("kind"),
     Column("item_key", Text, nullable=True),
     Column("payload", LargeBinary, nullable=False),
-    _int("tries"),
-    _int("next_us"),
-    _text("error"),
-    _int("done"),
+    _int_column("tries"),
+    _int_column("next_us"),
+    _text_column("error"),
+    _int_column("done"),
     UniqueConstraint("kind", "item_key", name="outbox_key"),
     Index("outbox_due", "kind", "done", "next_us"),
 )
@@ -258,45 +265,45 @@ outbox = Table(
 token = Table(
     "token",
     metadata,
-    _text("digest", primary_key=True),
-    _text("user_name"),
-    _int("created_us"),
-    _int("expires_us", nullable=True),
-    _text("note"),
+    _text_column("digest", primary_key=True),
+    _text_column("user_name"),
+    _int_column("created_us"),
+    _int_column("expires_us", nullable=True),
+    _text_column("note"),
 )
 """Tokens of the myBRC API, by digest."""
 
 refusal = Table(
     "refusal",
     metadata,
-    _text("id", primary_key=True),
-    _int("at_us"),
-    _text("mode"),
-    _text("cluster"),
-    _int("uid"),
-    _text("user_name"),
-    _text("account"),
-    _text("partition_name"),
-    _int("job_id"),
-    _int("amount"),
-    _text("why"),
+    _text_column("id", primary_key=True),
+    _int_column("at_us"),
+    _text_column("mode"),
+    _text_column("cluster"),
+    _int_column("uid"),
+    _text_column("user_name"),
+    _text_column("account"),
+    _text_column("partition_name"),
+    _int_column("job_id"),
+    _int_column("amount"),
+    _text_column("why"),
     Index("refusal_at", "at_us"),
 )
 """Jobs that the gate rejected, or would have rejected."""
 
-told = Table(
+reported_job = Table(
     "told",
     metadata,
-    _text("jobslurmid", primary_key=True),
-    _text("user_name"),
-    _int("uid"),
-    _text("account"),
-    _text("status"),
-    _text("partition_name"),
-    _int("amount"),
-    _int("submitted_us", nullable=True),
-    _int("started_us", nullable=True),
-    _int("ended_us", nullable=True),
+    _text_column("jobslurmid", primary_key=True),
+    _text_column("user_name"),
+    _int_column("uid"),
+    _text_column("account"),
+    _text_column("status"),
+    _text_column("partition_name"),
+    _int_column("amount"),
+    _int_column("submitted_us", nullable=True),
+    _int_column("started_us", nullable=True),
+    _int_column("ended_us", nullable=True),
     Column("body", LargeBinary, nullable=False),
     Column("cpu_hours", Double, nullable=False, server_default=sqlalchemy.text("0")),
     Index("told_started", "started_us", "jobslurmid"),
@@ -306,11 +313,11 @@ told = Table(
 remote_hold = Table(
     "remote_hold",
     metadata,
-    _text("cluster", primary_key=True),
-    _int("job_id", primary_key=True, autoincrement=False),
-    _text("account"),
-    _int("uid"),
-    _int("amount"),
+    _text_column("cluster", primary_key=True),
+    _int_column("job_id", primary_key=True, autoincrement=False),
+    _text_column("account"),
+    _int_column("uid"),
+    _int_column("amount"),
     Index("remote_hold_account", "account"),
 )
 """Holds that a remote myBRC server counts as used."""
@@ -318,10 +325,10 @@ remote_hold = Table(
 lease = Table(
     "lease",
     metadata,
-    _text("name", primary_key=True),
-    _text("holder"),
-    _int("fence"),
-    _int("until_us"),
+    _text_column("name", primary_key=True),
+    _text_column("holder"),
+    _int_column("fence"),
+    _int_column("until_us"),
 )
 """Leases: exclusive rights with a fencing number, such as that of the deciding gate."""
 
@@ -331,14 +338,14 @@ MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 _REVISIONS: Final = sorted(path.name[:4] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
 
-NEWEST: Final = _REVISIONS[-1]
+NEWEST_REVISION: Final = _REVISIONS[-1]
 """Schema revision that this version of Steward uses."""
 
 _ADVISORY_LOCK: Final = 0x57E3A2D
 """Key of the PostgreSQL advisory lock that serializes schema upgrades."""
 
 
-def bring_up_to_date(database: Database) -> None:
+def upgrade_schema(database: LedgerDatabase) -> None:
     """Create the tables, or upgrade their schema to the newest revision.
 
     Raises:
@@ -346,7 +353,7 @@ def bring_up_to_date(database: Database) -> None:
         LedgerUnavailable: The database is unreachable.
     """
     with database.reading() as connection:
-        if revision_of(connection) == NEWEST:
+        if read_revision(connection) == NEWEST_REVISION:
             return
     with database.writing() as connection:
         if not database.is_sqlite:
@@ -354,17 +361,17 @@ def bring_up_to_date(database: Database) -> None:
             connection.execute(
                 sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK))
             )
-        found = revision_of(connection)
+        found = read_revision(connection)
         if found not in {"", *_REVISIONS}:
             raise BankError(
                 f"the ledger {database.shown} was written by a newer Steward (schema {found}, "
-                f"this one knows {NEWEST}): install that version again"
+                f"this one knows {NEWEST_REVISION}): install that version again"
             )
-        if found != NEWEST:
-            _upgrade(connection)
+        if found != NEWEST_REVISION:
+            _run_migrations(connection)
 
 
-def revision_of(connection: Connection) -> str:
+def read_revision(connection: Connection) -> str:
     """Return the schema revision of a database; "" if it is empty."""
     if not sqlalchemy.inspect(connection).has_table("alembic_version"):
         return ""
@@ -372,7 +379,7 @@ def revision_of(connection: Connection) -> str:
     return str(found or "")
 
 
-def _upgrade(connection: Connection) -> None:
+def _run_migrations(connection: Connection) -> None:
     """Run Alembic's migrations up to the newest revision."""
     from alembic import command
     from alembic.config import Config

@@ -11,16 +11,27 @@ from typing import Final
 
 from steward.bank.errors import BankRefused
 from steward.bank.ledger.accounts import Accounts
-from steward.bank.ledger.allocations import Allocations, expire, in_order_of_end, takes_money
+from steward.bank.ledger.allocations import (
+    Allocations,
+    expire_allocations,
+    require_payable,
+    sort_by_end,
+)
 from steward.bank.ledger.charges import Charges
-from steward.bank.ledger.postings import Moves, Session, asking, checked_amount, clean
-from steward.bank.ledger.records import Account, By, Transfer
+from steward.bank.ledger.postings import (
+    LedgerSession,
+    TransferWriter,
+    encode_ledger_request,
+    sanitize_text,
+    validate_amount,
+)
+from steward.bank.ledger.records import Account, Authorship, Transfer
 from steward.bank.ledger.tables import ADJUSTED, ISSUED, USAGE
 
-_NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
+_NO_AMOUNTS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
-class Transfers(Moves):
+class Transfers(TransferWriter):
     """Move money on behalf of people.
 
     Args:
@@ -31,14 +42,16 @@ class Transfers(Moves):
     """
 
     def __init__(
-        self, session: Session, accounts: Accounts, allocations: Allocations, charges: Charges
+        self, session: LedgerSession, accounts: Accounts, allocations: Allocations, charges: Charges
     ) -> None:
         super().__init__(session)
         self._accounts = accounts
         self._allocations = allocations
         self._charges = charges
 
-    def deposit(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
+    def deposit(
+        self, account: str, amount: int, by: Authorship, *, allocation: int = 0
+    ) -> Transfer:
         """Deposit new money in one of an account's allocations; the open-ended one for 0.
 
         Raises:
@@ -46,8 +59,8 @@ class Transfers(Moves):
                 invalid.
         """
         whose = self._accounts.need(account)
-        checked_amount(amount)
-        asked = asking("deposit", whose.name, amount, allocation)
+        validate_amount(amount)
+        asked = encode_ledger_request("deposit", whose.name, amount, allocation)
         return self.once(by, asked) or self.move(
             "deposit",
             by,
@@ -56,7 +69,9 @@ class Transfers(Moves):
             about=whose.name,
         )
 
-    def withdraw(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
+    def withdraw(
+        self, account: str, amount: int, by: Authorship, *, allocation: int = 0
+    ) -> Transfer:
         """Withdraw money from an account.
 
         It comes from the given allocation; for 0 from the open-ended one as far as its balance
@@ -67,8 +82,8 @@ class Transfers(Moves):
             BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
         whose = self._accounts.need(account)
-        checked_amount(amount)
-        asked = asking("withdraw", whose.name, amount, allocation)
+        validate_amount(amount)
+        asked = encode_ledger_request("withdraw", whose.name, amount, allocation)
         earlier = self.once(by, asked)
         if earlier is not None:
             return earlier
@@ -80,7 +95,7 @@ class Transfers(Moves):
         source: str,
         target: str,
         amount: int,
-        by: By,
+        by: Authorship,
         *,
         source_allocation: int = 0,
         target_allocation: int = 0,
@@ -93,9 +108,9 @@ class Transfers(Moves):
                 no money, or the amount is invalid.
         """
         giver, taker = self._accounts.need(source), self._accounts.need(target)
-        checked_amount(amount)
+        validate_amount(amount)
         allocations = (source_allocation, target_allocation)
-        asked = asking("transfer", giver.name, taker.name, amount, *allocations)
+        asked = encode_ledger_request("transfer", giver.name, taker.name, amount, *allocations)
         earlier = self.once(by, asked)
         if earlier is not None:
             return earlier
@@ -104,7 +119,7 @@ class Transfers(Moves):
         return self.move("transfer", by, taken | {where: amount}, asked=asked, about=giver.name)
 
     def refund(
-        self, account: str, amount: int, by: By, *, user: str = "", allocation: int = 0
+        self, account: str, amount: int, by: Authorship, *, user: str = "", allocation: int = 0
     ) -> Transfer:
         """Refund usage that belongs to no particular charge.
 
@@ -113,9 +128,9 @@ class Transfers(Moves):
                 invalid.
         """
         whose = self._accounts.need(account)
-        checked_amount(amount)
-        user = clean(user)
-        asked = asking("refund", whose.name, amount, user, allocation)
+        validate_amount(amount)
+        user = sanitize_text(user)
+        asked = encode_ledger_request("refund", whose.name, amount, user, allocation)
         earlier = self.once(by, asked)
         if earlier is not None:
             return earlier
@@ -124,7 +139,7 @@ class Transfers(Moves):
         self._accounts.spend(whose.name, user, -amount)
         return made
 
-    def adjust(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
+    def adjust(self, account: str, amount: int, by: Authorship, *, allocation: int = 0) -> Transfer:
         """Adjust a balance for reasons outside the bank; a negative amount takes away.
 
         Raises:
@@ -132,8 +147,8 @@ class Transfers(Moves):
             BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
         whose = self._accounts.need(account)
-        checked_amount(abs(amount))
-        asked = asking("adjust", whose.name, amount, allocation)
+        validate_amount(abs(amount))
+        asked = encode_ledger_request("adjust", whose.name, amount, allocation)
         earlier = self.once(by, asked)
         if earlier is not None:
             return earlier
@@ -144,7 +159,7 @@ class Transfers(Moves):
             "adjust", by, {ADJUSTED: -amount, where.number: amount}, asked=asked, about=whose.name
         )
 
-    def refund_charge(self, key: str, by: By, *, amount: int | None = None) -> Transfer:
+    def refund_charge(self, key: str, by: Authorship, *, amount: int | None = None) -> Transfer:
         """Refund part or all of a charge; see ``Charges.refund``.
 
         Raises:
@@ -153,24 +168,24 @@ class Transfers(Moves):
         """
         return self._charges.refund(key, by, amount)
 
-    def expire(self, by: By, *, kept: Mapping[int, int] = _NOTHING) -> list[Transfer]:
+    def expire(self, by: Authorship, *, kept: Mapping[int, int] = _NO_AMOUNTS) -> list[Transfer]:
         """Empty the allocations that have ended; see ``steward.bank.ledger.allocations``.
 
         Args:
             by: Author; ``by.at`` is the present.
             kept: By allocation number, the amount that jobs started on it may still need.
         """
-        return expire(self._session, self._allocations, self, by, kept)
+        return expire_allocations(self._session, self._allocations, self, by, kept)
 
     def _target(self, account: Account, allocation: int) -> int:
-        return self._allocations.of_account(takes_money(account).name, allocation).number
+        return self._allocations.of_account(require_payable(account).name, allocation).number
 
     def _taken(self, account: str, amount: int, allocation: int, but: int = 0) -> dict[int, int]:
         """Divide a withdrawal among allocations: negative amounts by allocation number."""
         if allocation:
             chosen = [self._allocations.of_account(account, allocation)]
         else:
-            chosen = list(reversed(in_order_of_end(self._allocations.of(account))))
+            chosen = list(reversed(sort_by_end(self._allocations.of(account))))
         taken: dict[int, int] = {}
         missing = amount
         for each in chosen:

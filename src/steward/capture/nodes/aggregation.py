@@ -4,9 +4,9 @@ The SPANK plugin writes one JSON object per line, with keys of a letter or two, 
 one for every task. Input is hostile: root on a node may send anything, so every number has bounds,
 those of what a machine can do; sums beyond them fit into no database.
 
-``read_line`` parses a line to a :class:`NodeLine`. ``fold`` converts a batch of lines to events,
-many tasks of a step to one event. ``gap_event`` records missing lines. ``flaw_of`` validates such
-events when another controller forwards them.
+``parse_node_line`` parses a line to a :class:`NodeLine`. ``fold`` converts a batch of lines to
+events, many tasks of a step to one event. ``make_gap_event`` records missing lines. ``find_flaw``
+validates such events when another controller forwards them.
 """
 
 import hashlib
@@ -27,39 +27,39 @@ from steward.core.events import (
     TASK_EXIT,
     Event,
 )
-from steward.core.timestamps import micros, moment
-from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.timestamps import moment, to_micros
+from steward.core.usage import ExitedTasks, Launch, NodeGap, NodeJob, StepEnd, StepStart, TaskUsage
 from steward.jobs.job_ids import MAX_JOB_ID
 
-LARGEST_LINE: Final = 4096
+MAX_LINE_BYTES: Final = 4096
 """Maximum length of a line with its newline, in bytes."""
-_SHORTEST_LINE: Final = 56
+_MIN_LINE_BYTES: Final = 56
 """Minimum length of a line in bytes: mandatory fields take more, so a flood of shorter lines is
 cheap to reject.
 """
-STEP: Final = re.compile(r"(?:[0-9]{1,10}(?:\+[0-9]{1,5})?|batch|extern|interactive)")
+STEP_ID_PATTERN: Final = re.compile(r"(?:[0-9]{1,10}(?:\+[0-9]{1,5})?|batch|extern|interactive)")
 """Valid step ids: a number, with het component, or a named step."""
-MOST_US: Final = 2**53
+MAX_CPU_US: Final = 2**53
 """Maximum CPU time of a task, or of a step on a node, in µs: 1,024 CPUs for a hundred days."""
-MOST_BYTES: Final = 2**56
+MAX_COUNTED_BYTES: Final = 2**56
 """Maximum memory or I/O in bytes: no node moves 64 PiB within a step."""
-MOST_TIMES: Final = 2**48
+MAX_COUNTED_TIMES: Final = 2**48
 """Maximum page faults or context switches: a billion a second for three days are fewer."""
-MOST_ID: Final = 2**32 - 1
+MAX_NODE_LINE_ID: Final = 2**32 - 1
 """Largest 32-bit number."""
-OLDEST_US: Final = 1_262_304_000_000_000
+EARLIEST_VALID_US: Final = 1_262_304_000_000_000
 """The year 2010: a node with an earlier clock has no valid time."""
-YOUNGEST_US: Final = 2**52
+LATEST_VALID_US: Final = 2**52
 """The year 2112: later times are invalid."""
 
 # Parser of lines
 
 _Job = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOB_ID)]
-_Id = Annotated[int, msgspec.Meta(ge=0, le=MOST_ID)]
-_Cpu = Annotated[int, msgspec.Meta(ge=0, le=MOST_US)]
-_Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
-_Times = Annotated[int, msgspec.Meta(ge=0, le=MOST_TIMES)]
-_Time = Annotated[int, msgspec.Meta(ge=OLDEST_US, le=YOUNGEST_US)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODE_LINE_ID)]
+_Cpu = Annotated[int, msgspec.Meta(ge=0, le=MAX_CPU_US)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED_BYTES)]
+_Times = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED_TIMES)]
+_Time = Annotated[int, msgspec.Meta(ge=EARLIEST_VALID_US, le=LATEST_VALID_US)]
 _Short = Annotated[str, msgspec.Meta(max_length=64)]
 _Key = msgspec.field
 """Short form of ``msgspec.field``, which maps a field to its key in the line."""
@@ -119,31 +119,31 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cgroup_written_bytes: _Bytes | None = _Key(name="cwr", default=None)
 
 
-def bounds_of(name: str) -> tuple[int, int]:
+def field_bounds(name: str) -> tuple[int, int]:
     """Return minimum and maximum of a numeric field in events made of such lines.
 
     Args:
         name: Name of the field, as in ``steward.core.usage``.
     """
     if name in ("launched_us", "ended_us"):
-        return OLDEST_US, YOUNGEST_US
+        return EARLIEST_VALID_US, LATEST_VALID_US
     if name.endswith("_us") or name == "lines":
-        return 0, MOST_US
+        return 0, MAX_CPU_US
     if name.endswith("_bytes"):
-        return 0, MOST_BYTES
-    return 0, MOST_TIMES if name.endswith(("_faults", "_switches")) else MOST_ID
+        return 0, MAX_COUNTED_BYTES
+    return 0, MAX_COUNTED_TIMES if name.endswith(("_faults", "_switches")) else MAX_NODE_LINE_ID
 
 
 _decoder = msgspec.json.Decoder(NodeLine)
-_OF_STEPS: Final = ("start", "smgr", "task", "end")
+_STEP_KINDS: Final = ("start", "smgr", "task", "end")
 """Kinds of lines about a step."""
-_OF_USERS: Final = ("start", "prolog", "epilog")
+_KINDS_WITH_UID: Final = ("start", "prolog", "epilog")
 """Kinds of lines that must contain a uid."""
 _BEGIN: Final = b'{"v":'
 """Start of a line."""
 
 
-def read_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
+def parse_node_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
     """Parse and validate a line of a node; None if it is invalid.
 
     If a full disk truncated a line, the next one follows in the same line and is found.
@@ -153,24 +153,24 @@ def read_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
         node: NodeName of the sender.
         latest_us: Latest valid time, µs since the epoch.
     """
-    if len(line) < _SHORTEST_LINE:
+    if len(line) < _MIN_LINE_BYTES:
         return None
-    found = _decoded(line)
+    found = _decode_node_line(line)
     if found is None and (begin := line.rfind(_BEGIN)) > 0:
-        found = _decoded(line[begin:])
+        found = _decode_node_line(line[begin:])
     if found is None or found.node != node or found.at_us > latest_us:
         return None
-    if found.kind in _OF_USERS and found.uid is None:
+    if found.kind in _KINDS_WITH_UID and found.uid is None:
         return None
-    if found.kind in _OF_STEPS:
-        known = OLDEST_US <= found.launched_us <= latest_us
-        return found if known and STEP.fullmatch(found.step) else None
+    if found.kind in _STEP_KINDS:
+        known = EARLIEST_VALID_US <= found.launched_us <= latest_us
+        return found if known and STEP_ID_PATTERN.fullmatch(found.step) else None
     return found
 
 
-def _decoded(line: bytes) -> NodeLine | None:
+def _decode_node_line(line: bytes) -> NodeLine | None:
     """Decode a line; None if it is too long or invalid."""
-    if len(line) >= LARGEST_LINE:
+    if len(line) >= MAX_LINE_BYTES:
         return None
     try:
         return _decoder.decode(line)
@@ -182,30 +182,30 @@ def _decoded(line: bytes) -> NodeLine | None:
 
 NODES_SOURCE: Final = "node"
 """Source name of the events."""
-KINDS: Final = frozenset({STEP_START, TASK_EXIT, STEP_END, NODE_PROLOG, NODE_EPILOG, NODE_GAP})
+NODE_KINDS: Final = frozenset({STEP_START, TASK_EXIT, STEP_END, NODE_PROLOG, NODE_EPILOG, NODE_GAP})
 """Kinds of events made from node lines."""
-MOST_TASKS: Final = 2000
+MAX_TASKS_PER_EVENT: Final = 2000
 """Maximum number of tasks in one event, which keeps it below the megabyte that a controller may
 forward.
 """
-LOST: Final = "lost"
+GAP_LOST: Final = "lost"
 """Reason of a gap: lines were lost on the node."""
-GARBLED: Final = "garbled"
+GAP_GARBLED: Final = "garbled"
 """Reason of a gap: lines are unreadable."""
-REBOOT: Final = "reboot"
+GAP_REBOOT: Final = "reboot"
 """Reason of a gap: the node rebooted and lost its spool."""
 
-_AHEAD: Final = timedelta(days=1)
+_MAX_CLOCK_LEAD: Final = timedelta(days=1)
 """Maximum clock difference; a time further ahead is invalid."""
 _LONGEST_TEXT: Final = 255
 """Maximum length of a text in an event, in characters."""
-_DIGITS: Final = 24
+_KEY_DIGEST_DIGITS: Final = 24
 """Length of a digest in event keys, in hex digits."""
-_WHY: Final = frozenset({LOST, GARBLED, REBOOT})
+_GAP_REASONS: Final = frozenset({GAP_LOST, GAP_GARBLED, GAP_REBOOT})
 """Valid reasons of gaps."""
 
 
-class Folded(msgspec.Struct, frozen=True):
+class AggregatedBatch(msgspec.Struct, frozen=True):
     """Events of a batch of lines.
 
     Attributes:
@@ -217,13 +217,13 @@ class Folded(msgspec.Struct, frozen=True):
     lost: int
 
 
-def fold(
+def aggregate_lines(
     cluster: str,
     node: str,
     body: bytes,
     now: datetime,
     redact_name: Callable[[str], str] = str,
-) -> Folded:
+) -> AggregatedBatch:
     """Convert a batch of lines to events.
 
     Args:
@@ -233,7 +233,7 @@ def fold(
         now: Current time.
         redact_name: Removes secrets from a step's name, which its user chooses.
     """
-    latest_us = micros(now + _AHEAD)
+    latest_us = to_micros(now + _MAX_CLOCK_LEAD)
     starts: list[Event] = []
     ends: list[Event] = []
     gaps: list[Event] = []
@@ -241,7 +241,7 @@ def fold(
     garbled, odd = 0, hashlib.sha256()
     lost = 0
     for text in io.BytesIO(body):
-        line = read_line(text.rstrip(b"\n"), node, latest_us)
+        line = parse_node_line(text.rstrip(b"\n"), node, latest_us)
         if line is None:
             if text != b"\n":
                 garbled += 1
@@ -249,24 +249,36 @@ def fold(
             continue
         if line.lost:
             lost += line.lost
-            gaps.append(_gap(cluster, node, LOST, line.lost, _short_digest([text]), now))
+            gaps.append(
+                _make_line_gap(cluster, node, GAP_LOST, line.lost, _compute_digest([text]), now)
+            )
         if line.kind == "task":
             launch = (line.job, line.step, line.launched_us)
             tasks.setdefault(launch, {})[line.task] = line
         elif line.kind == "end":
-            ends.append(_event(cluster, STEP_END, line, _end_of(line), now))
+            ends.append(_make_line_event(cluster, STEP_END, line, _build_step_end(line), now))
         elif line.kind == "start":
-            starts.append(_event(cluster, STEP_START, line, _start_of(line, redact_name), now))
+            starts.append(
+                _make_line_event(
+                    cluster, STEP_START, line, _build_step_start(line, redact_name), now
+                )
+            )
         elif line.kind != "smgr":  # all tasks have started; their start line had the number
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
-            starts.append(_event(cluster, kind, line, _job_of(line), now))
-    exits = [_exit(cluster, some, now) for of in tasks.values() for some in _cut(of)]
+            starts.append(_make_line_event(cluster, kind, line, _build_node_job(line), now))
+    exits = [
+        _make_exit_event(cluster, some, now) for of in tasks.values() for some in _split_tasks(of)
+    ]
     if garbled:
-        gaps.append(_gap(cluster, node, GARBLED, garbled, odd.hexdigest()[:_DIGITS], now))
-    return Folded([*starts, *exits, *ends, *gaps], lost + garbled)
+        gaps.append(
+            _make_line_gap(
+                cluster, node, GAP_GARBLED, garbled, odd.hexdigest()[:_KEY_DIGEST_DIGITS], now
+            )
+        )
+    return AggregatedBatch([*starts, *exits, *ends, *gaps], lost + garbled)
 
 
-def gap_event(
+def make_gap_event(
     cluster: str, gap: NodeGap, told_by: str, now: datetime, at: datetime | None = None
 ) -> Event:
     """Build the event of a gap.
@@ -290,22 +302,24 @@ def gap_event(
     )
 
 
-def flaw_of(event: Event) -> str:
+def find_flaw(event: Event) -> str:
     """Return why this module cannot have made an event; "" if it can."""
     body = event.body
     launch = isinstance(body, Launch)
     if isinstance(body, Launch | NodeJob) and not 0 < body.job_id <= MAX_JOB_ID:
         return "its job id is none"
-    if launch and (STEP.fullmatch(body.step) is None or body.launched_us < OLDEST_US):
+    if launch and (
+        STEP_ID_PATTERN.fullmatch(body.step) is None or body.launched_us < EARLIEST_VALID_US
+    ):
         return "its step is none"
     if isinstance(body, NodeGap) and (
-        body.why not in _WHY or not event.key.startswith(_stem(body))
+        body.why not in _GAP_REASONS or not event.key.startswith(_gap_key_prefix(body))
     ):
         return "its key is not that of its gap"
-    if not isinstance(body, NodeGap) and event.key != _key(event.kind, body, event.at):
+    if not isinstance(body, NodeGap) and event.key != _make_key(event.kind, body, event.at):
         return "its key is not that of its launch"
-    tasks = body.tasks if isinstance(body, TasksExited) else ()
-    if len(tasks) > MOST_TASKS or not all(map(_is_bounded, (body, *tasks))):
+    tasks = body.tasks if isinstance(body, ExitedTasks) else ()
+    if len(tasks) > MAX_TASKS_PER_EVENT or not all(map(_is_bounded, (body, *tasks))):
         return "it holds what no node can tell"
     return ""
 
@@ -315,7 +329,7 @@ def _is_bounded(record: msgspec.Struct) -> bool:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, int):
-            least, most = bounds_of(name)
+            least, most = field_bounds(name)
             if not least <= value <= most:
                 return False
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
@@ -325,40 +339,42 @@ def _is_bounded(record: msgspec.Struct) -> bool:
     return True
 
 
-def _stem(gap: NodeGap) -> str:
+def _gap_key_prefix(gap: NodeGap) -> str:
     """Return the start of a gap's event key."""
     return f"{NODE_GAP}:{gap.node}:{gap.why}:"
 
 
-def _gap(cluster: str, node: str, why: str, lines: int, told_by: str, now: datetime) -> Event:
+def _make_line_gap(
+    cluster: str, node: str, why: str, lines: int, told_by: str, now: datetime
+) -> Event:
     """Build the event of a gap in lines."""
-    return gap_event(cluster, NodeGap(node=node, why=why, lines=lines), told_by, now)
+    return make_gap_event(cluster, NodeGap(node=node, why=why, lines=lines), told_by, now)
 
 
-def _key(kind: str, body: Any, at: datetime) -> str:
+def _make_key(kind: str, body: Any, at: datetime) -> str:
     """Build the key of a step, task, prolog or epilog event."""
     if isinstance(body, NodeJob):
         # A requeued job's Prolog runs again.
-        return f"{kind}:{body.job_id}:{body.node}:{micros(at)}"
+        return f"{kind}:{body.job_id}:{body.node}:{to_micros(at)}"
     launch = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
-    if isinstance(body, TasksExited):
+    if isinstance(body, ExitedTasks):
         ids = [f"{task.task}.{task.pid}".encode() for task in body.tasks]
-        return f"{launch}:{_short_digest(ids)}"
+        return f"{launch}:{_compute_digest(ids)}"
     return launch
 
 
-def _short_digest(parts: Iterable[bytes]) -> str:
+def _compute_digest(parts: Iterable[bytes]) -> str:
     """Return a digest of byte strings, shortened."""
-    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:_DIGITS]
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:_KEY_DIGEST_DIGITS]
 
 
-def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) -> Event:
+def _make_line_event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) -> Event:
     """Build the event of a line."""
     at = moment(line.at_us)
     return Event(
         kind=kind,
         cluster=cluster,
-        key=_key(kind, body, at),
+        key=_make_key(kind, body, at),
         at=at,
         seen_at=now,
         source=NODES_SOURCE,
@@ -366,7 +382,7 @@ def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) ->
     )
 
 
-def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
+def _build_step_start(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
     """Build the body of a step.start event."""
     return StepStart(
         job_id=line.job,
@@ -385,7 +401,7 @@ def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
     )
 
 
-def _end_of(line: NodeLine) -> StepEnd:
+def _build_step_end(line: NodeLine) -> StepEnd:
     """Build the body of a step.end event."""
     return StepEnd(
         job_id=line.job,
@@ -403,33 +419,33 @@ def _end_of(line: NodeLine) -> StepEnd:
     )
 
 
-def _job_of(line: NodeLine) -> NodeJob:
+def _build_node_job(line: NodeLine) -> NodeJob:
     """Build the body of a prolog or epilog event."""
     return NodeJob(job_id=line.job, node=line.node, uid=line.uid or 0, gid=line.gid)
 
 
-def _cut(tasks: dict[int, NodeLine]) -> Iterator[list[NodeLine]]:
+def _split_tasks(tasks: dict[int, NodeLine]) -> Iterator[list[NodeLine]]:
     """Split a step's tasks into lists short enough for one event."""
     ordered = [tasks[task] for task in sorted(tasks)]
-    for begin in range(0, len(ordered), MOST_TASKS):
-        yield ordered[begin : begin + MOST_TASKS]
+    for begin in range(0, len(ordered), MAX_TASKS_PER_EVENT):
+        yield ordered[begin : begin + MAX_TASKS_PER_EVENT]
 
 
-def _exit(cluster: str, lines: list[NodeLine], now: datetime) -> Event:
+def _make_exit_event(cluster: str, lines: list[NodeLine], now: datetime) -> Event:
     """Build one event for several exited tasks of a step."""
     first = lines[0]
-    body = TasksExited(
+    body = ExitedTasks(
         job_id=first.job,
         step=first.step,
         node=first.node,
         launched_us=first.launched_us,
-        tasks=tuple(map(_task_of, lines)),
+        tasks=tuple(map(_build_task_usage, lines)),
     )
     last = max(lines, key=lambda line: line.at_us)
-    return _event(cluster, TASK_EXIT, last, body, now)
+    return _make_line_event(cluster, TASK_EXIT, last, body, now)
 
 
-def _task_of(line: NodeLine) -> TaskUsage:
+def _build_task_usage(line: NodeLine) -> TaskUsage:
     """Build the usage record of an exited task."""
     return TaskUsage(
         task=line.task,

@@ -1,9 +1,9 @@
 """HTTP/1.1 server for node agents: requests with bounded lengths and times, and connections.
 
 It replaces the standard library's servers, whose time-outs apply to single bytes, so that a client
-sending one byte a minute could hold a thread for days. :class:`Peer` reads requests and writes
-replies on one connection. :class:`Connections` accepts connections and runs a thread for each, up
-to a limit; when it is reached, clients that have not identified themselves are disconnected.
+sending one byte a minute could hold a thread for days. :class:`AgentPeer` reads requests and writes
+replies on one connection. :class:`AgentConnections` accepts connections and runs a thread for each,
+up to a limit; when it is reached, clients that have not identified themselves are disconnected.
 """
 
 import logging
@@ -18,14 +18,14 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.listeners import host_of, is_within
+from steward.core.listeners import get_limit_key, is_within
 from steward.core.waits import Stop
 
-MOST_HEAD: Final = 16 << 10
+MAX_HEAD_BYTES: Final = 16 << 10
 """Maximum size of a request's head, in bytes."""
-MOST_BODY: Final = (1 << 20) + (64 << 10)
+MAX_BATCH_BYTES: Final = (1 << 20) + (64 << 10)
 """Maximum size of a batch, in bytes; agents send a megabyte at most."""
-_PIECE: Final = 1 << 16
+_MAX_READ_BYTES: Final = 1 << 16
 """Maximum number of bytes per read."""
 _REQUEST: Final = re.compile(rb"([A-Z]{3,16}) (/[!-~]{0,1000}) HTTP/1\.1")
 _HEADER: Final = re.compile(rb"([!-9;-~]{1,64}):([\t -~]*)")
@@ -63,7 +63,7 @@ class PeerGone(Unavailable):
     """The client disconnected or is too slow."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class AgentRequest(msgspec.Struct, frozen=True):
     """Head of a request; the body is read only after the sender is known.
 
     Attributes:
@@ -82,7 +82,7 @@ class Request(msgspec.Struct, frozen=True):
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
-class Peer:
+class AgentPeer:
     """Connection to a client, with HTTP on top.
 
     Args:
@@ -93,7 +93,7 @@ class Peer:
         self._connection = connection
         self._held = bytearray()
 
-    def request(self, begin_s: float, timeout_s: float) -> Request | None:
+    def request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Args:
@@ -107,17 +107,17 @@ class Peer:
         until = time.monotonic() + begin_s
         began = bool(self._held)
         while (end := self._held.find(b"\r\n\r\n")) < 0:
-            if len(self._held) > MOST_HEAD:
-                raise RequestError(431, f"the head has more than {MOST_HEAD} bytes")
+            if len(self._held) > MAX_HEAD_BYTES:
+                raise RequestError(431, f"the head has more than {MAX_HEAD_BYTES} bytes")
             if not began and self._held:
                 began, until = True, time.monotonic() + timeout_s
-            if not self._more(until, MOST_HEAD):
+            if not self._more(until, MAX_HEAD_BYTES):
                 if began:
                     raise PeerGone("it went away in the middle of a head")
                 return None
         head = bytes(self._held[:end])
         del self._held[: end + 4]
-        return _parsed(head)
+        return _parse_request_head(head)
 
     def body(self, length: int, timeout_s: float) -> bytes:
         """Read the body of a request.
@@ -139,11 +139,11 @@ class Peer:
         An immediate close would reset the connection, and the client would lose the last reply.
         """
         until = time.monotonic() + timeout_s
-        left = MOST_BODY + MOST_HEAD
+        left = MAX_BATCH_BYTES + MAX_HEAD_BYTES
         try:
             # Not with SSLSocket.shutdown, which would end encryption of the remaining data.
             socket.socket.shutdown(self._connection, socket.SHUT_WR)
-            while left > 0 and self._more(until, _PIECE):
+            while left > 0 and self._more(until, _MAX_READ_BYTES):
                 left -= len(self._held)
                 self._held.clear()
         except (PeerGone, OSError):
@@ -178,7 +178,7 @@ class Peer:
             raise PeerGone("it is too slow")
         try:
             self._connection.settimeout(left_s)
-            piece = self._connection.recv(min(_PIECE, max(most, 1)))
+            piece = self._connection.recv(min(_MAX_READ_BYTES, max(most, 1)))
         except TimeoutError:
             raise PeerGone("it is too slow") from None
         except OSError as error:
@@ -187,7 +187,7 @@ class Peer:
         return bool(piece)
 
 
-def _parsed(head: bytes) -> Request:
+def _parse_request_head(head: bytes) -> AgentRequest:
     """Parse the head of a POST request."""
     first, *rest = head.split(b"\r\n")
     request = _REQUEST.fullmatch(first)
@@ -202,9 +202,9 @@ def _parsed(head: bytes) -> Request:
     length = headers.get(b"content-length", b"")
     if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
         raise RequestError(411, "a batch comes with its length")
-    if int(length) > MOST_BODY:
-        raise RequestError(413, f"a batch has {MOST_BODY} bytes at the most")
-    return Request(request[2].decode("ascii"), headers, int(length))
+    if int(length) > MAX_BATCH_BYTES:
+        raise RequestError(413, f"a batch has {MAX_BATCH_BYTES} bytes at the most")
+    return AgentRequest(request[2].decode("ascii"), headers, int(length))
 
 
 # Connections
@@ -213,17 +213,17 @@ log = logging.getLogger(__name__)
 
 BACKLOG: Final = 4096
 """Backlog of the listening socket."""
-_PATIENCE_S: Final = 1.0
+_UNIDENTIFIED_TIMEOUT_S: Final = 1.0
 """When all slots are taken, clients that have not identified themselves within this time are
 disconnected, in seconds.
 """
-_TURN_S: Final = 0.5
+_CONNECTION_WAIT_S: Final = 0.5
 """Time for which ``take`` waits for a connection, in seconds."""
-_LAST_WORDS_S: Final = 1.0
+_CONNECTIONS_CLOSE_S: Final = 1.0
 """Time for requests in progress at a stop, in seconds."""
 
 
-class Connection:
+class AgentConnection:
     """Connection of a node, or of a client not identified yet."""
 
     def __init__(self, plain: socket.socket, address: str) -> None:
@@ -241,7 +241,7 @@ class Connection:
             return  # it has ended already
 
 
-class Connections:
+class AgentConnections:
     """Accepts connections up to a limit, and serves each in a thread.
 
     Args:
@@ -257,7 +257,7 @@ class Connections:
         listener: socket.socket,
         most: int,
         shared_from: tuple[str, ...],
-        serve: Callable[[Connection], None],
+        serve: Callable[[AgentConnection], None],
         send_away: Callable[[socket.socket], None],
     ) -> None:
         self._listener = listener
@@ -266,11 +266,11 @@ class Connections:
         self._send_away = send_away
         self._slots = threading.Semaphore(most)
         self._ended = threading.Condition()
-        self._connections: set[Connection] = set()
+        self._connections: set[AgentConnection] = set()
 
     def take(self, stop: Stop) -> None:
         """Wait up to half a second for a connection, and start serving it."""
-        if stop.wait(_TURN_S, self._listener.fileno()):
+        if stop.wait(_CONNECTION_WAIT_S, self._listener.fileno()):
             self._accept(stop)
 
     def close(self) -> None:
@@ -280,21 +280,21 @@ class Connections:
             if not connection.is_known:
                 connection.shut()
         with self._ended:
-            self._ended.wait_for(lambda: not self._connections, _LAST_WORDS_S)
+            self._ended.wait_for(lambda: not self._connections, _CONNECTIONS_CLOSE_S)
         for connection in self._all():
             connection.shut()
 
-    def _all(self) -> list[Connection]:
+    def _all(self) -> list[AgentConnection]:
         """Return the present connections."""
         with self._ended:
             return list(self._connections)
 
     def _accept(self, stop: Stop) -> None:
         """Accept a connection, or reject it if the limit is reached."""
-        has_slot = self._slots.acquire(timeout=_PATIENCE_S)
+        has_slot = self._slots.acquire(timeout=_UNIDENTIFIED_TIMEOUT_S)
         if not has_slot and not stop.is_set():
             self._make_room()
-            has_slot = self._slots.acquire(timeout=_TURN_S)
+            has_slot = self._slots.acquire(timeout=_CONNECTION_WAIT_S)
         try:
             plain, address = self._listener.accept()
         except OSError as error:
@@ -306,18 +306,18 @@ class Connections:
         if not has_slot:
             self._send_away(plain)
             return
-        connection = Connection(plain, str(address[0]) if address else "")
+        connection = AgentConnection(plain, str(address[0]) if address else "")
         with self._ended:
             self._connections.add(connection)
         threading.Thread(target=self._run, args=(connection,), daemon=True).start()
 
     def _make_room(self) -> None:
         """Disconnect slow unidentified clients of the address that has most of them."""
-        before = time.monotonic() - _PATIENCE_S
+        before = time.monotonic() - _UNIDENTIFIED_TIMEOUT_S
         slow = [one for one in self._all() if not one.is_known and one.since < before]
         # Nodes that share an address must not count as one client with many connections.
         hosts = [
-            "" if is_within(one.address, self._shared_from) else host_of(one.address)
+            "" if is_within(one.address, self._shared_from) else get_limit_key(one.address)
             for one in slow
         ]
         by_host = Counter(hosts)
@@ -326,7 +326,7 @@ class Connections:
             if host == busiest:
                 one.shut()
 
-    def _run(self, connection: Connection) -> None:
+    def _run(self, connection: AgentConnection) -> None:
         """Serve a connection in its thread, then free its slot."""
         try:
             self._serve(connection)

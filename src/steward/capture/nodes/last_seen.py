@@ -1,10 +1,10 @@
 """Node reports: when each compute node last reported, and which agents were refused.
 
-:class:`Hearing` collects reports in memory, because thousands of nodes report within a minute, and
-writes them to ``nodes.db`` in the state directory every few seconds; reports lost in a crash are
-sent again. :class:`Heard` reads that database. :class:`Refusals` keeps the last refusal per address
-in the status file ``nodes-refused.json``, which ``refused_lately`` reads for the doctor and status
-pages.
+:class:`NodeReportsWriter` collects reports in memory, because thousands of nodes report within a
+minute, and writes them to ``nodes.db`` in the state directory every few seconds; reports lost in a
+crash are sent again. :class:`NodeReportsReader` reads that database. :class:`AgentRefusals` keeps
+the last refusal per address in the status file ``nodes-refused.json``, which
+``list_recent_refusals`` reads for the doctor and status pages.
 """
 
 import os
@@ -17,18 +17,24 @@ import msgspec
 
 from steward.core.events import utc_now
 from steward.core.files import read_status, write_status
-from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
-from steward.core.timestamps import micros, moment
+from steward.core.sqlite import (
+    Connection,
+    open_database,
+    open_reader,
+    transaction,
+    translate_errors,
+)
+from steward.core.timestamps import moment, to_micros
 
-FILE: Final = "nodes.db"
+NODES_DATABASE: Final = "nodes.db"
 """File name of the database in the state directory."""
-_REFUSALS: Final = "nodes-refused.json"
+_REFUSALS_FILE: Final = "nodes-refused.json"
 """File name of the status file of refusals."""
-_MOST_REFUSALS: Final = 64
+_MAX_REFUSALS: Final = 64
 """Maximum number of addresses kept."""
-_MOST_TOLD: Final = 8
+_MAX_REFUSALS_SHOWN: Final = 8
 """Maximum number of refusals shown."""
-LATELY: Final = timedelta(minutes=30)
+RECENT_PERIOD: Final = timedelta(minutes=30)
 """How long agents may be silent before they count as missing, and how long a refusal is shown."""
 _MIGRATIONS: Final = (
     """
@@ -46,7 +52,7 @@ _MIGRATIONS: Final = (
 )
 
 
-class NodeHeard(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Last report of a node.
 
     Attributes:
@@ -68,7 +74,7 @@ class NodeHeard(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
 
 
-class Heard:
+class NodeReportsReader:
     """Reader of the nodes' last reports.
 
     Args:
@@ -79,18 +85,18 @@ class Heard:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, FILE)
+        self._path = os.path.join(state_dir, NODES_DATABASE)
         self._database = open_reader(self._path)
 
-    def nodes(self, cluster: str = "") -> list[NodeHeard]:
+    def nodes(self, cluster: str = "") -> list[NodeReport]:
         """Return all nodes that ever reported, sorted by name.
 
         Args:
             cluster: Only this cluster; all if empty.
         """
-        return list(_read(self._database, self._path, cluster))
+        return list(_read_reports(self._database, self._path, cluster))
 
-    def silent_since(self, before: datetime, cluster: str = "") -> list[NodeHeard]:
+    def silent_since(self, before: datetime, cluster: str = "") -> list[NodeReport]:
         """Return the nodes whose last report is older than a time."""
         return [node for node in self.nodes(cluster) if node.heard_at < before]
 
@@ -99,7 +105,7 @@ class Heard:
         self._database.close()
 
 
-class Hearing:
+class NodeReportsWriter:
     """Writer of the nodes' last reports; thread-safe.
 
     Args:
@@ -110,18 +116,18 @@ class Hearing:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, FILE)
+        self._path = os.path.join(state_dir, NODES_DATABASE)
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
         self._lock = threading.Lock()
-        read = _read(self._database, self._path, "")
+        read = _read_reports(self._database, self._path, "")
         self._nodes = {(node.cluster, node.node): node for node in read}
         self._new: set[tuple[str, str]] = set()
 
-    def last(self, cluster: str, node: str) -> NodeHeard | None:
+    def last(self, cluster: str, node: str) -> NodeReport | None:
         """Return a node's last report; None if it never reported."""
         return self._nodes.get((cluster, node))
 
-    def hear(self, heard: NodeHeard) -> None:
+    def hear(self, heard: NodeReport) -> None:
         """Record a report; its ``lost`` counts lines lost since the report before."""
         name = (heard.cluster, heard.node)
         with self._lock:
@@ -138,7 +144,7 @@ class Hearing:
         """
         with self._lock:
             new, self._new = self._new, set()
-            rows = [_row(self._nodes[name]) for name in new]
+            rows = [_encode_report(self._nodes[name]) for name in new]
         if not rows:
             return
         try:
@@ -156,7 +162,7 @@ class Hearing:
         self._database.close()
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class AgentRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """Agent whose batch was refused.
 
     Attributes:
@@ -170,7 +176,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Refusals:
+class AgentRefusals:
     """Last refusal of each address that has not been accepted since; thread-safe.
 
     Args:
@@ -178,17 +184,17 @@ class Refusals:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, _REFUSALS)
+        self._path = os.path.join(state_dir, _REFUSALS_FILE)
         self._lock = threading.Lock()
-        self._refusals = {one.address: one for one in refusals_in(state_dir)}
+        self._refusals = {one.address: one for one in read_refusals(state_dir)}
         self._is_new = False
 
     def add(self, address: str, why: str) -> None:
         """Record a refusal; only the latest 64 addresses are kept."""
         with self._lock:
             self._refusals.pop(address, None)
-            self._refusals[address] = Refusal(address=address, at=utc_now(), why=why)
-            while len(self._refusals) > _MOST_REFUSALS:
+            self._refusals[address] = AgentRefusal(address=address, at=utc_now(), why=why)
+            while len(self._refusals) > _MAX_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
             self._is_new = True
 
@@ -210,24 +216,26 @@ class Refusals:
                 self._is_new = False
 
 
-def refusals_in(state_dir: str) -> list[Refusal]:
+def read_refusals(state_dir: str) -> list[AgentRefusal]:
     """Read refusals from the status file, oldest first."""
-    found = read_status(os.path.join(state_dir, _REFUSALS), list[Refusal])
+    found = read_status(os.path.join(state_dir, _REFUSALS_FILE), list[AgentRefusal])
     return [] if found is None else found[0]
 
 
-def refused_lately(state_dir: str, now: datetime) -> list[Refusal]:
+def list_recent_refusals(state_dir: str, now: datetime) -> list[AgentRefusal]:
     """Return the latest 8 refusals of the last half hour, oldest first."""
-    return [one for one in refusals_in(state_dir) if one.at >= now - LATELY][-_MOST_TOLD:]
+    return [one for one in read_refusals(state_dir) if one.at >= now - RECENT_PERIOD][
+        -_MAX_REFUSALS_SHOWN:
+    ]
 
 
-def _row(heard: NodeHeard) -> tuple[str, str, int, int, str, str, int]:
+def _encode_report(heard: NodeReport) -> tuple[str, str, int, int, str, str, int]:
     """Encode a report as a row of the database."""
     lost = min(heard.lost, 2**63 - 1)
     return (
         heard.cluster,
         heard.node,
-        micros(heard.heard_at),
+        to_micros(heard.heard_at),
         heard.sequence,
         heard.boot_id,
         heard.place,
@@ -235,16 +243,16 @@ def _row(heard: NodeHeard) -> tuple[str, str, int, int, str, str, int]:
     )
 
 
-def _read(database: Connection, path: str, cluster: str) -> Iterator[NodeHeard]:
+def _read_reports(database: Connection, path: str, cluster: str) -> Iterator[NodeReport]:
     """Read reports from the database, sorted by cluster and node."""
-    with translated(path):
+    with translate_errors(path):
         rows = database.execute(
             "SELECT cluster, node, heard_us, sequence, boot_id, place, lost FROM node "
             "WHERE cluster = ?1 OR ?1 = '' ORDER BY cluster, node",
             (cluster,),
         ).fetchall()
     for name, node, heard_us, sequence, boot_id, place, lost in rows:
-        yield NodeHeard(
+        yield NodeReport(
             cluster=name,
             node=node,
             heard_at=moment(heard_us),

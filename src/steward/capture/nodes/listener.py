@@ -8,8 +8,8 @@ peer's address. A compromised listener can withhold and delay reports, but not f
 With client certificates ([nodes] client_ca_file) the daemon listens itself, because whoever
 terminates TLS decides which node speaks.
 
-:class:`Front` and :class:`FrontedPeer` are the daemon's side, :class:`NodeListener` and ``listen``
-the listener's; shared functions follow.
+:class:`ListenerEndpoint` and :class:`ForwardedPeer` are the daemon's side, :class:`NodeListener`
+and ``listen`` the listener's; shared functions follow.
 """
 
 import contextlib
@@ -26,41 +26,41 @@ import msgspec
 
 from steward.capture.nodes.http import (
     BACKLOG,
-    MOST_BODY,
-    Connection,
-    Connections,
-    Peer,
+    MAX_BATCH_BYTES,
+    AgentConnection,
+    AgentConnections,
+    AgentPeer,
+    AgentRequest,
     PeerGone,
-    Request,
     RequestError,
 )
 from steward.capture.settings import LISTENER_SOCKET, NodesSettings
 from steward.core.config import Settings
-from steward.core.errors import Refused, StewardError, Unavailable
-from steward.core.listeners import ListenUnavailable, listener_at, unix_listener_at
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
+from steward.core.listeners import ListenUnavailable, open_tcp_listener, open_unix_listener
 from steward.core.processes import refuse_core_dumps
-from steward.core.tls import Context, server_context
+from steward.core.tls import Context, make_server_context
 from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
 
-FIRST_S: Final = 10.0
+IDENTIFY_TIMEOUT_S: Final = 10.0
 """Maximum time until a connection has identified its node, in seconds."""
-NEXT_S: Final = 5.0
+IDLE_TIMEOUT_S: Final = 5.0
 """Maximum idle time of a connection between requests, in seconds."""
-BODY_S: Final = 30.0
+BODY_TIMEOUT_S: Final = 30.0
 """Maximum time for a request's body, in seconds."""
-SEND_S: Final = 10.0
+SEND_TIMEOUT_S: Final = 10.0
 """Maximum time for sending a reply, in seconds."""
 LINGER_S: Final = 2.0
 """Maximum time until a client has read the last reply, in seconds."""
-_DAEMON_S: Final = 60.0
+_DAEMON_TIMEOUT_S: Final = 60.0
 """Maximum time for the daemon's reply, in seconds; it waits for turns and for the journal."""
 _PEERCRED: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 _LENGTH: Final = struct.Struct(">I")
 """Length prefix of a message."""
-_MOST_FRAME: Final = 64 << 10
+_MAX_MESSAGE_SIZE: Final = 64 << 10
 """Maximum size of a message, in bytes."""
 _CONNECTION: Final = b"c"
 """First byte of a connection that passes a node's socket."""
@@ -68,13 +68,13 @@ _SETTINGS: Final = b"s"
 """First byte of a connection that asks for the settings."""
 _NO_ROOM: Final = b"too many nodes are heard just now\n"
 """Body of the reply when the limit of connections is reached."""
-_TEXTS: Final = (b"steward-batch", b"steward-credential", b"connection")
+_FORWARDED_HEADERS: Final = (b"steward-batch", b"steward-credential", b"connection")
 """Headers that the daemon uses."""
 
 Kind = TypeVar("Kind")
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
+class _ForwardedHead(msgspec.Struct, frozen=True, kw_only=True):
     """Head of a request.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+class _DaemonReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply of the daemon.
 
     Attributes:
@@ -102,8 +102,8 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings from the daemon; the format differs from :class:`_Reply`.
+class _SettingsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings from the daemon; the format differs from :class:`_DaemonReply`.
 
     Attributes:
         nodes: Section [nodes].
@@ -112,7 +112,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     nodes: NodesSettings
 
 
-def socket_of(settings: Settings) -> str:
+def listener_socket_path(settings: Settings) -> str:
     """Return the path of the daemon's socket for the listener."""
     return os.path.join(os.path.dirname(settings.socket), LISTENER_SOCKET)
 
@@ -120,7 +120,7 @@ def socket_of(settings: Settings) -> str:
 # The daemon's side
 
 
-class Front:
+class ListenerEndpoint:
     """Daemon's end of the socket to the listener process.
 
     Args:
@@ -132,10 +132,10 @@ class Front:
 
     def __init__(self, settings: Settings) -> None:
         self._nodes = settings.nodes
-        path = socket_of(settings)
+        path = listener_socket_path(settings)
         try:
             self._uids = {os.geteuid(), pwd.getpwnam(self._nodes.listener).pw_uid}
-            self.listener = unix_listener_at(path, BACKLOG, self._uids)
+            self.listener = open_unix_listener(path, BACKLOG, self._uids)
         except KeyError:
             raise ListenUnavailable(
                 f"there is no user {self._nodes.listener!r}: see [nodes] listener", path
@@ -148,9 +148,11 @@ class Front:
         with plain, contextlib.suppress(OSError, PeerGone):
             plain.settimeout(0.1)
             plain.recv(1)  # unread input would reset the connection and lose the reply
-            _send(plain, _Reply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"}))
+            _send_message(
+                plain, _DaemonReply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"})
+            )
 
-    def welcome(self, connection: Connection) -> "FrontedPeer | None":
+    def welcome(self, connection: AgentConnection) -> "ForwardedPeer | None":
         """Authenticate a connection from the listener; None if it only asked for the settings.
 
         Raises:
@@ -161,26 +163,26 @@ class Front:
         credentials = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         _, uid, _ = _PEERCRED.unpack(credentials)
         if uid not in self._uids:
-            raise Refused(f"uid {uid} is not the listener: see [nodes] listener")
-        plain.settimeout(FIRST_S)
+            raise PermissionRefused(f"uid {uid} is not the listener: see [nodes] listener")
+        plain.settimeout(IDENTIFY_TIMEOUT_S)
         try:
             what, fds, _, _ = socket.recv_fds(plain, 1, 1)
         except OSError as error:
             raise PeerGone(f"the listener: {error.strerror or error}") from error
         try:
             if what == _SETTINGS:
-                _send(plain, _Told(nodes=self._nodes))
+                _send_message(plain, _SettingsReply(nodes=self._nodes))
                 return None
             if what != _CONNECTION or len(fds) != 1:
-                raise Refused("the listener passes no connection")
-            connection.address = _address_of(fds[0])
+                raise PermissionRefused("the listener passes no connection")
+            connection.address = _read_peer_address(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
-        return FrontedPeer(plain)
+        return ForwardedPeer(plain)
 
 
-def _address_of(fd: int) -> str:
+def _read_peer_address(fd: int) -> str:
     """Return the peer address of a passed socket, as the kernel reports it.
 
     Raises:
@@ -191,12 +193,14 @@ def _address_of(fd: int) -> str:
             if passed.family in (socket.AF_INET, socket.AF_INET6):
                 return str(passed.getpeername()[0])
     except OSError as error:
-        raise Refused(f"what the listener passes is no connection: {error.strerror}") from error
-    raise Refused("what the listener passes is no connection of IP")
+        raise PermissionRefused(
+            f"what the listener passes is no connection: {error.strerror}"
+        ) from error
+    raise PermissionRefused("what the listener passes is no connection of IP")
 
 
-class FrontedPeer:
-    """Node behind the listener; same interface as :class:`steward.capture.nodes.http.Peer`.
+class ForwardedPeer:
+    """Node behind the listener; same interface as :class:`steward.capture.nodes.http.AgentPeer`.
 
     Args:
         connection: Connection to the listener.
@@ -205,7 +209,7 @@ class FrontedPeer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def request(self, begin_s: float, timeout_s: float) -> Request | None:
+    def request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Raises:
@@ -213,13 +217,13 @@ class FrontedPeer:
             PeerGone: The listener disconnected in the middle, or is too slow.
         """
         # The listener waits for the node as long as Peer would; data may be under way.
-        head = _receive(self._connection, _Head, begin_s + timeout_s + LINGER_S)
+        head = _receive_message(self._connection, _ForwardedHead, begin_s + timeout_s + LINGER_S)
         if head is None:
             return None
-        if not 0 <= head.length <= MOST_BODY:
-            raise RequestError(413, f"a batch has {MOST_BODY} bytes at the most")
+        if not 0 <= head.length <= MAX_BATCH_BYTES:
+            raise RequestError(413, f"a batch has {MAX_BATCH_BYTES} bytes at the most")
         headers = {name.encode(): value for name, value in head.headers.items()}
-        return Request(head.path, headers, head.length)
+        return AgentRequest(head.path, headers, head.length)
 
     def body(self, length: int, timeout_s: float) -> bytes:
         """Ask for the body of a request and read it.
@@ -227,8 +231,11 @@ class FrontedPeer:
         Raises:
             PeerGone: The listener disconnected in the middle, or is too slow.
         """
-        _send(self._connection, _Reply())
-        return _exactly(self._connection, length, time.monotonic() + timeout_s + LINGER_S) or b""
+        _send_message(self._connection, _DaemonReply())
+        return (
+            _receive_exactly(self._connection, length, time.monotonic() + timeout_s + LINGER_S)
+            or b""
+        )
 
     def answer(self, status: int, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Send a reply.
@@ -237,7 +244,7 @@ class FrontedPeer:
             PeerGone: The listener does not accept it.
         """
         self._connection.settimeout(timeout_s)
-        _send(self._connection, _Reply(status=status, body=body, headers=headers))
+        _send_message(self._connection, _DaemonReply(status=status, body=body, headers=headers))
 
     def linger(self, timeout_s: float) -> None:
         """Do nothing: the listener waits until the node has read the reply."""
@@ -266,12 +273,12 @@ class NodeListener:
         self._said = ""
         self._context: Context | None = None
         if nodes.certificate_file:
-            self._context = server_context(
+            self._context = make_server_context(
                 nodes.certificate_file, nodes.key_file, nodes.client_ca_file
             )
-        listener = listener_at(nodes.listen, BACKLOG)
+        listener = open_tcp_listener(nodes.listen, BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
-        self._connections = Connections(
+        self._connections = AgentConnections(
             listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
         )
 
@@ -295,7 +302,7 @@ class NodeListener:
     def _is_old(self) -> bool:
         """Return whether the daemon's settings differ from those in use."""
         try:
-            return _settings(self._path) != self._nodes
+            return _request_settings(self._path) != self._nodes
         except Unavailable as error:
             self._say(str(error))
             return False
@@ -308,20 +315,20 @@ class NodeListener:
 
     def _send_away(self, plain: socket.socket) -> None:
         """Reject a node because the limit of connections is reached."""
-        send_away(plain, is_secured=self._context is not None)
+        reject_connection(plain, is_secured=self._context is not None)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: AgentConnection) -> None:
         """Serve one node: connect to the daemon, pass the socket, forward requests."""
         try:
-            peer = Peer(secured(connection, self._context))
+            peer = AgentPeer(secure_connection(connection, self._context))
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
                 try:
-                    daemon.settimeout(SEND_S)
+                    daemon.settimeout(SEND_TIMEOUT_S)
                     daemon.connect(self._path)
                     socket.send_fds(daemon, [_CONNECTION], [connection.plain.fileno()])
                 except OSError as error:
                     self._say(f"{self._path}: {error.strerror or error}")
-                    peer.answer(503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_S)
+                    peer.answer(503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_TIMEOUT_S)
                     peer.linger(LINGER_S)
                     return
                 self._say("")
@@ -334,33 +341,41 @@ class NodeListener:
             # A programming error must end this connection only.
             log.exception("the connection from %s failed", connection.address)
 
-    def _pass(self, connection: Connection, peer: Peer, daemon: socket.socket) -> bool:
+    def _pass(self, connection: AgentConnection, peer: AgentPeer, daemon: socket.socket) -> bool:
         """Forward one request and its reply; return whether another may follow."""
         try:
-            request = peer.request(NEXT_S if connection.is_known else FIRST_S, FIRST_S)
+            request = peer.request(
+                IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S, IDENTIFY_TIMEOUT_S
+            )
         except RequestError as error:
-            peer.answer(error.status, f"{error}\n".encode(), {"Connection": "close"}, SEND_S)
+            peer.answer(
+                error.status, f"{error}\n".encode(), {"Connection": "close"}, SEND_TIMEOUT_S
+            )
             peer.linger(LINGER_S)
             return False
         if request is None:
             return False
         headers = {
-            name.decode(): request.headers[name] for name in _TEXTS if name in request.headers
+            name.decode(): request.headers[name]
+            for name in _FORWARDED_HEADERS
+            if name in request.headers
         }
         # At its connection limit the daemon has replied already and reads no more.
         with contextlib.suppress(PeerGone):
-            _send(daemon, _Head(path=request.path, headers=headers, length=request.length))
-        reply = _receive(daemon, _Reply, _DAEMON_S)
+            _send_message(
+                daemon, _ForwardedHead(path=request.path, headers=headers, length=request.length)
+            )
+        reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
         if reply is not None and not reply.status:
             connection.is_known = True
-            body = peer.body(request.length, BODY_S)
-            daemon.settimeout(BODY_S)
+            body = peer.body(request.length, BODY_TIMEOUT_S)
+            daemon.settimeout(BODY_TIMEOUT_S)
             daemon.sendall(body)
             del body
-            reply = _receive(daemon, _Reply, _DAEMON_S)
+            reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
         if reply is None:
             return False  # the node has opened another connection, or the daemon is stopping
-        peer.answer(reply.status or 503, reply.body, reply.headers, SEND_S)
+        peer.answer(reply.status or 503, reply.body, reply.headers, SEND_TIMEOUT_S)
         if reply.status != 200:
             connection.is_known = False
             peer.linger(LINGER_S)
@@ -368,7 +383,7 @@ class NodeListener:
         return not request.closes
 
 
-def listen(path: str) -> None:
+def run_listener(path: str) -> None:
     """Run the listener until SIGTERM or SIGINT.
 
     Args:
@@ -385,7 +400,7 @@ def listen(path: str) -> None:
     is_told = False
     while not stop.is_set():
         try:
-            nodes = _settings(path)
+            nodes = _request_settings(path)
         except Unavailable as error:
             if not is_told:
                 log.warning("waiting for the daemon: %s", error)
@@ -395,14 +410,14 @@ def listen(path: str) -> None:
             NodeListener(nodes, path).run(stop)
 
 
-def _settings(path: str) -> NodesSettings:
+def _request_settings(path: str) -> NodesSettings:
     """Ask the daemon for the settings of [nodes].
 
     Raises:
         Unavailable: It does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
-        daemon.settimeout(SEND_S)
+        daemon.settimeout(SEND_TIMEOUT_S)
         try:
             daemon.connect(path)
         except OSError as error:
@@ -410,7 +425,7 @@ def _settings(path: str) -> NodesSettings:
         with contextlib.suppress(OSError, PeerGone):
             daemon.sendall(_SETTINGS)
             try:
-                told = _receive(daemon, _Told, SEND_S)
+                told = _receive_message(daemon, _SettingsReply, SEND_TIMEOUT_S)
             except RequestError:
                 raise Unavailable(
                     f"{path}: the daemon hears no more nodes just now", path
@@ -423,13 +438,13 @@ def _settings(path: str) -> NodesSettings:
 # Shared by both sides
 
 
-def secured(connection: Connection, context: Context | None) -> socket.socket:
+def secure_connection(connection: AgentConnection, context: Context | None) -> socket.socket:
     """Prepare an accepted connection, with TLS if there is a context.
 
     Raises:
         OSError: The client disconnected, or does not speak TLS.
     """
-    connection.plain.settimeout(FIRST_S)
+    connection.plain.settimeout(IDENTIFY_TIMEOUT_S)
     connection.plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is not None:
         secured = context.wrap_socket(
@@ -440,18 +455,18 @@ def secured(connection: Connection, context: Context | None) -> socket.socket:
     return connection.plain
 
 
-def send_away(plain: socket.socket, *, is_secured: bool) -> None:
+def reject_connection(plain: socket.socket, *, is_secured: bool) -> None:
     """Reject a connection because the limit is reached."""
     with plain:
         if is_secured:
             return  # a TLS handshake would take too long
         try:
-            Peer(plain).answer(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
+            AgentPeer(plain).answer(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
         except StewardError as error:
             log.debug("%s", error)
 
 
-def _send(connection: socket.socket, what: Any) -> None:
+def _send_message(connection: socket.socket, what: Any) -> None:
     """Send one message with its length prefix."""
     data = msgspec.msgpack.encode(what)
     try:
@@ -460,7 +475,7 @@ def _send(connection: socket.socket, what: Any) -> None:
         raise PeerGone(f"it takes nothing: {error.strerror or error}") from error
 
 
-def _receive(connection: socket.socket, kind: type[Kind], timeout_s: float) -> Kind | None:
+def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: float) -> Kind | None:
     """Receive one message; None if the connection ended before it.
 
     Raises:
@@ -468,20 +483,20 @@ def _receive(connection: socket.socket, kind: type[Kind], timeout_s: float) -> K
         PeerGone: The other side disconnected in the middle, or is too slow.
     """
     until = time.monotonic() + timeout_s
-    length = _exactly(connection, _LENGTH.size, until, or_none=True)
+    length = _receive_exactly(connection, _LENGTH.size, until, or_none=True)
     if length is None:
         return None
     (size,) = _LENGTH.unpack(length)
-    if size > _MOST_FRAME:
-        raise RequestError(431, f"what is said has more than {_MOST_FRAME} bytes")
-    data = _exactly(connection, size, until)
+    if size > _MAX_MESSAGE_SIZE:
+        raise RequestError(431, f"what is said has more than {_MAX_MESSAGE_SIZE} bytes")
+    data = _receive_exactly(connection, size, until)
     try:
         return msgspec.msgpack.decode(data or b"", type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"what is said cannot be read: {error}") from error
 
 
-def _exactly(
+def _receive_exactly(
     connection: socket.socket, size: int, until: float, *, or_none: bool = False
 ) -> bytes | None:
     """Read an exact number of bytes; None at the end of the stream if ``or_none``."""

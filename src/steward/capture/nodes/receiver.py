@@ -3,8 +3,8 @@
 Each batch is acknowledged only when it is durable, with a signed reply, because the agent then
 deletes it. Thousands of nodes report within a minute, so batches are grouped into common commits.
 
-- :class:`Appender` groups waiting batches of many threads into one append.
-- :class:`Turns` allows one connection per node, and one batch at a time in memory.
+- :class:`GroupAppender` groups waiting batches of many threads into one append.
+- :class:`NodeTurns` allows one connection per node, and one batch at a time in memory.
 - :class:`NodeReceiver` accepts connections itself, or through
   :mod:`steward.capture.nodes.listener`, and is run by a worker of the daemon.
 """
@@ -21,39 +21,51 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from steward.agent.agent import PATH, digest_of
-from steward.capture.nodes.aggregation import LOST, REBOOT, fold, gap_event
-from steward.capture.nodes.http import BACKLOG, Connection, Connections, Peer, Request, RequestError
-from steward.capture.nodes.last_seen import Hearing, NodeHeard, Refusals
-from steward.capture.nodes.listener import (
-    BODY_S,
-    FIRST_S,
-    LINGER_S,
-    NEXT_S,
-    SEND_S,
-    Front,
-    FrontedPeer,
-    secured,
-    send_away,
+from steward.capture.nodes.aggregation import GAP_LOST, GAP_REBOOT, aggregate_lines, make_gap_event
+from steward.capture.nodes.http import (
+    BACKLOG,
+    AgentConnection,
+    AgentConnections,
+    AgentPeer,
+    AgentRequest,
+    RequestError,
 )
-from steward.capture.nodes.senders import Head, Sender, Senders, read_head
+from steward.capture.nodes.last_seen import AgentRefusals, NodeReport, NodeReportsWriter
+from steward.capture.nodes.listener import (
+    BODY_TIMEOUT_S,
+    IDENTIFY_TIMEOUT_S,
+    IDLE_TIMEOUT_S,
+    LINGER_S,
+    SEND_TIMEOUT_S,
+    ForwardedPeer,
+    ListenerEndpoint,
+    reject_connection,
+    secure_connection,
+)
+from steward.capture.nodes.senders import (
+    AuthenticatedSender,
+    BatchHeader,
+    SenderAuthenticator,
+    parse_batch_header,
+)
 from steward.core.config import Settings
-from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.events import Event, utc_now
 from steward.core.journal.client import FRAME_BYTES
-from steward.core.journal.store import Row, rows_of
-from steward.core.listeners import listener_at
-from steward.core.redaction import redactor_of
-from steward.core.tls import Context, names_of, server_context
+from steward.core.journal.store import EncodedEvent, encode_rows
+from steward.core.listeners import open_tcp_listener
+from steward.core.redaction import make_redactor
+from steward.core.tls import Context, make_server_context, read_peer_names
 from steward.core.usage import NodeGap
 from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S: Final = 40.0
+_APPEND_TIMEOUT_S: Final = 40.0
 """Longer than the journal client waits for a reply, in seconds."""
-_LAST_WORDS_S: Final = 2.0
+_APPENDER_CLOSE_S: Final = 2.0
 """Time for waiting rows at a stop, in seconds."""
-_MOST_WAITING: Final = 4096
+_MAX_WAITING_BATCHES: Final = 4096
 """Maximum number of waiting batches."""
 
 
@@ -64,30 +76,30 @@ class AppendUnavailable(Unavailable):
     """The journal does not accept events now."""
 
 
-class _Waiting:
+class _WaitingBatch:
     """Batch whose thread waits for the append."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[EncodedEvent]) -> None:
         self.rows = rows
         self.size = sum(len(row[3]) for row in rows)
         self.done = threading.Event()
         self.error: StewardError | None = None
 
 
-class Appender:
+class GroupAppender:
     """Appends rows of many threads in a single thread, grouped.
 
     Args:
         append: Appends rows durably, once; raises StewardError on failure.
     """
 
-    def __init__(self, append: Callable[[Sequence[Row]], object]) -> None:
+    def __init__(self, append: Callable[[Sequence[EncodedEvent]], object]) -> None:
         self._append = append
-        self._queue: queue.Queue[_Waiting | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[_WaitingBatch | None] = queue.Queue(_MAX_WAITING_BATCHES)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def append(self, rows: Sequence[EncodedEvent]) -> None:
         """Append rows and return when they are durable.
 
         Raises:
@@ -95,12 +107,12 @@ class Appender:
         """
         if not rows:
             return
-        waiting = _Waiting(rows)
+        waiting = _WaitingBatch(rows)
         try:
             self._queue.put_nowait(waiting)
         except queue.Full:
             raise AppendUnavailable("too many batches wait for the journal") from None
-        if not waiting.done.wait(_PATIENCE_S):
+        if not waiting.done.wait(_APPEND_TIMEOUT_S):
             raise AppendUnavailable("the journal takes too long")
         if waiting.error is not None:
             raise AppendUnavailable(str(waiting.error)) from waiting.error
@@ -108,7 +120,7 @@ class Appender:
     def close(self) -> None:
         """Append waiting rows and stop the thread."""
         self._queue.put(None)
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_APPENDER_CLOSE_S)
 
     def _run(self) -> None:
         """Append waiting batches, as many at once as fit into one frame."""
@@ -129,7 +141,7 @@ class Appender:
                 size += more.size
             self._try(batch)
 
-    def _try(self, batch: Sequence[_Waiting]) -> None:
+    def _try(self, batch: Sequence[_WaitingBatch]) -> None:
         """Append a group of batches and wake their threads."""
         error: StewardError | None = None
         try:
@@ -152,14 +164,14 @@ class TurnUnavailable(Unavailable):
     """The node or the receiver is busy; the agent must retry later."""
 
 
-class Holder(Protocol):
+class ClosableConnection(Protocol):
     """Connection that can be shut down."""
 
     def shut(self) -> None:
         """Shut it down."""
 
 
-class Turns:
+class NodeTurns:
     """Turns of nodes: one connection per node, one batch at a time; thread-safe.
 
     Args:
@@ -169,11 +181,11 @@ class Turns:
     def __init__(self, *, patience_s: float = 25.0) -> None:
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._holders: dict[tuple[str, str], Holder] = {}
-        self._busy: set[Holder] = set()
+        self._holders: dict[tuple[str, str], ClosableConnection] = {}
+        self._busy: set[ClosableConnection] = set()
         self._queue: deque[threading.Event] = deque()
 
-    def begin(self, node: tuple[str, str], holder: Holder) -> None:
+    def begin(self, node: tuple[str, str], holder: ClosableConnection) -> None:
         """Make a connection the current one of a node, until ``leave`` or a newer connection.
 
         An idle previous connection of the node is shut down: its agent may be long gone.
@@ -195,17 +207,17 @@ class Turns:
             self._holders[node] = holder
             self._busy.add(holder)
 
-    def rest(self, holder: Holder) -> None:
+    def rest(self, holder: ClosableConnection) -> None:
         """Mark a connection's batch as finished."""
         with self._lock:
             self._busy.discard(holder)
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: ClosableConnection) -> None:
         """Remove a connection that has ended."""
         with self._lock:
             self._forget(holder)
 
-    def _forget(self, holder: Holder) -> None:
+    def _forget(self, holder: ClosableConnection) -> None:
         """Remove a connection from all tables."""
         self._busy.discard(holder)
         for node in [node for node, one in self._holders.items() if one is holder]:
@@ -240,13 +252,13 @@ class Turns:
 
 # Receiver
 
-_BRIEFLY_S: Final = 0.1
+_BUSY_LINGER_S: Final = 0.1
 """Time until a busy client has read the reply, in seconds."""
 _WRITE_S: Final = 1.0
 """Interval of writes to nodes.db, in seconds."""
 _RETRY_S: Final = 15
 """Value of Retry-After when nothing can be accepted, in seconds."""
-_MOST_SAID: Final = 256
+_MAX_LOGGED_PEERS: Final = 256
 """Maximum number of peers whose last problem is remembered."""
 
 
@@ -263,27 +275,29 @@ class NodeReceiver:
         SqliteUnavailable: nodes.db cannot be opened now.
     """
 
-    def __init__(self, settings: Settings, append: Callable[[Sequence[Row]], object]) -> None:
+    def __init__(
+        self, settings: Settings, append: Callable[[Sequence[EncodedEvent]], object]
+    ) -> None:
         nodes = settings.nodes
-        self._senders = Senders(settings)
-        self._redact_name = redactor_of(settings).name
-        self._hearing = Hearing(settings.state_dir)
-        self._appender = Appender(append)
-        self._front = Front(settings) if nodes.listener else None
+        self._senders = SenderAuthenticator(settings)
+        self._redact_name = make_redactor(settings).name
+        self._hearing = NodeReportsWriter(settings.state_dir)
+        self._appender = GroupAppender(append)
+        self._front = ListenerEndpoint(settings) if nodes.listener else None
         is_secured = bool(nodes.certificate_file) and self._front is None
         self._context: Context | None = None
         if is_secured:
-            self._context = server_context(
+            self._context = make_server_context(
                 nodes.certificate_file, nodes.key_file, nodes.client_ca_file
             )
         self._lock = threading.Lock()
-        self._turns = Turns()
+        self._turns = NodeTurns()
         self._said: dict[str, str] = {}
-        self._refusals = Refusals(settings.state_dir)
-        listener = self._front.listener if self._front else listener_at(nodes.listen, BACKLOG)
+        self._refusals = AgentRefusals(settings.state_dir)
+        listener = self._front.listener if self._front else open_tcp_listener(nodes.listen, BACKLOG)
         # Only the listener process knows its own address.
         self.address = ("", 0) if self._front else listener.getsockname()[:2]
-        self._connections = Connections(
+        self._connections = AgentConnections(
             listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
         )
 
@@ -326,14 +340,14 @@ class NodeReceiver:
         if self._front is not None:
             self._front.send_away(plain)
         else:
-            send_away(plain, is_secured=self._context is not None)
+            reject_connection(plain, is_secured=self._context is not None)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: AgentConnection) -> None:
         """Serve one connection in its thread."""
         try:
             if self._front is None:
-                peer = secured(connection, self._context)
-                self._talk(connection, Peer(peer), names_of(peer))
+                peer = secure_connection(connection, self._context)
+                self._talk(connection, AgentPeer(peer), read_peer_names(peer))
             else:
                 fronted = self._front.welcome(connection)
                 if fronted is not None:
@@ -347,18 +361,21 @@ class NodeReceiver:
             self._turns.leave(connection)
 
     def _talk(
-        self, connection: Connection, peer: Peer | FrontedPeer, names: frozenset[str]
+        self, connection: AgentConnection, peer: AgentPeer | ForwardedPeer, names: frozenset[str]
     ) -> None:
         """Process batches of one connection until it ends."""
         while True:
             try:
-                request = peer.request(NEXT_S if connection.is_known else FIRST_S, FIRST_S)
+                request = peer.request(
+                    IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S,
+                    IDENTIFY_TIMEOUT_S,
+                )
                 if request is None:
                     return
                 text, sender = self._known(request, names, connection.address)
                 self._turns.begin((sender.cluster, sender.head.node), connection)
                 connection.is_known = True
-                body = peer.body(request.length, BODY_S)
+                body = peer.body(request.length, BODY_TIMEOUT_S)
                 digest = digest_of(text, body)
                 sender.check(digest)
                 self._take(sender, body)
@@ -366,42 +383,44 @@ class NodeReceiver:
                 credential = sender.signed(digest, answer)
                 # Before the reply: after it the agent may connect again at once.
                 self._turns.rest(connection)
-            except (RequestError, Refused) as error:
+            except (RequestError, PermissionRefused) as error:
                 # Refusals are unsigned: a forged one moves no data and costs only time.
                 status = error.status if isinstance(error, RequestError) else 403
                 self._say(connection.address, str(error))
-                if isinstance(error, Refused):
+                if isinstance(error, PermissionRefused):
                     self._refusals.add(connection.address, str(error))
                 self._refuse(connection, peer, status, str(error))
                 return
             except TurnUnavailable as error:
                 # Retry soon, without a log entry: it may be one of very many nodes.
-                self._refuse(connection, peer, 503, str(error), _BRIEFLY_S)
+                self._refuse(connection, peer, 503, str(error), _BUSY_LINGER_S)
                 return
             except Unavailable as error:
                 self._say(connection.address, str(error))
                 self._refuse(connection, peer, 503, str(error))
                 return
-            peer.answer(200, answer, {"Steward-Credential": credential}, SEND_S)
+            peer.answer(200, answer, {"Steward-Credential": credential}, SEND_TIMEOUT_S)
             self._say(connection.address, "")
             self._refusals.drop(connection.address)
             del body
             if request.closes:
                 return
 
-    def _known(self, request: Request, names: frozenset[str], address: str) -> tuple[bytes, Sender]:
+    def _known(
+        self, request: AgentRequest, names: frozenset[str], address: str
+    ) -> tuple[bytes, AuthenticatedSender]:
         """Identify the sender of a request."""
         if request.path != PATH:
             raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
         text = request.headers.get(b"steward-batch", b"")
-        head = read_head(text)
+        head = parse_batch_header(text)
         credential = request.headers.get(b"steward-credential", b"")
         return text, self._senders.sender(head, credential, names, address)
 
     def _refuse(
         self,
-        connection: Connection,
-        peer: Peer | FrontedPeer,
+        connection: AgentConnection,
+        peer: AgentPeer | ForwardedPeer,
         status: int,
         what: str,
         linger_s: float = LINGER_S,
@@ -409,11 +428,14 @@ class NodeReceiver:
         """Send an error reply and forget the connection's node."""
         self._turns.leave(connection)
         connection.is_known = False
-        headers = {"Connection": "close", **(_after(_RETRY_S) if status == 503 else {})}
-        peer.answer(status, what.encode("utf-8", "replace")[:500] + b"\n", headers, SEND_S)
+        headers = {
+            "Connection": "close",
+            **(_retry_after_header(_RETRY_S) if status == 503 else {}),
+        }
+        peer.answer(status, what.encode("utf-8", "replace")[:500] + b"\n", headers, SEND_TIMEOUT_S)
         peer.linger(linger_s)
 
-    def _take(self, sender: Sender, body: bytes) -> None:
+    def _take(self, sender: AuthenticatedSender, body: bytes) -> None:
         """Make a batch durable.
 
         Raises:
@@ -421,14 +443,14 @@ class NodeReceiver:
         """
         head, cluster, now = sender.head, sender.cluster, utc_now()
         with self._turns.turn():  # one at a time: parsed lines need much memory
-            folded = fold(cluster, head.node, body, now, self._redact_name)
+            folded = aggregate_lines(cluster, head.node, body, now, self._redact_name)
             last = self._hearing.last(cluster, head.node)
-            rows = rows_of([*folded.events, *_gaps_of(cluster, head, last, now)])
+            rows = encode_rows([*folded.events, *_make_gaps(cluster, head, last, now)])
             lost = folded.lost + head.dropped
             del folded
         self._appender.append(rows)
         self._hearing.hear(
-            NodeHeard(
+            NodeReport(
                 cluster=cluster,
                 node=head.node,
                 heard_at=now,
@@ -444,27 +466,29 @@ class NodeReceiver:
         with self._lock:
             if what == self._said.get(who, ""):
                 return
-            if len(self._said) >= _MOST_SAID:
+            if len(self._said) >= _MAX_LOGGED_PEERS:
                 self._said.clear()
             self._said[who] = what
         if what:
             log.warning("%s: %s", who, what)
 
 
-def _gaps_of(cluster: str, head: Head, last: NodeHeard | None, now: datetime) -> list[Event]:
+def _make_gaps(
+    cluster: str, head: BatchHeader, last: NodeReport | None, now: datetime
+) -> list[Event]:
     """Build gap events from a batch's head."""
     gaps = []
     if last is not None and last.place != head.place:
         # The agent's state file is gone, and with it lines that may not have been sent.
-        why = REBOOT if last.boot_id != head.boot else LOST
+        why = GAP_REBOOT if last.boot_id != head.boot else GAP_LOST
         gap = NodeGap(node=head.node, why=why, since=last.heard_at)
-        gaps.append(gap_event(cluster, gap, f"place.{head.place}", now))
+        gaps.append(make_gap_event(cluster, gap, f"place.{head.place}", now))
     if head.dropped:
-        gap = NodeGap(node=head.node, why=LOST, lines=head.dropped)
-        gaps.append(gap_event(cluster, gap, f"{head.place}.{head.dropped_ever}", now))
+        gap = NodeGap(node=head.node, why=GAP_LOST, lines=head.dropped)
+        gaps.append(make_gap_event(cluster, gap, f"{head.place}.{head.dropped_ever}", now))
     return gaps
 
 
-def _after(seconds: int) -> dict[str, str]:
+def _retry_after_header(seconds: int) -> dict[str, str]:
     """Return the header Retry-After."""
     return {"Retry-After": str(seconds)}

@@ -5,7 +5,7 @@ root's or SlurmdUser's and must have been made on the node that the batch names;
 address that is. Every node has the cluster's MUNGE key and can forge credentials that name another
 node, so the connection must come from that address too ([nodes] behind_nat disables this check).
 
-:class:`Senders` is the entry point, ``read_head`` parses the batch's header.
+:class:`SenderAuthenticator` is the entry point, ``parse_batch_header`` parses the batch's header.
 """
 
 import logging
@@ -21,8 +21,8 @@ import msgspec
 from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
 from steward.capture.nodes.http import RequestError
 from steward.core.config import Settings
-from steward.core.errors import Refused
-from steward.core.listeners import is_ipv6, plain
+from steward.core.errors import PermissionRefused
+from steward.core.listeners import is_ipv6, normalize_host
 from steward.core.munge import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.cluster import NodePlace, node_addresses, slurmd_uid
@@ -30,11 +30,11 @@ from steward.slurm.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 
-_KEEP_S: Final = 600.0
+_ADDRESS_CACHE_S: Final = 600.0
 """Time for which addresses are cached, in seconds."""
-_LEAST_S: Final = 30.0
+_MIN_QUERY_INTERVAL_S: Final = 30.0
 """Minimum interval of queries of Slurm, in seconds."""
-_TIMES: Final = 20.0
+_QUERY_COST_FACTOR: Final = 20.0
 """Slurm is not queried again before this multiple of the last query's duration."""
 _ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 """Valid ids of boots and spools."""
@@ -46,7 +46,7 @@ _ROOT: Final = 0
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Header ``Steward-Batch``: metadata of a batch.
 
     Attributes:
@@ -72,10 +72,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str = ""
 
 
-_head_decoder = msgspec.json.Decoder(Head)
+_head_decoder = msgspec.json.Decoder(BatchHeader)
 
 
-def read_head(text: bytes) -> Head:
+def parse_batch_header(text: bytes) -> BatchHeader:
     """Parse the header ``Steward-Batch``.
 
     Raises:
@@ -94,7 +94,7 @@ def read_head(text: bytes) -> Head:
     return head
 
 
-class Sender:
+class AuthenticatedSender:
     """Authenticated sender of a batch, whose body is still to be compared with the credential.
 
     Args:
@@ -104,7 +104,9 @@ class Sender:
         munge: Signs replies; None with TLS.
     """
 
-    def __init__(self, cluster: str, head: Head, claim: bytes | None, munge: Munge | None) -> None:
+    def __init__(
+        self, cluster: str, head: BatchHeader, claim: bytes | None, munge: Munge | None
+    ) -> None:
         self.cluster = cluster
         self.head = head
         self._claim = claim
@@ -119,7 +121,7 @@ class Sender:
         head = self.head
         said = claim_of(head.node, head.cluster, head.sequence, digest)
         if self._claim is not None and self._claim != said:
-            raise Refused("the MUNGE credential is for another batch")
+            raise PermissionRefused("the MUNGE credential is for another batch")
 
     def signed(self, digest: str, answer: bytes) -> str:
         """Sign a reply with MUNGE; return "" with TLS.
@@ -132,7 +134,7 @@ class Sender:
         return self._munge.encode(answer_claim_of(digest, answer)).decode("ascii")
 
 
-class Senders:
+class SenderAuthenticator:
     """Nodes of all clusters that may report.
 
     Args:
@@ -143,12 +145,14 @@ class Senders:
         self._by_certificate = bool(settings.nodes.client_ca_file)
         self._behind_nat = settings.nodes.behind_nat
         self._clusters = {
-            name: _Cluster(name, of)
+            name: _ClusterNodes(name, of)
             for name, of in settings.cluster.items()
             if of.scheduler == "slurm"
         }
 
-    def sender(self, head: Head, credential: bytes, names: frozenset[str], address: str) -> Sender:
+    def sender(
+        self, head: BatchHeader, credential: bytes, names: frozenset[str], address: str
+    ) -> AuthenticatedSender:
         """Authenticate the sender of a batch.
 
         Args:
@@ -166,36 +170,36 @@ class Senders:
             wanted = {f"{head.node}.{cluster.name}"}
             if len(self._clusters) == 1:
                 wanted.add(head.node)
-            if frozenset(map(plain, names)).isdisjoint(map(plain, wanted)):
-                raise Refused(
+            if frozenset(map(normalize_host, names)).isdisjoint(map(normalize_host, wanted)):
+                raise PermissionRefused(
                     f"the certificate is for {', '.join(sorted(names)) or 'no host'}, "
                     f"not for {' or '.join(sorted(wanted))}"
                 )
-            return Sender(cluster.name, head, None, None)
+            return AuthenticatedSender(cluster.name, head, None, None)
         if is_ipv6(address):
-            raise Refused(
+            raise PermissionRefused(
                 f"the connection comes from {address}, and a MUNGE credential names addresses of "
                 "IPv4 alone: over IPv6 nodes show a certificate ('client_ca_file' of [nodes])"
             )
         if _CREDENTIAL.fullmatch(credential) is None:
-            raise Refused("there is no MUNGE credential")
+            raise PermissionRefused("there is no MUNGE credential")
         claim = cluster.munge.decode(credential)
         cluster.check(head.node, claim.uid, claim.address)
         if not self._behind_nat:
-            cluster.check_peer(head.node, _of_version_4(address))
-        return Sender(cluster.name, head, claim.payload, cluster.munge)
+            cluster.check_peer(head.node, _strip_ipv6_prefix(address))
+        return AuthenticatedSender(cluster.name, head, claim.payload, cluster.munge)
 
-    def _cluster(self, name: str) -> "_Cluster":
+    def _cluster(self, name: str) -> "_ClusterNodes":
         """Return the cluster of a batch; the only one if the batch names none."""
         if not name and len(self._clusters) == 1:
             return next(iter(self._clusters.values()))
         found = self._clusters.get(name)
         if found is None:
-            raise Refused(f"{name!r} is no cluster of Steward's: set --cluster")
+            raise PermissionRefused(f"{name!r} is no cluster of Steward's: set --cluster")
         return found
 
 
-class _Cluster:
+class _ClusterNodes:
     """Node addresses of one cluster, cached from Slurm and DNS."""
 
     def __init__(self, name: str, settings: ClusterSettings) -> None:
@@ -220,7 +224,7 @@ class _Cluster:
         """
         place = self._place(node)
         if uid not in self._uids:
-            raise Refused(f"the MUNGE credential is uid {uid}'s, not root's")
+            raise PermissionRefused(f"the MUNGE credential is uid {uid}'s, not root's")
         self._see(node, place, address, f"the MUNGE credential was made on {address}")
 
     def check_peer(self, node: str, address: str) -> None:
@@ -240,7 +244,7 @@ class _Cluster:
             # Resolved last: where names do not resolve, a lookup takes long.
             addresses |= self._addresses_of(place.hostname)
         if address not in addresses:
-            raise Refused(
+            raise PermissionRefused(
                 f"{what}, and node {node} is at "
                 f"{', '.join(sorted(addresses)) or f'{place.address}, which does not resolve'}"
             )
@@ -257,7 +261,7 @@ class _Cluster:
             if not self._asked:
                 raise SlurmUnavailable(f"cluster {self.name}: where its nodes are is not known yet")
         if node not in self._places:
-            raise Refused(f"cluster {self.name} has no node {node!r}")
+            raise PermissionRefused(f"cluster {self.name} has no node {node!r}")
         return self._places[node]
 
     def _ask(self, now: float) -> None:
@@ -269,8 +273,8 @@ class _Cluster:
         except SlurmError as error:
             log.warning("where the nodes of cluster %s are cannot be asked: %s", self.name, error)
         cost_s = time.monotonic() - now
-        self._until = now + (_KEEP_S if self._asked else _LEAST_S)
-        self._again = now + max(_LEAST_S, _TIMES * cost_s)
+        self._until = now + (_ADDRESS_CACHE_S if self._asked else _MIN_QUERY_INTERVAL_S)
+        self._again = now + max(_MIN_QUERY_INTERVAL_S, _QUERY_COST_FACTOR * cost_s)
 
     def _addresses_of(self, host: str) -> frozenset[str]:
         """Resolve a host name, cached."""
@@ -283,11 +287,11 @@ class _Cluster:
         except (OSError, UnicodeError):
             entries = []
         # A name that does not resolve at the moment keeps its last addresses.
-        found = frozenset(plain(str(entry[4][0])) for entry in entries) or found
-        self._addresses[host] = (now + _KEEP_S, found)
+        found = frozenset(normalize_host(str(entry[4][0])) for entry in entries) or found
+        self._addresses[host] = (now + _ADDRESS_CACHE_S, found)
         return found
 
 
-def _of_version_4(address: str) -> str:
+def _strip_ipv6_prefix(address: str) -> str:
     """Strip the IPv6 prefix from an IPv4 address that arrived at a dual-stack socket."""
-    return plain(address.removeprefix("::ffff:") if "." in address else address)
+    return normalize_host(address.removeprefix("::ffff:") if "." in address else address)

@@ -2,9 +2,9 @@
 
 ``compare`` is a pure function: it queries nothing and remembers nothing. Replaying its changes from
 an empty snapshot yields the states of the last one, except that allocation of nodes may be left out
-(``usage``). :class:`NodeShown`, :class:`PartitionShown` and :class:`ReservationShown` hold the
-compared facts; a :class:`Change` carries the body of the event to emit. ``boundaries`` lists when
-reservations begin and end.
+(``usage``). :class:`NodeFacts`, :class:`PartitionFacts` and :class:`ReservationFacts` hold the
+compared facts; a :class:`ObjectChange` carries the body of the event to emit. ``boundaries`` lists
+when reservations begin and end.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     NodeState,
-    Noticed,
     PartitionState,
+    PollCause,
     ReservationState,
 )
 from steward.slurm.node_states import (
@@ -27,18 +27,18 @@ from steward.slurm.node_states import (
     UNKNOWN,
     is_available,
     is_failing,
-    is_silent,
-    is_taken,
+    is_not_responding,
+    is_out_of_service,
     parse_node_state,
     saves_power,
-    without_use,
+    strip_use_flags,
 )
 
-REMOVED: Final = "REMOVED"
+STATE_REMOVED: Final = "REMOVED"
 """State of an object that no longer exists."""
 
 
-class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Compared facts of a node; most fields are those of :class:`NodeState`.
 
     Attributes:
@@ -71,13 +71,13 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.cpus, self.memory_bytes, self.gpus
 
 
-class PartitionShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Compared facts of a partition."""
 
     state: str
 
 
-class ReservationShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReservationFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Compared facts of a reservation; fields as in :class:`ReservationState`."""
 
     state: str
@@ -88,21 +88,21 @@ class ReservationShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     flags: tuple[str, ...] = ()
 
 
-Shown = NodeShown | PartitionShown | ReservationShown
+ObjectFacts = NodeFacts | PartitionFacts | ReservationFacts
 """Compared facts of any object."""
 
-SHOWN: Final[dict[str, type[Shown]]] = {
-    NODE_STATE: NodeShown,
-    PARTITION_STATE: PartitionShown,
-    RESERVATION_STATE: ReservationShown,
+FACTS_BY_KIND: Final[dict[str, type[ObjectFacts]]] = {
+    NODE_STATE: NodeFacts,
+    PARTITION_STATE: PartitionFacts,
+    RESERVATION_STATE: ReservationFacts,
 }
 """Type of the compared facts, by kind of event."""
 
-Picture = Mapping[str, Mapping[str, Shown]]
+ClusterSnapshot = Mapping[str, Mapping[str, ObjectFacts]]
 """Facts by kind of event and name; a missing kind was not queried."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectChange(msgspec.Struct, frozen=True, kw_only=True):
     """Change of one object.
 
     Attributes:
@@ -115,20 +115,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     name: str
-    shown: Shown | None
+    shown: ObjectFacts | None
     at: datetime
     body: NodeState | PartitionState | ReservationState | None = None
 
 
-def compare(
-    before: Picture,
-    after: Picture,
+def compare_snapshots(
+    before: ClusterSnapshot,
+    after: ClusterSnapshot,
     *,
-    source: Noticed,
+    source: PollCause,
     at: datetime,
     since: datetime | None = None,
     usage: bool = True,
-) -> list[Change]:
+) -> list[ObjectChange]:
     """Return the changes between two snapshots.
 
     Args:
@@ -139,57 +139,59 @@ def compare(
         since: Time of the first snapshot; None if there was none.
         usage: Whether jobs starting and ending on a node are reported.
     """
-    changes: list[Change] = []
+    changes: list[ObjectChange] = []
     for kind, now in after.items():
         old = before.get(kind, {})
         for name, shown in now.items():
             previous = old.get(name)
-            one = _with_memory(previous, shown)
-            if one != previous and (usage or not _is_not_known_yet(previous, one)):
-                changes.append(_changed(kind, name, previous, one, source, at, since, usage))
+            one = _carry_over(previous, shown)
+            if one != previous and (usage or not _is_unregistered_yet(previous, one)):
+                changes.append(_make_change(kind, name, previous, one, source, at, since, usage))
         changes += [
-            Change(kind=kind, name=name, shown=None, at=at, body=_removed(name, one, source))
+            ObjectChange(
+                kind=kind, name=name, shown=None, at=at, body=_make_removal(name, one, source)
+            )
             for name, one in old.items()
             if name not in now
         ]
     return changes
 
 
-def _changed(
+def _make_change(
     kind: str,
     name: str,
-    old: Shown | None,
-    new: Shown,
-    source: Noticed,
+    old: ObjectFacts | None,
+    new: ObjectFacts,
+    source: PollCause,
     at: datetime,
     since: datetime | None,
     usage: bool,
-) -> Change:
+) -> ObjectChange:
     """Build the change of an object that is new or differs."""
     body: NodeState | PartitionState | ReservationState | None = None
-    if isinstance(new, NodeShown):
-        before = _of(NodeShown, old)
+    if isinstance(new, NodeFacts):
+        before = _as_kind(NodeFacts, old)
         if _has_news(before, new, usage):
-            body = _node(name, before, new, source)
-            at = _happened(before, new, at, since)
+            body = _make_node_state(name, before, new, source)
+            at = _date_change(before, new, at, since)
     elif old is None or old.state != new.state:
         was = old.state if old else ""
         body = (
-            _reservation(name, new, new.state, was, source)
-            if isinstance(new, ReservationShown)
+            _make_reservation_state(name, new, new.state, was, source)
+            if isinstance(new, ReservationFacts)
             else PartitionState(partition=name, state=new.state, old_state=was, source=source)
         )
-    return Change(kind=kind, name=name, shown=new, at=at, body=body)
+    return ObjectChange(kind=kind, name=name, shown=new, at=at, body=body)
 
 
-def _removed(
-    name: str, old: Shown, source: Noticed
+def _make_removal(
+    name: str, old: ObjectFacts, source: PollCause
 ) -> NodeState | PartitionState | ReservationState:
     """Build the event body of an object that is gone."""
-    if isinstance(old, NodeShown):
+    if isinstance(old, NodeFacts):
         return NodeState(
             node=name,
-            state=REMOVED,
+            state=STATE_REMOVED,
             old_state=old.state,
             old_reason=old.reason,
             source=source,
@@ -198,38 +200,38 @@ def _removed(
             memory_bytes=old.memory_bytes,
             gpus=old.gpus,
         )
-    if isinstance(old, ReservationShown):
-        return _reservation(name, old, REMOVED, old.state, source)
-    return PartitionState(partition=name, state=REMOVED, old_state=old.state, source=source)
+    if isinstance(old, ReservationFacts):
+        return _make_reservation_state(name, old, STATE_REMOVED, old.state, source)
+    return PartitionState(partition=name, state=STATE_REMOVED, old_state=old.state, source=source)
 
 
-def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
+def _has_news(old: NodeFacts | None, new: NodeFacts, usage: bool) -> bool:
     """Return whether a node's change is reported: reason, capacity or state."""
     # A uid comes and goes with the directory service; a node's partitions are no state.
-    if old is None or _why(old) != _why(new):
+    if old is None or _reason_key(old) != _reason_key(new):
         return True
     if old.capacity != new.capacity:
         return True
     if old.state == new.state:
         return False
-    return usage or without_use(old.state) != without_use(new.state)
+    return usage or strip_use_flags(old.state) != strip_use_flags(new.state)
 
 
-def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
+def _is_unregistered_yet(old: ObjectFacts | None, new: ObjectFacts) -> bool:
     """Return whether a slurmctld that has just started still waits for the node to register."""
-    if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
+    if not isinstance(old, NodeFacts) or not isinstance(new, NodeFacts):
         return False
     base, flags = parse_node_state(new.state)
     return (
         base == UNKNOWN
-        and frozenset(flags) - FLAGS_OF_USE == without_use(old.state)[1]
+        and frozenset(flags) - FLAGS_OF_USE == strip_use_flags(old.state)[1]
         and (old.reason, old.reason_user) == (new.reason, new.reason_user)
     )
 
 
-def _with_memory(old: Shown | None, new: Shown) -> Shown:
+def _carry_over(old: ObjectFacts | None, new: ObjectFacts) -> ObjectFacts:
     """Add facts that only the previous snapshot knows."""
-    if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
+    if not isinstance(old, NodeFacts) or not isinstance(new, NodeFacts):
         return new
     if not new.cpus and old.cpus:
         # Slurm hides a powered-down node, which still has its capacity.
@@ -248,17 +250,17 @@ def _is_back(state: str) -> bool:
     return is_available(state) and not saves_power(state)
 
 
-def _is_resuming(old: NodeShown, new: NodeShown) -> bool:
+def _is_resuming(old: NodeFacts, new: NodeFacts) -> bool:
     """Return whether a node came back and its slurmd has not answered yet."""
-    if not is_silent(new.state):
+    if not is_not_responding(new.state):
         return False
     # A node that stops answering while in use fails, whatever its jobs do meanwhile.
-    if is_silent(old.state):
+    if is_not_responding(old.state):
         return old.is_resuming
-    return is_taken(old.state) or is_failing(old.state)
+    return is_out_of_service(old.state) or is_failing(old.state)
 
 
-def _has_failed(old: NodeShown | None, new: NodeShown) -> bool:
+def _has_failed(old: NodeFacts | None, new: NodeFacts) -> bool:
     """Return whether a change is a failure of the node."""
     # Nobody knows whether a new node worked before.
     if old is None or new.is_resuming or not is_failing(new.state):
@@ -266,7 +268,9 @@ def _has_failed(old: NodeShown | None, new: NodeShown) -> bool:
     return old.is_resuming or not is_failing(old.state)
 
 
-def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> NodeState:
+def _make_node_state(
+    name: str, old: NodeFacts | None, new: NodeFacts, source: PollCause
+) -> NodeState:
     """Build the body of a node.state event."""
     return NodeState(
         node=name,
@@ -284,17 +288,17 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
         cpus=new.cpus,
         memory_bytes=new.memory_bytes,
         gpus=new.gpus,
-        resized=old is not None and (old.state, _why(old)) == (new.state, _why(new)),
+        resized=old is not None and (old.state, _reason_key(old)) == (new.state, _reason_key(new)),
     )
 
 
-def _why(shown: NodeShown) -> tuple[str, str]:
+def _reason_key(shown: NodeFacts) -> tuple[str, str]:
     """Return the text and author of a node's reason."""
     return shown.reason, shown.reason_user
 
 
-def _happened(
-    old: NodeShown | None, new: NodeShown, at: datetime, since: datetime | None
+def _date_change(
+    old: NodeFacts | None, new: NodeFacts, at: datetime, since: datetime | None
 ) -> datetime:
     """Return the time of a change: Slurm records times of reasons only."""
     told = new.reason_at
@@ -303,8 +307,8 @@ def _happened(
     return told if since <= told <= at else at
 
 
-def _reservation(
-    name: str, shown: ReservationShown, state: str, was: str, source: Noticed
+def _make_reservation_state(
+    name: str, shown: ReservationFacts, state: str, was: str, source: PollCause
 ) -> ReservationState:
     """Build the body of a reservation.state event."""
     return ReservationState(
@@ -320,16 +324,16 @@ def _reservation(
     )
 
 
-Kind = TypeVar("Kind", bound=Shown)
+Kind = TypeVar("Kind", bound=ObjectFacts)
 
 
-def _of(kind: type[Kind], shown: Shown | None) -> Kind | None:
+def _as_kind(kind: type[Kind], shown: ObjectFacts | None) -> Kind | None:
     """Return facts if they are of this type, else None."""
     return shown if isinstance(shown, kind) else None
 
 
-def boundaries(picture: Picture) -> Iterator[datetime]:
+def list_boundaries(picture: ClusterSnapshot) -> Iterator[datetime]:
     """Return start and end times of reservations, when states change without any command."""
     for one in picture.get(RESERVATION_STATE, {}).values():
-        if isinstance(one, ReservationShown):
+        if isinstance(one, ReservationFacts):
             yield from (moment for moment in (one.start, one.end) if moment)

@@ -5,9 +5,9 @@ decides what changed: a trigger may be late (slurmctld processes them every 15 s
 poll finds the change nevertheless. Polls take at most a twentieth of the time. A state that a
 trigger reports is recorded even if it is gone by the next poll.
 
-- :class:`Daemons` detects restarts and outages of slurmctld and slurmdbd.
-- :class:`Sensor` polls; ``turn`` does one step.
-- :class:`Reported` finds states that passed between two polls.
+- :class:`DaemonMonitor` detects restarts and outages of slurmctld and slurmdbd.
+- :class:`ClusterSensor` polls; ``turn`` does one step.
+- :class:`ReportedStates` finds states that passed between two polls.
 - ``run`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
 """
 
@@ -23,16 +23,21 @@ from typing import Final, Protocol
 import msgspec
 
 from steward.capture.sensor.changes import (
-    NodeShown,
-    PartitionShown,
-    Picture,
-    ReservationShown,
-    Shown,
-    boundaries,
-    compare,
+    ClusterSnapshot,
+    NodeFacts,
+    ObjectFacts,
+    PartitionFacts,
+    ReservationFacts,
+    compare_snapshots,
+    list_boundaries,
 )
-from steward.capture.sensor.store import DaemonSeen, StateStore
-from steward.capture.sensor.triggers import OurTriggers, Wake, Wakeups, program_of
+from steward.capture.sensor.store import DaemonState, SensorStore
+from steward.capture.sensor.triggers import (
+    FiredTrigger,
+    StewardTriggers,
+    WakeupListener,
+    trigger_command,
+)
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import Unavailable
@@ -41,16 +46,16 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     ControllerState,
-    Noticed,
+    PollCause,
     utc_now,
 )
 from steward.core.poll_status import COST_FACTOR
 from steward.core.waits import Backoff, Stop
 from steward.slurm import SlurmError, tres
-from steward.slurm.cluster import Machine, Ping
+from steward.slurm.cluster import ClusterQueries, Ping
 from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
 from steward.slurm.node_states import format_node_state, parse_node_state
-from steward.slurm.nodelists import NodeListError, expand
+from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 # Daemons
 
@@ -58,14 +63,14 @@ SLURMCTLD: Final = "slurmctld"
 SLURMDBD: Final = "slurmdbd"
 
 
-class Daemons:
+class DaemonMonitor:
     """Detector of daemons' state changes.
 
     Args:
         store: Stores their states and pending events.
     """
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: SensorStore) -> None:
         self._store = store
 
     def slurmctld(self, started_at: datetime, *, silent: bool = False) -> bool:
@@ -90,7 +95,7 @@ class Daemons:
         key = f"started:{int(started_at.timestamp())}"
         self._store.see(
             SLURMCTLD,
-            DaemonSeen(up=True, started_at=started_at),
+            DaemonState(up=True, started_at=started_at),
             told if restarted and not silent else None,
             key,
         )
@@ -123,15 +128,15 @@ class Daemons:
         is_news = before.up != up if before is not None else not up
         message = "" if up else "slurmdbd does not answer: slurmctld keeps what it is to be told"
         told = ControllerState(up=up, message=message, daemon=SLURMDBD)
-        self._store.see(SLURMDBD, DaemonSeen(up=up), told if is_news and not silent else None)
+        self._store.see(SLURMDBD, DaemonState(up=up), told if is_news and not silent else None)
 
 
-def in_charge(pings: Iterable[Ping]) -> str:
+def find_active_host(pings: Iterable[Ping]) -> str:
     """Return the host of the active slurmctld, the first that answers; "" if none does."""
     return next((ping.host for ping in pings if ping.daemon == SLURMCTLD and ping.up), "")
 
 
-def stands_by(pings: Iterable[Ping], own_host: str = "") -> bool:
+def is_standby(pings: Iterable[Ping], own_host: str = "") -> bool:
     """Return whether this host's slurmctld is a standby while another is active.
 
     Args:
@@ -139,13 +144,13 @@ def stands_by(pings: Iterable[Ping], own_host: str = "") -> bool:
         own_host: Name of this host; from the kernel if empty.
     """
     pings = tuple(pings)
-    own = _short(own_host or socket.gethostname())
-    hosts = {_short(ping.host) for ping in pings if ping.daemon == SLURMCTLD}
-    charge = _short(in_charge(pings))
+    own = _short_hostname(own_host or socket.gethostname())
+    hosts = {_short_hostname(ping.host) for ping in pings if ping.daemon == SLURMCTLD}
+    charge = _short_hostname(find_active_host(pings))
     return own in hosts and bool(charge) and charge != own
 
 
-def _short(host: str) -> str:
+def _short_hostname(host: str) -> str:
     """Return a host name without its domain, in lower case."""
     return host.partition(".")[0].lower()
 
@@ -154,34 +159,34 @@ log = logging.getLogger(__name__)
 
 # Polls
 
-WHOLE_S: Final = 15.0
+COMPLETE_POLL_S: Final = 15.0
 """Interval of complete polls, in seconds; nodes alone are polled more often."""
 _AFTER_WAKE_S: Final = 0.5
 """Minimum interval of requested polls, in seconds: slurmctld's triggers arrive in bursts."""
 _FIRST_BACKOFF_S: Final = 1.0
 """First pause after a failed poll, in seconds."""
-_LONGEST_BACKOFF_S: Final = 30.0
+_MAX_SENSOR_BACKOFF_S: Final = 30.0
 """Maximum pause after failed polls, in seconds."""
-_ANSWERS_S: Final = 5.0
+_RESUME_POLL_S: Final = 5.0
 """Interval of polls while a resumed node has not answered, in seconds: slurmctld has no trigger for
 the moment when its slurmd answers.
 """
-_EARLY: Final = timedelta(seconds=1)
+_TIME_TOLERANCE: Final = timedelta(seconds=1)
 """Slurm's times are whole seconds; a poll in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
 """Interval of checks of the triggers, in seconds."""
-_LATE_S: Final = 60.0
+_MAX_TRIGGER_DELAY_S: Final = 60.0
 """Maximum delay of a trigger after a poll showed its state, in seconds; slurmctld takes 15, and
 more on a busy host.
 """
 _GPU: Final = "gres/gpu"
 """TRES name of GPUs."""
-RECONFIG: Final = "reconfig"
+RECONFIG_EVENT: Final = "reconfig"
 """Trigger for a reloaded configuration or a node changed by hand."""
 
 
-class Shows(Protocol):
-    """Queries of a cluster; implemented by :class:`steward.slurm.cluster.Machine`."""
+class SensorQueries(Protocol):
+    """Queries of a cluster; implemented by :class:`steward.slurm.cluster.ClusterQueries`."""
 
     def node_states(self) -> dict[str, NodeRecord]:
         """Return all nodes, by name."""
@@ -204,15 +209,15 @@ class Shows(Protocol):
         ...
 
 
-class KeepsTriggers(Protocol):
-    """Keeps Steward's triggers set; see :class:`steward.capture.sensor.triggers.OurTriggers`."""
+class TriggerKeeper(Protocol):
+    """Keeps Steward's triggers set; see ``triggers.StewardTriggers``."""
 
     def keep(self) -> None:
         """Set missing triggers and clear useless ones."""
         ...
 
 
-class Sensor:
+class ClusterSensor:
     """Sensor of one cluster.
 
     Args:
@@ -228,12 +233,12 @@ class Sensor:
     def __init__(
         self,
         cluster: str,
-        shows: Shows,
-        store: StateStore,
+        shows: SensorQueries,
+        store: SensorStore,
         *,
         interval_s: float,
         usage: bool = True,
-        triggers: KeepsTriggers | None = None,
+        triggers: TriggerKeeper | None = None,
         stands_by: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
     ) -> None:
         self.cost_s = 0.0
@@ -243,7 +248,7 @@ class Sensor:
         self._cluster = cluster
         self._shows = shows
         self._store = store
-        self._daemons = Daemons(store)
+        self._daemons = DaemonMonitor(store)
         self._interval_s = interval_s
         self._usage = usage
         self._triggers = triggers
@@ -255,12 +260,12 @@ class Sensor:
         self._began = float("-inf")
         self._due = 0.0
         self._whole_due = 0.0
-        self._wakes: set[Wake] = set()
-        self._reported = Reported()
+        self._wakes: set[FiredTrigger] = set()
+        self._reported = ReportedStates()
         self._said = ""
-        self._backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+        self._backoff = Backoff(_FIRST_BACKOFF_S, _MAX_SENSOR_BACKOFF_S)
 
-    def wake(self, wakes: Iterable[Wake]) -> None:
+    def wake(self, wakes: Iterable[FiredTrigger]) -> None:
         """Request an early poll, because triggers have fired.
 
         Args:
@@ -273,9 +278,9 @@ class Sensor:
         fresh = {wake.event for wake in new}
         gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
         self._due = min(self._due, self._began + gap_s)
-        if not all(map(_is_of_nodes, fresh)) or RECONFIG in fresh:
+        if not all(map(_is_node_event, fresh)) or RECONFIG_EVENT in fresh:
             self._whole_due = 0.0
-        if not all(map(_is_of_nodes, fresh)):
+        if not all(map(_is_node_event, fresh)):
             self._triggers_due = 0.0
 
     def turn(self, append: Append) -> float:
@@ -315,7 +320,7 @@ class Sensor:
             return
         self.cost_s = time.monotonic() - began
         events = {wake.event for wake in wakes}
-        if RECONFIG in events and not self._is_standing_by:
+        if RECONFIG_EVENT in events and not self._is_standing_by:
             self._daemons.tell_reconfigured()
         self._is_away = False
         self._backoff.reset()
@@ -330,9 +335,9 @@ class Sensor:
         self._is_first = False
         self._set_due(began, at, is_whole=is_whole)
 
-    def _tell(self, picture: Picture, source: Noticed, at: datetime) -> None:
+    def _tell(self, picture: ClusterSnapshot, source: PollCause, at: datetime) -> None:
         """Store the changes between the stored states and a snapshot."""
-        changes = compare(
+        changes = compare_snapshots(
             self._store.picture,
             picture,
             source=source,
@@ -345,26 +350,29 @@ class Sensor:
     def _since(self) -> datetime | None:
         """Return the earliest time at which changes may have happened."""
         looked_at = self._store.looked_at
-        return None if looked_at is None else looked_at - _EARLY
+        return None if looked_at is None else looked_at - _TIME_TOLERANCE
 
-    def _source(self, events: set[str], *, is_anew: bool) -> Noticed:
+    def _source(self, events: set[str], *, is_anew: bool) -> PollCause:
         """Return the cause of a poll's changes: "reconcile" after an outage or restart."""
         if self._is_first:
             return "start"
-        return "trigger" if any(map(_is_of_nodes, events)) and not is_anew else "reconcile"
+        return "trigger" if any(map(_is_node_event, events)) and not is_anew else "reconcile"
 
-    def _picture(self, *, is_whole: bool) -> Picture:
+    def _picture(self, *, is_whole: bool) -> ClusterSnapshot:
         """Query nodes, and partitions and reservations for a complete poll."""
-        picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
-            NODE_STATE: {name: shown_of(one) for name, one in self._shows.node_states().items()}
+        picture: dict[str, dict[str, NodeFacts | PartitionFacts | ReservationFacts]] = {
+            NODE_STATE: {
+                name: extract_node_facts(one) for name, one in self._shows.node_states().items()
+            }
         }
         if is_whole:
             picture[PARTITION_STATE] = {
-                name: PartitionShown(state=one.state)
+                name: PartitionFacts(state=one.state)
                 for name, one in self._shows.partitions().items()
             }
             picture[RESERVATION_STATE] = {
-                name: _reservation(one) for name, one in self._shows.reservations().items()
+                name: _extract_reservation_facts(one)
+                for name, one in self._shows.reservations().items()
             }
         return picture
 
@@ -389,21 +397,25 @@ class Sensor:
         gap_s = max(self._interval_s, COST_FACTOR * self.cost_s)
         self._due = began + gap_s
         if self._awaits_an_answer():
-            self._due = min(self._due, began + max(_ANSWERS_S, COST_FACTOR * self.cost_s))
+            self._due = min(self._due, began + max(_RESUME_POLL_S, COST_FACTOR * self.cost_s))
         if not is_whole:
             return
-        self._whole_due = began + max(WHOLE_S, COST_FACTOR * self.cost_s)
+        self._whole_due = began + max(COMPLETE_POLL_S, COST_FACTOR * self.cost_s)
         # Reservations start and end by the clock, without any report by Slurm.
-        coming = [moment for moment in boundaries(self._store.picture) if moment > at - _EARLY]
+        coming = [
+            moment
+            for moment in list_boundaries(self._store.picture)
+            if moment > at - _TIME_TOLERANCE
+        ]
         if coming:
-            until_s = (min(coming) + _EARLY - at).total_seconds()
+            until_s = (min(coming) + _TIME_TOLERANCE - at).total_seconds()
             self._whole_due = min(self._whole_due, began + max(gap_s, until_s))
         self._due = min(self._due, max(began + gap_s, self._whole_due))
 
     def _awaits_an_answer(self) -> bool:
         """Return whether a resumed node has not answered yet."""
         nodes = self._store.picture.get(NODE_STATE, {}).values()
-        return any(isinstance(node, NodeShown) and node.is_resuming for node in nodes)
+        return any(isinstance(node, NodeFacts) and node.is_resuming for node in nodes)
 
     def _away(self, message: str) -> None:
         """Retry soon, then poll everything."""
@@ -425,7 +437,7 @@ class Sensor:
             self._triggers.keep()
 
 
-class Reported:
+class ReportedStates:
     """Detector of node states that triggers reported and no poll showed.
 
     slurmctld reports a state once, when it begins. A report and a poll that shows the state within
@@ -439,11 +451,11 @@ class Reported:
 
     def passed(
         self,
-        wakes: Iterable[Wake],
-        before: Mapping[str, Shown],
-        now: Mapping[str, Shown],
+        wakes: Iterable[FiredTrigger],
+        before: Mapping[str, ObjectFacts],
+        now: Mapping[str, ObjectFacts],
         now_s: float,
-    ) -> dict[str, NodeShown]:
+    ) -> dict[str, NodeFacts]:
         """Return all nodes as before, with the states that were reported but never polled.
 
         Args:
@@ -458,33 +470,39 @@ class Reported:
         if self._first_s is None:
             self._first_s = now_s
         for name, present in now.items():
-            for event in _begun(before.get(name), present):
+            for event in _entered_events(before.get(name), present):
                 self._shown_s[event, name] = now_s
-        nodes = {name: one for name, one in before.items() if isinstance(one, NodeShown)}
+        nodes = {name: one for name, one in before.items() if isinstance(one, NodeFacts)}
         # If a node was both drained and down, down counts.
         unseen = sorted(self._unseen(wakes, now_s), reverse=True)
         states = {
-            name: _REPORTED[event](nodes[name].state)
+            name: _STATE_BY_EVENT[event](nodes[name].state)
             for event, name in unseen
             if name in nodes
             and name in now
-            and event not in _events_of(nodes[name].state)
-            and event not in _events_of(now[name].state)
+            and event not in _events_of_state(nodes[name].state)
+            and event not in _events_of_state(now[name].state)
         }
         # States shown before Steward started are unknown.
-        if not states or now_s - self._first_s < _LATE_S:
+        if not states or now_s - self._first_s < _MAX_TRIGGER_DELAY_S:
             return {}
         for name, state in states.items():
             nodes[name] = msgspec.structs.replace(nodes[name], state=state)
         return nodes
 
-    def _unseen(self, wakes: Iterable[Wake], now_s: float) -> Iterator[tuple[str, str]]:
+    def _unseen(self, wakes: Iterable[FiredTrigger], now_s: float) -> Iterator[tuple[str, str]]:
         """Yield event and node of reports that no poll has shown."""
-        for key in [key for key, at_s in self._shown_s.items() if now_s - at_s > _LATE_S]:
+        for key in [
+            key for key, at_s in self._shown_s.items() if now_s - at_s > _MAX_TRIGGER_DELAY_S
+        ]:
             del self._shown_s[key]
         for wake in wakes:
             try:
-                names = expand(wake.nodes) if wake.event in _REPORTED and wake.nodes else ()
+                names = (
+                    expand_nodelist(wake.nodes)
+                    if wake.event in _STATE_BY_EVENT and wake.nodes
+                    else ()
+                )
             except NodeListError as error:
                 log.debug("a trigger's nodes are not understood: %s", error)
                 continue
@@ -495,14 +513,14 @@ class Reported:
         return self._shown_s.pop((event, name), None) is None
 
 
-def _begun(before: Shown | None, now: Shown) -> Iterator[str]:
+def _entered_events(before: ObjectFacts | None, now: ObjectFacts) -> Iterator[str]:
     """Return the trigger events of states that a node has entered."""
-    was = frozenset() if before is None else frozenset(_events_of(before.state))
-    return (event for event in _events_of(now.state) if event not in was)
+    was = frozenset() if before is None else frozenset(_events_of_state(before.state))
+    return (event for event in _events_of_state(now.state) if event not in was)
 
 
 @lru_cache(maxsize=1024)
-def _events_of(state: str) -> tuple[str, ...]:
+def _events_of_state(state: str) -> tuple[str, ...]:
     """Return the trigger events that fire when a node enters a state."""
     base, flags = parse_node_state(state)
     is_used = base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
@@ -512,7 +530,7 @@ def _events_of(state: str) -> tuple[str, ...]:
     return (*found, "fail") if "FAIL" in flags else tuple(found)
 
 
-def _flagged(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
+def _make_flagging(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
     """Return a function that adds a flag to a node state."""
 
     def state_of(state: str) -> str:
@@ -526,23 +544,23 @@ def _flagged(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
     return state_of
 
 
-_REPORTED: Final[Mapping[str, Callable[[str], str]]] = {
+_STATE_BY_EVENT: Final[Mapping[str, Callable[[str], str]]] = {
     "down": lambda _state: "DOWN",
-    "drained": _flagged("DRAIN", used=False),
-    "draining": _flagged("DRAIN", used=True),
-    "fail": _flagged("FAIL"),
+    "drained": _make_flagging("DRAIN", used=False),
+    "draining": _make_flagging("DRAIN", used=True),
+    "fail": _make_flagging("FAIL"),
 }
 """Reported state, by trigger event, computed from the state before."""
 
 
-def _is_of_nodes(wake: str) -> bool:
+def _is_node_event(wake: str) -> bool:
     """Return whether a trigger is about nodes; ``reconfig`` is about both."""
     return not wake.startswith(("primary_", "backup_"))
 
 
-def shown_of(record: NodeRecord) -> NodeShown:
+def extract_node_facts(record: NodeRecord) -> NodeFacts:
     """Extract the compared facts of a node."""
-    return NodeShown(
+    return NodeFacts(
         state=record.state,
         reason=record.reason,
         reason_uid=record.reason_uid,
@@ -551,13 +569,13 @@ def shown_of(record: NodeRecord) -> NodeShown:
         partitions=record.partitions,
         cpus=record.cpus,
         memory_bytes=record.memory_bytes,
-        gpus=tres.gres(record.gres).get(_GPU, 0),
+        gpus=tres.parse_gres(record.gres).get(_GPU, 0),
     )
 
 
-def _reservation(record: ReservationRecord) -> ReservationShown:
+def _extract_reservation_facts(record: ReservationRecord) -> ReservationFacts:
     """Extract the compared facts of a reservation."""
-    return ReservationShown(
+    return ReservationFacts(
         state=record.state,
         nodes=record.nodes,
         start=record.start,
@@ -569,11 +587,11 @@ def _reservation(record: ReservationRecord) -> ReservationShown:
 
 # Worker
 
-_LONGEST_NAP_S = 10.0
+_MAX_TURN_WAIT_S = 10.0
 """Maximum wait between turns, in seconds, so that heartbeats continue."""
 
 
-def run(
+def run_sensor(
     settings: Settings, cluster: str, append: Append, stop: Stop, beat: Callable[[], None]
 ) -> None:
     """Run the sensor of a cluster until ``stop`` is set.
@@ -589,32 +607,35 @@ def run(
         SqliteUnavailable: The database of states cannot be read now.
     """
     of, sensor = settings.cluster[cluster], settings.sensor
-    store = StateStore(settings.state_dir, cluster)
-    wakeups = _wakeups(settings, cluster)
-    watching = Sensor(
+    store = SensorStore(settings.state_dir, cluster)
+    wakeups = _start_wakeups(settings, cluster)
+    watching = ClusterSensor(
         cluster,
-        Machine(cluster, of),
+        ClusterQueries(cluster, of),
         store,
         interval_s=sensor.interval_s,
         usage=sensor.usage,
-        triggers=OurTriggers(
-            cluster, of, program_of(settings, cluster) if wakeups is not None else "", sensor.helper
+        triggers=StewardTriggers(
+            cluster,
+            of,
+            trigger_command(settings, cluster) if wakeups is not None else "",
+            sensor.helper,
         ),
-        stands_by=stands_by,
+        stands_by=is_standby,
     )
     with closing(store):
         try:
-            _watch(watching, wakeups, append, stop, beat)
+            _run_loop(watching, wakeups, append, stop, beat)
         finally:
             if wakeups is not None:
                 wakeups.close()
 
 
-def _wakeups(settings: Settings, cluster: str) -> Wakeups | None:
+def _start_wakeups(settings: Settings, cluster: str) -> WakeupListener | None:
     """Start the listener for triggers; None if disabled or impossible."""
     if not settings.sensor.triggers:
         return None
-    wakeups = Wakeups(settings.wake_socket(cluster), settings.sensor.secret_file, cluster)
+    wakeups = WakeupListener(settings.wake_socket(cluster), settings.sensor.secret_file, cluster)
     try:
         wakeups.start()
     except OSError as error:
@@ -629,9 +650,9 @@ def _wakeups(settings: Settings, cluster: str) -> Wakeups | None:
     return wakeups
 
 
-def _watch(
-    watching: Sensor,
-    wakeups: Wakeups | None,
+def _run_loop(
+    watching: ClusterSensor,
+    wakeups: WakeupListener | None,
     append: Append,
     stop: Stop,
     beat: Callable[[], None],
@@ -655,4 +676,4 @@ def _watch(
             if str(error) != said:
                 said = str(error)
                 log.error("the sensor waits: %s", error)
-        stop.wait(min(wait_s, _LONGEST_NAP_S), *fds)
+        stop.wait(min(wait_s, _MAX_TURN_WAIT_S), *fds)

@@ -1,6 +1,6 @@
 """State store of the sensor: last reported states of a cluster, and events not yet sent (SQLite).
 
-:class:`StateStore` commits a change together with its event in ``states-CLUSTER.db`` and sends the
+:class:`SensorStore` commits a change together with its event in ``states-CLUSTER.db`` and sends the
 event to the journal afterwards (outbox). So each change is reported once and in order, however
 often the process is killed, and replaying the journal yields the states stored here. It also writes
 the status file with the present states of nodes.
@@ -13,24 +13,24 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.sensor.changes import SHOWN, Change, Shown
+from steward.capture.sensor.changes import FACTS_BY_KIND, ObjectChange, ObjectFacts
 from steward.core.consumers import Append
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     ControllerState,
     Event,
-    NodesNow,
-    decode,
-    encode,
-    nodes_now_path,
+    NodeStatesFile,
+    decode_event,
+    encode_event,
+    node_states_path,
     utc_now,
 )
 from steward.core.files import read_status, write_status
-from steward.core.sqlite import open_database, transaction, translated
-from steward.core.timestamps import micros
+from steward.core.sqlite import open_database, transaction, translate_errors
+from steward.core.timestamps import to_micros
 
-SOURCE: Final = "sensor"
+SENSOR_SOURCE: Final = "sensor"
 """Source name of the events."""
 
 _MIGRATIONS: Final = (
@@ -55,7 +55,7 @@ _CHUNK: Final = 500
 _pack: Final = msgspec.json.Encoder().encode
 
 
-class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonState(msgspec.Struct, frozen=True, kw_only=True):
     """Last observed state of one of Slurm's daemons.
 
     Attributes:
@@ -67,7 +67,7 @@ class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
 
 
-class StateStore:
+class SensorStore:
     """Database ``states-CLUSTER.db``, with its content in memory.
 
     Args:
@@ -81,26 +81,26 @@ class StateStore:
 
     def __init__(self, state_dir: str, cluster: str) -> None:
         self._cluster = cluster
-        self._now_path = nodes_now_path(state_dir, cluster)
+        self._now_path = node_states_path(state_dir, cluster)
         self._is_now_stale = True
         self._path = os.path.join(state_dir, f"states-{cluster}.db")
         self._database = open_database(self._path, _MIGRATIONS)
-        with translated(self._path):
+        with translate_errors(self._path):
             ((self._name, looked_us),) = self._database.execute("SELECT name, looked_us FROM store")
             rows = self._database.execute("SELECT kind, name, data FROM shown").fetchall()
             daemons = self._database.execute("SELECT name, up, started_us FROM daemon").fetchall()
-        self.looked_at: datetime | None = _moment(looked_us)
+        self.looked_at: datetime | None = _decode_time(looked_us)
         """Time of the last poll; None before the first."""
-        self.picture: dict[str, dict[str, Shown]] = {kind: {} for kind in SHOWN}
+        self.picture: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
         """Last reported facts, by kind and name."""
         for kind, name, data in rows:
-            self.picture[kind][name] = msgspec.json.decode(data, type=SHOWN[kind])
+            self.picture[kind][name] = msgspec.json.decode(data, type=FACTS_BY_KIND[kind])
         self.daemons = {
-            name: DaemonSeen(up=bool(up), started_at=_moment(us)) for name, up, us in daemons
+            name: DaemonState(up=bool(up), started_at=_decode_time(us)) for name, up, us in daemons
         }
         """Last observed state of Slurm's daemons, by name."""
 
-    def keep(self, changes: Sequence[Change], at: datetime, *, silent: bool = False) -> None:
+    def keep(self, changes: Sequence[ObjectChange], at: datetime, *, silent: bool = False) -> None:
         """Store changes and put their events into the outbox.
 
         Args:
@@ -131,7 +131,7 @@ class StateStore:
         Raises:
             NotLeft: The status file of node states cannot be written.
         """
-        found = read_status(self._now_path, NodesNow)
+        found = read_status(self._now_path, NodeStatesFile)
         if found is None or found[0].silent_since is not None:
             return
         # After a start ``looked_at`` is older than the file, which every change rewrites.
@@ -145,11 +145,11 @@ class StateStore:
         states: dict[str, list[str]] = {}
         for name, shown in self.picture[NODE_STATE].items():
             states.setdefault(shown.state, []).append(name)
-        now = NodesNow(states={state: tuple(names) for state, names in states.items()})
+        now = NodeStatesFile(states={state: tuple(names) for state, names in states.items()})
         write_status(self._now_path, now)
         self._is_now_stale = False
 
-    def _write(self, told: Sequence[Change], at: datetime, *, silent: bool) -> None:
+    def _write(self, told: Sequence[ObjectChange], at: datetime, *, silent: bool) -> None:
         """Write reported changes; the first poll after a start finds the rest again."""
         with transaction(self._database, self._path) as database:
             ((number,),) = database.execute("SELECT number FROM store").fetchall()
@@ -166,12 +166,12 @@ class StateStore:
                 if not silent and change.body is not None:
                     number += 1
                     # Event keys must be printable, whatever a node or reservation is named.
-                    key = f"{change.kind}:{_safe(change.name)}:{self._name}.{number}"
+                    key = f"{change.kind}:{_make_printable(change.name)}:{self._name}.{number}"
                     self._put(number, self._event(change.kind, key, change.at, change.body))
-            database.execute("UPDATE store SET number = ?, looked_us = ?", (number, micros(at)))
+            database.execute("UPDATE store SET number = ?, looked_us = ?", (number, to_micros(at)))
 
     def see(
-        self, daemon: str, seen: DaemonSeen, told: ControllerState | None, key: str = ""
+        self, daemon: str, seen: DaemonState, told: ControllerState | None, key: str = ""
     ) -> None:
         """Store the observed state of a daemon, with its event.
 
@@ -187,7 +187,7 @@ class StateStore:
         if seen == self.daemons.get(daemon) and told is None:
             return
         with transaction(self._database, self._path) as database:
-            started_us = None if seen.started_at is None else micros(seen.started_at)
+            started_us = None if seen.started_at is None else to_micros(seen.started_at)
             database.execute(
                 "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, seen.up, started_us)
             )
@@ -205,7 +205,7 @@ class StateStore:
             Unavailable: The journal or the database is unavailable; all events will be sent again.
         """
         while True:
-            with translated(self._path):
+            with translate_errors(self._path):
                 rows = self._database.execute(
                     "SELECT number, kind, key, data FROM outbox ORDER BY number LIMIT ?", (_CHUNK,)
                 ).fetchall()
@@ -213,7 +213,7 @@ class StateStore:
                 return
             append(
                 [
-                    decode(0, kind, self._cluster, key, data.encode())
+                    decode_event(0, kind, self._cluster, key, data.encode())
                     for _number, kind, key, data in rows
                 ]
             )
@@ -232,7 +232,7 @@ class StateStore:
             key=key,
             at=at,
             seen_at=utc_now(),
-            source=SOURCE,
+            source=SENSOR_SOURCE,
             body=body,
         )
 
@@ -240,16 +240,16 @@ class StateStore:
         """Put an event into the outbox."""
         self._database.execute(
             "INSERT INTO outbox VALUES (?, ?, ?, ?)",
-            (number, event.kind, event.key, encode(event).decode()),
+            (number, event.kind, event.key, encode_event(event).decode()),
         )
 
 
-def _safe(name: str) -> str:
+def _make_printable(name: str) -> str:
     """Replace characters that event keys must not contain."""
     plain = "".join(c if c.isascii() and c.isprintable() and c not in " :" else "_" for c in name)
     return plain[:128]
 
 
-def _moment(at_us: int | None) -> datetime | None:
+def _decode_time(at_us: int | None) -> datetime | None:
     """Convert µs since the epoch to a time."""
     return None if at_us is None else datetime.fromtimestamp(at_us / 1_000_000, UTC)

@@ -17,22 +17,22 @@ import sys
 import syslog
 import time
 
-WHOLE_S = 45
+RUN_LIMIT_S = 45
 """Maximum run time in seconds, enforced by the kernel's alarm."""
-TRY_S = 5.0
+ATTEMPT_TIMEOUT_S = 5.0
 """Time limit of an attempt, in seconds."""
 PAUSES_S = (0.2, 1.0, 3.0, 8.0)
 """Pauses between attempts, in seconds: a restarting Steward is back within seconds."""
-LONGEST_SECRET = 4096
+MAX_SECRET_BYTES = 4096
 """Bytes read of the secret."""
-LONGEST_NODES = 2000
+MAX_NODES_LENGTH = 2000
 """Maximum length of the node list sent, in characters."""
 
 _PEERCRED = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
 
-class Refused(Exception):
+class HelperRefused(Exception):
     """A further attempt is useless."""
 
 
@@ -42,30 +42,30 @@ def read_secret(path: str) -> str:
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
-            raise Refused(f"{path} is open to others: give it the mode 0600")
-        return os.read(fd, LONGEST_SECRET).decode("ascii", "replace").strip()
+            raise HelperRefused(f"{path} is open to others: give it the mode 0600")
+        return os.read(fd, MAX_SECRET_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
 
 
-def wake(path: str, message: bytes) -> None:
+def send_message(path: str, message: bytes) -> None:
     """Send the message once and wait for the reply."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(TRY_S)
+        connection.settimeout(ATTEMPT_TIMEOUT_S)
         connection.connect(path)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         if _PEERCRED.unpack(peer)[1] not in (0, os.geteuid()):
-            raise Refused(f"{path} is somebody else's: the secret is not told there")
+            raise HelperRefused(f"{path} is somebody else's: the secret is not told there")
         connection.sendall(message)
         with connection.makefile("rb") as answers:
             answer = answers.readline(16)
     if answer == b"no\n":
-        raise Refused("Steward does not take it: is the secret the one of its secret_file?")
+        raise HelperRefused("Steward does not take it: is the secret the one of its secret_file?")
     if answer != b"ok\n":
         raise OSError("no answer")
 
 
-def run(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
+def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
     """Send the message until it is accepted or further attempts are useless."""
     import json
 
@@ -74,15 +74,15 @@ def run(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str
         "secret": read_secret(secret_path),
         "cluster": cluster,
         "event": event,
-        "nodes": nodes[:LONGEST_NODES],
+        "nodes": nodes[:MAX_NODES_LENGTH],
     }
     line = json.dumps(message).encode("ascii") + b"\n"
     for pause_s in (*PAUSES_S, None):
         try:
-            wake(socket_path, line)
+            send_message(socket_path, line)
         except OSError as error:
             if pause_s is None:
-                raise Refused(f"nobody listens at {socket_path}: {error}") from error
+                raise HelperRefused(f"nobody listens at {socket_path}: {error}") from error
             time.sleep(pause_s)
         else:
             return
@@ -96,12 +96,12 @@ def main(words: list[str]) -> str:
     # Programs inherit slurmctld's signal mask, which blocks the alarm among others.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.alarm(WHOLE_S)
+    signal.alarm(RUN_LIMIT_S)
     if len(words) < 6 or words[0] != "--socket" or words[2] != "--secret":
         return "it is started by slurmctld, with words that Steward sets"
     try:
-        run(words[1], words[3], words[4], words[5], " ".join(words[6:]))
-    except (OSError, Refused) as error:
+        send_wakeup(words[1], words[3], words[4], words[5], " ".join(words[6:]))
+    except (OSError, HelperRefused) as error:
         return str(error)
     return ""
 

@@ -1,12 +1,12 @@
 """Sensor triggers: keeps Steward's permanent triggers set in slurmctld, and receives their reports.
 
-:class:`OurTriggers` sets one trigger per event, restores lost ones and clears useless ones.
+:class:`StewardTriggers` sets one trigger per event, restores lost ones and clears useless ones.
 slurmctld saves triggers some seconds after they were set and loses them if it is killed before, so
 they are checked every minute and after each restart. Triggers only wake the sensor; without them it
 polls at its interval.
 
-:class:`Wakeups` listens on a Unix socket, in a thread, for the program that the triggers start
-(:mod:`steward.capture.sensor.trigger_helper`) and collects :class:`Wake` reports.
+:class:`WakeupListener` listens on a Unix socket, in a thread, for the program that the triggers
+start (:mod:`steward.capture.sensor.trigger_helper`) and collects :class:`FiredTrigger` reports.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import msgspec
 
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
-from steward.core.listeners import unix_listener_at
+from steward.core.listeners import open_unix_listener
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
 from steward.slurm.settings import ClusterSettings
@@ -34,7 +34,7 @@ from steward.slurm.triggers import TriggerRecord, Triggers
 
 log = logging.getLogger(__name__)
 
-EVENTS: Final = (
+TRIGGER_EVENTS: Final = (
     *("down", "up", "drained", "draining", "resume", "fail", "reconfig"),
     *("primary_slurmctld_resumed_operation", "primary_slurmctld_resumed_control"),
     *("primary_slurmdbd_failure", "primary_slurmdbd_resumed_operation"),
@@ -47,7 +47,7 @@ of slurmctld, whether anything changed or not.
 # Keeping triggers set
 
 
-class OurTriggers:
+class StewardTriggers:
     """Keeper of Steward's triggers on one cluster.
 
     Args:
@@ -106,7 +106,7 @@ class OurTriggers:
         if not self._program:
             return ()
         fires = self._triggers.events()
-        return [event for event in EVENTS if fires.get(event) == ""]
+        return [event for event in TRIGGER_EVENTS if fires.get(event) == ""]
 
     def _is_ours(self, trigger: TriggerRecord) -> bool:
         """Return whether Steward set a trigger for this cluster, wherever its helper was then."""
@@ -133,7 +133,7 @@ class OurTriggers:
             log.warning("cluster %s: %s", self._cluster, message)
 
 
-def program_of(settings: Settings, cluster: str) -> str:
+def trigger_command(settings: Settings, cluster: str) -> str:
     """Return the command line of a trigger without the event; every user can read it."""
     sensor = settings.sensor
     return " ".join(
@@ -147,28 +147,28 @@ def program_of(settings: Settings, cluster: str) -> str:
 _PEERCRED: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 _BACKLOG: Final = 64
-_MOST: Final = 32
+_MAX_CONNECTIONS: Final = 32
 """Maximum number of unfinished connections; beyond it the oldest is closed."""
-_HEARS_S: Final = 5.0
+_MESSAGE_TIMEOUT_S: Final = 5.0
 """Time limit for a message, in seconds."""
-_LONGEST: Final = 16384
+_MAX_MESSAGE_BYTES: Final = 16384
 """Maximum size of a message, in bytes."""
-_SHORTEST_SECRET: Final = 16
+_MIN_SECRET_LENGTH: Final = 16
 """Minimum length of the secret, in characters."""
-_SAY_AGAIN_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 """Minimum interval of log messages about refused reports, in seconds."""
-_MOST_WAKES: Final = 4096
+_MAX_WAITING_REPORTS: Final = 4096
 """Maximum number of reports waiting for a poll."""
-_TAKEN: Final = b"ok\n"
+_ACCEPTED_REPLY: Final = b"ok\n"
 """Reply: the report was accepted."""
-_REFUSED: Final = b"no\n"
+_REJECTED_REPLY: Final = b"no\n"
 """Reply: the report was rejected."""
 
 
 # Receiving reports of triggers
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
+class _HelperMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Message of the helper."""
 
     version: int
@@ -178,7 +178,7 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str = ""
 
 
-class Wake(NamedTuple):
+class FiredTrigger(NamedTuple):
     """Trigger that fired.
 
     Attributes:
@@ -190,19 +190,19 @@ class Wake(NamedTuple):
     nodes: str = ""
 
 
-_decode: Final = msgspec.json.Decoder(_Said).decode
+_decode: Final = msgspec.json.Decoder(_HelperMessage).decode
 
 
-class _Peer:
+class _HelperConnection:
     """Connection whose message is incomplete."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.said = b""
-        self.until = time.monotonic() + _HEARS_S
+        self.until = time.monotonic() + _MESSAGE_TIMEOUT_S
 
 
-class Wakeups:
+class WakeupListener:
     """Listener for the helper program, in its own thread.
 
     Args:
@@ -215,7 +215,7 @@ class Wakeups:
         self._path = path
         self._secret_file = secret_file
         self._cluster = cluster
-        self._wakes: set[Wake] = set()
+        self._wakes: set[FiredTrigger] = set()
         self._is_full = False
         self._lock = threading.Lock()
         # Two pipes: one signals new reports, the other stops the thread.
@@ -230,11 +230,11 @@ class Wakeups:
         Raises:
             OSError: The socket cannot be created.
         """
-        listener = unix_listener_at(self._path, _BACKLOG, self._believed())
+        listener = open_unix_listener(self._path, _BACKLOG, self._believed())
         self._thread = threading.Thread(target=self._hear, args=(listener,), name="wakeups")
         self._thread.start()
 
-    def take(self) -> frozenset[Wake]:
+    def take(self) -> frozenset[FiredTrigger]:
         """Return triggers fired since the last call; ``fd`` is readable if there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
@@ -255,7 +255,7 @@ class Wakeups:
 
     def _hear(self, listener: socket.socket) -> None:
         """Run the listener's thread: accept connections and read messages."""
-        peers: dict[int, _Peer] = {}
+        peers: dict[int, _HelperConnection] = {}
         with listener:
             while True:
                 poller = select.poll()
@@ -275,7 +275,7 @@ class Wakeups:
         for peer in peers.values():
             peer.connection.close()
 
-    def _accept(self, listener: socket.socket, peers: dict[int, _Peer]) -> None:
+    def _accept(self, listener: socket.socket, peers: dict[int, _HelperConnection]) -> None:
         """Accept a connection if its uid may send reports."""
         try:
             connection, _ = listener.accept()
@@ -290,13 +290,13 @@ class Wakeups:
         )
         if uid not in self._believed():
             self._say(f"uid {uid} is none who may wake the sensor")
-            _answer(connection, _REFUSED)
+            _send_reply(connection, _REJECTED_REPLY)
             connection.close()
             return
-        if len(peers) >= _MOST:
+        if len(peers) >= _MAX_CONNECTIONS:
             oldest = min(peers, key=lambda fd: peers[fd].until)
             peers.pop(oldest).connection.close()
-        peers[connection.fileno()] = _Peer(connection)
+        peers[connection.fileno()] = _HelperConnection(connection)
 
     def _believed(self) -> set[int]:
         """Return the uids that may send reports: root, this user, the secret's owner."""
@@ -306,16 +306,16 @@ class Wakeups:
             uids.add(os.stat(self._secret_file).st_uid)
         return uids
 
-    def _read(self, peer: _Peer) -> bool:
+    def _read(self, peer: _HelperConnection) -> bool:
         """Read from a client; return whether more is to come."""
         try:
-            data = peer.connection.recv(_LONGEST)
+            data = peer.connection.recv(_MAX_MESSAGE_BYTES)
         except OSError:
             return False  # it has disconnected; the helper tries again
         peer.said += data
         if b"\n" not in peer.said:
-            return bool(data) and len(peer.said) <= _LONGEST
-        _answer(peer.connection, _TAKEN if self._takes(peer.said) else _REFUSED)
+            return bool(data) and len(peer.said) <= _MAX_MESSAGE_BYTES
+        _send_reply(peer.connection, _ACCEPTED_REPLY if self._takes(peer.said) else _REJECTED_REPLY)
         return False
 
     def _takes(self, line: bytes) -> bool:
@@ -333,8 +333,8 @@ class Wakeups:
             self._say(f"a wake-up is of cluster {wake.cluster[:64]!r}, this is {self._cluster}")
             return False
         with self._lock:
-            taken = Wake(wake.event[:64], wake.nodes)
-            has_room = len(self._wakes) < _MOST_WAKES or taken in self._wakes
+            taken = FiredTrigger(wake.event[:64], wake.nodes)
+            has_room = len(self._wakes) < _MAX_WAITING_REPORTS or taken in self._wakes
             is_first_lost = not has_room and not self._is_full
             self._is_full = self._is_full or not has_room
             if has_room:
@@ -343,7 +343,7 @@ class Wakeups:
             log.warning(
                 "cluster %s: %d wake-ups wait for a look at the nodes: a state that passes before "
                 "it is not told where its wake-up comes later (%s was the first)",
-                *(self._cluster, _MOST_WAKES, taken.event),
+                *(self._cluster, _MAX_WAITING_REPORTS, taken.event),
             )
         with contextlib.suppress(BlockingIOError):
             os.write(self._news_fd, b"!")  # a full pipe is readable too
@@ -361,22 +361,24 @@ class Wakeups:
             if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
                 self._say(f"{self._secret_file} is open to others: give it the mode 0600")
                 return b""
-            secret = file.read(_LONGEST).strip()
-        if len(secret) < _SHORTEST_SECRET:
-            self._say(f"{self._secret_file} holds no secret of {_SHORTEST_SECRET} letters or more")
+            secret = file.read(_MAX_MESSAGE_BYTES).strip()
+        if len(secret) < _MIN_SECRET_LENGTH:
+            self._say(
+                f"{self._secret_file} holds no secret of {_MIN_SECRET_LENGTH} letters or more"
+            )
             return b""
         return secret
 
     def _say(self, what: str) -> None:
         """Log a refused report, at most once a minute."""
         now = time.monotonic()
-        if now < self._said_at + _SAY_AGAIN_S and self._said_at:
+        if now < self._said_at + _LOG_INTERVAL_S and self._said_at:
             return
         self._said_at = now
         log.warning("cluster %s: a wake-up is refused on %s: %s", self._cluster, self._path, what)
 
 
-def _answer(connection: socket.socket, answer: bytes) -> None:
+def _send_reply(connection: socket.socket, answer: bytes) -> None:
     """Send a reply."""
     # A client that does not read the reply has delivered its message.
     with contextlib.suppress(OSError):

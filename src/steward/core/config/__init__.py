@@ -36,7 +36,7 @@ __all__ = [
     "LogLevel",
     "RedactSettings",
     "Settings",
-    "as_builtins",
+    "convert_to_builtins",
 ]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -178,7 +178,7 @@ class Settings(Section, frozen=True, kw_only=True):
         return self.files_sink(name).path or f"{self.state_dir}/archive"
 
 
-def as_builtins(settings: Settings) -> dict[str, Any]:
+def convert_to_builtins(settings: Settings) -> dict[str, Any]:
     """Convert settings to plain dictionaries and lists, for printing."""
     plain: dict[str, Any] = msgspec.to_builtins(settings)
     return plain

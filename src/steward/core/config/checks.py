@@ -24,25 +24,25 @@ from steward.bank.settings import BankSettings, GateSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import RedactSettings, Settings
 from steward.core.config.component_checks import (
-    broker_problems,
-    forwarding_problems,
-    node_problems,
-    rule_problems,
-    sink_problems,
+    check_broker,
+    check_forwarding,
+    check_nodes,
+    check_rules,
+    check_sink,
 )
-from steward.core.config.problems import KeyPath, Problem, offered_check
-from steward.core.drivers import needed_drivers
+from steward.core.config.problems import ConfigProblem, KeyPath, run_offered_check
+from steward.core.drivers import list_needed_drivers
 from steward.core.errors import StewardError
-from steward.core.extensions import offers_of
-from steward.core.files import may
-from steward.core.listeners import host_and_port
+from steward.core.extensions import list_offers
+from steward.core.files import can_access
+from steward.core.listeners import split_host_port
 from steward.core.section import Section
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.slurm.settings import SCHEDULERS
 from steward.web.settings import WebSettings
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MOST_CAPTURE_PROCESSES = 64
+_MAX_CAPTURE_PROCESSES = 64
 _EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
 """Addresses that listen on every interface."""
 _POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_processes"} | {
@@ -51,64 +51,64 @@ _POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_p
 """Keys whose numbers must be above 0; others may be 0."""
 
 
-def problems(settings: Settings) -> Iterator[Problem]:
+def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield all errors in the settings."""
-    yield from _names(settings)
-    yield from _values(settings, ())
-    yield from _paths(settings)
-    yield from _schedulers(settings)
-    yield from _spools(settings)
-    yield from _sinks(settings)
+    yield from _check_names(settings)
+    yield from _check_values(settings, ())
+    yield from _check_paths(settings)
+    yield from _check_schedulers(settings)
+    yield from _check_spools(settings)
+    yield from _check_sinks(settings)
     for name, sink in settings.archive.sink.items():
-        yield from sink_problems(("archive", "sink", name), sink)
+        yield from check_sink(("archive", "sink", name), sink)
     for name, source in settings.consume.items():
-        yield from broker_problems(("consume", name, "broker"), source.broker)
-    yield from forwarding_problems(settings)
-    yield from node_problems(settings)
-    yield from _listeners(settings)
-    yield from rule_problems(settings)
-    yield from _history(settings)
+        yield from check_broker(("consume", name, "broker"), source.broker)
+    yield from check_forwarding(settings)
+    yield from check_nodes(settings)
+    yield from _check_listeners(settings)
+    yield from check_rules(settings)
+    yield from _check_history(settings)
     if settings.accounting != AccountingSettings():
         # Loading the plugins takes time, which commands spend only if the section is set.
-        yield from offered_check("jobacct", ("accounting",), settings)
+        yield from run_offered_check("jobacct", ("accounting",), settings)
     if (settings.bank, settings.gate, settings.mybrc) != (
         *(BankSettings(), GateSettings(), MybrcSettings()),
     ):
-        from steward.core.config.component_checks import bank_problems
+        from steward.core.config.component_checks import check_bank
 
-        yield from bank_problems(settings)
+        yield from check_bank(settings)
     if settings.actions != ActionsSettings() or settings.access.administrators:
-        from steward.core.config.component_checks import action_problems
+        from steward.core.config.component_checks import check_actions
 
-        yield from action_problems(settings)
+        yield from check_actions(settings)
     if settings.sensor != SensorSettings():
-        from steward.core.config.component_checks import sensor_problems
+        from steward.core.config.component_checks import check_sensor
 
-        yield from sensor_problems(settings)
+        yield from check_sensor(settings)
     if settings.web != WebSettings():
-        from steward.core.config.component_checks import web_problems
+        from steward.core.config.component_checks import check_web
 
-        yield from web_problems(settings)
-    yield from _zones(settings)
-    yield from _patterns(settings.redact)
+        yield from check_web(settings)
+    yield from _check_zones(settings)
+    yield from _check_patterns(settings.redact)
     if "" in settings.access.operators:
-        yield Problem(
+        yield ConfigProblem(
             ("access", "operators"), "'access.operators' holds an empty name: take it out"
         )
 
 
-def _listeners(settings: Settings) -> Iterator[Problem]:
+def _check_listeners(settings: Settings) -> Iterator[ConfigProblem]:
     """Find two listeners on one port: the second to start would fail again and again."""
     seen: list[tuple[str, str, int]] = []
     for section in ("receive", "nodes", "gate", "mybrc", "web"):
         text: str = getattr(settings, section).listen
-        found = host_and_port(text)
+        found = split_host_port(text)
         if found is None or not found[1]:
             continue  # none, or told by the section's own check; the kernel chooses port 0
         host, port = found
         for other, other_host, other_port in seen:
-            if port == other_port and _overlaps(host, other_host):
-                yield Problem(
+            if port == other_port and _is_port_conflict(host, other_host):
+                yield ConfigProblem(
                     (section, "listen"),
                     f"'{section}.listen' and '{other}.listen' are both at port {port}: "
                     f"give [{section}] a port of its own",
@@ -116,24 +116,28 @@ def _listeners(settings: Settings) -> Iterator[Problem]:
         seen.append((section, host, port))
 
 
-def _overlaps(host: str, other: str) -> bool:
+def _is_port_conflict(host: str, other: str) -> bool:
     """Return whether listeners at two hosts with the same port conflict."""
     hosts = {"127.0.0.1" if one.lower() == "localhost" else one.lower() for one in (host, other)}
     return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
 
 
-def _history(settings: Settings) -> Iterator[Problem]:
+def _check_history(settings: Settings) -> Iterator[ConfigProblem]:
     """Check the retention of node history."""
     if not settings.history.retention_days:
-        yield Problem(("history", "retention_days"), "'history.retention_days' must be above 0")
+        yield ConfigProblem(
+            ("history", "retention_days"), "'history.retention_days' must be above 0"
+        )
 
 
-def _names(settings: Settings) -> Iterator[Problem]:
+def _check_names(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that clusters and sinks exist and that their names are safe in file names."""
     if not settings.cluster and not settings.consume:
-        yield Problem((), "no cluster is named: add a table [cluster.NAME]")
+        yield ConfigProblem((), "no cluster is named: add a table [cluster.NAME]")
     if not settings.archive.sink:
-        yield Problem(("archive", "sink"), "no sink is named: add a table [archive.sink.NAME]")
+        yield ConfigProblem(
+            ("archive", "sink"), "no sink is named: add a table [archive.sink.NAME]"
+        )
     for key, names in (
         (("cluster",), settings.cluster),
         (("archive", "sink"), settings.archive.sink),
@@ -141,56 +145,56 @@ def _names(settings: Settings) -> Iterator[Problem]:
     ):
         for name in names:
             if _SAFE_NAME.fullmatch(name) is None:
-                yield Problem(
+                yield ConfigProblem(
                     (*key, name),
                     f"{name!r} cannot be a {key[-1]}'s name: "
                     "use up to 64 letters, digits, '_' and '-'",
                 )
 
 
-def _values(section: Section, key: KeyPath) -> Iterator[Problem]:
+def _check_values(section: Section, key: KeyPath) -> Iterator[ConfigProblem]:
     """Find numbers out of range, and text that would break a line or a path."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         here = (*key, field.name)
         if isinstance(value, Section):
-            yield from _values(value, here)
+            yield from _check_values(value, here)
         elif isinstance(value, dict):
             for name, inner in value.items():
                 if isinstance(inner, Section):
-                    yield from _values(inner, (*here, name))
+                    yield from _check_values(inner, (*here, name))
                 else:
-                    yield from _text(inner, (*here, name))
+                    yield from _check_text(inner, (*here, name))
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _number(value, here)
+            yield from _check_number(value, here)
         elif key[:1] != ("redact",):
             for text in value if isinstance(value, tuple) else (value,):
-                yield from _text(text, here)
-    if isinstance(section, Settings) and section.capture_processes > _MOST_CAPTURE_PROCESSES:
-        yield Problem(
-            ("capture_processes",), f"'capture_processes' is above {_MOST_CAPTURE_PROCESSES}"
+                yield from _check_text(text, here)
+    if isinstance(section, Settings) and section.capture_processes > _MAX_CAPTURE_PROCESSES:
+        yield ConfigProblem(
+            ("capture_processes",), f"'capture_processes' is above {_MAX_CAPTURE_PROCESSES}"
         )
 
 
-def _text(text: object, key: KeyPath) -> Iterator[Problem]:
+def _check_text(text: object, key: KeyPath) -> Iterator[ConfigProblem]:
     if isinstance(text, str) and not all(map(str.isprintable, text)):
-        yield Problem(key, f"{'.'.join(key)!r} holds a control character: {text!r}")
+        yield ConfigProblem(key, f"{'.'.join(key)!r} holds a control character: {text!r}")
 
 
-def _number(value: float, key: KeyPath) -> Iterator[Problem]:
+def _check_number(value: float, key: KeyPath) -> Iterator[ConfigProblem]:
     """Check that a number is finite and not below its least value."""
     name = ".".join(key)
     if not math.isfinite(value):
-        yield Problem(key, f"{name!r} must be a finite number, not {value!r}")
+        yield ConfigProblem(key, f"{name!r} must be a finite number, not {value!r}")
         return
     # max_bytes of a sink limit may be 0, for none.
     is_positive = key[-1] in _POSITIVE or key == ("journal", "max_bytes")
     if value < 0 or (value == 0 and is_positive):
         least = "above 0" if is_positive else "0 or more"
-        yield Problem(key, f"{name!r} must be {least}, not {value!r}")
+        yield ConfigProblem(key, f"{name!r} must be {least}, not {value!r}")
 
 
-def _paths(settings: Settings) -> Iterator[Problem]:
+def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that paths are absolute."""
     paths: list[tuple[KeyPath, str]] = [
         (("state_dir",), settings.state_dir),
@@ -206,32 +210,32 @@ def _paths(settings: Settings) -> Iterator[Problem]:
         paths += [(("archive", "sink", name, field), getattr(sink, field)) for field in fields]
     for key, path in paths:
         if not path and key == ("state_dir",):
-            yield Problem(key, "'state_dir' is empty: give an absolute path")
+            yield ConfigProblem(key, "'state_dir' is empty: give an absolute path")
         elif path and not os.path.isabs(path):
-            yield Problem(key, f"{'.'.join(key)!r} must be an absolute path, not {path!r}")
+            yield ConfigProblem(key, f"{'.'.join(key)!r} must be an absolute path, not {path!r}")
 
 
-def _schedulers(settings: Settings) -> Iterator[Problem]:
+def _check_schedulers(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that each cluster's scheduler is installed."""
     for name, cluster in settings.cluster.items():
         if cluster.scheduler == "slurm":
             continue  # searching all installed packages takes time
-        known = offers_of(SCHEDULERS)
+        known = list_offers(SCHEDULERS)
         if cluster.scheduler not in known:
-            yield Problem(
+            yield ConfigProblem(
                 ("cluster", name, "scheduler"),
                 f"there is no scheduler {cluster.scheduler!r}: known are {', '.join(known)}",
             )
 
 
-def _spools(settings: Settings) -> Iterator[Problem]:
+def _check_spools(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that spools differ and that Steward writes to no directory within one."""
     seen: dict[str, str] = {}
     for name, cluster in settings.cluster.items():
         key = ("cluster", name, "spool")
         asks = cluster.slurm or cluster.scheduler != "slurm"
         if not asks and not cluster.spool and not cluster.remote:
-            yield Problem(
+            yield ConfigProblem(
                 ("cluster", name), f"cluster {name!r} has slurm = false: give its 'spool', too"
             )
         if not cluster.spool:
@@ -239,18 +243,20 @@ def _spools(settings: Settings) -> Iterator[Problem]:
         written = os.path.normpath(cluster.spool)
         spool = os.path.realpath(written)
         if spool in seen:
-            yield Problem(
+            yield ConfigProblem(
                 key, f"clusters {seen[spool]!r} and {name!r} have the same spool {cluster.spool}"
             )
         seen.setdefault(spool, name)
-        for where, root in _roots(settings):
-            if any(_within(os.path.normpath(root), known) for known in (spool, written)):
-                yield Problem(
+        for where, root in _list_written_directories(settings):
+            if any(
+                _is_within_directory(os.path.normpath(root), known) for known in (spool, written)
+            ):
+                yield ConfigProblem(
                     where, f"{root} lies in the spool of cluster {name!r}: choose another place"
                 )
 
 
-def _roots(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+def _list_written_directories(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """Yield the directories that Steward writes to, with their keys."""
     yield ("state_dir",), settings.state_dir
     for name, sink in settings.files_sinks().items():
@@ -259,33 +265,33 @@ def _roots(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("archive", "sink", name, "move_to"), sink.move_to
 
 
-def _within(path: str, directory: str) -> bool:
+def _is_within_directory(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _sinks(settings: Settings) -> Iterator[Problem]:
+def _check_sinks(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that the directories of sinks do not overlap with each other or the state directory."""
     # Not realpath: it would access the directories, and hang on a dead mount.
-    roots = [(key, os.path.normpath(root)) for key, root in _roots(settings)]
+    roots = [(key, os.path.normpath(root)) for key, root in _list_written_directories(settings)]
     state_key, state = roots[0]
     for index, (key, root) in enumerate(roots[1:], start=1):
-        if _within(state, root) and not _is_hidden(state, root):
-            yield Problem(
+        if _is_within_directory(state, root) and not _is_hidden(state, root):
+            yield ConfigProblem(
                 key, f"archive {root} holds {state_key[0]} {state}: choose another directory"
             )
         for other_key, other in roots[1:index]:
-            if _within(root, other) or _within(other, root):
-                yield Problem(
+            if _is_within_directory(root, other) or _is_within_directory(other, root):
+                yield ConfigProblem(
                     key,
-                    f"{_owner(key)} writes to {root}, which collides with {other} of "
-                    f"{_owner(other_key)}: give it a 'path' of its own",
+                    f"{_describe_owner(key)} writes to {root}, which collides with {other} of "
+                    f"{_describe_owner(other_key)}: give it a 'path' of its own",
                 )
     usual = FilesSinkSettings()
     if any(
         (sink.layout, sink.period) != (usual.layout, usual.period)
         for sink in settings.files_sinks().values()
     ):
-        yield from offered_check("layout", ("archive", "sink"), settings)
+        yield from run_offered_check("layout", ("archive", "sink"), settings)
 
 
 def _is_hidden(path: str, directory: str) -> bool:
@@ -293,11 +299,11 @@ def _is_hidden(path: str, directory: str) -> bool:
     return os.path.relpath(path, directory).startswith(".") and path != directory
 
 
-def _owner(key: KeyPath) -> str:
+def _describe_owner(key: KeyPath) -> str:
     return f"sink {key[2]!r}" + (" (move_to)" if key[-1] == "move_to" else "")
 
 
-def _zones(settings: Settings) -> Iterator[Problem]:
+def _check_zones(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that time zones are known."""
     for name, cluster in settings.cluster.items():
         if not cluster.timezone:
@@ -305,13 +311,13 @@ def _zones(settings: Settings) -> Iterator[Problem]:
         try:
             ZoneInfo(cluster.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            yield Problem(
+            yield ConfigProblem(
                 ("cluster", name, "timezone"),
                 f"timezone {cluster.timezone!r} is unknown: use an IANA name such as Europe/Paris",
             )
 
 
-def _patterns(redact: RedactSettings) -> Iterator[Problem]:
+def _check_patterns(redact: RedactSettings) -> Iterator[ConfigProblem]:
     """Check that redaction patterns are valid regular expressions."""
     from steward.core.redaction import Redactor
 
@@ -320,14 +326,14 @@ def _patterns(redact: RedactSettings) -> Iterator[Problem]:
         if not patterns:
             continue
         if "" in patterns:
-            yield Problem(
+            yield ConfigProblem(
                 ("redact", field),
                 f"'redact.{field}' holds an empty pattern, which everything matches: take it out",
             )
         try:
             Redactor(RedactSettings(**{field: patterns}))
         except StewardError as error:
-            yield Problem(
+            yield ConfigProblem(
                 ("redact", field),
                 f"'redact.{field}': {error.offender!r} is no regular expression: {error.__cause__}",
             )
@@ -337,30 +343,32 @@ _FILES = ("slurm_conf",)
 """Keys that name a file to read, besides those that end in ``_file``."""
 
 
-def mistakes(settings: Settings) -> Iterator[Problem]:
+def find_extension_problems(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield errors that only an extension can find: options that librdkafka rejects."""
     if settings.consume or any(sink.kind == "kafka" for sink in settings.archive.sink.values()):
-        yield from offered_check("kafka", (), settings)
+        yield from run_offered_check("kafka", (), settings)
 
 
-def doubts(settings: Settings) -> Iterator[Problem]:
+def find_missing_resources(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield what is missing on this host now: files, users, Python packages."""
-    user = _other_user(settings.state_dir)
-    yield from _missing_files(settings, (), user)
+    user = _find_other_user(settings.state_dir)
+    yield from _find_missing_files(settings, (), user)
     sensor = settings.sensor
     if sensor.enabled and sensor.triggers and sensor.secret_file == SensorSettings().secret_file:
-        yield from _unreadable(("sensor", "secret_file"), sensor.secret_file, user)
+        yield from _check_readable(("sensor", "secret_file"), sensor.secret_file, user)
     for name, cluster in settings.cluster.items():
-        yield from _lines_missed(("cluster", name, "jobcomp_lines"), cluster.jobcomp_lines)
+        yield from _check_jobcomp_directory(
+            ("cluster", name, "jobcomp_lines"), cluster.jobcomp_lines
+        )
     for name, sink in settings.archive.sink.items():
         for limit, of in getattr(sink, "limit", {}).items():
-            yield from _missing_users(("archive", "sink", name, "limit", limit), of)
-    for key, driver in needed_drivers(settings):
+            yield from _find_missing_users(("archive", "sink", name, "limit", limit), of)
+    for key, driver in list_needed_drivers(settings):
         if not driver.is_installed:
-            yield Problem(key, f"'{'.'.join(key)}': {driver.missing}")
+            yield ConfigProblem(key, f"'{'.'.join(key)}': {driver.missing}")
 
 
-def _other_user(state_dir: str) -> int | None:
+def _find_other_user(state_dir: str) -> int | None:
     """Return Steward's uid, the owner of its state directory, if it is not this process's."""
     try:
         uid = os.stat(state_dir).st_uid
@@ -369,56 +377,61 @@ def _other_user(state_dir: str) -> int | None:
     return None if uid == os.geteuid() else uid
 
 
-def _lines_missed(key: KeyPath, path: str) -> Iterator[Problem]:
+def _check_jobcomp_directory(key: KeyPath, path: str) -> Iterator[ConfigProblem]:
     # The first job that ends creates the file; its directory must exist before.
     directory = os.path.dirname(path)
     if path and not os.path.isdir(directory):
         told = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
-        yield Problem(key, told)
+        yield ConfigProblem(key, told)
 
 
-def _missing_files(section: Section, key: KeyPath, user: int | None) -> Iterator[Problem]:
+def _find_missing_files(
+    section: Section, key: KeyPath, user: int | None
+) -> Iterator[ConfigProblem]:
     """Yield files named in a section, and in its subsections, that cannot be read."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         here = (*key, field.name)
         if isinstance(value, Section):
-            yield from _missing_files(value, here, user)
+            yield from _find_missing_files(value, here, user)
         elif isinstance(value, dict):
             for name, inner in value.items():
                 if isinstance(inner, Section):
-                    yield from _missing_files(inner, (*here, name), user)
+                    yield from _find_missing_files(inner, (*here, name), user)
         elif value != field.default and (field.name.endswith("_file") or field.name in _FILES):
-            yield from _unreadable(here, value, user)
+            yield from _check_readable(here, value, user)
 
 
-def _unreadable(key: KeyPath, path: str, user: int | None) -> Iterator[Problem]:
+def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[ConfigProblem]:
     """Check that this user, and Steward's user, can read a file."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             file.read(1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        yield Problem(key, f"{'.'.join(key)!r}: {path} cannot be read: {reason}")
+        yield ConfigProblem(key, f"{'.'.join(key)!r}: {path} cannot be read: {reason}")
         return
-    if user is not None and may(user, "r", path) is False:
-        told = f"{'.'.join(key)!r}: {path} cannot be read by {_name(user)}, as whom Steward runs"
-        yield Problem(key, told)
+    if user is not None and can_access(user, "r", path) is False:
+        told = (
+            f"{'.'.join(key)!r}: {path} cannot be read by {_get_user_name(user)}, as whom "
+            "Steward runs"
+        )
+        yield ConfigProblem(key, told)
 
 
-def _name(uid: int) -> str:
+def _get_user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open a file without blocking: it may be a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[Problem]:
+def _find_missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[ConfigProblem]:
     """Check that the users of a sink limit exist."""
     for user in limit.users:
         try:
@@ -427,4 +440,4 @@ def _missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[Problem]:
             # A uid without a name counts as a user of that number.
             if not user.isdecimal():
                 where = ".".join((*key, "users"))
-                yield Problem((*key, "users"), f"'{where}': there is no user {user!r} here")
+                yield ConfigProblem((*key, "users"), f"'{where}': there is no user {user!r} here")

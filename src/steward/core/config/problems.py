@@ -1,10 +1,10 @@
 """Configuration problems, and the line of each key in a TOML file for error messages.
 
-``key_lines`` scans a TOML file for the line of each key, which the standard library's parser
+``find_key_lines`` scans a TOML file for the line of each key, which the standard library's parser
 does not report. The scan follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0) as far
 as keys need it: it skips comments, every kind of string, arrays and inline tables. It is
-correct only for text that ``tomllib`` accepts. :class:`Problem` is the result of a check;
-``offered_check`` runs a check that another package offers by entry point.
+correct only for text that ``tomllib`` accepts. :class:`ConfigProblem` is the result of a check;
+``run_offered_check`` runs a check that another package offers by entry point.
 """
 
 import re
@@ -33,16 +33,16 @@ _LONG_LITERAL = re.compile(r"'''.*?'{3,5}", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"[^,\]}#\n]*")
 
 
-def key_lines(text: str) -> dict[KeyPath, int]:
+def find_key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line, counted from 1, of the first occurrence of each key and each table.
 
     Args:
         text: A file's content, which ``tomllib`` has accepted.
     """
-    return _Scan(text).lines
+    return _KeyScanner(text).lines
 
 
-class _Scan:
+class _KeyScanner:
     """Scanner of a TOML text that records the line of each key and table."""
 
     def __init__(self, text: str) -> None:
@@ -132,7 +132,7 @@ CHECKS: Final = "steward.settings_check"
 """Entry point group of packages' own checks: each takes the settings and yields problems."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ConfigProblem(msgspec.Struct, frozen=True):
     """An error in the configuration.
 
     Attributes:
@@ -144,7 +144,7 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
 
 
-def offered_check(name: str, key: KeyPath, settings: "Settings") -> Iterator[Problem]:
+def run_offered_check(name: str, key: KeyPath, settings: "Settings") -> Iterator[ConfigProblem]:
     """Run a check that a package offers by entry point, and yield its problems.
 
     Args:
@@ -155,6 +155,6 @@ def offered_check(name: str, key: KeyPath, settings: "Settings") -> Iterator[Pro
     try:
         check = load_offer(CHECKS, name)
     except StewardError as error:
-        yield Problem(key, str(error))
+        yield ConfigProblem(key, str(error))
         return
     yield from check(settings)

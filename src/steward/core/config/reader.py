@@ -15,8 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from steward.core.config import Settings
-from steward.core.config.checks import problems
-from steward.core.config.problems import KeyPath, Problem, key_lines
+from steward.core.config.checks import find_problems
+from steward.core.config.problems import ConfigProblem, KeyPath, find_key_lines
 from steward.core.errors import UsageError
 from steward.core.section import Section
 
@@ -44,7 +44,7 @@ class ConfigError(UsageError):
         self.key = key
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedConfig(msgspec.Struct, frozen=True):
     """A configuration and the origin of its values.
 
     Attributes:
@@ -58,7 +58,7 @@ class Loaded(msgspec.Struct, frozen=True):
     lines: dict[KeyPath, int] = {}
 
 
-def load(path: str) -> Settings:
+def load_settings(path: str) -> Settings:
     """Read and check a configuration file.
 
     Args:
@@ -71,33 +71,33 @@ def load(path: str) -> Settings:
     return load_with_lines(path).settings
 
 
-def load_with_lines(path: str) -> Loaded:
-    """Read and check a configuration file as :func:`load`, with the line of every key."""
-    text = _read(path)
-    tree = _parse(text, path)
-    lines = key_lines(text)
+def load_with_lines(path: str) -> LoadedConfig:
+    """Read and check a configuration file as :func:`load_settings`, with the line of every key."""
+    text = _read_file(path)
+    tree = _parse_toml(text, path)
+    lines = find_key_lines(text)
     try:
         _check_table(tree, Settings, ())
         for sink in tree.get("archive", {}).get("sink", {}).values():
             sink.setdefault("kind", "files")
         settings = msgspec.convert(tree, Settings)
-    except _Wrong as wrong:
-        raise ConfigError(wrong.what, path, _line_of(lines, wrong.key), wrong.key) from None
+    except _InvalidKey as wrong:
+        raise ConfigError(wrong.what, path, _find_line(lines, wrong.key), wrong.key) from None
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), path) from error
-    loaded = Loaded(settings, path, lines)
-    for problem in problems(settings):
-        raise error_at(problem, loaded)
+    loaded = LoadedConfig(settings, path, lines)
+    for problem in find_problems(settings):
+        raise make_config_error(problem, loaded)
     return loaded
 
 
-def error_at(problem: Problem, loaded: Loaded) -> ConfigError:
+def make_config_error(problem: ConfigProblem, loaded: LoadedConfig) -> ConfigError:
     """Make the error for a problem, with its place in the file."""
-    line = _line_of(loaded.lines, problem.key)
+    line = _find_line(loaded.lines, problem.key)
     return ConfigError(problem.what, loaded.path, line, problem.key)
 
 
-def checked(settings: Settings, origin: str) -> Settings:
+def require_valid(settings: Settings, origin: str) -> Settings:
     """Check settings that were not read from a file, and return them.
 
     Args:
@@ -105,19 +105,19 @@ def checked(settings: Settings, origin: str) -> Settings:
         origin: Their origin, which begins the error message ("command line").
 
     Raises:
-        ConfigError: As :func:`load`.
+        ConfigError: As :func:`load_settings`.
     """
-    for problem in problems(settings):
+    for problem in find_problems(settings):
         raise ConfigError(problem.what, origin, key=problem.key)
     return settings
 
 
-def render(loaded: Loaded) -> str:
+def render_config(loaded: LoadedConfig) -> str:
     """Render the whole configuration as TOML, with the origin of each value as a comment."""
     return "\n".join(_render_table(loaded.settings, (), loaded)) + "\n"
 
 
-def _read(path: str) -> str:
+def _read_file(path: str) -> str:
     """Read a configuration file as text."""
     try:
         with open(path, "rb") as file:
@@ -136,7 +136,7 @@ def _read(path: str) -> str:
         raise ConfigError("is not UTF-8 text", path, line) from error
 
 
-def _parse(text: str, path: str) -> dict[str, Any]:
+def _parse_toml(text: str, path: str) -> dict[str, Any]:
     """Parse TOML; errors name file and line."""
     try:
         return tomllib.loads(text)
@@ -149,14 +149,14 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         raise ConfigError("is nested too deeply to be a configuration", path) from error
 
 
-def _line_of(lines: dict[KeyPath, int], key: KeyPath) -> int:
+def _find_line(lines: dict[KeyPath, int], key: KeyPath) -> int:
     """Return the line of a key, or of the innermost table around it that the file has."""
     while key and key not in lines:
         key = key[:-1]
     return lines.get(key, 0)
 
 
-class _Wrong(Exception):
+class _InvalidKey(Exception):
     """A key or value does not match the settings' types."""
 
     def __init__(self, what: str, key: KeyPath) -> None:
@@ -165,7 +165,7 @@ class _Wrong(Exception):
         self.key = key
 
 
-def _name(key: KeyPath) -> str:
+def _format_key(key: KeyPath) -> str:
     return ".".join(part if part.isprintable() else repr(part) for part in key)
 
 
@@ -177,17 +177,17 @@ def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) ->
         if name == section.__struct_config__.tag_field:
             continue
         if name not in fields:
-            raise _Wrong(_unknown(here, fields), here)
+            raise _InvalidKey(_describe_unknown(here, fields), here)
         _check_value(value, fields[name].type, here)
 
 
-def _unknown(key: KeyPath, fields: dict[str, Any]) -> str:
-    near = _nearest(key[-1], fields)
+def _describe_unknown(key: KeyPath, fields: dict[str, Any]) -> str:
+    near = _find_nearest(key[-1], fields)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(fields)}"
-    return f"unknown key {_name(key)!r}: {hint}"
+    return f"unknown key {_format_key(key)!r}: {hint}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _find_nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name most similar to a misspelt one; "" if none is similar."""
     import difflib
 
@@ -199,23 +199,27 @@ def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
     """Check a value against a field's type."""
     if isinstance(kind, type) and issubclass(kind, Section):
         if not isinstance(value, dict):
-            raise _Wrong(f"{_name(key)!r} must be a table [{_name(key)}]", key)
+            raise _InvalidKey(f"{_format_key(key)!r} must be a table [{_format_key(key)}]", key)
         _check_table(value, kind, key)
     elif get_origin(kind) is dict and get_args(kind)[1] is str:
         _check_texts(value, key)
     elif get_origin(kind) is dict:
         if not isinstance(value, dict):
-            raise _Wrong(f"{_name(key)!r} must hold tables: [{_name(key)}.NAME]", key)
+            raise _InvalidKey(
+                f"{_format_key(key)!r} must hold tables: [{_format_key(key)}.NAME]", key
+            )
         for name, inner in value.items():
-            _check_value(inner, _of_kind(get_args(kind)[1], inner, (*key, name)), (*key, name))
+            _check_value(
+                inner, _select_section_type(get_args(kind)[1], inner, (*key, name)), (*key, name)
+            )
     else:
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            raise _Wrong(_wrong_type(value, kind, key), key) from None
+            raise _InvalidKey(_describe_wrong_type(value, kind, key), key) from None
 
 
-def _of_kind(kind: Any, value: Any, key: KeyPath) -> Any:
+def _select_section_type(kind: Any, value: Any, key: KeyPath) -> Any:
     """Select the section type that a table's ``kind`` names; the first if it names none."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
@@ -224,60 +228,66 @@ def _of_kind(kind: Any, value: Any, key: KeyPath) -> Any:
     if name is None:
         return get_args(kind)[0]
     if not isinstance(name, str) or name not in by_name:
-        raise _Wrong(_wrong_type(name, Literal[tuple(by_name)], (*key, "kind")), (*key, "kind"))
+        raise _InvalidKey(
+            _describe_wrong_type(name, Literal[tuple(by_name)], (*key, "kind")), (*key, "kind")
+        )
     return by_name[name]
 
 
 def _check_texts(value: Any, key: KeyPath) -> None:
     if not isinstance(value, dict):
-        raise _Wrong(f"{_name(key)!r} must be a table [{_name(key)}]", key)
+        raise _InvalidKey(f"{_format_key(key)!r} must be a table [{_format_key(key)}]", key)
     for name, text in value.items():
         if not isinstance(text, str):
             here = (*key, name)
-            raise _Wrong(f"{_name(here)!r} must be text in quotes, not {_describe(text)}", here)
+            raise _InvalidKey(
+                f"{_format_key(here)!r} must be text in quotes, not {_describe_value(text)}", here
+            )
 
 
-def _wrong_type(value: Any, kind: Any, key: KeyPath) -> str:
+def _describe_wrong_type(value: Any, kind: Any, key: KeyPath) -> str:
     """Describe a value of the wrong type, with the nearest valid choice."""
-    wanted = f"{_name(key)!r} must be {_words(kind)}"
+    wanted = f"{_format_key(key)!r} must be {_describe_type(kind)}"
     if get_origin(kind) is Literal and isinstance(value, str):
-        near = _nearest(value, get_args(kind))
+        near = _find_nearest(value, get_args(kind))
         hint = f": did you mean {near!r}?" if near else ""
         return f"{wanted}, not {value!r}{hint}"
     if isinstance(value, list) and get_origin(kind) is not list:
         odd = next((item for item in value if not isinstance(item, str)), None)
-        if odd is not None and "list" in _words(kind):
-            return f"{wanted}; {odd!r} is {_describe(odd)}"
-    return f"{wanted}, not {_describe(value)}"
+        if odd is not None and "list" in _describe_type(kind):
+            return f"{wanted}; {odd!r} is {_describe_value(odd)}"
+    return f"{wanted}, not {_describe_value(value)}"
 
 
 _WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """Describe the TOML values that a type accepts, for error messages."""
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_words(arg) for arg in get_args(kind) if arg is not NoneType)
+        return " or ".join(_describe_type(arg) for arg in get_args(kind) if arg is not NoneType)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
-        return f'a list of {_words(get_args(kind)[0])}, ["…"]'
+        return f'a list of {_describe_type(get_args(kind)[0])}, ["…"]'
     return _WORDS.get(kind, str(kind))
 
 
-def _describe(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     names |= {list: "a list", dict: "a table"}
     return names.get(type(value), "a date or time")
 
 
-def _render_table(section: Section, key: KeyPath, loaded: Loaded) -> list[str]:
+def _render_table(section: Section, key: KeyPath, loaded: LoadedConfig) -> list[str]:
     """Render a section as lines of TOML, subsections last."""
     values = []
     tables: list[str] = []
     config = section.__struct_config__
     if config.tag_field is not None:
-        values.append(_line(config.tag_field, str(config.tag), (*key, config.tag_field), loaded))
+        values.append(
+            _render_line(config.tag_field, str(config.tag), (*key, config.tag_field), loaded)
+        )
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         here = (*key, field.name)
@@ -287,7 +297,7 @@ def _render_table(section: Section, key: KeyPath, loaded: Loaded) -> list[str]:
             if value:
                 tables += ["", f"[{'.'.join(here)}]"]
                 tables += [
-                    _line(_literal(name), text, (*here, name), loaded)
+                    _render_line(_render_literal(name), text, (*here, name), loaded)
                     for name, text in value.items()
                 ]
         elif isinstance(value, dict):
@@ -297,20 +307,20 @@ def _render_table(section: Section, key: KeyPath, loaded: Loaded) -> list[str]:
         elif value is None:
             values.append(f"# {field.name}: as built in")
         else:
-            values.append(_line(field.name, value, here, loaded))
+            values.append(_render_line(field.name, value, here, loaded))
     return values + tables
 
 
-def _line(name: str, value: Any, key: KeyPath, loaded: Loaded) -> str:
+def _render_line(name: str, value: Any, key: KeyPath, loaded: LoadedConfig) -> str:
     line = loaded.lines.get(key)
     source = f"{os.path.basename(loaded.path)}:{line}" if line else "default"
-    return f"{name} = {_literal(value)}  # {source}"
+    return f"{name} = {_render_literal(value)}  # {source}"
 
 
-def _literal(value: Any) -> str:
+def _render_literal(value: Any) -> str:
     """Render a value as TOML."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(_literal, value)) + "]"
+        return "[" + ", ".join(map(_render_literal, value)) + "]"
     if isinstance(value, str):
         # JSON's escapes are valid in TOML too; JSON allows a raw DEL, TOML does not.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
@@ -322,11 +332,11 @@ def _literal(value: Any) -> str:
 __all__ = [
     "DEFAULT_PATH",
     "ConfigError",
-    "Loaded",
-    "Problem",
-    "checked",
-    "error_at",
-    "load",
+    "ConfigProblem",
+    "LoadedConfig",
+    "load_settings",
     "load_with_lines",
-    "render",
+    "make_config_error",
+    "render_config",
+    "require_valid",
 ]

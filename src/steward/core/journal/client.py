@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 
 from steward.core.events import Event
-from steward.core.journal.store import JournalError, JournalUnavailable, Row, rows_of
+from steward.core.journal.store import EncodedEvent, JournalError, JournalUnavailable, encode_rows
 from steward.core.waits import Backoff, Stop
 
-SOCKET = "journal.sock"
+JOURNAL_SOCKET = "journal.sock"
 """Name of the journal server's socket in the state directory."""
-LARGEST_FRAME = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Largest frame, in bytes."""
 FRAME_BYTES = 4 * 1024 * 1024
 """Approximate size of one append: the writer holds what all clients send in memory."""
@@ -37,13 +37,13 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack: "msgspec.msgpack.Decoder[list[Any]]" = msgspec.msgpack.Decoder(list[Any])
 
 
-def frame(message: Sequence[Any]) -> bytes:
+def encode_frame(message: Sequence[Any]) -> bytes:
     """Encode one message as a frame."""
     body = _pack(message)
     return _HEADER.pack(len(body)) + body
 
 
-def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def split_into_frames(rows: Sequence[EncodedEvent]) -> Iterator[Sequence[EncodedEvent]]:
     """Split rows into frames of about :data:`FRAME_BYTES`.
 
     Raises:
@@ -52,7 +52,7 @@ def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     start = size = 0
     for number, (kind, cluster, key, data) in enumerate(rows):
         of_row = len(data) + sum(len(text.encode()) for text in (kind, cluster, key)) + _ROW_BYTES
-        if of_row + _ROW_BYTES > LARGEST_FRAME:
+        if of_row + _ROW_BYTES > MAX_FRAME_BYTES:
             raise JournalError(
                 f"event {key[:100]!r} of {of_row} bytes is larger than the journal takes", key
             )
@@ -64,7 +64,7 @@ def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield rows[start:]
 
 
-class Frames:
+class FrameDecoder:
     """Decoder that cuts a byte stream into messages."""
 
     def __init__(self) -> None:
@@ -81,15 +81,17 @@ class Frames:
         messages = []
         while len(buffer) >= _HEADER.size:
             length = _HEADER.unpack_from(buffer)[0]
-            if length > LARGEST_FRAME:
-                raise JournalError(f"a frame of {length} bytes on {SOCKET} is too large")
+            if length > MAX_FRAME_BYTES:
+                raise JournalError(f"a frame of {length} bytes on {JOURNAL_SOCKET} is too large")
             end = _HEADER.size + length
             if len(buffer) < end:
                 break
             try:
                 messages.append(_unpack.decode(memoryview(buffer)[_HEADER.size : end]))
             except msgspec.MsgspecError as error:
-                raise JournalError(f"a frame on {SOCKET} cannot be read: {error}") from error
+                raise JournalError(
+                    f"a frame on {JOURNAL_SOCKET} cannot be read: {error}"
+                ) from error
             del buffer[:end]
         return messages
 
@@ -104,11 +106,11 @@ class JournalLink:
     """
 
     def __init__(self, state_dir: str, stop: Stop, *, subscribe: bool = False) -> None:
-        self._path = os.path.join(state_dir, SOCKET)
+        self._path = os.path.join(state_dir, JOURNAL_SOCKET)
         self._stop = stop
         self._subscribe = subscribe
         self._socket: socket.socket | None = None
-        self._frames = Frames()
+        self._frames = FrameDecoder()
         self._number = 0
         self._head = 0
         self._is_woken = False
@@ -121,14 +123,14 @@ class JournalLink:
             JournalError: An event is larger than the journal takes; none was appended.
             JournalUnavailable: The Stop was set before the events were durable.
         """
-        self.append_rows(rows_of(new))
+        self.append_rows(encode_rows(new))
 
-    def append_rows(self, rows: Sequence[Row]) -> None:
+    def append_rows(self, rows: Sequence[EncodedEvent]) -> None:
         """Append events that are encoded already, as :meth:`append` does."""
-        for some in list(frames_of(rows)):
+        for some in list(split_into_frames(rows)):
             self._append_patiently(some)
 
-    def _append_patiently(self, rows: Sequence[Row]) -> None:
+    def _append_patiently(self, rows: Sequence[EncodedEvent]) -> None:
         """Append one frame of rows, retrying with back-off until the Stop is set."""
         backoff = Backoff()
         while True:
@@ -162,7 +164,7 @@ class JournalLink:
         if message[0] == "passed":
             self._standings[message[1]] = message
         try:
-            self._send(frame(message))
+            self._send(encode_frame(message))
         except (OSError, JournalUnavailable):
             # The consumer's own cursor is authoritative; the next connection reports it.
             self.close()
@@ -203,7 +205,7 @@ class JournalLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._frames = Frames()
+        self._frames = FrameDecoder()
 
     def _connect(self) -> socket.socket:
         """Connect if needed; subscribe and repeat the consumers' positions."""
@@ -214,15 +216,15 @@ class JournalLink:
                 # Long state directories exceed sun_path; the link in /proc does not.
                 fd = os.open(os.path.dirname(self._path), os.O_PATH | os.O_DIRECTORY)
                 try:
-                    connection.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+                    connection.connect(f"/proc/self/fd/{fd}/{JOURNAL_SOCKET}")
                 finally:
                     os.close(fd)
                 if self._subscribe:
-                    connection.sendall(frame(["subscribe"]))
+                    connection.sendall(encode_frame(["subscribe"]))
                 # The writer collects positions before it writes them: a restart loses some, and a
                 # consumer at the end of the journal has no new one to report.
                 for standing in self._standings.values():
-                    connection.sendall(frame(standing))
+                    connection.sendall(encode_frame(standing))
             except OSError as error:
                 connection.close()
                 raise JournalUnavailable(
@@ -240,7 +242,7 @@ class JournalLink:
         self._number += 1
         number = self._number
         try:
-            self._send(frame([verb, number, argument]))
+            self._send(encode_frame([verb, number, argument]))
             while True:
                 answer = self._receive(_ANSWER_TIMEOUT_S, answer=number)
                 if answer is None:

@@ -12,14 +12,21 @@ from typing import Any
 import msgspec
 
 from steward.core import events
-from steward.core.events import ARCHIVE_RESEND, JOB_SCRIPT, Event, EventError, Unreadable, utc_now
-from steward.core.sqlite import Connection, open_reader, translated
+from steward.core.events import (
+    ARCHIVE_RESEND,
+    JOB_SCRIPT,
+    Event,
+    EventError,
+    UnreadableBody,
+    utc_now,
+)
+from steward.core.sqlite import Connection, open_reader, translate_errors
 
-FILENAME = "journal.db"
+JOURNAL_FILENAME = "journal.db"
 """Name of the journal's file in the state directory."""
 _RATE_HOLDS_S = 60
 """Age, in seconds, above which a reported rate counts as 0."""
-_MOST_BYTES = 4 << 20
+_MAX_READ_BYTES = 4 << 20
 """Approximate most bytes of one read: decoded, each consumer needs several times that."""
 
 
@@ -101,10 +108,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     replay: bool
 
 
-def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
+def decode_row(row: tuple[int, str, str, str, bytes]) -> Event:
     """Decode a row; a bad row becomes an event with its error, so it cannot block the next."""
     try:
-        return events.decode(*row)
+        return events.decode_event(*row)
     except EventError as error:
         now = utc_now()
         return Event(
@@ -114,7 +121,7 @@ def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
             at=now,
             seen_at=now,
             source="journal",
-            body=Unreadable(error=str(error)),
+            body=UnreadableBody(error=str(error)),
             id=row[0],
         )
 
@@ -130,12 +137,12 @@ class JournalReader:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self.path = os.path.join(state_dir, FILENAME)
+        self.path = os.path.join(state_dir, JOURNAL_FILENAME)
         self._db: Connection = open_reader(self.path)
 
     def _rows(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
         """Run a query; every error names the file."""
-        with translated(self.path):
+        with translate_errors(self.path):
             rows: list[Any] = self._db.execute(statement, values).fetchall()
         return rows
 
@@ -146,16 +153,16 @@ class JournalReader:
             The events, and the position up to which all events were examined.
         """
         head = self.head()
-        with translated(self.path):
+        with translate_errors(self.path):
             found = self._db.execute(
                 "SELECT id, kind, cluster, key, data FROM event WHERE id > ? AND id <= ? "
                 "AND kind IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?",
-                (after, head, _json(sorted(kinds)), limit),
+                (after, head, _encode_json(sorted(kinds)), limit),
             )
-            rows = list(_within(found, _MOST_BYTES))
+            rows = list(_take_bytes(found, _MAX_READ_BYTES))
             is_cut = found.fetchone() is not None
         upto = rows[-1][0] if is_cut or len(rows) == limit else max(head, after)
-        return [event_of(row) for row in rows], upto
+        return [decode_row(row) for row in rows], upto
 
     def head(self) -> int:
         """Return the position of the last event ever appended; 0 for none."""
@@ -182,7 +189,7 @@ class JournalReader:
             "SELECT id, kind, cluster, key, data FROM dead WHERE consumer = ? AND replay = 1",
             (name,),
         )
-        return [event_of(row) for row in rows]
+        return [decode_row(row) for row in rows]
 
     def dead(self, name: str = "") -> list[DeadLetter]:
         """Return the dead letters of one consumer, or of all."""
@@ -225,7 +232,7 @@ class JournalReader:
             "SELECT id, kind, cluster, key, data FROM event WHERE id > ? ORDER BY id LIMIT 1",
             (position,),
         )
-        return event_of(found[0]).seen_at if found else None
+        return decode_row(found[0]).seen_at if found else None
 
     def backlog(self, sink: str, after: int, kinds: Iterable[str]) -> Backlog:
         """Count the events that a sink has still to apply.
@@ -235,7 +242,7 @@ class JournalReader:
             after: Position of the last event that it applied.
             kinds: Event kinds that it takes.
         """
-        wanted = _json(sorted(kinds))
+        wanted = _encode_json(sorted(kinds))
         # CAST, since SQLite may take JSON in a BLOB for its own binary form.
         ((count, first, scripts),) = self._rows(
             "SELECT count(*), min(id), sum(CASE kind WHEN ?3 THEN 1 "
@@ -248,7 +255,7 @@ class JournalReader:
         if not count:
             return Backlog(events=0, scripts=0)
         found = self._rows("SELECT id, kind, cluster, key, data FROM event WHERE id = ?", (first,))
-        oldest = event_of(found[0]).seen_at if found else None
+        oldest = decode_row(found[0]).seen_at if found else None
         return Backlog(events=count, scripts=scripts, oldest=oldest)
 
     def oldest(self) -> int:
@@ -279,11 +286,11 @@ def refill_command(consumer: str, missed_from: int = 0) -> str:
     return f"steward archive resend --sink {sink}" + (f" --since {since}" if missed_from else "")
 
 
-def _json(value: object) -> str:
+def _encode_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _within(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
+def _take_bytes(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
     """Yield rows until their data exceeds ``most_bytes``, at least one."""
     size = 0
     for row in rows:

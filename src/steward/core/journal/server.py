@@ -4,7 +4,7 @@
 timer: events that arrive during one commit form the next batch, so batches grow with the
 load. ``trim`` deletes events that every consumer has passed, with the script bytes that they
 refer to; ``bound`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
-can be refilled. ``take_lock`` ensures one Steward for each state directory.
+can be refilled. ``lock_state_dir`` ensures one Steward for each state directory.
 """
 
 import errno
@@ -21,10 +21,10 @@ import msgspec
 from steward.core.config import JournalSettings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JobScript, utc_now
-from steward.core.incoming import StoreError, Stores
-from steward.core.journal.client import SOCKET, Frames, frame
+from steward.core.incoming import IncomingStores, StoreError
+from steward.core.journal.client import JOURNAL_SOCKET, FrameDecoder, encode_frame
 from steward.core.journal.reader import refill_command
-from steward.core.journal.store import Journal, JournalError, JournalUnavailable, Row
+from steward.core.journal.store import EncodedEvent, Journal, JournalError, JournalUnavailable
 from steward.core.sqlite import SqliteError
 from steward.core.waits import Backoff, Stop
 
@@ -32,13 +32,13 @@ _BATCH = 1000
 """Events that one trim deletes."""
 _REMEMBER_S = 90 * 86400
 """How long the journal remembers the key of a trimmed event, in seconds."""
-SINK = "archive."
+SINK_PREFIX = "archive."
 """Prefix of the consumer names of sinks."""
-CATALOGUE = "catalogue"
+CATALOG_CONSUMER = "catalogue"
 """Name of the consumer that feeds the catalog."""
 
 
-def remove_old(journal: Journal, stores: Stores, *, keep_s: float) -> bool:
+def remove_expired(journal: Journal, stores: IncomingStores, *, keep_s: float) -> bool:
     """Delete one batch of passed events and one of keys that no source repeats any more.
 
     Args:
@@ -52,11 +52,13 @@ def remove_old(journal: Journal, stores: Stores, *, keep_s: float) -> bool:
     Raises:
         Unavailable: The journal cannot be written now.
     """
-    is_full = trim(journal, stores, keep_s=keep_s) == _BATCH
+    is_full = trim_journal(journal, stores, keep_s=keep_s) == _BATCH
     return journal.forget_remembered(int(utc_now().timestamp()) - _REMEMBER_S) or is_full
 
 
-def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False) -> int:
+def trim_journal(
+    journal: Journal, stores: IncomingStores, *, keep_s: float, dead: bool = False
+) -> int:
     """Delete one batch of events older than ``keep_s`` seconds that every consumer has passed.
 
     A script among the dead letters stays, with its bytes, until it is replayed or purged; with
@@ -83,12 +85,12 @@ def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False)
         return 0
     for event in old:
         if isinstance(event.body, JobScript):
-            _unlink(stores, event.body)
+            _remove_script_bytes(stores, event.body)
     journal.trim(old)
     return len(old)
 
 
-def _unlink(stores: Stores, body: JobScript) -> None:
+def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
     """Delete the script bytes of a trimmed event."""
     kept = [k.path for k in (body.script, body.environment) if k]
     try:
@@ -102,7 +104,7 @@ def _unlink(stores: Stores, body: JobScript) -> None:
         log.warning("the bytes of job %d are left where they are: %s", body.job_id, error)
 
 
-def bound(journal: Journal, stores: Stores, *, max_bytes: int) -> bool:
+def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> bool:
     """Keep journal and incoming bytes below ``max_bytes``, one step a call.
 
     First it trims passed events at once, and dead letters of which a files sink has a copy.
@@ -122,11 +124,11 @@ def bound(journal: Journal, stores: Stores, *, max_bytes: int) -> bool:
     # Only files sinks can give bytes back, and each of them has a store.
     files = frozenset(store.name for store in stores)
     is_filed = any(name in files for name in journal.attached())
-    if trim(journal, stores, keep_s=0.0, dead=is_filed):
+    if trim_journal(journal, stores, keep_s=0.0, dead=is_filed):
         return True
     behind = journal.attached_behind()
     for name, position in behind:
-        if _can_be_had_again(name, position, journal.attached(), files):
+        if _is_refillable(name, position, journal.attached(), files):
             log.error(
                 "the journal holds %d bytes, more than max_bytes: consumer %s is detached; "
                 "mend what stops it (steward journal status), then '%s' makes up for what it "
@@ -147,12 +149,12 @@ def bound(journal: Journal, stores: Stores, *, max_bytes: int) -> bool:
     return False
 
 
-def _can_be_had_again(
+def _is_refillable(
     name: str, position: int, attached: dict[str, int], files: frozenset[str]
 ) -> bool:
-    if name == CATALOGUE:
+    if name == CATALOG_CONSUMER:
         return True
-    return name.startswith(SINK) and any(
+    return name.startswith(SINK_PREFIX) and any(
         other != name and other in files and at > position for other, at in attached.items()
     )
 
@@ -173,7 +175,7 @@ class StateLock:
         os.close(self._fd)
 
 
-def take_lock(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
+def lock_state_dir(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
     """Lock the state directory, waiting a little for a predecessor that is ending.
 
     Raises:
@@ -213,12 +215,12 @@ _LONGEST_HOLD_S = 3600.0
 """Longest time that a backup may stop trimming, in seconds."""
 
 
-class _Peer:
+class _ClientConnection:
     """One client connection, with its unsent output."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.frames = Frames()
+        self.frames = FrameDecoder()
         self.subscribed = False
         self.out = bytearray()
 
@@ -238,7 +240,7 @@ class JournalServer:
         self,
         state_dir: str,
         settings: JournalSettings,
-        stores: Stores,
+        stores: IncomingStores,
         *,
         trim_every_s: float = 5.0,
         flush_every_s: float = 0.5,
@@ -248,17 +250,17 @@ class JournalServer:
         self._stores = stores
         self._trim_every_s = trim_every_s
         self._flush_every_s = flush_every_s
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _ClientConnection] = {}
         self._selector = selectors.DefaultSelector()
-        self._waiting: list[tuple[_Peer, int, list[Row]]] = []
+        self._waiting: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
         self._standings: dict[str, tuple[Any, ...]] = {}
-        self._running: dict[str, _Peer] = {}
+        self._running: dict[str, _ClientConnection] = {}
         self._retry_at = 0.0
         self._backoff = Backoff(0.2, 5.0)
         self._flush_at = self._trim_at = 0.0
-        self._lock = take_lock(state_dir)
+        self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
-        self._listener = _listen(state_dir)
+        self._listener = _open_socket(state_dir)
 
     def run(self, stop: Stop, beat: "Any" = None) -> None:
         """Serve until the Stop is set; then commit what came in and return."""
@@ -294,7 +296,7 @@ class JournalServer:
         for key, mask in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
-            elif isinstance(key.data, _Peer):
+            elif isinstance(key.data, _ClientConnection):
                 if mask & selectors.EVENT_WRITE:
                     self._write(key.data)
                 if mask & selectors.EVENT_READ:
@@ -315,11 +317,11 @@ class JournalServer:
             connection.close()
             return
         connection.setblocking(False)
-        peer = _Peer(connection)
+        peer = _ClientConnection(connection)
         self._peers[connection.fileno()] = peer
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: _ClientConnection) -> None:
         """Read and handle a client's messages; drop the client on errors."""
         try:
             data = peer.socket.recv(1 << 20)
@@ -341,11 +343,11 @@ class JournalServer:
                 self._drop(peer)
                 return
 
-    def _handle(self, peer: _Peer, message: list[Any]) -> None:
+    def _handle(self, peer: _ClientConnection, message: list[Any]) -> None:
         """Queue an append, or handle a message at once."""
         verb = message[0]
         if verb == "append":
-            rows = msgspec.convert(message[2], list[Row])
+            rows = msgspec.convert(message[2], list[EncodedEvent])
             self._waiting.append((peer, int(message[1]), rows))
         elif verb == "subscribe":
             peer.subscribed = True
@@ -359,7 +361,7 @@ class JournalServer:
         else:
             self._answer(peer, verb, message[1], message[2])
 
-    def _answer(self, peer: _Peer, verb: str, number: int, args: list[Any]) -> None:
+    def _answer(self, peer: _ClientConnection, verb: str, number: int, args: list[Any]) -> None:
         """Run a command and send its result or error."""
         try:
             if verb == "forget":
@@ -397,8 +399,8 @@ class JournalServer:
 
     def _commit(self) -> None:
         """Commit waiting appends in one transaction, and answer their clients."""
-        taken: list[tuple[_Peer, int, list[Row]]] = []
-        rows: list[Row] = []
+        taken: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
+        rows: list[EncodedEvent] = []
         for entry in self._waiting:
             taken.append(entry)
             rows.extend(entry[2])
@@ -419,21 +421,21 @@ class JournalServer:
         self._announce(["head", self._journal.head()])
 
     def _announce(self, message: list[Any]) -> None:
-        data = frame(message)
+        data = encode_frame(message)
         for peer in list(self._peers.values()):
             if peer.subscribed and not peer.out:
                 self._send_bytes(peer, data)
 
-    def _send(self, peer: _Peer, message: list[Any]) -> None:
-        self._send_bytes(peer, frame(message))
+    def _send(self, peer: _ClientConnection, message: list[Any]) -> None:
+        self._send_bytes(peer, encode_frame(message))
 
-    def _send_bytes(self, peer: _Peer, data: bytes) -> None:
+    def _send_bytes(self, peer: _ClientConnection, data: bytes) -> None:
         if peer.socket.fileno() < 0:
             return
         peer.out += data
         self._write(peer)
 
-    def _write(self, peer: _Peer) -> None:
+    def _write(self, peer: _ClientConnection) -> None:
         """Send pending output; watch for writability while some is left."""
         try:
             sent = peer.socket.send(peer.out)
@@ -447,7 +449,7 @@ class JournalServer:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
         self._selector.modify(peer.socket, wanted, peer)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _ClientConnection) -> None:
         if peer.socket.fileno() >= 0:
             self._peers.pop(peer.socket.fileno(), None)
             self._selector.unregister(peer.socket)
@@ -467,8 +469,8 @@ class JournalServer:
     def _housekeeping(self) -> None:
         """Trim, limit the size and shrink the file, one step a turn."""
         try:
-            more = remove_old(self._journal, self._stores, keep_s=self._settings.keep_s)
-            more |= bound(self._journal, self._stores, max_bytes=self._settings.max_bytes)
+            more = remove_expired(self._journal, self._stores, keep_s=self._settings.keep_s)
+            more |= limit_size(self._journal, self._stores, max_bytes=self._settings.max_bytes)
             if not self._waiting and not self._selector.select(0):
                 more |= self._journal.shrink()
             if more:
@@ -478,13 +480,13 @@ class JournalServer:
             log.error("the journal cannot be trimmed now: %s", error)
 
 
-def _listen(state_dir: str) -> socket.socket:
+def _open_socket(state_dir: str) -> socket.socket:
     """Open the listening Unix socket, accessible to Steward's user only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Long state directories exceed sun_path; the link in /proc does not.
     fd = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)
     try:
-        path = f"/proc/self/fd/{fd}/{SOCKET}"
+        path = f"/proc/self/fd/{fd}/{JOURNAL_SOCKET}"
         if os.path.lexists(path):
             os.unlink(path)
         before = os.umask(0o177)

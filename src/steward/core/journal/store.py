@@ -1,10 +1,10 @@
 """Journal store: one append-only SQLite table of events, consumer positions and dead letters.
 
-One process writes it (:class:`Journal`); all others read it through ``reader``. The position
-of an event is its rowid and is never reused. Appending ignores an event whose (cluster, key)
-is known, even after the event was trimmed: a table of its own remembers the keys that sources
-can repeat. ``drop_purged`` removes purged scripts from dead letters; ``put_back`` prepares a
-journal restored from a backup.
+One process writes it (:class:`Journal`); all others read it through ``reader``. The position of an
+event is its rowid and is never reused. Appending ignores an event whose (cluster, key) is known,
+even after the event was trimmed: a table of its own remembers the keys that sources can repeat.
+``drop_purged`` removes purged scripts from dead letters; ``prepare_restored`` prepares a journal
+restored from a backup.
 """
 
 import os
@@ -24,11 +24,17 @@ from steward.core.events import (
     Event,
     JobIdentity,
     JobScript,
-    encode,
+    encode_event,
     utc_now,
 )
-from steward.core.journal.reader import FILENAME, event_of
-from steward.core.sqlite import Connection, open_database, refuse_newer, shrink, transaction
+from steward.core.journal.reader import JOURNAL_FILENAME, decode_row
+from steward.core.sqlite import (
+    Connection,
+    check_schema_version,
+    open_database,
+    shrink_database,
+    transaction,
+)
 
 
 def drop_purged(connection: Connection, purges: Iterable[Event]) -> None:
@@ -40,20 +46,20 @@ def drop_purged(connection: Connection, purges: Iterable[Event]) -> None:
     """
     for purge in purges:
         if isinstance(purge.body, ArchivePurge):
-            _drop(connection, purge, purge.body)
+            _drop_dead_letters(connection, purge, purge.body)
 
 
-def purges_after_the_dead(connection: Connection) -> list[Event]:
+def list_recent_purges(connection: Connection) -> list[Event]:
     """Return the archive.purge events after the oldest dead letter that are not yet trimmed."""
     rows = connection.execute(
         "SELECT id, kind, cluster, key, data FROM event "
         "WHERE id > (SELECT min(id) FROM dead) AND kind = ?",
         (ARCHIVE_PURGE,),
     )
-    return [event_of(row) for row in rows]
+    return [decode_row(row) for row in rows]
 
 
-def _drop(connection: Connection, purge: Event, body: ArchivePurge) -> None:
+def _drop_dead_letters(connection: Connection, purge: Event, body: ArchivePurge) -> None:
     """Delete or shorten the dead letters about the scripts of one purge."""
     purged = frozenset(body.script_keys)
     consumer = f"archive.{body.sink}" if body.sink else ""
@@ -63,18 +69,18 @@ def _drop(connection: Connection, purge: Event, body: ArchivePurge) -> None:
         (purge.id, purge.cluster, consumer, JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_RESEND),
     ).fetchall()
     for name, *row in rows:
-        letter = event_of(tuple(row))
-        left = _without(letter, purged)
+        letter = decode_row(tuple(row))
+        left = _remove_scripts(letter, purged)
         if left is None:
             connection.execute("DELETE FROM dead WHERE consumer = ? AND id = ?", (name, letter.id))
         elif left is not letter:
             connection.execute(
                 "UPDATE dead SET data = ? WHERE consumer = ? AND id = ?",
-                (encode(left), name, letter.id),
+                (encode_event(left), name, letter.id),
             )
 
 
-def _without(letter: Event, purged: frozenset[str]) -> Event | None:
+def _remove_scripts(letter: Event, purged: frozenset[str]) -> Event | None:
     """Remove purged scripts from a dead letter; return None if nothing is left."""
     body = letter.body
     if isinstance(body, JobScript):
@@ -147,7 +153,7 @@ _STEP_BYTES = 1 << 20
 _FORGET_KEYS = 10_000
 """Most keys that one transaction forgets."""
 
-Row = tuple[str, str, str, bytes]
+EncodedEvent = tuple[str, str, str, bytes]
 """An event as sent to the writer: kind, cluster, key, encoded rest."""
 
 
@@ -159,12 +165,12 @@ class JournalUnavailable(Unavailable):
     """The journal cannot be written or reached now."""
 
 
-def rows_of(new: Iterable[Event]) -> list[Row]:
+def encode_rows(new: Iterable[Event]) -> list[EncodedEvent]:
     """Encode events as rows for the writer."""
-    return [(event.kind, event.cluster, event.key, events.encode(event)) for event in new]
+    return [(event.kind, event.cluster, event.key, events.encode_event(event)) for event in new]
 
 
-def _now_s() -> int:
+def _get_now_s() -> int:
     return int(utc_now().timestamp())
 
 
@@ -179,10 +185,10 @@ class Journal:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self.path = os.path.join(state_dir, FILENAME)
+        self.path = os.path.join(state_dir, JOURNAL_FILENAME)
         self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
 
-    def append(self, rows: Sequence[Row]) -> int:
+    def append(self, rows: Sequence[EncodedEvent]) -> int:
         """Append events, ignoring known keys; they are durable on return.
 
         Returns:
@@ -238,7 +244,7 @@ class Journal:
                 "error_at = iif(excluded.error = '', error_at, excluded.error_at), "
                 "detached = iif(excluded.position >= (SELECT ifnull(min(id), 0) - 1 FROM event), "
                 "0, detached)",
-                (name, position, state, detail, _now_s(), rate, error, error_at),
+                (name, position, state, detail, _get_now_s(), rate, error, error_at),
             )
 
     def set_aside(self, name: str, event_id: int, error: str) -> None:
@@ -248,13 +254,13 @@ class Journal:
                 "INSERT INTO dead (consumer, id, kind, cluster, key, data, error, since) "
                 "SELECT ?1, id, kind, cluster, key, data, ?3, ?4 FROM event WHERE id = ?2 "
                 "ON CONFLICT (consumer, id) DO NOTHING",
-                (name, event_id, error, _now_s()),
+                (name, event_id, error, _get_now_s()),
             )
             # A replayed event may have been trimmed meanwhile.
             self._db.execute(
                 "UPDATE dead SET error = ?3, since = ?4, replay = 0 "
                 "WHERE consumer = ?1 AND id = ?2",
-                (name, event_id, error, _now_s()),
+                (name, event_id, error, _get_now_s()),
             )
 
     def replay(self, name: str, event_id: int | None = None) -> int:
@@ -267,8 +273,8 @@ class Journal:
         """
         with transaction(self._db, self.path):
             if not self._db.execute("SELECT 1 FROM consumer WHERE name = ?", (name,)).fetchone():
-                raise _no_consumer(name)
-            drop_purged(self._db, purges_after_the_dead(self._db))
+                raise _make_unknown_consumer(name)
+            drop_purged(self._db, list_recent_purges(self._db))
             done = self._db.execute(
                 "UPDATE dead SET replay = 1 WHERE consumer = ?1 AND (?2 IS NULL OR id = ?2)",
                 (name, event_id),
@@ -289,7 +295,7 @@ class Journal:
         with transaction(self._db, self.path):
             gone = self._db.execute("DELETE FROM consumer WHERE name = ?", (name,))
             if not gone.rowcount:
-                raise _no_consumer(name)
+                raise _make_unknown_consumer(name)
             self._db.execute("DELETE FROM dead WHERE consumer = ?", (name,))
 
     def detach(self, name: str) -> None:
@@ -322,7 +328,7 @@ class Journal:
             "AND (?2 OR id NOT IN (SELECT id FROM dead WHERE kind = ?3)) ORDER BY id LIMIT ?1",
             (limit, dead, JOB_SCRIPT),
         ).fetchall()
-        return [event_of(row) for row in rows]
+        return [decode_row(row) for row in rows]
 
     def trim(self, done: Sequence[Event]) -> None:
         """Delete events; remember their keys and what detached consumers miss.
@@ -333,7 +339,7 @@ class Journal:
         with transaction(self._db, self.path):
             self._db.executemany(
                 "INSERT OR IGNORE INTO remembered (cluster, key, trimmed_at) VALUES (?, ?, ?)",
-                [(event.cluster, event.key, _now_s()) for event in done],
+                [(event.cluster, event.key, _get_now_s()) for event in done],
             )
             for name, position in self._db.execute(
                 "SELECT name, position FROM consumer WHERE detached = 1"
@@ -343,7 +349,7 @@ class Journal:
             self._db.executemany("DELETE FROM event WHERE id = ?", [(e.id,) for e in done])
 
     def _miss(self, name: str, missed: Sequence[Event]) -> None:
-        submitted = [at_s for event in missed if (at_s := _submitted_s(event)) is not None]
+        submitted = [at_s for event in missed if (at_s := _find_submit_time(event)) is not None]
         self._db.execute(
             "UPDATE consumer SET missed = missed + ?2, missed_from = CASE "
             "WHEN ?3 IS NULL THEN missed_from WHEN missed_from = 0 THEN ?3 "
@@ -355,7 +361,7 @@ class Journal:
             "(consumer, id, kind, cluster, key, data, error, since, replay) "
             "SELECT ?1, id, kind, cluster, key, data, 'came while it was detached', ?3, 1 "
             "FROM event WHERE id = ?2",
-            [(name, event.id, _now_s()) for event in missed if event.kind == ARCHIVE_PURGE],
+            [(name, event.id, _get_now_s()) for event in missed if event.kind == ARCHIVE_PURGE],
         )
 
     def refilled(self, name: str, since_s: int) -> None:
@@ -395,7 +401,9 @@ class Journal:
         Raises:
             SqliteUnavailable: The disk is full or fails.
         """
-        return shrink(self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES)
+        return shrink_database(
+            self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES
+        )
 
     def size_bytes(self) -> int:
         """Return the size of the journal's file, in bytes, less its free pages."""
@@ -410,12 +418,12 @@ class Journal:
         self._db.close()
 
 
-def refuse_newer_journal(state_dir: str) -> None:
-    """Check that this release can use the journal; raises as ``refuse_newer``."""
-    refuse_newer(os.path.join(state_dir, FILENAME), len(_MIGRATIONS))
+def check_journal_version(state_dir: str) -> None:
+    """Check that this release can use the journal; raises as ``check_schema_version``."""
+    check_schema_version(os.path.join(state_dir, JOURNAL_FILENAME), len(_MIGRATIONS))
 
 
-def put_back(path: str, *, leap: int = 0) -> None:
+def prepare_restored(path: str, *, leap: int = 0) -> None:
     """Prepare a journal restored from a backup: reset the positions of attached consumers.
 
     Args:
@@ -435,7 +443,7 @@ def put_back(path: str, *, leap: int = 0) -> None:
     db.close()
 
 
-def _submitted_s(event: Event) -> int | None:
+def _find_submit_time(event: Event) -> int | None:
     """Return the earliest submit time of an event's job, seconds since the epoch."""
     if isinstance(event.body, JobScript):
         return int(event.at.timestamp()) - _SCRIPT_AFTER_SUBMIT_S
@@ -447,7 +455,7 @@ def _submitted_s(event: Event) -> int | None:
     return None
 
 
-def _no_consumer(name: str) -> JournalError:
+def _make_unknown_consumer(name: str) -> JournalError:
     return JournalError(
         f"no consumer is called {name!r}: 'steward journal status' lists them", name
     )

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from steward.extensions.controllers.forwarder import Forward
-    from steward.extensions.controllers.receiver import Receiver
+    from steward.extensions.controllers.forwarder import EventForwarder
+    from steward.extensions.controllers.receiver import ControllerReceiver
     from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
-        receiver=("Receiver",),
-        forwarder=("Forward",),
+        receiver=("ControllerReceiver",),
+        forwarder=("EventForwarder",),
         settings=(
             "ForwardSettings",
             "ReceiveSettings",
@@ -20,8 +20,8 @@ else:
     )
 
 __all__ = [
-    "Forward",
+    "ControllerReceiver",
+    "EventForwarder",
     "ForwardSettings",
     "ReceiveSettings",
-    "Receiver",
 ]

@@ -1,13 +1,14 @@
 """Admission of forwarded events: which host may report for a cluster, and which events it may send.
 
-Authentication: :class:`Peers` holds the configured controllers of each cluster and returns, for a
-connection, a :class:`Witness` (MUNGE credentials on every message) or an :class:`Unwitnessed` (a
-TLS certificate has authenticated the host). :func:`uids_of` resolves ``munge_users``.
+Authentication: :class:`ControllerPeers` holds the configured controllers of each cluster and
+    returns, for a connection, a :class:`MungeAuthenticator` (MUNGE credentials on every message) or
+    an :class:`TlsAuthenticator` (a TLS certificate has authenticated the host). :func:`peer_uids`
+    resolves ``munge_users``.
 
-Events: :class:`Admitting` checks the kind, key, source, times and SHA-256 of each received event,
-writes script and environment bytes to a local store, and returns journal rows. The receiver treats
-a controller's input as hostile, so everything is checked. ``receiver`` and ``forwarder`` use this
-module.
+Events: :class:`EventAdmission` checks the kind, key, source, times and SHA-256 of each received
+    event, writes script and environment bytes to a local store, and returns journal rows. The
+    receiver treats a controller's input as hostile, so everything is checked. ``receiver`` and
+    ``forwarder`` use this module.
 """
 
 import hashlib
@@ -23,11 +24,11 @@ import msgspec
 
 from steward.capture.jobcomp import JOBCOMP_SOURCE
 from steward.capture.nodes import aggregation
-from steward.capture.nodes.aggregation import NODES_SOURCE, flaw_of
+from steward.capture.nodes.aggregation import NODES_SOURCE, find_flaw
 from steward.capture.schedulers import SCRIPT_TOO_LARGE
-from steward.capture.sensor.store import SOURCE as SENSOR
+from steward.capture.sensor.store import SENSOR_SOURCE as SENSOR
 from steward.core.config import Settings
-from steward.core.errors import Refused, StewardError
+from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import (
     CONTROLLER_STATE,
     JOB_END,
@@ -35,40 +36,40 @@ from steward.core.events import (
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
-    MOST_MISSED,
+    MAX_MISSED_JOB_IDS,
     NODE_STATE,
     PARTITION_STATE,
     QUEUE_LOOKED,
     RESERVATION_STATE,
     Event,
     EventError,
+    IncomingFile,
     JobFacts,
     JobScript,
-    JobsMissed,
-    Kept,
+    MissedJobs,
     NodeState,
-    QueueLooked,
+    QueuePolled,
     ReservationState,
-    decode,
-    script_key,
+    decode_event,
+    make_script_key,
 )
-from steward.core.incoming import Store, kept_filename
-from steward.core.journal.store import Row as JournalRow
-from steward.core.journal.store import rows_of
-from steward.core.listeners import is_ipv6, plain
+from steward.core.incoming import IncomingStore, make_incoming_filename
+from steward.core.journal.store import EncodedEvent as JournalRow
+from steward.core.journal.store import encode_rows
+from steward.core.listeners import is_ipv6, normalize_host
 from steward.core.munge import Munge
 from steward.extensions.controllers.wire import (
     FROM_CONTROLLER,
     FROM_RECEIVER,
+    ForwardedEvent,
     Frame,
-    Row,
-    statement,
+    credential_payload,
 )
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.slurm.settings import ClusterSettings
 
 
-class Witness:
+class MungeAuthenticator:
     """MUNGE authenticator: makes and checks the credentials of one connection.
 
     Args:
@@ -97,7 +98,7 @@ class Witness:
         Raises:
             MungeUnavailable: munged does not answer.
         """
-        return self._munge.encode(statement(self._sends, nonces, number, body))
+        return self._munge.encode(credential_payload(self._sends, nonces, number, body))
 
     def check(self, nonces: bytes, number: int, frame: Frame) -> None:
         """Check that a message is from the peer and has this number in this connection.
@@ -107,17 +108,19 @@ class Witness:
             MungeUnavailable: munged does not answer.
         """
         claim = self._munge.decode(frame.credential)
-        if claim.payload != statement(self._hears, nonces, number, frame.body):
-            raise Refused("the MUNGE credential is for other bytes, or for another place")
+        if claim.payload != credential_payload(self._hears, nonces, number, frame.body):
+            raise PermissionRefused("the MUNGE credential is for other bytes, or for another place")
         if claim.uid not in self._uids:
-            raise Refused(f"the MUNGE credential is uid {claim.uid}'s, who is not in munge_users")
+            raise PermissionRefused(
+                f"the MUNGE credential is uid {claim.uid}'s, who is not in munge_users"
+            )
         if self._addresses is not None and claim.address not in self._addresses:
-            raise Refused(
+            raise PermissionRefused(
                 f"the MUNGE credential was made on {claim.address}, which is none of 'controllers'"
             )
 
 
-class Unwitnessed:
+class TlsAuthenticator:
     """Authenticator without credentials, used where TLS has authenticated the peer already."""
 
     def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- a Witness's signature
@@ -128,7 +131,7 @@ class Unwitnessed:
         """Accept every message."""
 
 
-class Peers:
+class ControllerPeers:
     """Controllers that may report, by cluster (the clusters' ``controllers`` setting).
 
     Args:
@@ -137,7 +140,7 @@ class Peers:
 
     def __init__(self, settings: Settings) -> None:
         self._by_certificate = bool(settings.receive.client_ca_file)
-        self._uids = uids_of(settings.receive.munge_users)
+        self._uids = peer_uids(settings.receive.munge_users)
         self._clusters = {
             name: cluster for name, cluster in settings.cluster.items() if cluster.controllers
         }
@@ -146,7 +149,9 @@ class Peers:
         """Return the clusters that have controllers configured."""
         return self._clusters
 
-    def witness(self, cluster: str, names: frozenset[str], address: str) -> Witness | Unwitnessed:
+    def witness(
+        self, cluster: str, names: frozenset[str], address: str
+    ) -> MungeAuthenticator | TlsAuthenticator:
         """Return the authenticator for the messages of a controller of a cluster.
 
         Args:
@@ -159,39 +164,43 @@ class Peers:
         """
         of = self._clusters.get(cluster)
         if of is None:
-            raise Refused("nobody may report for such a cluster: set its 'controllers'")
+            raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
         if self._by_certificate:
-            if frozenset(map(plain, names)).isdisjoint(map(plain, of.controllers)):
-                raise Refused(
+            if frozenset(map(normalize_host, names)).isdisjoint(
+                map(normalize_host, of.controllers)
+            ):
+                raise PermissionRefused(
                     f"the certificate is for {', '.join(sorted(names)) or 'no host'}, "
                     f"which is none of the 'controllers' of cluster {cluster!r}"
                 )
-            return Unwitnessed()
+            return TlsAuthenticator()
         if is_ipv6(address):
-            raise Refused(
+            raise PermissionRefused(
                 f"the connection comes from {address}, and a MUNGE credential names addresses of "
                 "IPv4 alone: over IPv6 controllers show a certificate ('client_ca_file' of "
                 "[receive])"
             )
-        addresses = _addresses_of(of)
-        return Witness(Munge(of.munge_socket), FROM_RECEIVER, self._uids, addresses)
+        addresses = _resolve_controllers(of)
+        return MungeAuthenticator(Munge(of.munge_socket), FROM_RECEIVER, self._uids, addresses)
 
 
-def _addresses_of(cluster: ClusterSettings) -> frozenset[str]:
+def _resolve_controllers(cluster: ClusterSettings) -> frozenset[str]:
     """Resolve a cluster's controllers to the addresses that their MUNGE credentials may carry."""
     found: set[str] = set()
     for host in cluster.controllers:
         try:
             # Addresses pass through getaddrinfo too, which then queries no server. Names are
             # resolved at each connection because they may have moved.
-            found.update(plain(str(entry[4][0])) for entry in socket.getaddrinfo(host, None))
+            found.update(
+                normalize_host(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)
+            )
         except OSError:
             # A host that does not resolve cannot report; the others can.
             continue
     return frozenset(found)
 
 
-def uids_of(users: Iterable[str]) -> frozenset[int]:
+def peer_uids(users: Iterable[str]) -> frozenset[int]:
     """Return the uids that Steward may run as at the peer: root, this process's, and these users'.
 
     Raises:
@@ -202,35 +211,35 @@ def uids_of(users: Iterable[str]) -> frozenset[int]:
         try:
             uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
         except KeyError:
-            raise Refused(f"munge_users: there is no user {user!r}", user) from None
+            raise PermissionRefused(f"munge_users: there is no user {user!r}", user) from None
     return frozenset(uids)
 
 
-KINDS: Final = aggregation.KINDS | {
+FORWARDED_KINDS: Final = aggregation.NODE_KINDS | {
     *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, JOB_MISSED),
 }
 """Kinds of events that a controller forwards."""
-SOURCES: Final = frozenset(
+CONTROLLER_SOURCES: Final = frozenset(
     {"spool", "recovered", "snapshot", "sacct", SENSOR, JOBCOMP_SOURCE, NODES_SOURCE}
 )
 """Sources that run on a controller's host; ``jobs/`` ranks observations by them."""
 
-_MOST_DATA: Final = 1 << 20
+_MAX_DATA_BYTES: Final = 1 << 20
 """Largest event without its bytes, in bytes."""
-_KEY: Final = re.compile(r"[!-~]{1,300}")
+_KEY_PATTERN: Final = re.compile(r"[!-~]{1,300}")
 """Printable ASCII, as sources make keys."""
-_MOST_MTIME: Final = 2**63 - 1
+_MAX_MTIME_NS: Final = 2**63 - 1
 _YEARS: Final = range(1900, 3001)
 """Plausible years. Steward never handles times outside, and some time zones cannot show them."""
-_TIMES: Final = ("submit", "eligible", "start", "end", "suspended_at", "resized_at")
+_TIME_FIELDS: Final = ("submit", "eligible", "start", "end", "suspended_at", "resized_at")
 
 
-class NotAdmitted(StewardError):
+class EventNotAdmitted(StewardError):
     """Event that the receiver will never accept."""
 
 
-class Admitting:
+class EventAdmission:
     """Checks for the events of one controller, which reports for one cluster.
 
     Args:
@@ -243,7 +252,7 @@ class Admitting:
         self._known = known
 
     def admit(
-        self, rows: Iterable[Row], store: Callable[[], Store]
+        self, rows: Iterable[ForwardedEvent], store: Callable[[], IncomingStore]
     ) -> tuple[list[JournalRow], list[tuple[int, str]]]:
         """Check events and write their script and environment bytes, not yet durably.
 
@@ -262,7 +271,7 @@ class Admitting:
         for index, row in enumerate(rows):
             try:
                 event = self._event(row)
-            except NotAdmitted as error:
+            except EventNotAdmitted as error:
                 refused.append((index, str(error)))
                 continue
             if event.kind == JOB_SCRIPT:
@@ -270,37 +279,41 @@ class Admitting:
                 # forever.
                 if self._known(self._cluster, event.key):
                     continue
-                event = _kept(event, row, store())
-            admitted += rows_of([event])
+                event = _store_script(event, row, store())
+            admitted += encode_rows([event])
         return admitted, refused
 
-    def _event(self, row: Row) -> Event:
+    def _event(self, row: ForwardedEvent) -> Event:
         """Decode and check one received event; raise NotAdmitted for an invalid one."""
         if row.cluster != self._cluster:
-            raise NotAdmitted(f"it is of cluster {row.cluster!r}, this host reports for another")
-        if row.kind not in KINDS:
-            raise NotAdmitted(f"events of kind {row.kind!r} are not taken from a controller")
-        if _KEY.fullmatch(row.key) is None:
-            raise NotAdmitted("its key is not one that a source makes")
-        if len(row.data) > _MOST_DATA:
-            raise NotAdmitted(f"it has {len(row.data)} bytes, more than {_MOST_DATA}")
+            raise EventNotAdmitted(
+                f"it is of cluster {row.cluster!r}, this host reports for another"
+            )
+        if row.kind not in FORWARDED_KINDS:
+            raise EventNotAdmitted(f"events of kind {row.kind!r} are not taken from a controller")
+        if _KEY_PATTERN.fullmatch(row.key) is None:
+            raise EventNotAdmitted("its key is not one that a source makes")
+        if len(row.data) > _MAX_DATA_BYTES:
+            raise EventNotAdmitted(f"it has {len(row.data)} bytes, more than {_MAX_DATA_BYTES}")
         try:
-            event = decode(0, row.kind, row.cluster, row.key, row.data)
-            rows_of([event])  # text with lone surrogates decodes but cannot be encoded
+            event = decode_event(0, row.kind, row.cluster, row.key, row.data)
+            encode_rows([event])  # text with lone surrogates decodes but cannot be encoded
         except (EventError, ValueError, RecursionError) as error:
-            raise NotAdmitted(f"{error}: is this Steward older than the controller's?") from error
-        if event.source not in SOURCES:
-            raise NotAdmitted(f"its source {event.source!r} is none of a controller's")
+            raise EventNotAdmitted(
+                f"{error}: is this Steward older than the controller's?"
+            ) from error
+        if event.source not in CONTROLLER_SOURCES:
+            raise EventNotAdmitted(f"its source {event.source!r} is none of a controller's")
         _check_times(event)
         if isinstance(event.body, JobScript):
             _check_script(event.key, event.body, row)
-        elif row.kind in aggregation.KINDS:
+        elif row.kind in aggregation.NODE_KINDS:
             _check_node(event)
         elif not row.key.startswith(f"{row.kind}:"):
-            raise NotAdmitted(f"its key is not that of a {row.kind}")
+            raise EventNotAdmitted(f"its key is not that of a {row.kind}")
         elif isinstance(event.body, JobFacts):
             _check_facts(event.key, row.kind, event.body)
-        elif isinstance(event.body, JobsMissed):
+        elif isinstance(event.body, MissedJobs):
             _check_missed(event.body)
         return event
 
@@ -309,65 +322,69 @@ def _check_times(event: Event) -> None:
     """Check that every time of an event has a zone and a plausible year."""
     times: list[object] = [event.at, event.seen_at]
     if isinstance(event.body, JobFacts):
-        times += [getattr(event.body.record, name) for name in _TIMES]
-    elif isinstance(event.body, QueueLooked):
+        times += [getattr(event.body.record, name) for name in _TIME_FIELDS]
+    elif isinstance(event.body, QueuePolled):
         times.append(event.body.began)
     elif isinstance(event.body, NodeState):
         times.append(event.body.reason_at)
     elif isinstance(event.body, ReservationState):
         times += [event.body.start, event.body.end]
     if any(isinstance(time, datetime) and time.tzinfo is None for time in times):
-        raise NotAdmitted("it has a time without a zone")
+        raise EventNotAdmitted("it has a time without a zone")
     if any(isinstance(time, datetime) and time.year not in _YEARS for time in times):
-        raise NotAdmitted("it has a time that no job can have")
+        raise EventNotAdmitted("it has a time that no job can have")
 
 
 def _check_node(event: Event) -> None:
     """Check a node event by the same rules as the collection of node reports."""
-    flaw = flaw_of(event)
+    flaw = find_flaw(event)
     if flaw:
-        raise NotAdmitted(flaw)
+        raise EventNotAdmitted(flaw)
 
 
 def _check_facts(key: str, kind: str, body: JobFacts) -> None:
     """Check that the key belongs to the job; another job's key would suppress that job's facts."""
     if not 0 < body.record.job_id <= MAX_RAW_ID:
-        raise NotAdmitted("its job id is none")
+        raise EventNotAdmitted("its job id is none")
     if not key.startswith(f"{kind}:{body.record.job_id}:"):
-        raise NotAdmitted("its key is not that of its job")
+        raise EventNotAdmitted("its key is not that of its job")
 
 
-def _check_missed(body: JobsMissed) -> None:
+def _check_missed(body: MissedJobs) -> None:
     """Check the number and the ids of the jobs in a job.missed event."""
-    if not 0 < len(body.job_ids) <= MOST_MISSED:
-        raise NotAdmitted(f"it names {len(body.job_ids)} jobs: 1 to {MOST_MISSED} are taken")
+    if not 0 < len(body.job_ids) <= MAX_MISSED_JOB_IDS:
+        raise EventNotAdmitted(
+            f"it names {len(body.job_ids)} jobs: 1 to {MAX_MISSED_JOB_IDS} are taken"
+        )
     if not all(0 < job_id <= MAX_JOB_ID for job_id in body.job_ids):
-        raise NotAdmitted("its job id is none")
+        raise EventNotAdmitted("its job id is none")
 
 
-def _check_script(key: str, body: JobScript, row: Row) -> None:
+def _check_script(key: str, body: JobScript, row: ForwardedEvent) -> None:
     """Check that the received bytes match the event's lengths and SHA-256 sums."""
-    if not (0 < body.job_id <= MAX_JOB_ID and 0 <= body.spool_mtime_ns <= _MOST_MTIME):
-        raise NotAdmitted("its job id or its time is none")
-    if key != script_key(body.job_id, body.spool_mtime_ns):
-        raise NotAdmitted("its key is not that of its job and time")
+    if not (0 < body.job_id <= MAX_JOB_ID and 0 <= body.spool_mtime_ns <= _MAX_MTIME_NS):
+        raise EventNotAdmitted("its job id or its time is none")
+    if key != make_script_key(body.job_id, body.spool_mtime_ns):
+        raise EventNotAdmitted("its key is not that of its job and time")
     if body.script is None and SCRIPT_TOO_LARGE not in body.flags:
-        raise NotAdmitted("it has no script")
+        raise EventNotAdmitted("it has no script")
     for kept, data in ((body.script, row.script), (body.environment, row.environment)):
         if (kept is None) != (data is None):
-            raise NotAdmitted("it came without its bytes")
+            raise EventNotAdmitted("it came without its bytes")
         if kept is None or data is None:
             continue
         if kept.length != len(data) or kept.sha256 != hashlib.sha256(data).hexdigest():
-            raise NotAdmitted("its bytes are not those that were captured (SHA-256)")
+            raise EventNotAdmitted("its bytes are not those that were captured (SHA-256)")
 
 
-def _kept(event: Event, row: Row, store: Store) -> Event:
+def _store_script(event: Event, row: ForwardedEvent, store: IncomingStore) -> Event:
     """Write an event's bytes to a local store; return the event with the new names."""
     body: JobScript = event.body
 
-    def write(data: bytes, what: str) -> Kept:
-        name = kept_filename(event.cluster, body.job_id, body.spool_mtime_ns, len(data), what)
+    def write(data: bytes, what: str) -> IncomingFile:
+        name = make_incoming_filename(
+            event.cluster, body.job_id, body.spool_mtime_ns, len(data), what
+        )
         return store.write(name, data)
 
     # Write the environment first: a complete script then proves that both are there.

@@ -1,9 +1,9 @@
 """Forwarder: sends a controller's events to the ``steward serve`` that archives them.
 
-It runs in ``steward controller`` on a slurmctld host. :class:`Forward` is the consumer: it reads
-events from the local journal, cuts them into batches, adds the script and environment bytes from
-the local stores, and moves its cursor (``forward-CLUSTER.db``) once the receiver answers that they
-are durable. :class:`ReceiverLink` holds the connection: TLS or MUNGE authentication, hello,
+It runs in ``steward controller`` on a slurmctld host. :class:`EventForwarder` is the consumer: it
+reads events from the local journal, cuts them into batches, adds the script and environment bytes
+from the local stores, and moves its cursor (``forward-CLUSTER.db``) once the receiver answers that
+they are durable. :class:`ReceiverLink` holds the connection: TLS or MUNGE authentication, hello,
 batches, answers. ``wire`` defines the messages, ``receiver`` is the other end.
 """
 
@@ -15,15 +15,20 @@ from typing import Final
 
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
-from steward.core.errors import Refused, Unavailable
-from steward.core.events import Event, JobScript, Kept, encode
-from steward.core.incoming import StoreError, Stores
-from steward.core.listeners import host_and_port
+from steward.core.errors import PermissionRefused, Unavailable
+from steward.core.events import Event, IncomingFile, JobScript, encode_event
+from steward.core.incoming import IncomingStores, StoreError
+from steward.core.listeners import split_host_port
 from steward.core.munge import Munge
-from steward.core.sqlite import open_database, transaction, translated
-from steward.core.tls import client_context
+from steward.core.sqlite import open_database, transaction, translate_errors
+from steward.core.tls import make_client_context
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.admission import KINDS, Unwitnessed, Witness, uids_of
+from steward.extensions.controllers.admission import (
+    FORWARDED_KINDS,
+    MungeAuthenticator,
+    TlsAuthenticator,
+    peer_uids,
+)
 from steward.extensions.controllers.settings import ForwardSettings
 
 log = logging.getLogger(__name__)
@@ -49,12 +54,12 @@ class ReceiverLink:
         self._cluster = cluster
         self._munge = Munge(munge_socket)
         self._connection: socket.socket | None = None
-        self._stream: wire.Stream | None = None
-        self._witness: Witness | Unwitnessed = Unwitnessed()
+        self._stream: wire.FrameStream | None = None
+        self._witness: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
         self._nonces = b""
         self._number = 0
 
-    def ask(self, rows: list[wire.Row]) -> wire.Answer:
+    def ask(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
         """Send a batch and return the answer. After an error, call :meth:`close`.
 
         Raises:
@@ -77,20 +82,26 @@ class ReceiverLink:
             self._connection.close()
         self._connection = self._stream = None
 
-    def _exchange(self, stream: wire.Stream, rows: list[wire.Row]) -> wire.Answer:
+    def _exchange(
+        self, stream: wire.FrameStream, rows: list[wire.ForwardedEvent]
+    ) -> wire.ReceiverReply:
         """Sign and send one batch; return the answer."""
         self._number += 1
-        body = wire.encoded(wire.Batch(self._number, rows))
+        body = wire.encode_message(wire.EventBatch(self._number, rows))
         credential = self._witness.sign(self._nonces, self._number, body)
-        stream.send(wire.frame_of(body, credential), self._settings.timeout_s)
+        stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
         return self._answer(stream)
 
-    def _answer(self, stream: wire.Stream) -> wire.Answer:
+    def _answer(self, stream: wire.FrameStream) -> wire.ReceiverReply:
         """Receive, verify and return one answer."""
-        frame = stream.receive(wire.LARGEST_FRAME, self._settings.timeout_s)
-        answer: wire.Answer = wire.as_kind(frame, wire.Answer, self._settings.to)
+        frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, self._settings.timeout_s)
+        answer: wire.ReceiverReply = wire.expect_message(
+            frame, wire.ReceiverReply, self._settings.to
+        )
         if answer.verdict == "refused":
-            raise Refused(f"this host may not report for cluster {self._cluster}: {answer.detail}")
+            raise PermissionRefused(
+                f"this host may not report for cluster {self._cluster}: {answer.detail}"
+            )
         if answer.verdict != "durable" or frame is None:
             raise ReceiverUnavailable(
                 f"{self._settings.to} cannot take anything now: {answer.detail}", self._settings.to
@@ -100,9 +111,9 @@ class ReceiverLink:
             raise wire.WireError(f"an answer to batch {answer.number} instead of {self._number}")
         return answer
 
-    def _connect(self) -> wire.Stream:
+    def _connect(self) -> wire.FrameStream:
         """Open a connection and authenticate both sides."""
-        where = host_and_port(self._settings.to)
+        where = split_host_port(self._settings.to)
         if where is None:
             raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
         try:
@@ -110,7 +121,7 @@ class ReceiverLink:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._settings.tls:
                 of = self._settings
-                context = client_context(of.certificate_file, of.key_file, of.ca_file)
+                context = make_client_context(of.certificate_file, of.key_file, of.ca_file)
                 self._connection = context.wrap_socket(self._connection, server_hostname=where[0])
         except OSError as error:
             raise ReceiverUnavailable(
@@ -118,20 +129,22 @@ class ReceiverLink:
                 f"{getattr(error, 'verify_message', '') or error.strerror or error}",
                 self._settings.to,
             ) from error
-        stream = wire.Stream(self._connection, self._settings.to)
-        frame = stream.receive(wire.FIRST_FRAME, self._settings.timeout_s)
-        greeting: wire.Greeting = wire.as_kind(frame, wire.Greeting, self._settings.to)
+        stream = wire.FrameStream(self._connection, self._settings.to)
+        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, self._settings.timeout_s)
+        greeting: wire.ReceiverGreeting = wire.expect_message(
+            frame, wire.ReceiverGreeting, self._settings.to
+        )
         if len(greeting.nonce) != wire.NONCE_BYTES:
             raise wire.WireError(f"a nonce of {len(greeting.nonce)} bytes")
         own = os.urandom(wire.NONCE_BYTES)
         self._nonces = greeting.nonce + own
         self._number = 0
         if not self._settings.certificate_file:
-            uids = uids_of(self._settings.munge_users)
-            self._witness = Witness(self._munge, wire.FROM_CONTROLLER, uids)
-        body = wire.encoded(wire.Hello(wire.VERSION, self._cluster, own))
+            uids = peer_uids(self._settings.munge_users)
+            self._witness = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
+        body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own))
         credential = self._witness.sign(self._nonces, 0, body)
-        stream.send(wire.frame_of(body, credential), self._settings.timeout_s)
+        stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
         self._answer(stream)
         log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
         self._stream = stream
@@ -143,11 +156,11 @@ _MIGRATIONS: Final = (
 )
 _BATCH_BYTES: Final = 4 << 20
 """Size at which a batch is sent, in bytes."""
-_MOST_BYTES: Final = wire.LARGEST_FRAME - (1 << 20)
+_MAX_EVENT_BYTES: Final = wire.MAX_WIRE_FRAME_BYTES - (1 << 20)
 """Largest event that can be forwarded, in bytes."""
 
 
-class Forward:
+class EventForwarder:
     """Consumer that forwards one cluster's events; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -160,10 +173,10 @@ class Forward:
         SqliteUnavailable: The database is temporarily unusable.
     """
 
-    kinds = KINDS
+    kinds = FORWARDED_KINDS
     batch_events = 256
 
-    def __init__(self, settings: Settings, cluster: str, stores: Stores) -> None:
+    def __init__(self, settings: Settings, cluster: str, stores: IncomingStores) -> None:
         self.name = f"forward.{cluster}"
         self._to = settings.forward.to
         self._link = ReceiverLink(settings.forward, cluster, settings.cluster[cluster].munge_socket)
@@ -178,7 +191,7 @@ class Forward:
 
     def cursor(self) -> int:
         """Return the journal position of the last forwarded event; 0 at first."""
-        with translated(self._path):
+        with translate_errors(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
@@ -218,15 +231,17 @@ class Forward:
         self._link.close()
         self._database.close()
 
-    def _batches(self, events: Sequence[Event]) -> Iterator[tuple[list[Event], list[wire.Row]]]:
+    def _batches(
+        self, events: Sequence[Event]
+    ) -> Iterator[tuple[list[Event], list[wire.ForwardedEvent]]]:
         """Cut events into batches below the size limit, each with its wire rows."""
         batch: list[Event] = []
-        rows: list[wire.Row] = []
+        rows: list[wire.ForwardedEvent] = []
         size = 0
         for event in events:
             row = self._row(event)
             of_row = len(row.data) + len(row.script or b"") + len(row.environment or b"")
-            if of_row > _MOST_BYTES:
+            if of_row > _MAX_EVENT_BYTES:
                 raise Rejected(f"{of_row} bytes are more than can be forwarded", event)
             if batch and size + of_row > _BATCH_BYTES:
                 yield batch, rows
@@ -237,16 +252,18 @@ class Forward:
         if batch:
             yield batch, rows
 
-    def _row(self, event: Event) -> wire.Row:
+    def _row(self, event: Event) -> wire.ForwardedEvent:
         """Convert an event to a wire row, with its script and environment bytes."""
         script = environment = None
         body = event.body
         if isinstance(body, JobScript):
             script = self._bytes(event, body, body.script)
             environment = self._bytes(event, body, body.environment)
-        return wire.Row(event.kind, event.cluster, event.key, encode(event), script, environment)
+        return wire.ForwardedEvent(
+            event.kind, event.cluster, event.key, encode_event(event), script, environment
+        )
 
-    def _bytes(self, event: Event, body: JobScript, kept: Kept | None) -> bytes | None:
+    def _bytes(self, event: Event, body: JobScript, kept: IncomingFile | None) -> bytes | None:
         """Read stored bytes of a script event; None where none are archived."""
         if kept is None:
             return None
@@ -255,7 +272,7 @@ class Forward:
         except (FileNotFoundError, StoreError) as error:
             raise Rejected(f"the bytes of job {body.job_id} are gone: {error}", event) from error
 
-    def _ask(self, rows: list[wire.Row]) -> wire.Answer:
+    def _ask(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
         """Send a batch and return the answer; close the connection on failure.
 
         Raises:
@@ -263,7 +280,7 @@ class Forward:
         """
         try:
             return self._link.ask(rows)
-        except (wire.WireError, Refused) as error:
+        except (wire.WireError, PermissionRefused) as error:
             self._link.close()
             raise ReceiverUnavailable(f"{self._to}: {error}", self._to) from error
         except Unavailable:

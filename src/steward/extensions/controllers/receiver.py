@@ -1,9 +1,9 @@
 """Receiver of forwarded events: the process of ``steward serve`` that controllers connect to.
 
-:class:`Receiver` listens on the address of [receive]. Each connection has a thread that waits for
-the controller and for munged; work that costs CPU or touches the stores runs under one lock, so
-only one thread does it at a time. ``admission`` authenticates the controller and checks every
-event.
+:class:`ControllerReceiver` listens on the address of [receive]. Each connection has a thread that
+waits for the controller and for munged; work that costs CPU or touches the stores runs under one
+lock, so only one thread does it at a time. ``admission`` authenticates the controller and checks
+every event.
 
 The receiver answers a batch once its bytes and its events are durable here, because the controller
 deletes them on that answer. A batch that is sent again, by the same controller or by the other one
@@ -20,42 +20,47 @@ from collections.abc import Callable
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.errors import Refused, StewardError, Unavailable
-from steward.core.incoming import Store, Stores, StoreUnavailable
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
+from steward.core.incoming import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.journal import JournalLink
-from steward.core.listeners import listener_at
-from steward.core.tls import Context, names_of, server_context
+from steward.core.listeners import open_tcp_listener
+from steward.core.tls import Context, make_server_context, read_peer_names
 from steward.core.waits import Stop
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.admission import Admitting, Peers, Unwitnessed, Witness
+from steward.extensions.controllers.admission import (
+    ControllerPeers,
+    EventAdmission,
+    MungeAuthenticator,
+    TlsAuthenticator,
+)
 
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 64
 """Length of the listen queue."""
-_END_S: Final = 0.5
+_CLOSE_WAIT_S: Final = 0.5
 """Longest wait for a closed connection's thread to end, in seconds."""
-_HELLO_S: Final = 10.0
+_HELLO_TIMEOUT_S: Final = 10.0
 """Time limit for the handshake and the hello, in seconds; the connection is dropped after it."""
-_FRAME_S: Final = 60.0
+_FIRST_BATCH_TIMEOUT_S: Final = 60.0
 """Time limit for the first batch after the hello, in seconds."""
-_IDLE_S: Final = 900.0
+_IDLE_TIMEOUT_S: Final = 900.0
 """Time limit for each later batch, in seconds."""
-_SEND_S: Final = 30.0
+_SEND_TIMEOUT_S: Final = 30.0
 """Time limit for sending an answer, in seconds."""
-_TURN_S: Final = 1.0
+_ACCEPT_WAIT_S: Final = 1.0
 """Longest wait for a connection before the next heartbeat, in seconds."""
 _RETRY_STORE_S: Final = 5.0
 """Time for which a store that failed is skipped, in seconds."""
-_LAST_WORDS_S: Final = 3.0
+_DRAIN_S: Final = 3.0
 """Longest wait for the batch in progress at the end, in seconds."""
 
 
-class Crowded(Unavailable):
+class TooManyControllers(Unavailable):
     """Too many connections for one cluster."""
 
 
-class _Connection:
+class _ControllerConnection:
     """One connection: a controller, or a peer that has not identified itself yet."""
 
     def __init__(self, plain: socket.socket, address: str) -> None:
@@ -78,7 +83,7 @@ class _Connection:
             return  # already closed
 
 
-class Receiver:
+class ControllerReceiver:
     """Server that accepts controllers' connections and appends their events to the journal.
 
     Args:
@@ -101,14 +106,14 @@ class Receiver:
     def __init__(
         self,
         settings: Settings,
-        stores: Stores,
+        stores: IncomingStores,
         known: Callable[[str, str], bool],
         link: JournalLink,
         *,
         most_strangers: int = 64,
         most_of_cluster: int = 8,
     ) -> None:
-        self._peers = Peers(settings)
+        self._peers = ControllerPeers(settings)
         self._most_strangers = most_strangers
         self._most_of_cluster = most_of_cluster
         self._stores = list(stores)
@@ -117,13 +122,13 @@ class Receiver:
         self._context: Context | None = None
         if settings.receive.certificate_file:
             of = settings.receive
-            self._context = server_context(of.certificate_file, of.key_file, of.client_ca_file)
+            self._context = make_server_context(of.certificate_file, of.key_file, of.client_ca_file)
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ControllerConnection] = set()
         self._entering = threading.Lock()
         self._said: dict[str, str] = {}
         self._shut: dict[str, float] = {}
-        self._listener = listener_at(settings.receive.listen, _BACKLOG)
+        self._listener = open_tcp_listener(settings.receive.listen, _BACKLOG)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -135,7 +140,7 @@ class Receiver:
         )
         while not stop.is_set():
             beat()
-            if stop.wait(_TURN_S, self._listener.fileno()):
+            if stop.wait(_ACCEPT_WAIT_S, self._listener.fileno()):
                 self._accept()
             self._drop_silent()
         self.close()
@@ -143,7 +148,7 @@ class Receiver:
     def close(self) -> None:
         """Close all connections, after the batch in progress."""
         self._listener.close()
-        if self._lock.acquire(timeout=_LAST_WORDS_S):
+        if self._lock.acquire(timeout=_DRAIN_S):
             self._lock.release()
         for connection in list(self._connections):
             connection.shut()
@@ -156,7 +161,7 @@ class Receiver:
             # The peer left before the accept, or no descriptor is free; the next turn may succeed.
             log.debug("a connection could not be taken: %s", error)
             return
-        connection = _Connection(plain, str(address[0]))
+        connection = _ControllerConnection(plain, str(address[0]))
         if not self._make_room("", self._most_strangers):
             plain.close()
             return
@@ -181,21 +186,21 @@ class Receiver:
             same = [one for one in same if one.address == address]
         last = min(same, key=lambda one: one.since)
         last.shut()
-        return last.ended.wait(_END_S)
+        return last.ended.wait(_CLOSE_WAIT_S)
 
     def _drop_silent(self) -> None:
         """Close connections that have not identified themselves in time."""
-        before = time.monotonic() - 2 * _HELLO_S
+        before = time.monotonic() - 2 * _HELLO_TIMEOUT_S
         for connection in list(self._connections):
             if not connection.cluster and connection.since < before:
                 connection.shut()
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: _ControllerConnection) -> None:
         """Run one connection from the TLS handshake to its end."""
         peer = connection.address
         secured = connection.plain
         try:
-            connection.plain.settimeout(_HELLO_S)
+            connection.plain.settimeout(_HELLO_TIMEOUT_S)
             connection.plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._context is not None:
                 secured = self._context.wrap_socket(
@@ -203,7 +208,7 @@ class Receiver:
                 )
                 connection.plain = secured
                 secured.do_handshake()
-            self._talk(connection, wire.Stream(secured, peer), names_of(secured))
+            self._talk(connection, wire.FrameStream(secured, peer), read_peer_names(secured))
         except (StewardError, OSError) as error:
             self._say(peer, str(error))
         except Exception:
@@ -214,36 +219,38 @@ class Receiver:
             secured.close()
             connection.ended.set()
 
-    def _talk(self, connection: _Connection, stream: wire.Stream, names: frozenset[str]) -> None:
+    def _talk(
+        self, connection: _ControllerConnection, stream: wire.FrameStream, names: frozenset[str]
+    ) -> None:
         """Authenticate the controller, then receive batches until it disconnects."""
         peer = connection.address
         nonce = os.urandom(wire.NONCE_BYTES)
-        greeting = wire.Greeting(wire.VERSION, nonce)
-        stream.send(wire.frame_of(wire.encoded(greeting)), _HELLO_S)
-        frame = stream.receive(wire.FIRST_FRAME, _HELLO_S)
+        greeting = wire.ReceiverGreeting(wire.VERSION, nonce)
+        stream.send(wire.build_frame(wire.encode_message(greeting)), _HELLO_TIMEOUT_S)
+        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, _HELLO_TIMEOUT_S)
         if frame is None:
             return
-        hello: wire.Hello = wire.as_kind(frame, wire.Hello, peer)
+        hello: wire.ControllerHello = wire.expect_message(frame, wire.ControllerHello, peer)
         if len(hello.nonce) != wire.NONCE_BYTES:
             raise wire.WireError(f"{peer} has a nonce of {len(hello.nonce)} bytes")
         nonces = nonce + hello.nonce
         try:
             witness = self._witness(hello, names, nonces, frame, connection.address)
             self._enter(connection, hello.cluster)
-        except (Refused, Unavailable) as error:
+        except (PermissionRefused, Unavailable) as error:
             # This answer is unsigned: it changes nothing, so a forged one only costs time.
             self._say(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
-            verdict = "refused" if isinstance(error, Refused) else "later"
-            no = wire.Answer(number=0, verdict=verdict, detail=str(error))
-            stream.send(wire.frame_of(wire.encoded(no)), _HELLO_S)
+            verdict = "refused" if isinstance(error, PermissionRefused) else "later"
+            no = wire.ReceiverReply(number=0, verdict=verdict, detail=str(error))
+            stream.send(wire.build_frame(wire.encode_message(no)), _HELLO_TIMEOUT_S)
             return
-        body = wire.encoded(wire.Answer(number=0, verdict="durable"))
-        stream.send(wire.frame_of(body, witness.sign(nonces, 0, body)), _SEND_S)
+        body = wire.encode_message(wire.ReceiverReply(number=0, verdict="durable"))
+        stream.send(wire.build_frame(body, witness.sign(nonces, 0, body)), _SEND_TIMEOUT_S)
         self._say(peer, "")
         log.info("%s reports for cluster %s", peer, hello.cluster)
         self._take_batches(stream, connection, witness, nonces)
 
-    def _enter(self, connection: _Connection, cluster: str) -> None:
+    def _enter(self, connection: _ControllerConnection, cluster: str) -> None:
         """Count a connection toward its cluster's limit.
 
         Raises:
@@ -252,46 +259,48 @@ class Receiver:
         with self._entering:
             most = self._most_of_cluster
             if not self._make_room(cluster, most):
-                raise Crowded(f"{most} others report for cluster {cluster!r} just now")
+                raise TooManyControllers(f"{most} others report for cluster {cluster!r} just now")
             connection.since = time.monotonic()
             connection.cluster = cluster
 
     def _witness(
         self,
-        hello: wire.Hello,
+        hello: wire.ControllerHello,
         names: frozenset[str],
         nonces: bytes,
         frame: wire.Frame,
         address: str,
-    ) -> Witness | Unwitnessed:
+    ) -> MungeAuthenticator | TlsAuthenticator:
         """Check the hello and return what signs and checks this controller's messages."""
         if hello.version != wire.VERSION:
-            raise Refused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
+            raise PermissionRefused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
         witness = self._peers.witness(hello.cluster, names, address)
         witness.check(nonces, 0, frame)
         return witness
 
     def _take_batches(
         self,
-        stream: wire.Stream,
-        connection: _Connection,
-        witness: Witness | Unwitnessed,
+        stream: wire.FrameStream,
+        connection: _ControllerConnection,
+        witness: MungeAuthenticator | TlsAuthenticator,
         nonces: bytes,
     ) -> None:
         """Receive, check, store and answer batches until the controller disconnects."""
         peer = connection.address
-        admitting = Admitting(connection.cluster, self._known)
+        admitting = EventAdmission(connection.cluster, self._known)
         number = 0
         while True:
-            frame = stream.receive(wire.LARGEST_FRAME, _IDLE_S if number else _FRAME_S)
+            frame = stream.receive(
+                wire.MAX_WIRE_FRAME_BYTES, _IDLE_TIMEOUT_S if number else _FIRST_BATCH_TIMEOUT_S
+            )
             if frame is None:
                 return
             number += 1
             witness.check(nonces, number, frame)
             connection.since = time.monotonic()
             with self._lock:
-                batch: wire.Batch = wire.as_kind(frame, wire.Batch, peer)
-                if batch.number != number or len(batch.rows) > wire.MOST_ROWS:
+                batch: wire.EventBatch = wire.expect_message(frame, wire.EventBatch, peer)
+                if batch.number != number or len(batch.rows) > wire.MAX_BATCH_ROWS:
                     raise wire.WireError(
                         f"{peer} sends batch {batch.number} of {len(batch.rows)} events "
                         f"where {number} is due"
@@ -300,12 +309,12 @@ class Receiver:
                 del frame, batch
             for index, reason in answer.refused:
                 log.warning("%s: event %d of a batch is refused: %s", peer, index, reason)
-            body = wire.encoded(answer)
-            stream.send(wire.frame_of(body, witness.sign(nonces, number, body)), _SEND_S)
+            body = wire.encode_message(answer)
+            stream.send(wire.build_frame(body, witness.sign(nonces, number, body)), _SEND_TIMEOUT_S)
 
-    def _take(self, admitting: Admitting, batch: wire.Batch) -> wire.Answer:
+    def _take(self, admitting: EventAdmission, batch: wire.EventBatch) -> wire.ReceiverReply:
         """Make a batch durable and return the answer to it."""
-        touched: dict[str, Store] = {}
+        touched: dict[str, IncomingStore] = {}
         try:
             rows, refused = admitting.admit(batch.rows, lambda: self._store(touched))
             for store in touched.values():
@@ -317,11 +326,11 @@ class Receiver:
                 # The controller sends the batch again soon, and then another store may work.
                 self._shut.update(dict.fromkeys(touched, time.monotonic() + _RETRY_STORE_S))
             self._say("here", str(error))
-            return wire.Answer(number=batch.number, verdict="later", detail=str(error))
+            return wire.ReceiverReply(number=batch.number, verdict="later", detail=str(error))
         self._say("here", "")
-        return wire.Answer(number=batch.number, verdict="durable", refused=refused)
+        return wire.ReceiverReply(number=batch.number, verdict="durable", refused=refused)
 
-    def _store(self, touched: dict[str, Store]) -> Store:
+    def _store(self, touched: dict[str, IncomingStore]) -> IncomingStore:
         """Return the first usable store, the same one for the whole batch."""
         for store in touched.values():
             return store

@@ -16,8 +16,8 @@ The credential of each message but the greeting covers its SHA-256, its number, 
 both nonces, so it cannot be replayed, used in another connection or reflected. Answers carry one
 too, because the controller deletes bytes on their word.
 
-Message types first, then encoding (:func:`statement`, :func:`frame_of`), then :class:`Stream`,
-which sends and receives frames with time limits.
+Message types first, then encoding (:func:`credential_payload`, :func:`build_frame`), then
+:class:`FrameStream`, which sends and receives frames with time limits.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from steward.core.errors import StewardError, Unavailable
 VERSION: Final = 1
 """Version of the protocol; both sides must have the same."""
 NONCE_BYTES: Final = 32
-FIRST_FRAME: Final = 1 << 16
+MAX_FIRST_FRAME_BYTES: Final = 1 << 16
 """Largest frame of a peer that is not authenticated yet, in bytes."""
-LARGEST_FRAME: Final = 64 << 20
+MAX_WIRE_FRAME_BYTES: Final = 64 << 20
 """Largest frame, in bytes; a batch may be one script of nearly this size."""
-MOST_ROWS: Final = 1000
+MAX_BATCH_ROWS: Final = 1000
 """Most events of one batch."""
 FROM_CONTROLLER: Final = "to-receiver"
 FROM_RECEIVER: Final = "to-controller"
@@ -55,14 +55,14 @@ class WireUnavailable(Unavailable):
     """Connection error: the peer is unreachable or too slow."""
 
 
-class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
+class ReceiverGreeting(msgspec.Struct, frozen=True, tag="greeting"):
     """First message of a connection, from the receiver."""
 
     version: int
     nonce: bytes
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class ControllerHello(msgspec.Struct, frozen=True, tag="hello"):
     """Controller's reply to the greeting: the cluster it reports for."""
 
     version: int
@@ -70,7 +70,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     nonce: bytes
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class ForwardedEvent(msgspec.Struct, frozen=True, array_like=True):
     """One event on the wire, with its script and environment bytes.
 
     Attributes:
@@ -90,14 +90,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     environment: bytes | None = None
 
 
-class Batch(msgspec.Struct, frozen=True, tag="batch"):
+class EventBatch(msgspec.Struct, frozen=True, tag="batch"):
     """Batch of events; ``number`` is one more than that of the batch before."""
 
     number: int
-    rows: list[Row]
+    rows: list[ForwardedEvent]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class ReceiverReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """Receiver's answer to a batch, or to the hello (number 0).
 
     Attributes:
@@ -114,11 +114,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     refused: list[tuple[int, str]] = []
 
 
-Message = Greeting | Hello | Batch | Answer
+WireMessage = ReceiverGreeting | ControllerHello | EventBatch | ReceiverReply
 
-_pack = msgspec.msgpack.Encoder().encode
+_encode_msgpack = msgspec.msgpack.Encoder().encode
 _frame_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes])
-_message_decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
+_message_decoder: "msgspec.msgpack.Decoder[WireMessage]" = msgspec.msgpack.Decoder(WireMessage)
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class Frame(msgspec.Struct, frozen=True):
     body: bytes
     credential: bytes
 
-    def message(self) -> Message:
+    def message(self) -> WireMessage:
         """Decode and return the message.
 
         Raises:
@@ -139,7 +139,7 @@ class Frame(msgspec.Struct, frozen=True):
             raise WireError(f"a message cannot be read: {error}") from error
 
 
-def statement(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
+def credential_payload(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
     """Return the text that a message's MUNGE credential contains.
 
     Args:
@@ -152,24 +152,26 @@ def statement(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
     return f"steward {VERSION} {direction} {nonces.hex()} {number} {digest}".encode()
 
 
-def encoded(message: Message) -> bytes:
+def encode_message(message: WireMessage) -> bytes:
     """Encode a message as MessagePack."""
-    return _pack(message)
+    return _encode_msgpack(message)
 
 
-def frame_of(body: bytes, credential: bytes = b"") -> bytes:
+def build_frame(body: bytes, credential: bytes = b"") -> bytes:
     """Build a frame: length, message bytes and credential.
 
     Raises:
         WireError: The frame is too large.
     """
-    data = _pack((body, credential))
-    if len(data) > LARGEST_FRAME:
-        raise WireError(f"{len(data)} bytes are more than fit into one frame ({LARGEST_FRAME})")
+    data = _encode_msgpack((body, credential))
+    if len(data) > MAX_WIRE_FRAME_BYTES:
+        raise WireError(
+            f"{len(data)} bytes are more than fit into one frame ({MAX_WIRE_FRAME_BYTES})"
+        )
     return _HEADER.pack(len(data)) + data
 
 
-class Stream:
+class FrameStream:
     """Frames over one connection; every wait has a time limit.
 
     Args:
@@ -244,7 +246,7 @@ class Stream:
         return WireUnavailable(f"{self._peer}: {error.strerror or error}", self._peer)
 
 
-def as_kind(frame: Frame | None, kind: Any, peer: str) -> Any:
+def expect_message(frame: Frame | None, kind: Any, peer: str) -> Any:
     """Return the message of a frame, which must be of type ``kind``.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 from steward.extensions.jobacct_plugins.api import (
     API_VERSION,
     Job,
@@ -18,12 +18,16 @@ from steward.extensions.jobacct_plugins.api import (
 if TYPE_CHECKING:
     from steward.extensions.jobacct_plugins.actions import (
         ACTIONS,
-        PluginLine,
+        PluginInfo,
         PluginsAnswer,
         PluginsRequest,
     )
     from steward.extensions.jobacct_plugins.api import NonePlugin
-    from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer, consumer_name
+    from steward.extensions.jobacct_plugins.consumer import (
+        PluginConsumer,
+        PluginHost,
+        consumer_name,
+    )
     from steward.extensions.jobacct_plugins.log.actions import (
         DumpAnswer,
         DumpRequest,
@@ -33,26 +37,30 @@ if TYPE_CHECKING:
     from steward.extensions.jobacct_plugins.log.consumer import LogConsumer, LogPlugin
     from steward.extensions.jobacct_plugins.log.packing import write_parquet
     from steward.extensions.jobacct_plugins.log.reader import JOB_LOG
-    from steward.extensions.jobacct_plugins.registry import LOG, third_parties, types_of
+    from steward.extensions.jobacct_plugins.registry import (
+        LOG_TYPE,
+        parse_plugin_types,
+        third_party_types,
+    )
     from steward.extensions.jobacct_plugins.settings_check import check_settings
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
         actions=(
             "ACTIONS",
-            "PluginLine",
+            "PluginInfo",
             "PluginsAnswer",
             "PluginsRequest",
         ),
         consumer=(
-            "Around",
+            "PluginHost",
             "PluginConsumer",
             "consumer_name",
         ),
         registry=(
-            "LOG",
-            "third_parties",
-            "types_of",
+            "LOG_TYPE",
+            "third_party_types",
+            "parse_plugin_types",
         ),
         api=("NonePlugin",),
         settings_check=("check_settings",),
@@ -68,8 +76,7 @@ __all__ = [
     "ACTIONS",
     "API_VERSION",
     "JOB_LOG",
-    "LOG",
-    "Around",
+    "LOG_TYPE",
     "DumpAnswer",
     "DumpRequest",
     "ExpireAnswer",
@@ -82,7 +89,8 @@ __all__ = [
     "NonePlugin",
     "PluginConsumer",
     "PluginError",
-    "PluginLine",
+    "PluginHost",
+    "PluginInfo",
     "PluginsAnswer",
     "PluginsRequest",
     "Rusage",
@@ -91,7 +99,7 @@ __all__ = [
     "check_settings",
     "consumer_name",
     "parse_parameters",
-    "third_parties",
-    "types_of",
+    "parse_plugin_types",
+    "third_party_types",
     "write_parquet",
 ]

@@ -4,17 +4,21 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.sqlite import SqliteUnavailable
 from steward.extensions.jobacct_plugins.log.actions import DUMP, EXPIRE
-from steward.extensions.jobacct_plugins.registry import known_types, third_parties, types_of
-from steward.extensions.jobacct_plugins.state import Failure, Health, read_health
+from steward.extensions.jobacct_plugins.registry import (
+    find_installed_plugins,
+    parse_plugin_types,
+    third_party_types,
+)
+from steward.extensions.jobacct_plugins.state import HookFailure, PluginHealth, read_health
 
 
-class OperatorsOnly(Refused):
+class PluginOperatorsOnly(PermissionRefused):
     """Refusal: the caller is no operator."""
 
 
@@ -22,7 +26,7 @@ class PluginsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """accounting.plugins: all plugins."""
 
 
-class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
+class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One plugin.
 
     Attributes:
@@ -39,31 +43,31 @@ class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     used: bool = False
     refusal: str = ""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[HookFailure, ...] = ()
 
 
 class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Plugins, by type."""
 
     version: Literal[1] = 1
-    plugins: tuple[PluginLine, ...]
+    plugins: tuple[PluginInfo, ...]
 
 
-def plugins(room: AccountingRoom, asker: Asker, _: PluginsRequest) -> PluginsAnswer:
+def list_plugins(room: AccountingContext, asker: Asker, _: PluginsRequest) -> PluginsAnswer:
     """List the accounting plugins; operators only."""
     if not room.is_operator(asker):
-        raise OperatorsOnly("only operators may look at the plugins", asker)
+        raise PluginOperatorsOnly("only operators may look at the plugins", asker)
     configured = room.settings.accounting.type
-    used = types_of(configured)
-    failing = third_parties(configured)
-    known = known_types()
+    used = parse_plugin_types(configured)
+    failing = third_party_types(configured)
+    known = find_installed_plugins()
     lines = []
     for name in sorted({*known, *used}):
         entry = known.get(name)
         package = entry.dist if entry else None
-        health = _health(room, name) if name in failing else Health()
+        health = _plugin_health(room, name) if name in failing else PluginHealth()
         lines.append(
-            PluginLine(
+            PluginInfo(
                 type=name,
                 package=f"{package.name} {package.version}" if package else "",
                 where=entry.value if entry else "",
@@ -75,11 +79,11 @@ def plugins(room: AccountingRoom, asker: Asker, _: PluginsRequest) -> PluginsAns
     return PluginsAnswer(plugins=tuple(lines))
 
 
-def _health(room: AccountingRoom, plugin_type: str) -> Health:
+def _plugin_health(room: AccountingContext, plugin_type: str) -> PluginHealth:
     try:
         return read_health(room.settings.state_dir, plugin_type)
     except SqliteUnavailable:
-        return Health()
+        return PluginHealth()
 
 
 PLUGINS: Final = Action(
@@ -87,7 +91,7 @@ PLUGINS: Final = Action(
     help="Show the accounting plugins and what went wrong in them.",
     request=PluginsRequest,
     answer=PluginsAnswer,
-    run=plugins,
+    run=list_plugins,
     role="operator",
 )
 

@@ -15,7 +15,7 @@ import msgspec
 from steward.accounting.errors import AccountingError, AccountingUnavailable, AccountingUsage
 from steward.core.records import JobRecord
 from steward.core.usage import StepEnd, TaskUsage
-from steward.jobs.job_ids import display
+from steward.jobs.job_ids import format_job_name
 
 API_VERSION: Final = 0
 """Version of this interface."""
@@ -23,7 +23,7 @@ API_VERSION: Final = 0
 CONTROLLER: Final = "controller"
 """Recipient of a message that is not for a node."""
 
-LONGEST_MESSAGE: Final = 1 << 20
+MAX_MESSAGE_BYTES: Final = 1 << 20
 """Most bytes of one message."""
 
 
@@ -119,7 +119,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Job as Slurm prints it: 123, 123_7, 123+1."""
-        return display(self.record)
+        return format_job_name(self.record)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,7 +300,7 @@ def parse_parameters(text: str) -> dict[str, str]:
     return values
 
 
-def number_of(text: str, name: str, default: int) -> int:
+def parse_number_parameter(text: str, name: str, default: int) -> int:
     """Return a parameter's value as a whole number; names are case-insensitive.
 
     Args:

@@ -27,20 +27,20 @@ from steward.core.events import (
 )
 from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin, PluginError
-from steward.extensions.jobacct_plugins.hooks import Caller, Guard, init_calls
-from steward.extensions.jobacct_plugins.messages import Sending
-from steward.extensions.jobacct_plugins.registry import class_of
-from steward.extensions.jobacct_plugins.state import PluginState, state_path
+from steward.extensions.jobacct_plugins.hooks import HookCaller, HookGuard, build_init_calls
+from steward.extensions.jobacct_plugins.messages import MessageSender
+from steward.extensions.jobacct_plugins.registry import load_plugin_class
+from steward.extensions.jobacct_plugins.state import PluginState, plugin_state_path
 
 log = logging.getLogger(__name__)
 
-_MOST_TRIES: Final = 3
+_MAX_TRIES: Final = 3
 """Tries of an event that ends the process, before it is skipped."""
 _FINI_S: Final = 3.0
 """Time limit of the fini hook, in seconds."""
-_BATCH: Final = 200
+_BATCH_EVENTS: Final = 200
 """Most events of one batch."""
-_HOOKS: Final = {
+_HOOK_KINDS: Final = {
     "slurmctld_jobacct_init": {CONTROLLER_STATE},
     "slurmd_jobacct_init": {CONTROLLER_STATE},
     "slurmctld_jobacct_job_start": {RUN_START},
@@ -55,11 +55,11 @@ _HOOKS: Final = {
 """Kinds of events that each hook is called for."""
 
 
-class PluginAway(Unavailable):
+class PluginUnavailable(Unavailable):
     """Plugin that cannot be started now."""
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
+class PluginHost(msgspec.Struct, frozen=True, kw_only=True):
     """Facilities of the process that runs a plugin.
 
     Attributes:
@@ -85,19 +85,19 @@ class PluginConsumer:
         SqliteError, SqliteUnavailable: Its database is unusable.
     """
 
-    def __init__(self, settings: Settings, plugin_type: str, around: Around) -> None:
+    def __init__(self, settings: Settings, plugin_type: str, around: PluginHost) -> None:
         self.name = consumer_name(plugin_type)
-        self.kinds = frozenset().union(*_HOOKS.values())
+        self.kinds = frozenset().union(*_HOOK_KINDS.values())
         self._type = plugin_type
         self._of = settings.accounting
-        self._location = location_of(settings)
+        self._location = log_location(settings)
         self._around = around
-        self._state = PluginState(state_path(settings.state_dir, plugin_type))
+        self._state = PluginState(plugin_state_path(settings.state_dir, plugin_type))
         # After a crash, take events singly for as many as the fatal batch may have had.
-        self._careful = _BATCH if self._state.was_cut_short() else 0
-        self.batch_events = 1 if self._careful else _BATCH
-        self._caller: Caller | None = None
-        self._guard: Guard | None = None
+        self._careful = _BATCH_EVENTS if self._state.was_cut_short() else 0
+        self.batch_events = 1 if self._careful else _BATCH_EVENTS
+        self._caller: HookCaller | None = None
+        self._guard: HookGuard | None = None
         self._done: set[int] = set()
 
     def cursor(self) -> int:
@@ -108,11 +108,11 @@ class PluginConsumer:
         """Start the plugin, if it has not started yet.
 
         Raises:
-            PluginAway: It cannot be started now.
+            PluginUnavailable: It cannot be started now.
         """
         if self._caller is None:
             try:
-                self._start(class_of(self._type)())
+                self._start(load_plugin_class(self._type)())
             except PluginError as error:
                 raise self._refused(str(error)) from error
             except BaseException as error:
@@ -122,27 +122,29 @@ class PluginConsumer:
             self._state.note_refusal("")
         return 3600.0
 
-    def _refused(self, why: str) -> PluginAway:
+    def _refused(self, why: str) -> PluginUnavailable:
         """Record why the plugin does not run, for ``steward accounting plugins``."""
         self._state.note_refusal(why)
-        return PluginAway(why, self._type)
+        return PluginUnavailable(why, self._type)
 
     def _start(self, plugin: JobAcctPlugin) -> None:
         """Run the plugin's init hooks and build its caller; raise PluginError if one fails."""
-        guard = Guard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
-        starting = init_calls(self._location, self._of.parameters)
+        guard = HookGuard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
+        starting = build_init_calls(self._location, self._of.parameters)
         for hook, args in starting:
             if not guard.call(hook, *args):
                 (failure, *_) = guard.counted()
                 raise PluginError(
                     f"{self._type} cannot be started: {hook}: {failure.kind}: {failure.text}"
                 )
-        overridden = {hook for hook in _HOOKS if _overrides(plugin, hook)}
-        self.kinds = frozenset().union(*(_HOOKS[hook] for hook in overridden))
+        overridden = {hook for hook in _HOOK_KINDS if _has_override(plugin, hook)}
+        self.kinds = frozenset().union(*(_HOOK_KINDS[hook] for hook in overridden))
         around = self._around
-        sending = Sending(self._type, self._of.parameters, around.append, around.stop, around.beat)
+        sending = MessageSender(
+            self._type, self._of.parameters, around.append, around.stop, around.beat
+        )
         self._guard = guard
-        self._caller = Caller(self._type, plugin, guard, sending, overridden, starting)
+        self._caller = HookCaller(self._type, plugin, guard, sending, overridden, starting)
         log.info("%s runs: %s", self._type, plugin.plugin_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise
@@ -156,8 +158,8 @@ class PluginConsumer:
         assert caller is not None, "the first tick comes before the first event"
         assert guard is not None, "both were made together"
         tries = self._state.begin()
-        if tries > _MOST_TRIES and len(events) == 1:
-            what = f"ended its process {_MOST_TRIES} times on {events[0].kind} {events[0].key}"
+        if tries > _MAX_TRIES and len(events) == 1:
+            what = f"ended its process {_MAX_TRIES} times on {events[0].kind} {events[0].key}"
             guard.failed("*", "crash", what)
             events = ()
         try:
@@ -172,7 +174,7 @@ class PluginConsumer:
         self._state.done(upto, guard.counted())
         self._done.clear()
         self._careful = max(0, self._careful - 1)
-        self.batch_events = 1 if self._careful else _BATCH
+        self.batch_events = 1 if self._careful else _BATCH_EVENTS
 
     def close(self) -> None:
         """Call the plugin's fini hook and close the database."""
@@ -189,11 +191,11 @@ def consumer_name(plugin_type: str) -> str:
     return f"accounting.plugins.{plugin_type.partition('/')[2]}"
 
 
-def location_of(settings: Settings) -> str:
+def log_location(settings: Settings) -> str:
     """Return JobAcctLoc: the directory where plugins write."""
     return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
-def _overrides(plugin: JobAcctPlugin, hook: str) -> bool:
+def _has_override(plugin: JobAcctPlugin, hook: str) -> bool:
     """Return True if the plugin overrides a hook."""
     return getattr(type(plugin), hook) is not getattr(JobAcctPlugin, hook)

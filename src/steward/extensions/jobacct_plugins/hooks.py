@@ -1,10 +1,10 @@
 """Hook calls of accounting plugins: maps events to hooks, and contains errors and hangs.
 
-:class:`Caller` turns an event into calls (:class:`Job`, :class:`Step`, :class:`Message`),
-:class:`Guard` makes each call with a time limit and counts errors. A hook may raise anything, ask
-the process to end, or never return. An alarm ends the last, as it interrupts Python code and system
-calls; a hook that hangs beyond that (in a library's C code) is ended together with the process by
-the supervisor, which misses the heartbeat.
+:class:`HookCaller` turns an event into calls (:class:`Job`, :class:`Step`, :class:`Message`),
+:class:`HookGuard` makes each call with a time limit and counts errors. A hook may raise anything,
+ask the process to end, or never return. An alarm ends the last, as it interrupts Python code and
+system calls; a hook that hangs beyond that (in a library's C code) is ended together with the
+process by the supervisor, which misses the heartbeat.
 """
 
 import logging
@@ -30,18 +30,18 @@ from steward.core.events import (
     Event,
 )
 from steward.core.timestamps import moment
-from steward.core.usage import PluginMessage, RunFact, StepUsage, TaskUsage
+from steward.core.usage import PluginMessage, RunEvent, StepUsage, TaskUsage
 from steward.extensions.jobacct_plugins.api import Job, JobAcctPlugin, Message, Rusage, Step
-from steward.extensions.jobacct_plugins.messages import Sending
-from steward.extensions.jobacct_plugins.state import Failure
+from steward.extensions.jobacct_plugins.messages import MessageSender
+from steward.extensions.jobacct_plugins.state import HookFailure
 
 log = logging.getLogger(__name__)
 
-TIME_OUT: Final = "time-out"
+TIMEOUT_KIND: Final = "time-out"
 """Kind of error of a hook that took too long."""
-_AGAIN_S: Final = 1.0
+_REPEAT_ALARM_S: Final = 1.0
 """Interval of repeated alarms, in seconds."""
-_LONGEST_TEXT: Final = 500
+_MAX_TEXT: Final = 500
 """Most characters of an error text to keep."""
 
 
@@ -49,7 +49,7 @@ class HookTimeout(BaseException):
     """Time-out of a hook; not an Exception, so that hooks do not catch it by mistake."""
 
 
-class Guard:
+class HookGuard:
     """Guard that calls one plugin's hooks with a time limit and counts their errors.
 
     Args:
@@ -72,7 +72,7 @@ class Guard:
         self._beat = beat
         self._is_limited = False
         self._can_limit = threading.current_thread() is threading.main_thread()
-        self._counted: dict[tuple[str, str], Failure] = {}
+        self._counted: dict[tuple[str, str], HookFailure] = {}
         self._told: set[tuple[str, str]] = set()
         if self._can_limit:
             signal.signal(signal.SIGALRM, self._on_alarm)
@@ -95,7 +95,7 @@ class Guard:
         except Unavailable:
             raise
         except HookTimeout:
-            self.failed(hook, TIME_OUT, f"took longer than {limit_s or self._limit_s:g} s")
+            self.failed(hook, TIMEOUT_KIND, f"took longer than {limit_s or self._limit_s:g} s")
         except BaseException as error:
             # Catch SystemExit and KeyboardInterrupt, too: a hook may not end the process.
             self.failed(hook, type(error).__name__, str(error), error)
@@ -108,13 +108,13 @@ class Guard:
         now = int(time.time())
         key = (hook, kind)
         known = self._counted.get(key)
-        self._counted[key] = Failure(
+        self._counted[key] = HookFailure(
             hook,
             kind,
             known.count + 1 if known else 1,
             known.first_s if known else now,
             now,
-            text[:_LONGEST_TEXT],
+            text[:_MAX_TEXT],
         )
         if key not in self._told:
             self._told.add(key)
@@ -124,11 +124,11 @@ class Guard:
                 self._type,
                 hook,
                 kind,
-                text[:_LONGEST_TEXT],
+                text[:_MAX_TEXT],
                 exc_info=error,
             )
 
-    def counted(self) -> list[Failure]:
+    def counted(self) -> list[HookFailure]:
         """Return and clear the errors since the last call."""
         counted, self._counted = list(self._counted.values()), {}
         return counted
@@ -145,18 +145,18 @@ class Guard:
             self._beat()
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001), _AGAIN_S)
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001), _REPEAT_ALARM_S)
             self._is_limited = True
 
     @contextmanager
     def _limited(self, limit_s: float) -> Iterator[None]:
-        """Run the body with an alarm after ``limit_s`` seconds."""
+        """Run the body with an alarm after ``parse_limit_s`` seconds."""
         if not self._can_limit:
             yield
             return
         self._is_limited = True
         # Repeat the alarm: a hook may have caught the first one.
-        signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_ALARM_S)
         try:
             yield
         finally:
@@ -173,20 +173,20 @@ _JOB_HOOKS: Final = {
     RUN_END: "slurmctld_jobacct_job_complete",
     RUN_SUSPEND: "slurmctld_jobacct_job_suspend",
 }
-_LAUNCHED: Final = "slurmd_jobacct_jobstep_launched"
-_SMGR: Final = "slurmd_jobacct_smgr"
-_TASK: Final = "slurmd_jobacct_task_exit"
-_TERMINATED: Final = "slurmd_jobacct_jobstep_terminated"
-_OF_START: Final = (
+_LAUNCHED_HOOK: Final = "slurmd_jobacct_jobstep_launched"
+_SMGR_HOOK: Final = "slurmd_jobacct_smgr"
+_TASK_HOOK: Final = "slurmd_jobacct_task_exit"
+_TERMINATED_HOOK: Final = "slurmd_jobacct_jobstep_terminated"
+_START_FIELDS: Final = (
     *("uid", "gid", "tasks", "cpus", "memory_bytes", "name"),
     *("array_job_id", "array_task"),
 )
 """Fields of a step that its launch report fills."""
-_SIGNAL: Final = 0x7F
+_SIGNAL_MASK: Final = 0x7F
 """Bits of a wait status that hold a signal."""
-_MESSAGE: Final = "slurm_jobacct_process_message"
+_MESSAGE_HOOK: Final = "slurm_jobacct_process_message"
 
-Call = tuple[str, str, str, tuple[Any, ...]]
+HookCall = tuple[str, str, str, tuple[Any, ...]]
 """Hook, suffix that tells it from the event's other calls, node, arguments."""
 
 
@@ -194,7 +194,7 @@ InitCalls = Sequence[tuple[str, tuple[str, ...]]]
 """Hooks of a start, with their arguments."""
 
 
-def init_calls(location: str, parameters: str) -> InitCalls:
+def build_init_calls(location: str, parameters: str) -> InitCalls:
     """Return the init hooks, in order: called when Steward or slurmctld starts."""
     return (
         ("slurmctld_jobacct_init", (location, parameters)),
@@ -202,7 +202,7 @@ def init_calls(location: str, parameters: str) -> InitCalls:
     )
 
 
-class Caller:
+class HookCaller:
     """Caller of one plugin's hooks for events.
 
     Args:
@@ -218,8 +218,8 @@ class Caller:
         self,
         plugin_type: str,
         plugin: JobAcctPlugin,
-        guard: Guard,
-        sending: Sending,
+        guard: HookGuard,
+        sending: MessageSender,
         overridden: Collection[str],
         starting: InitCalls,
     ) -> None:
@@ -230,7 +230,7 @@ class Caller:
         self._overridden = frozenset(overridden)
         self._starting = starting
         self._passed: set[tuple[int, str, str]] = set()
-        self._by_kind: dict[str, Callable[[Event], Iterator[Call]]] = {
+        self._by_kind: dict[str, Callable[[Event], Iterator[HookCall]]] = {
             **dict.fromkeys(_JOB_HOOKS, self._of_run),
             CONTROLLER_STATE: self._of_controller,
             STEP_LAUNCH: self._of_launch,
@@ -267,11 +267,11 @@ class Caller:
             self._passed.add(passed)
         self._passed.clear()
 
-    def _of_run(self, event: Event) -> Iterator[Call]:
+    def _of_run(self, event: Event) -> Iterator[HookCall]:
         """Yield the call for a job's start, end or suspension."""
-        fact: RunFact = event.body
+        fact: RunEvent = event.body
         job = Job(
-            event_id=_id(event),
+            event_id=_event_id(event),
             cluster=event.cluster,
             job_id=fact.job_id,
             first_submit=fact.first_submit,
@@ -283,76 +283,78 @@ class Caller:
         )
         yield _JOB_HOOKS[event.kind], "", "", (job,)
 
-    def _of_usage(self, event: Event) -> Iterator[Call]:
+    def _of_usage(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for a step's usage: its start, each task's exit, its end."""
         usage: StepUsage = event.body
-        step = _step_of(event, usage)
+        step = _build_step(event, usage)
         node = usage.node
         if usage.start is not None and not usage.announced:
-            yield from _begin(step, usage)
+            yield from _launch_calls(step, usage)
         for task in usage.tasks:
             which = str(task.task)
-            of_task = msgspec.structs.replace(_named(step, which, task.ended_us), task=task.task)
-            yield _TASK, which, node, (of_task, task.pid, task.status, Rusage.of(task))
+            of_task = msgspec.structs.replace(
+                _with_call_id(step, which, task.ended_us), task=task.task
+            )
+            yield _TASK_HOOK, which, node, (of_task, task.pid, task.status, Rusage.of(task))
         over = msgspec.structs.replace(
-            _named(step, "terminated", usage.ended_us),
+            _with_call_id(step, "terminated", usage.ended_us),
             end=usage.end,
-            smgr_status=_status_of(usage.tasks),
+            smgr_status=_combined_status(usage.tasks),
             withdrawn=usage.withdrawn,
         )
-        yield _TERMINATED, "", node, (over,)
+        yield _TERMINATED_HOOK, "", node, (over,)
 
-    def _of_launch(self, event: Event) -> Iterator[Call]:
+    def _of_launch(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for a step's launch, or for its withdrawal."""
         usage: StepUsage = event.body
-        step = _step_of(event, usage)
+        step = _build_step(event, usage)
         if usage.withdrawn:
-            gone = msgspec.structs.replace(_named(step, "terminated", None), withdrawn=True)
-            yield _TERMINATED, "", usage.node, (gone,)
+            gone = msgspec.structs.replace(_with_call_id(step, "terminated", None), withdrawn=True)
+            yield _TERMINATED_HOOK, "", usage.node, (gone,)
         else:
-            yield from _begin(step, usage)
+            yield from _launch_calls(step, usage)
 
-    def _of_controller(self, event: Event) -> Iterator[Call]:
+    def _of_controller(self, event: Event) -> Iterator[HookCall]:
         """Yield the init calls when slurmctld has started."""
         state: ControllerState = event.body
         if state.daemon == "slurmctld" and state.up:
             for hook, args in self._starting:
                 yield hook, "", "", args
 
-    def _of_message(self, event: Event) -> Iterator[Call]:
+    def _of_message(self, event: Event) -> Iterator[HookCall]:
         """Yield the call for a message of this plugin."""
         body: PluginMessage = event.body
         if body.plugin_type != self._type:
             return
         message = Message(
-            event_id=_id(event),
+            event_id=_event_id(event),
             cluster=event.cluster,
             to=body.to,
             sender=body.sender,
             data=body.data,
             at=event.at,
         )
-        yield _MESSAGE, "", "" if body.to == "controller" else body.to, (message,)
+        yield _MESSAGE_HOOK, "", "" if body.to == "controller" else body.to, (message,)
 
 
-def _begin(step: Step, usage: StepUsage) -> Iterator[Call]:
+def _launch_calls(step: Step, usage: StepUsage) -> Iterator[HookCall]:
     """Yield the two calls of a step's start."""
-    yield _LAUNCHED, "", usage.node, (_named(step, "launched", usage.launched_us),)
+    yield _LAUNCHED_HOOK, "", usage.node, (_with_call_id(step, "launched", usage.launched_us),)
     # A node's launch report also implies the session manager: it starts the tasks.
-    yield _SMGR, "", usage.node, (_named(step, "smgr", usage.launched_us),)
+    yield _SMGR_HOOK, "", usage.node, (_with_call_id(step, "smgr", usage.launched_us),)
 
 
-def _status_of(tasks: Iterable[TaskUsage]) -> int | None:
+def _combined_status(tasks: Iterable[TaskUsage]) -> int | None:
     """Combine the statuses of a step's tasks as slurmstepd does: a signal precedes an exit code."""
     statuses = [task.status for task in tasks]
-    by_signal = [status for status in statuses if status & _SIGNAL]
+    by_signal = [status for status in statuses if status & _SIGNAL_MASK]
     return max(by_signal or statuses, default=None)
 
 
-def _step_of(event: Event, usage: StepUsage) -> Step:
+def _build_step(event: Event, usage: StepUsage) -> Step:
     """Build a hook's step from an event."""
     step = Step(
-        event_id=_id(event),
+        event_id=_event_id(event),
         cluster=event.cluster,
         job_id=usage.job_id,
         first_submit=usage.first_submit,
@@ -366,15 +368,15 @@ def _step_of(event: Event, usage: StepUsage) -> Step:
     start = usage.start
     if start is None:
         return step
-    told = {field: getattr(start, field) for field in _OF_START}
+    told = {field: getattr(start, field) for field in _START_FIELDS}
     return msgspec.structs.replace(step, **told)
 
 
-def _id(event: Event) -> str:
+def _event_id(event: Event) -> str:
     return f"{event.cluster}/{event.key}"
 
 
-def _named(step: Step, which: str, at_us: int | None) -> Step:
+def _with_call_id(step: Step, which: str, at_us: int | None) -> Step:
     """Return the step for one of its event's calls, with an id that tells it from the others."""
     at = step.at if at_us is None else moment(at_us)
     return msgspec.structs.replace(step, event_id=f"{step.event_id}#{which}", at=at)

@@ -12,25 +12,25 @@ from steward.core.usage import PluginMessage
 from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins.api import (
     CONTROLLER,
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_BYTES,
     PluginError,
     SendFailed,
-    number_of,
+    parse_number_parameter,
 )
 
 log = logging.getLogger(__name__)
 
-RETRIES: Final = "MaxSendRetries"
+RETRIES_PARAMETER: Final = "MaxSendRetries"
 """Parameter with the number of tries after the first."""
-DELAY: Final = "MaxSendRetryDelay"
+DELAY_PARAMETER: Final = "MaxSendRetryDelay"
 """Parameter with the time between tries, in seconds."""
-_RETRIES: Final = 3
-_DELAY_S: Final = 1
-MOST_DELAY_S: Final = 60
+_DEFAULT_RETRIES: Final = 3
+_DEFAULT_DELAY_S: Final = 1
+MAX_DELAY_S: Final = 60
 """Longest accepted delay, in seconds: longer waits would look like a hang."""
 
 
-class Sending:
+class MessageSender:
     """Sender of one plugin's messages; retries as the plugin's parameters say.
 
     Args:
@@ -56,8 +56,10 @@ class Sending:
         self._append = append
         self._stop = stop
         self._beat = beat
-        self._retries = number_of(parameters, RETRIES, _RETRIES)
-        self._delay_s = min(number_of(parameters, DELAY, _DELAY_S), MOST_DELAY_S)
+        self._retries = parse_number_parameter(parameters, RETRIES_PARAMETER, _DEFAULT_RETRIES)
+        self._delay_s = min(
+            parse_number_parameter(parameters, DELAY_PARAMETER, _DEFAULT_DELAY_S), MAX_DELAY_S
+        )
 
     def send(self, cause: Event, place: str, node: str, to: str, data: bytes) -> None:
         """Record one message as an event.
@@ -76,8 +78,8 @@ class Sending:
         """
         if to not in (CONTROLLER, "mynode"):
             raise PluginError(f"a message goes to 'controller' or 'mynode', not to {to!r}", to)
-        if type(data) is not bytes or len(data) > LONGEST_MESSAGE:
-            raise PluginError(f"a message is bytes, {LONGEST_MESSAGE} of them at the most", data)
+        if type(data) is not bytes or len(data) > MAX_MESSAGE_BYTES:
+            raise PluginError(f"a message is bytes, {MAX_MESSAGE_BYTES} of them at the most", data)
         here = node or CONTROLLER
         digest = hashlib.blake2b(
             f"{self._type}\n{cause.key}\n{place}".encode(), digest_size=16

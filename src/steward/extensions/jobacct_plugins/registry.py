@@ -2,45 +2,45 @@
 
 from typing import TYPE_CHECKING, Final
 
-from steward.core.extensions import offers_of
+from steward.core.extensions import list_offers
 from steward.extensions.jobacct_plugins.api import API_VERSION, JobAcctPlugin, PluginError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-GROUP: Final = "steward.jobacct"
+ENTRY_POINT_GROUP: Final = "steward.jobacct"
 """Entry point group; an entry's name is what follows ``jobacct/`` in the plugin type."""
 
-PREFIX: Final = "jobacct/"
-NONE: Final = "jobacct/none"
-LOG: Final = "jobacct/log"
-BUILT_IN: Final = (NONE, LOG)
+TYPE_PREFIX: Final = "jobacct/"
+NONE_TYPE: Final = "jobacct/none"
+LOG_TYPE: Final = "jobacct/log"
+BUILT_IN_TYPES: Final = (NONE_TYPE, LOG_TYPE)
 """Types without a plugin process: one does nothing, the other is a consumer of its own."""
 
 
-def types_of(text: str) -> tuple[str, ...]:
+def parse_plugin_types(text: str) -> tuple[str, ...]:
     """Parse JobAcctType into plugin types, without duplicates, in their order."""
     return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
 
 
-def third_parties(text: str) -> tuple[str, ...]:
+def third_party_types(text: str) -> tuple[str, ...]:
     """Return the configured types that run in a plugin process."""
-    return tuple(one for one in types_of(text) if one not in BUILT_IN)
+    return tuple(one for one in parse_plugin_types(text) if one not in BUILT_IN_TYPES)
 
 
-def known_types() -> dict[str, "EntryPoint"]:
+def find_installed_plugins() -> dict[str, "EntryPoint"]:
     """Return the plugins of installed packages, by type, sorted."""
-    return {f"{PREFIX}{name}": entry for name, entry in offers_of(GROUP).items()}
+    return {f"{TYPE_PREFIX}{name}": entry for name, entry in list_offers(ENTRY_POINT_GROUP).items()}
 
 
-def entry_of(plugin_type: str) -> "EntryPoint":
+def find_entry_point(plugin_type: str) -> "EntryPoint":
     """Return the entry point of a plugin type.
 
     Raises:
         PluginError: No installed package offers it.
     """
-    known = known_types()
+    known = find_installed_plugins()
     if plugin_type not in known:
         raise PluginError(
             f"no installed package offers {plugin_type!r}; known are {', '.join(known)}",
@@ -49,13 +49,13 @@ def entry_of(plugin_type: str) -> "EntryPoint":
     return known[plugin_type]
 
 
-def class_of(plugin_type: str) -> type[JobAcctPlugin]:
+def load_plugin_class(plugin_type: str) -> type[JobAcctPlugin]:
     """Import the plugin class of a type.
 
     Raises:
         PluginError: No installed package offers it, or its object is no such plugin.
     """
-    entry = entry_of(plugin_type)
+    entry = find_entry_point(plugin_type)
     try:
         found = entry.load()
     except BaseException as error:

@@ -11,9 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.sqlite import (
+    Connection,
+    open_database,
+    open_reader,
+    transaction,
+    translate_errors,
+)
 
-MIGRATIONS: Final = (
+PLUGIN_MIGRATIONS: Final = (
     """
     CREATE TABLE cursor (
         position INTEGER NOT NULL,
@@ -47,7 +53,7 @@ MIGRATIONS: Final = (
 )
 
 
-class Failure(msgspec.Struct, frozen=True):
+class HookFailure(msgspec.Struct, frozen=True):
     """Errors of one kind in one hook of a plugin.
 
     Attributes:
@@ -67,7 +73,7 @@ class Failure(msgspec.Struct, frozen=True):
     text: str
 
 
-def state_path(state_dir: str, plugin_type: str) -> str:
+def plugin_state_path(state_dir: str, plugin_type: str) -> str:
     """Return the path of the database of a plugin's process."""
     return f"{state_dir}/accounting-{plugin_type.partition('/')[2]}.db"
 
@@ -85,7 +91,7 @@ class PluginState:
     def __init__(self, path: str) -> None:
         self._path = path
         # NORMAL: after a power loss hooks are called again, which they must tolerate anyway.
-        self._connection: Connection = open_database(path, MIGRATIONS, synchronous="NORMAL")
+        self._connection: Connection = open_database(path, PLUGIN_MIGRATIONS, synchronous="NORMAL")
 
     def cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
@@ -115,7 +121,7 @@ class PluginState:
         with transaction(self._connection, self._path) as connection:
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
-    def done(self, position: int, failures: Iterable[Failure]) -> None:
+    def done(self, position: int, failures: Iterable[HookFailure]) -> None:
         """Move the cursor and add the errors.
 
         Args:
@@ -128,7 +134,7 @@ class PluginState:
                 "UPDATE cursor SET position = max(position, ?), trying = -1, tries = 0", (position,)
             )
 
-    def _count(self, connection: Connection, failures: Iterable[Failure]) -> None:
+    def _count(self, connection: Connection, failures: Iterable[HookFailure]) -> None:
         connection.executemany(
             "INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hook, kind) DO UPDATE SET "
             "count = count + excluded.count, last_s = excluded.last_s, text = excluded.text",
@@ -136,7 +142,7 @@ class PluginState:
         )
 
     def _row(self, sql: str) -> Any:
-        with translated(self._path):
+        with translate_errors(self._path):
             return self._connection.execute(sql).fetchone()
 
     def close(self) -> None:
@@ -144,7 +150,7 @@ class PluginState:
         self._connection.close()
 
 
-class Health(msgspec.Struct, frozen=True):
+class PluginHealth(msgspec.Struct, frozen=True):
     """Health of a plugin, as its process recorded it.
 
     Attributes:
@@ -153,21 +159,21 @@ class Health(msgspec.Struct, frozen=True):
     """
 
     refusal: str = ""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[HookFailure, ...] = ()
 
 
-def read_health(state_dir: str, plugin_type: str) -> Health:
+def read_health(state_dir: str, plugin_type: str) -> PluginHealth:
     """Read a plugin's health from its database.
 
     Raises:
         SqliteUnavailable: It has not run yet, or its database cannot be read now.
     """
-    path = state_path(state_dir, plugin_type)
+    path = plugin_state_path(state_dir, plugin_type)
     connection = open_reader(path)
     try:
-        with translated(path):
+        with translate_errors(path):
             rows = connection.execute("SELECT * FROM failure ORDER BY last_s DESC").fetchall()
             (refusal,) = connection.execute("SELECT refusal FROM cursor").fetchone()
     finally:
         connection.close()
-    return Health(refusal, tuple(Failure(*row) for row in rows))
+    return PluginHealth(refusal, tuple(HookFailure(*row) for row in rows))

@@ -2,26 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from steward.extensions.kafka.client import KafkaUnavailable, Reached, check_settings
+    from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable, check_settings
     from steward.extensions.kafka.destination import SINK_KIND
-    from steward.extensions.kafka.events import LatelyPurged, Taking
+    from steward.extensions.kafka.events import MessageConverter, RecentPurges
     from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
     from steward.extensions.kafka.source import KafkaSource
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
         client=(
             "KafkaUnavailable",
-            "Reached",
+            "KafkaConnection",
             "check_settings",
         ),
         destination=("SINK_KIND",),
         events=(
-            "Taking",
-            "LatelyPurged",
+            "MessageConverter",
+            "RecentPurges",
         ),
         settings=(
             "ConsumeSettings",
@@ -34,12 +34,12 @@ else:
 __all__ = [
     "SINK_KIND",
     "ConsumeSettings",
+    "KafkaConnection",
     "KafkaSettings",
     "KafkaSinkSettings",
     "KafkaSource",
     "KafkaUnavailable",
-    "LatelyPurged",
-    "Reached",
-    "Taking",
+    "MessageConverter",
+    "RecentPurges",
     "check_settings",
 ]

@@ -1,10 +1,10 @@
 """Kafka client setup: converts [broker] settings to librdkafka's, and routes its log to Steward's.
 
-:class:`Reached` makes producers and consumers (``destination`` and ``source`` use it), masks
-secrets, limits repeated log messages and adds remedies to errors. :func:`check_settings` validates
-the options of every configured broker. Option names are those of librdkafka's CONFIGURATION.md.
-Passwords are read from their files when a client is made, so a changed one applies to the next
-client.
+:class:`KafkaConnection` makes producers and consumers (``destination`` and ``source`` use it),
+masks secrets, limits repeated log messages and adds remedies to errors. :func:`check_settings`
+validates the options of every configured broker. Option names are those of librdkafka's
+CONFIGURATION.md. Passwords are read from their files when a client is made, so a changed one
+applies to the next client.
 """
 
 import logging
@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from steward.core.config import Settings
-from steward.core.config.problems import KeyPath, Problem
+from steward.core.config.problems import ConfigProblem, KeyPath
 from steward.core.drivers import KAFKA
 from steward.core.errors import Unavailable
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 log = logging.getLogger("steward.kafka")
 
-_LARGEST_SECRET: Final = 65_536
+_MAX_SECRET_BYTES: Final = 65_536
 """Most bytes read of a password file."""
-_HIDDEN: Final = "***"
-_SAME_AGAIN_S: Final = 300.0
+_MASK: Final = "***"
+_REPEAT_LOG_AFTER_S: Final = 300.0
 """Interval at which an equal message is logged again, in seconds."""
-_MOST_REMEMBERED: Final = 200
+_MAX_REMEMBERED_MESSAGES: Final = 200
 """Most messages remembered to detect repeats."""
 _NUMBER: Final = re.compile(r"\d+")
 _SECRET_WORDS: Final = ("password", "secret", "pem", "token", "jaas")
 """Parts of option names whose values are secret."""
-_PLUGINS: Final = "plugin.library.paths"
+_PLUGIN_OPTION: Final = "plugin.library.paths"
 """Option that would load libraries."""
-_TOGETHER: Final = "Failed to create"
+_COMBINATION_ERROR_PREFIX: Final = "Failed to create"
 """Start of librdkafka's error where single settings are right, but not their combination."""
 _REMEDIES: Final = {
     "_AUTHENTICATION": "check 'user' and 'password_file'",
@@ -54,7 +54,7 @@ class KafkaUnavailable(Unavailable):
     """Kafka cluster that is temporarily unreachable or unusable."""
 
 
-class Reached:
+class KafkaConnection:
     """Access to one Kafka cluster, shared by its clients: settings, log, and error texts.
 
     Args:
@@ -90,7 +90,7 @@ class Reached:
             "bootstrap.servers": ",".join(of.servers),
             "client.id": f"steward-{self._name}",
             "security.protocol": security,
-            "socket.timeout.ms": _ms(of.timeout_s),
+            "socket.timeout.ms": _to_socket_timeout_ms(of.timeout_s),
             # Brokers close idle connections, which needs no log message.
             "log.connection.close": False,
             "reconnect.backoff.max.ms": 2000,
@@ -129,7 +129,7 @@ class Reached:
         """Read a password file, and remember the password for masking."""
         try:
             with open(path, "rb") as file:
-                secret = file.read(_LARGEST_SECRET).decode().strip("\r\n")
+                secret = file.read(_MAX_SECRET_BYTES).decode().strip("\r\n")
         except OSError as error:
             raise KafkaUnavailable(f"cannot read {path}: {error.strerror}", path) from error
         except UnicodeDecodeError as error:
@@ -141,7 +141,7 @@ class Reached:
         """Mask the secrets in a text of librdkafka."""
         for secret in self._secrets:
             if secret:
-                text = text.replace(secret, _HIDDEN)
+                text = text.replace(secret, _MASK)
         return text
 
     def _on_error(self, error: Any) -> None:
@@ -164,7 +164,9 @@ class Reached:
             # librdkafka sometimes reports a failed TLS handshake as a lost connection.
             name = "_SSL"
         remedy = _REMEDIES.get(name, "").format(
-            user=repr(of.user) if of.user else "us", topic=of.topic, make_topic=make_topic(of)
+            user=repr(of.user) if of.user else "us",
+            topic=of.topic,
+            make_topic=create_topic_hint(of),
         )
         return f"{text}; {remedy}" if remedy else text
 
@@ -183,9 +185,9 @@ class Reached:
         # librdkafka logs an outage at every reconnect, for hours; those messages differ in numbers
         # only.
         what = _NUMBER.sub("", record.msg)
-        if record.created - self._logged.get(what, 0.0) < _SAME_AGAIN_S:
+        if record.created - self._logged.get(what, 0.0) < _REPEAT_LOG_AFTER_S:
             return False
-        if len(self._logged) >= _MOST_REMEMBERED:
+        if len(self._logged) >= _MAX_REMEMBERED_MESSAGES:
             self._logged.clear()
         self._logged[what] = record.created
         # librdkafka restores lost connections; the waiting caller reports errors that last.
@@ -194,7 +196,7 @@ class Reached:
         return True
 
 
-def refused_option(kind: str, option: str, value: str) -> str:
+def explain_invalid_option(kind: str, option: str, value: str) -> str:
     """Return why librdkafka rejects one of a site's options; "" if it accepts the option.
 
     Problems that depend on other settings are ignored, and so is every option while the package
@@ -209,7 +211,7 @@ def refused_option(kind: str, option: str, value: str) -> str:
         import confluent_kafka as lib
     except ImportError:
         return ""
-    if option == _PLUGINS:
+    if option == _PLUGIN_OPTION:
         return ""  # checking would load the plugins
     # The configuration names no broker, so no connection is made.
     config = {"log_level": "0", option: value}
@@ -217,13 +219,13 @@ def refused_option(kind: str, option: str, value: str) -> str:
         getattr(lib, kind)(config | ({"group.id": "steward"} if kind == "Consumer" else {}))
     except lib.KafkaException as error:
         text = str(error.args[0].str()).strip()
-        return "" if text.startswith(_TOGETHER) else text
+        return "" if text.startswith(_COMBINATION_ERROR_PREFIX) else text
     except (TypeError, ValueError) as error:
         return str(error)
     return ""
 
 
-def make_topic(settings: KafkaSettings) -> str:
+def create_topic_hint(settings: KafkaSettings) -> str:
     """Return the command that creates the topic, with a size limit that fits every script."""
     return (
         f"make it: kafka-topics.sh --bootstrap-server {settings.servers[0]} --create "
@@ -231,25 +233,27 @@ def make_topic(settings: KafkaSettings) -> str:
     )
 
 
-def _ms(seconds: float) -> int:
+def _to_socket_timeout_ms(seconds: float) -> int:
     # librdkafka accepts 10 to 300,000 for socket.timeout.ms.
     return max(10, min(300_000, int(seconds * 1000)))
 
 
-def check_settings(settings: Settings) -> Iterator[Problem]:
+def check_settings(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield a problem for each broker option that librdkafka rejects."""
     for name, sink in settings.archive.sink.items():
         if isinstance(sink, KafkaSinkSettings):
-            yield from _refused_options(
+            yield from _check_broker_options(
                 ("archive", "sink", name, "broker"), sink.broker, "Producer"
             )
     for name, source in settings.consume.items():
-        yield from _refused_options(("consume", name, "broker"), source.broker, "Consumer")
+        yield from _check_broker_options(("consume", name, "broker"), source.broker, "Consumer")
 
 
-def _refused_options(key: KeyPath, broker: KafkaSettings, kind: str) -> Iterator[Problem]:
+def _check_broker_options(
+    key: KeyPath, broker: KafkaSettings, kind: str
+) -> Iterator[ConfigProblem]:
     """Yield a problem for each option that librdkafka rejects."""
     for option, value in broker.options.items():
-        why = refused_option(kind, option, value)
+        why = explain_invalid_option(kind, option, value)
         if why:
-            yield Problem((*key, "options", option), f"librdkafka refuses {option!r}: {why}")
+            yield ConfigProblem((*key, "options", option), f"librdkafka refuses {option!r}: {why}")

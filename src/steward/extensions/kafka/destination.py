@@ -13,16 +13,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from steward.archive.messages import SCHEMA, encode, encode_sarchive
-from steward.archive.remote.destination import Document, Refusal, SinkKind
-from steward.extensions.kafka.client import KafkaUnavailable, Reached
+from steward.archive.messages import SCHEMA, encode_sarchive, encode_script_message
+from steward.archive.remote.destination import ArchivedDocument, RefusedDocument, SinkKind
+from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
 log = logging.getLogger(__name__)
 
-_LEAST_QUEUE_KIB: Final = 16 * 1024
+_MIN_QUEUE_KIB: Final = 16 * 1024
 """Smallest queue of the producer, in KiB."""
-_LAST_WORDS_S: Final = 2.0
+_CLOSE_FLUSH_S: Final = 2.0
 """Time limit of the last flush, in seconds."""
 _SLACK_S: Final = 10.0
 """Time beyond the brokers' time-out to wait for delivery reports, in seconds."""
@@ -47,11 +47,11 @@ class KafkaDestination:
 
     def __init__(self, settings: KafkaSinkSettings, name: str = "kafka") -> None:
         self._settings = settings
-        self._reached = Reached(settings.broker, f"archive.{name}")
+        self._reached = KafkaConnection(settings.broker, f"archive.{name}")
         self._name = name
         self._producer: Any = None
 
-    def send(self, documents: Sequence[Document]) -> list[Refusal]:
+    def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents, in their order; on return all replicas have acknowledged each.
 
         A message too large for the topic, or for ``max_message_bytes``, is returned as a refusal.
@@ -64,7 +64,7 @@ class KafkaDestination:
         errors = self._deliver((doc, value) for doc, value in wanted if value is not None)
         large = {doc.id for doc, error in errors if self._is_too_large(error)}
         self._check(error for _, error in errors if not self._is_too_large(error))
-        refusals: dict[str, Refusal] = {}
+        refusals: dict[str, RefusedDocument] = {}
         for document, value in wanted:
             # A topic refuses a batch as a whole: sent alone, each message shows whether it is too
             # large. Newer versions of the same script are sent again, so that they come last.
@@ -73,7 +73,7 @@ class KafkaDestination:
             alone = self._deliver([(document, value)])
             self._check(error for _, error in alone if not self._is_too_large(error))
             if alone:
-                refusals[f"{document.id} {document.version}"] = Refusal(
+                refusals[f"{document.id} {document.version}"] = RefusedDocument(
                     document=document, why=self._too_large(len(value), alone[0][1])
                 )
         return list(refusals.values())
@@ -86,21 +86,23 @@ class KafkaDestination:
         if self._producer is not None:
             # No message is in flight between two calls of send, unless one failed.
             self._producer.purge()
-            self._producer.flush(_LAST_WORDS_S)
+            self._producer.flush(_CLOSE_FLUSH_S)
             self._producer = None
 
-    def _encoded(self, document: Document) -> bytes | None:
+    def _encoded(self, document: ArchivedDocument) -> bytes | None:
         """Encode a document; None for a correction in SArchive's format."""
         if not self._settings.environments and document.environment is not None:
             import msgspec
 
             document = msgspec.structs.replace(document, environment=None)
         if self._settings.message == "steward":
-            return encode(document)
+            return encode_script_message(document)
         # SArchive's format has no field that a correction could change.
         return None if document.corrects else encode_sarchive(document)
 
-    def _deliver(self, messages: Iterable[tuple[Document, bytes]]) -> list[tuple[Document, Any]]:
+    def _deliver(
+        self, messages: Iterable[tuple[ArchivedDocument, bytes]]
+    ) -> list[tuple[ArchivedDocument, Any]]:
         """Send messages and wait for the delivery report of each.
 
         Returns:
@@ -109,10 +111,10 @@ class KafkaDestination:
         producer = self._opened()
         self._reached.take_last()
         until = time.monotonic() + self._settings.broker.timeout_s + _SLACK_S
-        failed: list[tuple[Document, Any]] = []
+        failed: list[tuple[ArchivedDocument, Any]] = []
         count = 0
 
-        def on_delivery(document: Document, error: Any, _message: Any) -> None:
+        def on_delivery(document: ArchivedDocument, error: Any, _message: Any) -> None:
             nonlocal count
             count -= 1
             if error is not None:
@@ -131,7 +133,12 @@ class KafkaDestination:
         return failed
 
     def _produce(
-        self, producer: Any, document: Document, value: bytes, on_delivery: Any, until: float
+        self,
+        producer: Any,
+        document: ArchivedDocument,
+        value: bytes,
+        on_delivery: Any,
+        until: float,
     ) -> Any:
         """Queue one message; return the error if the client itself rejects it."""
         headers = None
@@ -196,7 +203,7 @@ class KafkaDestination:
         """Return the producer, creating it where there is none."""
         if self._producer is None:
             # Created with each producer, because the password may have changed.
-            self._reached = Reached(self._settings.broker, f"archive.{self._name}")
+            self._reached = KafkaConnection(self._settings.broker, f"archive.{self._name}")
             self._producer = self._reached.make("Producer", self._role())
         return self._producer
 
@@ -213,7 +220,7 @@ class KafkaDestination:
             "message.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": timeout_ms // 2,
             # Space for the largest message, or for many of usual size.
-            "queue.buffering.max.kbytes": max(_LEAST_QUEUE_KIB, 2 * of.max_message_bytes // 1024),
+            "queue.buffering.max.kbytes": max(_MIN_QUEUE_KIB, 2 * of.max_message_bytes // 1024),
         }
 
 

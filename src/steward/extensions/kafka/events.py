@@ -1,10 +1,10 @@
 """Conversion of Kafka messages to events, and the list of recently purged scripts.
 
-:class:`Taking` turns each message of a topic into events: a script with its stored bytes, job
-facts, or a purge. Environments and records are redacted again by this site's patterns. The same
+:class:`MessageConverter` turns each message of a topic into events: a script with its stored bytes,
+job facts, or a purge. Environments and records are redacted again by this site's patterns. The same
 message always gives the same keys. ``source.KafkaSource`` calls it.
 
-:class:`LatelyPurged` answers which scripts must not be imported: a purge may come out of a topic
+:class:`RecentPurges` answers which scripts must not be imported: a purge may come out of a topic
 before its script. jobs.db remembers a purge for good, but only once it has consumed the event;
 until then the journal alone knows it.
 """
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from steward.archive.messages import Message, MessageFile, Whose
+from steward.archive.messages import MessageFile, MessageIdentity, ScriptMessage
 from steward.capture.schedulers import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -25,12 +25,12 @@ from steward.core.events import (
     JOB_SEEN,
     ArchivePurge,
     Event,
+    IncomingFile,
     JobFacts,
     JobScript,
-    Kept,
-    script_event,
+    make_script_event,
 )
-from steward.core.incoming import Store, kept_filename
+from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
@@ -39,17 +39,17 @@ from steward.jobs import Jobs, database_path
 from steward.slurm.environment import read_environment
 from steward.slurm.job_states import FINISHED
 
-SOURCE: Final = "kafka"
+KAFKA_SOURCE: Final = "kafka"
 """Source of the events made here."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-Ref = tuple[str, str]
+ScriptRef = tuple[str, str]
 """Identity of a script: its cluster, and the key of its event."""
 
 
-class Taking:
+class MessageConverter:
     """Converter from Kafka messages to events.
 
     Args:
@@ -64,7 +64,7 @@ class Taking:
         self,
         redactor: Redactor,
         known: Callable[[str, str], bool],
-        purged: Callable[[], Container[Ref]],
+        purged: Callable[[], Container[ScriptRef]],
         *,
         environments: bool,
     ) -> None:
@@ -73,7 +73,9 @@ class Taking:
         self._purged = purged
         self._environments = environments
 
-    def take(self, messages: Sequence[Message], store: Callable[[], Store]) -> list[list[Event]]:
+    def take(
+        self, messages: Sequence[ScriptMessage], store: Callable[[], IncomingStore]
+    ) -> list[list[Event]]:
         """Convert messages to events, and write their bytes to the store, not yet durably.
 
         The same message gives the same events, with the same keys.
@@ -90,22 +92,26 @@ class Taking:
         """
         last = self._with_the_bytes(messages)
         return [
-            [_purge(message)]
+            [_purge_event(message)]
             if message.deleted
             else [
-                *([self._script(message, store())] if last.get(_ref(message)) is message else ()),
+                *(
+                    [self._script(message, store())]
+                    if last.get(_script_ref(message)) is message
+                    else ()
+                ),
                 *(() if message.identity is None else self._facts(message, message.identity)),
             ]
             for message in messages
         ]
 
-    def _with_the_bytes(self, messages: Sequence[Message]) -> dict[Ref, Message]:
+    def _with_the_bytes(self, messages: Sequence[ScriptMessage]) -> dict[ScriptRef, ScriptMessage]:
         """Map each script that is to be stored to its message with the highest version."""
         purged = self._purged()
-        purged_now = {_ref(message) for message in messages if message.deleted}
-        last: dict[Ref, Message] = {}
+        purged_now = {_script_ref(message) for message in messages if message.deleted}
+        last: dict[ScriptRef, ScriptMessage] = {}
         for message in messages:
-            ref = _ref(message)
+            ref = _script_ref(message)
             if message.deleted or not _has_bytes(message) or ref in purged_now or ref in purged:
                 continue
             if ref not in last or message.version > last[ref].version:
@@ -113,22 +119,22 @@ class Taking:
         # The bytes of a known script may have been removed from the store, and must not come back.
         return {ref: message for ref, message in last.items() if not self._known(*ref)}
 
-    def _script(self, message: Message, store: Store) -> Event:
+    def _script(self, message: ScriptMessage, store: IncomingStore) -> Event:
         """Write a message's bytes to the store and build its script event."""
 
-        def keep(data: bytes, what: str) -> Kept:
+        def keep(data: bytes, what: str) -> IncomingFile:
             cluster, mtime_ns = message.cluster, message.spool_mtime_ns
-            name = kept_filename(cluster, message.job_id, mtime_ns, len(data), what)
+            name = make_incoming_filename(cluster, message.job_id, mtime_ns, len(data), what)
             return store.write(name, data)
 
         environment, redacted, flags = self._environment(message)
         # Write the environment first: a complete script then proves that both are there.
         kept_environment = None if environment is None else keep(environment, "env")
-        script = _data(message.script)
+        script = _file_content(message.script)
         text = self._redactor.text
-        return script_event(
+        return make_script_event(
             message.cluster,
-            SOURCE,
+            KAFKA_SOURCE,
             JobScript(
                 job_id=message.job_id,
                 spool_mtime_ns=message.spool_mtime_ns,
@@ -144,7 +150,7 @@ class Taking:
         )
 
     def _environment(
-        self, message: Message
+        self, message: ScriptMessage
     ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
         """Return the redacted environment, the names of redacted variables, and the flags."""
         redacted, flags = message.redacted, message.flags
@@ -152,28 +158,33 @@ class Taking:
         if file is None or not self._environments:
             return None, redacted, flags
         if file.length > MOST_ENVIRONMENT_BYTES:
-            return None, redacted, _with(flags, ENVIRONMENT_TOO_LARGE)
-        data = _data(file)
+            return None, redacted, _union(flags, ENVIRONMENT_TOO_LARGE)
+        data = _file_content(file)
         if data is None:
             return None, redacted, flags
         # Values that the sender redacted stay so: the mark in their place is no secret.
         clean = read_environment(data, self._redactor)
-        return clean.data, _with(redacted, *clean.redacted), _with(flags, *clean.flags)
+        return clean.data, _union(redacted, *clean.redacted), _union(flags, *clean.flags)
 
-    def _facts(self, message: Message, identity: Whose) -> list[Event]:
+    def _facts(self, message: ScriptMessage, identity: MessageIdentity) -> list[Event]:
         """Build the events for the job record in a message."""
         record = self._redactor.record(identity.record)
         if record.submit is None:
             record = msgspec.structs.replace(record, submit=identity.first_submit)
         is_over = identity.why == "ended" or record.state in FINISHED
-        events = [_fact(message, JOB_END if is_over else JOB_SEEN, record)]
+        events = [_job_facts_event(message, JOB_END if is_over else JOB_SEEN, record)]
         if record.restarts:
             # A requeued job's record has the submit time of its last run.
-            events.insert(0, _fact(message, JOB_SEEN, _first_run(record, identity.first_submit)))
+            events.insert(
+                0,
+                _job_facts_event(
+                    message, JOB_SEEN, _first_run_record(record, identity.first_submit)
+                ),
+            )
         return events
 
 
-def _fact(message: Message, kind: str, record: JobRecord) -> Event:
+def _job_facts_event(message: ScriptMessage, kind: str, record: JobRecord) -> Event:
     """Build an event from a job record."""
     said = msgspec.json.encode(record)
     digest = hashlib.blake2b(said, digest_size=12).hexdigest()
@@ -185,12 +196,12 @@ def _fact(message: Message, kind: str, record: JobRecord) -> Event:
         at=message.spooled,
         # The version as time: the highest version wins, in whatever order messages arrive.
         seen_at=_EPOCH + timedelta(microseconds=message.version),
-        source=SOURCE,
+        source=KAFKA_SOURCE,
         body=JobFacts(record=record, whole=True),
     )
 
 
-def _first_run(record: JobRecord, first_submit: datetime) -> JobRecord:
+def _first_run_record(record: JobRecord, first_submit: datetime) -> JobRecord:
     """Derive the record of a job's first run: the fields that are equal in all runs."""
     return msgspec.structs.replace(
         record,
@@ -209,7 +220,7 @@ def _first_run(record: JobRecord, first_submit: datetime) -> JobRecord:
     )
 
 
-def _purge(message: Message) -> Event:
+def _purge_event(message: ScriptMessage) -> Event:
     """Build the event that purges a script."""
     now = datetime.now(UTC)
     return Event(
@@ -218,40 +229,40 @@ def _purge(message: Message) -> Event:
         key=f"purge:kafka:{message.key}:{message.version}",
         at=now,
         seen_at=now,
-        source=SOURCE,
+        source=KAFKA_SOURCE,
         body=ArchivePurge(
-            script_keys=(message.key,), asked_by=SOURCE, reason="purged where it came from"
+            script_keys=(message.key,), asked_by=KAFKA_SOURCE, reason="purged where it came from"
         ),
     )
 
 
-def _ref(message: Message) -> Ref:
+def _script_ref(message: ScriptMessage) -> ScriptRef:
     return message.cluster, message.key
 
 
-def _has_bytes(message: Message) -> bool:
+def _has_bytes(message: ScriptMessage) -> bool:
     files = (message.script, message.environment)
     return any(file is not None and file.content is not None for file in files)
 
 
-def _data(file: MessageFile | None) -> bytes | None:
+def _file_content(file: MessageFile | None) -> bytes | None:
     return None if file is None or file.content is None else file.content.data
 
 
-def _with(these: tuple[str, ...], *more: str) -> tuple[str, ...]:
+def _union(these: tuple[str, ...], *more: str) -> tuple[str, ...]:
     """Join tuples without duplicates."""
     return tuple(dict.fromkeys((*these, *more)))
 
 
 log = logging.getLogger(__name__)
 
-_EVENTS: Final = 500
+_READ_EVENTS: Final = 500
 """Most events read from the journal at once."""
-_MOST: Final = 100_000
+_MAX_REMEMBERED: Final = 100_000
 """Most scripts to remember, about 15 MB; by then jobs.db has long consumed the oldest."""
 
 
-class LatelyPurged:
+class RecentPurges:
     """Scripts named by purge events of the journal that jobs.db may not have consumed yet.
 
     Args:
@@ -263,9 +274,9 @@ class LatelyPurged:
         self._path = database_path(state_dir)
         self._reader = reader
         self._position: int | None = None
-        self._purged: dict[Ref, None] = {}
+        self._purged: dict[ScriptRef, None] = {}
 
-    def look(self) -> Collection[Ref]:
+    def look(self) -> Collection[ScriptRef]:
         """Read new purge events; return the recently purged scripts.
 
         Raises:
@@ -276,12 +287,12 @@ class LatelyPurged:
         upto = -1
         while upto != self._position:
             upto = self._position
-            events, self._position = self._reader.read(upto, {ARCHIVE_PURGE}, _EVENTS)
+            events, self._position = self._reader.read(upto, {ARCHIVE_PURGE}, _READ_EVENTS)
             for event in events:
                 if isinstance(event.body, ArchivePurge) and not event.body.sink:
                     for key in event.body.script_keys:
                         self._purged[event.cluster, key] = None
-        while len(self._purged) > _MOST:
+        while len(self._purged) > _MAX_REMEMBERED:
             del self._purged[next(iter(self._purged))]
         return self._purged
 

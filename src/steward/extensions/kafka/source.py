@@ -2,9 +2,9 @@
 
 :class:`KafkaSource` turns messages into events and stored bytes (``events.Taking``). It commits the
 consumer group's offsets only when both are durable here: after a crash the uncommitted messages
-come again, and their keys make that harmless. :class:`Anew` with :class:`TopicId` detects a topic
-that was deleted and recreated, and rewinds to its beginning, because old offsets would skip
-messages.
+come again, and their keys make that harmless. :class:`TopicRecreationGuard` with
+:class:`TopicIdLookup` detects a topic that was deleted and recreated, and rewinds to its beginning,
+because old offsets would skip messages.
 """
 
 import logging
@@ -12,26 +12,26 @@ import time
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Final, NamedTuple
 
-from steward.archive.messages import Message, MessageError, decode
+from steward.archive.messages import MessageError, ScriptMessage, decode_script_message
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import Store, Stores
+from steward.core.incoming import IncomingStore, IncomingStores
 from steward.core.journal import JournalError
 from steward.core.waits import Backoff, Stop
-from steward.extensions.kafka.client import KafkaUnavailable, Reached
-from steward.extensions.kafka.events import Taking
+from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
+from steward.extensions.kafka.events import MessageConverter
 from steward.extensions.kafka.settings import ConsumeSettings
 
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 30.0
 """Time between two requests for the topic's id, in seconds."""
-_ASK_S: Final = 10.0
+_REQUEST_TIMEOUT_S: Final = 10.0
 """Time limit of a request to the brokers, in seconds."""
 
 
-class TopicId:
+class TopicIdLookup:
     """Lookup of the topic's id, which changes when the topic is recreated.
 
     Args:
@@ -39,7 +39,7 @@ class TopicId:
         every_s: Time between two requests for the topic's id, in seconds.
     """
 
-    def __init__(self, reached: Reached, every_s: float) -> None:
+    def __init__(self, reached: KafkaConnection, every_s: float) -> None:
         self._reached = reached
         self._every_s = every_s
         self._admin: Any = None
@@ -78,10 +78,10 @@ class TopicId:
             # client.
             self._admin = AdminClient(self._reached.configured({"log_level": 0}))
         wanted = self._reached.lib.TopicCollection([topic])
-        return self._admin.describe_topics(wanted, request_timeout=_ASK_S)[topic]
+        return self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_S)[topic]
 
 
-class Anew:
+class TopicRecreationGuard:
     """Guard against continuing at old offsets in a topic that was deleted and recreated.
 
     Args:
@@ -91,11 +91,11 @@ class Anew:
     """
 
     def __init__(
-        self, name: str, reached: Reached, *, check_every_s: float = CHECK_EVERY_S
+        self, name: str, reached: KafkaConnection, *, check_every_s: float = CHECK_EVERY_S
     ) -> None:
         self._name = name
         self._reached = reached
-        self._topic_id = TopicId(reached, check_every_s)
+        self._topic_id = TopicIdLookup(reached, check_every_s)
         self._back: set[int] = set()
         self.id = ""
 
@@ -108,11 +108,11 @@ class Anew:
         lib = self._reached.lib
         asked = list(partitions)
         self._back -= {place.partition for place in asked}
-        self.id = self.id or self._topic_id.look(_ASK_S)
+        self.id = self.id or self._topic_id.look(_REQUEST_TIMEOUT_S)
         if not self.id or not asked:
             return
         try:
-            found = consumer.committed(asked, timeout=_ASK_S)
+            found = consumer.committed(asked, timeout=_REQUEST_TIMEOUT_S)
         except lib.KafkaException as error:
             raise KafkaUnavailable(
                 f"cannot look up how far {self._reached.where()} was taken in: "
@@ -165,11 +165,11 @@ _BATCH_MESSAGES: Final = 500
 """Most messages of one batch."""
 _BATCH_BYTES: Final = 16 << 20
 """Size at which a batch ends, in bytes."""
-_LOGGED_AT_ONCE: Final = 20
+_MAX_LOGGED_IN_A_ROW: Final = 20
 """Bad messages in a row that are logged singly; a topic full of them must not fill the disk."""
 
 
-class _Place(NamedTuple):
+class _MessagePosition(NamedTuple):
     """Position of a message in the topic."""
 
     partition: int
@@ -195,8 +195,8 @@ class KafkaSource:
         name: str,
         settings: ConsumeSettings,
         own: Container[str],
-        stores: Stores,
-        taking: Taking,
+        stores: IncomingStores,
+        taking: MessageConverter,
         append: Append,
         *,
         once: bool = False,
@@ -212,11 +212,11 @@ class KafkaSource:
         self._append = append
         self._once = once
         self._check_every_s = check_every_s
-        self._reached: Reached | None = None
+        self._reached: KafkaConnection | None = None
         self._consumer: Any = None
-        self._anew: Anew | None = None
-        self._told: list[tuple[_Place, Message]] = []
-        self._touched: dict[str, Store] = {}
+        self._anew: TopicRecreationGuard | None = None
+        self._told: list[tuple[_MessagePosition, ScriptMessage]] = []
+        self._touched: dict[str, IncomingStore] = {}
         self._size = 0
         # Offsets to commit: by partition, the offset of the next message.
         self._offsets: dict[int, int] = {}
@@ -262,17 +262,23 @@ class KafkaSource:
         finally:
             self.close()
 
-    def _is_done(self, reached: Reached) -> bool:
+    def _is_done(self, reached: KafkaConnection) -> bool:
         """Return True if every message of the topic was consumed, here or by other group members.
 
         This member's partitions may be only a part: killed members keep theirs for a while.
         """
         lib, topic = reached.lib, self._settings.broker.topic
         try:
-            listed = self._consumer.list_topics(topic, timeout=_ASK_S).topics[topic].partitions
+            listed = (
+                self._consumer.list_topics(topic, timeout=_REQUEST_TIMEOUT_S)
+                .topics[topic]
+                .partitions
+            )
             others = [lib.TopicPartition(topic, one) for one in listed if one not in self._ended]
-            for place in self._consumer.committed(others, timeout=_ASK_S) if others else ():
-                low, high = self._consumer.get_watermark_offsets(place, timeout=_ASK_S)
+            for place in (
+                self._consumer.committed(others, timeout=_REQUEST_TIMEOUT_S) if others else ()
+            ):
+                low, high = self._consumer.get_watermark_offsets(place, timeout=_REQUEST_TIMEOUT_S)
                 if max(place.offset, low) < high:
                     return False
         except lib.KafkaException as error:
@@ -316,9 +322,9 @@ class KafkaSource:
             return
         value: bytes = message.value() or b""
         self._size += len(value)
-        place = _Place(message.partition(), message.offset())
+        place = _MessagePosition(message.partition(), message.offset())
         try:
-            told = decode(value)
+            told = decode_script_message(value)
         except MessageError as error:
             self._refuse(place, error)
         else:
@@ -336,11 +342,11 @@ class KafkaSource:
             return cluster in self._settings.clusters
         return cluster not in self._own
 
-    def _refuse(self, place: _Place, error: StewardError) -> None:
+    def _refuse(self, place: _MessagePosition, error: StewardError) -> None:
         """Skip a message that cannot be imported; it stays in the topic for inspection."""
         self.refused += 1
         self._bad_in_a_row += 1
-        if self._bad_in_a_row > _LOGGED_AT_ONCE:
+        if self._bad_in_a_row > _MAX_LOGGED_IN_A_ROW:
             return
         log.warning(
             "consume.%s passes over the message at offset %d of partition %d of topic %s: %s%s",
@@ -349,10 +355,10 @@ class KafkaSource:
             place.partition,
             self._settings.broker.topic,
             error,
-            "; more like it are not told of" if self._bad_in_a_row == _LOGGED_AT_ONCE else "",
+            "; more like it are not told of" if self._bad_in_a_row == _MAX_LOGGED_IN_A_ROW else "",
         )
 
-    def _store(self) -> Store:
+    def _store(self) -> IncomingStore:
         """Return the store for this batch."""
         if not self._touched:
             store = self._stores.usable()
@@ -382,7 +388,7 @@ class KafkaSource:
                 refused += not self._is_appended(place, events)
         self.taken += len(taken) - refused
 
-    def _is_appended(self, place: _Place, events: list[Event]) -> bool:
+    def _is_appended(self, place: _MessagePosition, events: list[Event]) -> bool:
         """Append one message's events; on rejection remove its bytes and return False."""
         try:
             self._append(events)
@@ -451,13 +457,15 @@ class KafkaSource:
             self._said = what
             log.error("consume.%s waits: %s", self._name, what)
 
-    def _open(self) -> Anew:
+    def _open(self) -> TopicRecreationGuard:
         """Create the consumer and subscribe it, where there is none."""
         if self._anew is not None:
             return self._anew
-        self._reached = Reached(self._settings.broker, f"consume.{self._name}")
+        self._reached = KafkaConnection(self._settings.broker, f"consume.{self._name}")
         self._consumer = self._reached.make("Consumer", self._role())
-        self._anew = Anew(self._name, self._reached, check_every_s=self._check_every_s)
+        self._anew = TopicRecreationGuard(
+            self._name, self._reached, check_every_s=self._check_every_s
+        )
         self._ended = set()
         self._consumer.subscribe(
             [self._settings.broker.topic],

@@ -2,33 +2,33 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from steward.extensions.mybrc.answers import Affording, Teller
-    from steward.extensions.mybrc.application import Office, make_application
-    from steward.extensions.mybrc.balances import Balances
+    from steward.extensions.mybrc.answers import JobRegistry, SubmitChecks
+    from steward.extensions.mybrc.application import ApiServices, make_application
+    from steward.extensions.mybrc.balances import RemoteBalances
     from steward.extensions.mybrc.outbox import REMOTE_BANK
-    from steward.extensions.mybrc.remote import Passing, Remote
+    from steward.extensions.mybrc.remote import MybrcClient, OutboxSender
     from steward.extensions.mybrc.settings import MybrcSettings
-    from steward.extensions.mybrc.users import Doorkeeper, UsersFile, drop_user, set_user
+    from steward.extensions.mybrc.users import TokenAuthority, UsersFile, remove_user, set_user
     from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
         answers=(
-            "Affording",
-            "Teller",
+            "SubmitChecks",
+            "JobRegistry",
         ),
         application=(
-            "Office",
+            "ApiServices",
             "make_application",
         ),
-        balances=("Balances",),
+        balances=("RemoteBalances",),
         users=(
-            "Doorkeeper",
+            "TokenAuthority",
             "UsersFile",
-            "drop_user",
+            "remove_user",
             "set_user",
         ),
         wire=(
@@ -37,8 +37,8 @@ else:
             "RemoteUnavailable",
         ),
         remote=(
-            "Passing",
-            "Remote",
+            "OutboxSender",
+            "MybrcClient",
         ),
         outbox=("REMOTE_BANK",),
         settings=("MybrcSettings",),
@@ -46,19 +46,19 @@ else:
 
 __all__ = [
     "REMOTE_BANK",
-    "Affording",
-    "Balances",
-    "Doorkeeper",
+    "ApiServices",
+    "JobRegistry",
+    "MybrcClient",
     "MybrcSettings",
-    "Office",
-    "Passing",
-    "Remote",
+    "OutboxSender",
+    "RemoteBalances",
     "RemoteFailed",
     "RemoteRejected",
     "RemoteUnavailable",
-    "Teller",
+    "SubmitChecks",
+    "TokenAuthority",
     "UsersFile",
-    "drop_user",
     "make_application",
+    "remove_user",
     "set_user",
 ]

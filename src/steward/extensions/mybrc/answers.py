@@ -1,12 +1,12 @@
 """Handlers behind the myBRC API: submit checks, jobs reported by clients, user and partition lists.
 
-:class:`Affording` answers ``can_submit_job``: can an account pay a job of some cost? It asks the
+:class:`SubmitChecks` answers ``can_submit_job``: can an account pay a job of some cost? It asks the
 gate, because only the gate knows the holds. While the gate does not answer, the ledger decides
 where the gate's policy is "allow"; that is stricter than the old plugins, which let every job pass.
 
-:class:`Teller` stores jobs that clients report and charges them, once for each job, unless Steward
-charged the run itself. :func:`users` and :func:`partitions` return pages of lists. ``application``
-maps URLs to these.
+:class:`JobRegistry` stores jobs that clients report and charges them, once for each job, unless
+Steward charged the run itself. :func:`list_users` and :func:`list_partitions` return pages of
+lists. ``application`` maps URLs to these.
 """
 
 import re
@@ -21,35 +21,35 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from steward.bank.errors import BankUsage, LedgerUnavailable, NoRate
-from steward.bank.gate.admission import Deciding, Doubts
-from steward.bank.gate.balances import Purses
-from steward.bank.gate.policy import Ground
-from steward.bank.ledger import NO_ACCOUNT, By, ToldJob
-from steward.bank.money import MICRO, plain
-from steward.bank.prices import rate_for
-from steward.bank.records import Charge, Description, Mode, Rate, Use
-from steward.bank.remote import TOLD, is_same_job
+from steward.bank.gate.admission import DecisionMaker, VainHolds
+from steward.bank.gate.balances import AccountBalances
+from steward.bank.gate.policy import GateRules
+from steward.bank.ledger import NO_ACCOUNT, Authorship, ReportedJob
+from steward.bank.money import MICRO, format_money_exact
+from steward.bank.prices import find_rate
+from steward.bank.records import Charge, JobRequest, Mode, Rate, ResourceUse
+from steward.bank.remote import REPORTED_SOURCE, is_same_job
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.extensions.mybrc import wire
 from steward.extensions.mybrc.wire import (
-    PLAIN,
-    Answer,
+    TEXT_PATTERN,
     ApiError,
-    Job,
+    ApiJob,
+    ApiPartition,
+    ApiUser,
+    CanSubmitReply,
     JobPage,
     JobSent,
-    Partition,
     PartitionPage,
-    User,
     UserPage,
-    merged,
+    merge_job,
 )
-from steward.slurm.cluster_model import Picture
-from steward.slurm.users import People
+from steward.slurm.cluster_model import ClusterModel
+from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
-    from steward.bank.gate.client import GateLink
+    from steward.bank.gate.client import GateClient
     from steward.bank.ledger.ledger import Ledger, Transaction
 
 
@@ -57,7 +57,7 @@ _MOST_DIGITS: Final = 10
 """Most digits of a uid."""
 
 
-class Affording:
+class SubmitChecks:
     """Checker for ``can_submit_job``: can an account pay a job?
 
     Args:
@@ -69,7 +69,12 @@ class Affording:
     """
 
     def __init__(
-        self, settings: Settings, cluster: str, ledger: "Ledger", link: "GateLink", people: People
+        self,
+        settings: Settings,
+        cluster: str,
+        ledger: "Ledger",
+        link: "GateClient",
+        people: NameResolver,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
@@ -77,21 +82,21 @@ class Affording:
         self._link = link
         self._people = people
         # The gate's rules without its holds, for the time when the gate does not answer.
-        self._purses = Purses()
-        self._ground = Ground(settings)
-        doubts = Doubts(settings.bank.unseen_share)
-        self._deciding = Deciding(self._purses, self._ground, doubts)
+        self._purses = AccountBalances()
+        self._ground = GateRules(settings)
+        doubts = VainHolds(settings.bank.unseen_share)
+        self._deciding = DecisionMaker(self._purses, self._ground, doubts)
         # Requests come from several threads.
         self._lock = threading.Lock()
 
-    def answer(self, job_cost: str, user_id: str, account_id: str) -> Answer:
+    def answer(self, job_cost: str, user_id: str, account_id: str) -> CanSubmitReply:
         """Answer whether a job can be submitted.
 
         Raises:
             ApiError: A part of the question is invalid.
         """
         try:
-            cost = wire.cost(job_cost)
+            cost = wire.parse_cost(job_cost)
         except BankUsage as error:
             raise ApiError(400, str(error)) from error
         user_id = user_id.strip()
@@ -101,18 +106,20 @@ class Affording:
         ):
             raise ApiError(400, f"user_id {user_id[:60]!r} is no number")
         name = account_id.strip().lower()
-        if not name or not re.fullmatch(PLAIN, name):
+        if not name or not re.fullmatch(TEXT_PATTERN, name):
             raise ApiError(400, "No account exists with such an account_id.")
         uid = int(user_id)
         user = self._people.user(uid)
-        asked = Description(uid=uid, account=name)
+        asked = JobRequest(uid=uid, account=name)
         try:
             verdict = self._link.would(self._cluster, asked, user, cost=cost)
         except StewardError as gone:
             return self._by_ledger(cost, asked, user, gone)
-        return _answered("" if verdict.ok else verdict.say, verdict.chosen)
+        return _build_reply("" if verdict.ok else verdict.say, verdict.chosen)
 
-    def _by_ledger(self, cost: int, asked: Description, user: str, gone: StewardError) -> Answer:
+    def _by_ledger(
+        self, cost: int, asked: JobRequest, user: str, gone: StewardError
+    ) -> CanSubmitReply:
         """Answer from the ledger while the gate is away or does not know the account yet.
 
         The gate's own rules decide by what the ledger knows: neither holds nor slurmdbd's
@@ -133,33 +140,37 @@ class Affording:
         except LedgerUnavailable:
             if not is_strict:
                 raise
-            return Answer(success=False, message=f"What is left is not known just now: {gone}")
+            return CanSubmitReply(
+                success=False, message=f"What is left is not known just now: {gone}"
+            )
         if asked.account not in self._purses.accounts:
             return self._unknown(asked.account)
         why = "" if decision.ok else decision.say
         if not why and is_strict:
             why = f"What is held is not known just now: {gone}"
-        return _answered(why, self._ground.chosen(self._cluster, asked.account))
+        return _build_reply(why, self._ground.chosen(self._cluster, asked.account))
 
-    def _unknown(self, account: str) -> Answer:
+    def _unknown(self, account: str) -> CanSubmitReply:
         """Answer for an unknown account, as ``unknown_accounts`` says."""
         if self._settings.bank.unknown_accounts == "allow":
-            return Answer(success=True, message=f"The bank does not know account {account}.")
+            return CanSubmitReply(
+                success=True, message=f"The bank does not know account {account}."
+            )
         raise ApiError(400, f"No account exists with account_id {account}.")
 
 
-def _answered(why: str, mode: Mode | None) -> Answer:
+def _build_reply(why: str, mode: Mode | None) -> CanSubmitReply:
     """Build the answer from the reason against a job, if any, and the bank's mode.
 
     The client rejects jobs by its own setting. The bank's default mode, observe, which nobody has
     chosen, does not override that setting.
     """
     if why and mode in ("off", "observe"):
-        return Answer(success=True, message=f"The bank only watches here ({mode}): {why}")
-    return Answer(success=not why, message=why or "The job can be submitted.")
+        return CanSubmitReply(success=True, message=f"The bank only watches here ({mode}): {why}")
+    return CanSubmitReply(success=not why, message=why or "The job can be submitted.")
 
 
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 """Entries of one page."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _MOST_HOURS: Final = 1e12
@@ -167,7 +178,7 @@ _MOST_HOURS: Final = 1e12
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Filters(msgspec.Struct, frozen=True, kw_only=True):
+class JobFilters(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of the job list.
 
     Attributes:
@@ -191,7 +202,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
 
 
-class Teller:
+class JobRegistry:
     """Registry of jobs that API clients report: stores, charges and lists them.
 
     Args:
@@ -202,14 +213,14 @@ class Teller:
     """
 
     def __init__(
-        self, ledger: "Ledger", cluster: str, people: People, now: Callable[[], datetime]
+        self, ledger: "Ledger", cluster: str, people: NameResolver, now: Callable[[], datetime]
     ) -> None:
         self._ledger = ledger
         self._cluster = cluster
         self._people = people
         self._now = now
 
-    def create(self, sent: JobSent, caller: str) -> Job:
+    def create(self, sent: JobSent, caller: str) -> ApiJob:
         """Store a new job.
 
         Raises:
@@ -220,7 +231,7 @@ class Teller:
                 raise ApiError(400, f"job with this jobslurmid already exists: {sent.jobslurmid}")
             return self._put(t, sent, None, caller)
 
-    def update(self, jobslurmid: str, sent: JobSent, caller: str) -> Job:
+    def update(self, jobslurmid: str, sent: JobSent, caller: str) -> ApiJob:
         """Store a job, new or known.
 
         Raises:
@@ -231,7 +242,7 @@ class Teller:
         with self._ledger.transaction() as t:
             return self._put(t, sent, t.told.get(jobslurmid), caller)
 
-    def page(self, number: int, filters: Filters) -> JobPage:
+    def page(self, number: int, filters: JobFilters) -> JobPage:
         """Return one page of jobs by start time; the caller adds the links.
 
         Raises:
@@ -249,33 +260,35 @@ class Teller:
                 max_amount=filters.max_amount,
                 begin=filters.begin,
                 end=filters.end,
-                offset=(number - 1) * PAGE,
-                limit=PAGE,
+                offset=(number - 1) * PAGE_SIZE,
+                limit=PAGE_SIZE,
             )
         if number > 1 and not found:
             raise ApiError(404, "Invalid page.")
         return JobPage(
             count=totals.jobs,
-            total_amount=float(wire.show(totals.amount)),
+            total_amount=float(wire.format_su(totals.amount)),
             total_cpu_time=totals.cpu_hours,
-            results=tuple(shown(told) for told in found),
+            results=tuple(decode_job(told) for told in found),
         )
 
-    def _put(self, t: "Transaction", sent: JobSent, told: ToldJob | None, caller: str) -> Job:
+    def _put(
+        self, t: "Transaction", sent: JobSent, told: ReportedJob | None, caller: str
+    ) -> ApiJob:
         """Check and store a job, and charge it; return the job."""
-        account = _account(t, sent.accountid)
+        account = _find_account(t, sent.accountid)
         uid = int(sent.userid)
         if uid >= 2**32:
             raise ApiError(400, f"No user can have the userid {uid}.")
-        before = None if told is None else shown(told)
+        before = None if told is None else decode_job(told)
         if told is not None and told.uid != uid:
             raise ApiError(400, f"userid {uid} is not the job's, which is {told.uid}")
         if told is not None and told.account != account:
             raise ApiError(400, f"account {account} is not the job's, which is {told.account}")
-        job, micros = merged(msgspec.structs.replace(sent, accountid=account), before)
+        job, micros = merge_job(msgspec.structs.replace(sent, accountid=account), before)
         user = told.user if told is not None else self._people.user(uid) or str(uid)
         t.told.put(
-            ToldJob(
+            ReportedJob(
                 jobslurmid=job.jobslurmid,
                 user=user,
                 uid=uid,
@@ -295,31 +308,31 @@ class Teller:
         return job
 
     def _charge(
-        self, t: "Transaction", charge: Charge, before: Job | None, user: str, caller: str
+        self, t: "Transaction", charge: Charge, before: ApiJob | None, user: str, caller: str
     ) -> None:
         """Charge a job, unless Steward has charged it; refund a charge under a former key."""
-        by = By(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
+        by = Authorship(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
         former = None if before is None else self._charge_of(before, user, 0)
         if former is not None and former.key != charge.key:
             # The submit time is known only now, or has changed: refund the old charge, pay once.
             row = t.charges.get(former.key)
-            if row is not None and row.charge.source == TOLD and row.charge.amount:
+            if row is not None and row.charge.source == REPORTED_SOURCE and row.charge.amount:
                 t.charges.charge(former, by)
         row = t.charges.get(charge.key)
-        if row is not None and row.charge.source != TOLD:
+        if row is not None and row.charge.source != REPORTED_SOURCE:
             return
         if row is not None or charge.amount:
             t.charges.charge(charge, by)
 
-    def _is_ours(self, t: "Transaction", job: Job) -> bool:
+    def _is_ours(self, t: "Transaction", job: ApiJob) -> bool:
         """Return True if Steward has charged a run of the job."""
-        rows = t.charges.of_job(self._cluster, _number(job))
-        own = [row.charge for row in rows if row.charge.source != TOLD]
+        rows = t.charges.of_job(self._cluster, _slurm_job_id(job))
+        own = [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
         return is_same_job((job.submitdate, job.startdate), own)
 
-    def _charge_of(self, job: Job, user: str, micros: int) -> Charge:
+    def _charge_of(self, job: ApiJob, user: str, micros: int) -> Charge:
         """Build the charge of a reported job."""
-        number = _number(job)
+        number = _slurm_job_id(job)
         is_named = job.submitdate is None or not number
         begin, end = job.startdate, job.enddate
         seconds = int((end - begin).total_seconds()) if begin and end else 0
@@ -331,7 +344,7 @@ class Teller:
             user=user,
             partition=job.partition or "",
             amount=micros,
-            use=Use(
+            use=ResourceUse(
                 tres={} if job.num_cpus is None else {"cpu": job.num_cpus},
                 start=begin or job.submitdate or self._now(),
                 seconds=seconds,
@@ -339,23 +352,23 @@ class Teller:
                 state=job.jobstatus or "",
             ),
             why="end" if end else "told",
-            source=TOLD,
+            source=REPORTED_SOURCE,
             told=job.jobslurmid if is_named else "",
         )
 
 
-def _number(job: Job) -> int:
+def _slurm_job_id(job: ApiJob) -> int:
     """Return the job's Slurm id; 0 where its name is no job id."""
     number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
     return number if number < 2**32 else 0
 
 
-def shown(told: ToldJob) -> Job:
+def decode_job(told: ReportedJob) -> ApiJob:
     """Decode a stored job as the API returns it."""
-    return msgspec.json.decode(told.body, type=Job)
+    return msgspec.json.decode(told.body, type=ApiJob)
 
 
-def links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
+def page_links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
     """Return the URLs of the next and the previous page.
 
     Args:
@@ -371,12 +384,12 @@ def links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
         return urlunsplit(parts._replace(query=query))
 
     return (
-        at(number + 1) if number * PAGE < count else None,
+        at(number + 1) if number * PAGE_SIZE < count else None,
         at(number - 1) if number > 1 else None,
     )
 
 
-def _account(t: "Transaction", name: str) -> str:
+def _find_account(t: "Transaction", name: str) -> str:
     """Return the ledger's name of an account; raise ApiError if it is unknown."""
     account = t.accounts.get(name.lower())
     if account is None or not account.known:
@@ -384,7 +397,7 @@ def _account(t: "Transaction", name: str) -> str:
     return account.name
 
 
-def amount_filter(name: str, text: str) -> int | None:
+def parse_amount_filter(name: str, text: str) -> int | None:
     """Parse an amount that filters a list; None where the text is empty.
 
     Raises:
@@ -393,7 +406,7 @@ def amount_filter(name: str, text: str) -> int | None:
     if not text:
         return None
     try:
-        return wire.cost(text)
+        return wire.parse_cost(text)
     except BankUsage as error:
         raise ApiError(400, f"{name}: {error}") from error
 
@@ -404,7 +417,7 @@ _NO_DOMAIN: Final = "localhost"
 """Mail domain of users where none is configured."""
 
 
-def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
+def list_users(ledger: "Ledger", domain: str, number: int) -> UserPage:
     """Return one page of the bank's users; the caller adds the links.
 
     Raises:
@@ -413,19 +426,19 @@ def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
     with ledger.reading() as t:
         accounts = [one.name for one in t.accounts.all(unknown=True) if one.name != NO_ACCOUNT]
         names = sorted({member.user for name in accounts for member in t.accounts.users(name)})
-    begin = _begin(number, len(names))
+    begin = _page_offset(number, len(names))
     shown = (
         # The schema forbids names with digits or dashes; the email address shows them instead.
-        User(
+        ApiUser(
             username=name if _USERNAME.fullmatch(name) else None,
             email=name if "@" in name else f"{name}@{domain or _NO_DOMAIN}",
         )
-        for name in names[begin : begin + PAGE]
+        for name in names[begin : begin + PAGE_SIZE]
     )
     return UserPage(count=len(names), results=tuple(shown))
 
 
-def partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> PartitionPage:
+def list_partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> PartitionPage:
     """Return one page of the partitions that Slurm has or that have a rate.
 
     Raises:
@@ -433,42 +446,44 @@ def partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> Pa
     """
     with ledger.reading() as t:
         rates = t.rates.all()
-        picture = _pictured(t, cluster)
+        picture = _cluster_model(t, cluster)
     names = {rate.partition for rate in rates if rate.cluster in ("", cluster)} - {"*"}
     every = sorted(names | set(picture.partitions))
-    begin = _begin(number, len(every))
+    begin = _page_offset(number, len(every))
     shown = (
-        _partition(name, picture, _core_hour(rates, cluster, name, now))
-        for name in every[begin : begin + PAGE]
+        _partition(name, picture, _core_hour_price(rates, cluster, name, now))
+        for name in every[begin : begin + PAGE_SIZE]
     )
     return PartitionPage(count=len(every), results=tuple(shown))
 
 
-def _begin(number: int, count: int) -> int:
+def _page_offset(number: int, count: int) -> int:
     """Return the offset of a page; raise ApiError if there is no such page."""
-    begin = (number - 1) * PAGE
+    begin = (number - 1) * PAGE_SIZE
     if number < 1 or (number > 1 and begin >= count):
         raise ApiError(404, "Invalid page.")
     return begin
 
 
-def _pictured(t: "Transaction", cluster: str) -> Picture:
+def _cluster_model(t: "Transaction", cluster: str) -> ClusterModel:
     """Read the stored model of a cluster; empty where there is none."""
     text = t.mark(f"picture:{cluster}")
     try:
-        return msgspec.json.decode(text, type=Picture) if text else Picture(cluster=cluster)
+        return (
+            msgspec.json.decode(text, type=ClusterModel) if text else ClusterModel(cluster=cluster)
+        )
     except msgspec.DecodeError:
         # An older Steward stored it; until the next snapshot only names and rates are known.
-        return Picture(cluster=cluster)
+        return ClusterModel(cluster=cluster)
 
 
-def _partition(name: str, picture: Picture, su: str | None) -> Partition:
+def _partition(name: str, picture: ClusterModel, su: str | None) -> ApiPartition:
     """Build a partition's entry from the cluster model and its price."""
     of = picture.partitions.get(name)
     if of is None:
-        return Partition(name=name, su_per_core_hour=su)
+        return ApiPartition(name=name, su_per_core_hour=su)
     cores = sum(count * picture.shapes[shape].cores for shape, count in of.shapes)
-    return Partition(
+    return ApiPartition(
         name=name,
         shared=not of.exclusive,
         num_nodes=of.nodes,
@@ -477,13 +492,13 @@ def _partition(name: str, picture: Picture, su: str | None) -> Partition:
     )
 
 
-def _core_hour(rates: list[Rate], cluster: str, partition: str, now: datetime) -> str | None:
+def _core_hour_price(rates: list[Rate], cluster: str, partition: str, now: datetime) -> str | None:
     """Format the price of a core hour by its CPU weight alone; None where there is no rate."""
     try:
-        rate = rate_for(rates, cluster, partition, "", now)
+        rate = find_rate(rates, cluster, partition, "", now)
     except NoRate:
         return None
     weight = 0 if rate.free else rate.weights.get("cpu", 0)
-    text = plain(weight)
+    text = format_money_exact(weight)
     places = 2 if Fraction(weight, MICRO // 100).denominator == 1 else 6
     return text[: text.index(".") + 1 + places]

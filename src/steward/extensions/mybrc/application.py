@@ -1,7 +1,8 @@
 """Web application of the myBRC API: OpenAPI schema, URL routes and error replies (Litestar).
 
 The API is served under both prefixes that its clients use (``/mybrc-rest``, ``/api``).
-:class:`Office` holds the services, :func:`make_application` builds the application. Handlers are
+:class:`ApiServices` holds the services, :func:`make_application` builds the application. Handlers
+are
 thin: they run in threads, because the ledger may block, and call ``answers`` and ``users``. Schema
 helpers come first, then handlers, then error handlers. Litestar is imported with this module, so
 only the serving process may import it.
@@ -37,42 +38,48 @@ from litestar.params import FromPath, QueryParameter, RawBody
 from steward.bank.ledger.ledger import Ledger
 from steward.core.errors import StewardError, Unavailable
 from steward.extensions.mybrc import answers
-from steward.extensions.mybrc.answers import Affording, Filters, Teller, amount_filter, links
-from steward.extensions.mybrc.users import Doorkeeper
+from steward.extensions.mybrc.answers import (
+    JobFilters,
+    JobRegistry,
+    SubmitChecks,
+    page_links,
+    parse_amount_filter,
+)
+from steward.extensions.mybrc.users import TokenAuthority
 from steward.extensions.mybrc.wire import (
-    DIGITS,
-    PATTERN,
-    PLACES,
-    PLAIN,
-    UID,
-    Answer,
+    AMOUNT_DIGITS,
+    AMOUNT_PATTERN,
+    AMOUNT_PLACES,
+    TEXT_PATTERN,
+    UID_PATTERN,
     ApiError,
-    Detail,
-    Job,
+    ApiJob,
+    CanSubmitReply,
+    ErrorDetail,
     JobPage,
     PartitionPage,
-    TokenGiven,
+    TokenReply,
     UserPage,
-    job_of,
-    login_of,
+    parse_job,
+    parse_login,
 )
 
-SCHEME: Final = "Token"
+AUTH_SCHEME: Final = "Token"
 """Authentication scheme of the Authorization header."""
 _INT32: Final = 2**31
 
 
-def _responses(**by_status: str) -> dict[int, ResponseSpec]:
+def _error_responses(**by_status: str) -> dict[int, ResponseSpec]:
     """Build OpenAPI replies from descriptions by status."""
     return {
         int(status.removeprefix("s")): ResponseSpec(
-            data_container=Detail, description=what, generate_examples=False
+            data_container=ErrorDetail, description=what, generate_examples=False
         )
         for status, what in by_status.items()
     }
 
 
-USUAL: Final = _responses(
+USUAL_RESPONSES: Final = _error_responses(
     s400="Something about the request is wrong.",
     s401="There is no token, or it is nobody's.",
     s413="The body is too large.",
@@ -81,37 +88,39 @@ USUAL: Final = _responses(
 )
 """Replies that every path may give beside its own."""
 
-ANSWERED: Final = {
+QUESTION_RESPONSES: Final = {
     400: ResponseSpec(
-        data_container=Answer,
+        data_container=CanSubmitReply,
         description="Something about the question is wrong.",
         generate_examples=False,
     )
 }
 """Reply to an invalid ``can_submit_job`` question."""
 
-NOT_FOUND: Final = _responses(s404="There is no such page, or no such job.")
-REFUSED: Final = _responses(s403="This is not taken here.")
+NOT_FOUND_RESPONSES: Final = _error_responses(s404="There is no such page, or no such job.")
+REFUSED_RESPONSES: Final = _error_responses(s403="This is not taken here.")
 
 
-def only(*statuses: int) -> dict[int, ResponseSpec]:
+def usual_responses(*statuses: int) -> dict[int, ResponseSpec]:
     """Return the usual replies with these statuses."""
-    return {status: USUAL[status] for status in statuses}
+    return {status: USUAL_RESPONSES[status] for status in statuses}
 
 
-def _text(most: int, *, least: int = 0, nullable: bool = True, pattern: str = PLAIN) -> Schema:
+def _text_schema(
+    most: int, *, least: int = 0, nullable: bool = True, pattern: str = TEXT_PATTERN
+) -> Schema:
     """Build the schema of a text field."""
     # Numbers sent as text and text sent as numbers are both accepted, as on the reference server.
     kinds = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
     return Schema(type=kinds, min_length=least or None, max_length=most, pattern=pattern)
 
 
-def _count() -> Schema:
+def _count_schema() -> Schema:
     kinds = [OpenAPIType.INTEGER, OpenAPIType.NULL]
     return Schema(type=kinds, minimum=-_INT32, maximum=_INT32 - 1)
 
 
-def _hours() -> Schema:
+def _hours_schema() -> Schema:
     return Schema(type=[OpenAPIType.NUMBER, OpenAPIType.NULL])
 
 
@@ -124,46 +133,46 @@ def _moment_schema() -> Schema:
     )
 
 
-def _job() -> Schema:
+def _job_schema() -> Schema:
     """Build the schema of a job as clients send it."""
     node = Schema(
         type=OpenAPIType.OBJECT,
         required=["name"],
-        properties={"name": _text(30, least=1, nullable=False)},
+        properties={"name": _text_schema(30, least=1, nullable=False)},
     )
     amount = Schema(
         one_of=[
-            Schema(type=OpenAPIType.STRING, pattern=PATTERN),
+            Schema(type=OpenAPIType.STRING, pattern=AMOUNT_PATTERN),
             Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=999_999_999),
         ],
-        description=f"At most {DIGITS} digits, {PLACES} of them decimals.",
+        description=f"At most {AMOUNT_DIGITS} digits, {AMOUNT_PLACES} of them decimals.",
     )
     return Schema(
         title="JobSent",
         type=OpenAPIType.OBJECT,
         required=["jobslurmid", "userid", "accountid"],
         properties={
-            "jobslurmid": _text(150, least=1, nullable=False),
+            "jobslurmid": _text_schema(150, least=1, nullable=False),
             "submitdate": _moment_schema(),
             "startdate": _moment_schema(),
             "enddate": _moment_schema(),
-            "userid": _text(10, nullable=False, pattern=UID),
-            "accountid": _text(150, nullable=False),
+            "userid": _text_schema(10, nullable=False, pattern=UID_PATTERN),
+            "accountid": _text_schema(150, nullable=False),
             "amount": amount,
-            "jobstatus": _text(50),
-            "partition": _text(50),
-            "qos": _text(50),
+            "jobstatus": _text_schema(50),
+            "partition": _text_schema(50),
+            "qos": _text_schema(50),
             "nodes": Schema(type=OpenAPIType.ARRAY, items=node),
-            "num_cpus": _count(),
-            "num_req_nodes": _count(),
-            "num_alloc_nodes": _count(),
-            "raw_time": _hours(),
-            "cpu_time": _hours(),
+            "num_cpus": _count_schema(),
+            "num_req_nodes": _count_schema(),
+            "num_alloc_nodes": _count_schema(),
+            "raw_time": _hours_schema(),
+            "cpu_time": _hours_schema(),
         },
     )
 
 
-def _login() -> Schema:
+def _login_schema() -> Schema:
     """Build the schema of a token request."""
 
     def word(most: int) -> Schema:
@@ -177,32 +186,32 @@ def _login() -> Schema:
     )
 
 
-def _body(schema: Schema) -> RequestBody:
+def _json_body(schema: Schema) -> RequestBody:
     """Build the JSON request body of a schema."""
     # Forms are accepted, too, but have no schema here: they cannot express every field.
     return RequestBody(required=True, content={"application/json": OpenAPIMediaType(schema)})
 
 
 @dataclass
-class SendsJob(Operation):
+class JobBodyOperation(Operation):
     """OpenAPI operation whose body is a job."""
 
     def __post_init__(self) -> None:
-        self.request_body = _body(_job())
+        self.request_body = _json_body(_job_schema())
 
 
 @dataclass
-class SendsLogin(Operation):
+class LoginBodyOperation(Operation):
     """OpenAPI operation whose body is a name and a password; it needs no token."""
 
     def __post_init__(self) -> None:
-        self.request_body = _body(_login())
+        self.request_body = _json_body(_login_schema())
         # OpenAPI's way to declare that no token is needed; an empty list would be left out.
         self.security = [{}]
 
 
 @dataclass
-class SendsFile(Operation):
+class FileBodyOperation(Operation):
     """OpenAPI operation whose body is a file."""
 
     def __post_init__(self) -> None:
@@ -215,22 +224,22 @@ log = logging.getLogger(__name__)
 
 PREFIXES: Final = ("/mybrc-rest", "/api")
 """Path prefixes that clients of the API use."""
-LARGEST: Final = 1 << 20
+MAX_BODY_BYTES: Final = 1 << 20
 """Largest request body, in bytes: a job with some thousands of nodes."""
 _LAST_SECOND: Final = 253_402_300_799
 """Last second of the year 9999."""
 
 
-Ask = Request[Any, Any, State]
+ApiRequest = Request[Any, Any, State]
 # Each default has the parameter's own type: an optional one would accept the word "null". An
 # impossible page number gives 404, as on the reference server.
 Page = Annotated[int, QueryParameter()]
-Text = Annotated[str, QueryParameter(max_length=150, pattern=PLAIN)]
+Text = Annotated[str, QueryParameter(max_length=150, pattern=TEXT_PATTERN)]
 Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?(?!\n)$")]
 Seconds = Annotated[float, QueryParameter(ge=0, le=_LAST_SECOND)]
 
 
-class Office(msgspec.Struct, frozen=True):
+class ApiServices(msgspec.Struct, frozen=True):
     """Services that the handlers of one server use.
 
     Attributes:
@@ -244,9 +253,9 @@ class Office(msgspec.Struct, frozen=True):
         told: Called after a change of the ledger.
     """
 
-    doorkeeper: Doorkeeper
-    teller: Teller
-    affording: Affording
+    doorkeeper: TokenAuthority
+    teller: JobRegistry
+    affording: SubmitChecks
     ledger: Ledger
     cluster: str
     domain: str
@@ -254,11 +263,11 @@ class Office(msgspec.Struct, frozen=True):
     told: Callable[[], None]
 
 
-def make_application(office: Office) -> Litestar:
+def make_application(office: ApiServices) -> Litestar:
     """Build the Litestar application of the API."""
     # Litestar's own replies to OPTIONS list the first method of a path alone.
     guarded: list[Any] = [
-        _options("/jobs", "GET, POST, OPTIONS"),
+        _options_handler("/jobs", "GET, POST, OPTIONS"),
         *(can_submit_job, jobs_list, jobs_create, jobs_update),
         *(users_list, partitions_list, upload_cpu_data),
     ]
@@ -267,7 +276,7 @@ def make_application(office: Office) -> Litestar:
         for prefix in PREFIXES
         for router in (
             Router(path=prefix, route_handlers=[api_token_auth]),
-            Router(path=prefix, route_handlers=guarded, before_request=_admit),
+            Router(path=prefix, route_handlers=guarded, before_request=_authenticate),
         )
     ]
     header = SecurityScheme(
@@ -280,25 +289,25 @@ def make_application(office: Office) -> Litestar:
             title="myBRC REST API",
             version="v1",
             description="The myBRC REST API, as Steward's bank speaks it.",
-            components=Components(security_schemes={SCHEME: header}),
-            security=[{SCHEME: []}],
+            components=Components(security_schemes={AUTH_SCHEME: header}),
+            security=[{AUTH_SCHEME: []}],
             path="/schema",
             render_plugins=[JsonRenderPlugin()],
         ),
         exception_handlers={
-            ApiError: _refused,
-            StewardError: _failed,
-            HTTPException: _wrong,
-            TimeoutError: _slow,
-            Exception: _broken,
+            ApiError: _handle_api_error,
+            StewardError: _handle_steward_error,
+            HTTPException: _handle_http_error,
+            TimeoutError: _handle_timeout,
+            Exception: _handle_bug,
         },
-        request_max_body_size=LARGEST,
+        request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,
         debug=False,
     )
 
 
-def _options(path: str, methods: str) -> HTTPRouteHandler:
+def _options_handler(path: str, methods: str) -> HTTPRouteHandler:
     """Build the OPTIONS handler of a path."""
 
     @route(
@@ -315,17 +324,17 @@ def _options(path: str, methods: str) -> HTTPRouteHandler:
     include_in_schema=False,
     sync_to_thread=False,
 )
-def swagger(request: Ask) -> dict[str, Any]:
+def swagger(request: ApiRequest) -> dict[str, Any]:
     """Return the OpenAPI 3.1 schema, at the path of the reference server."""
     return request.app.openapi_schema.to_schema()
 
 
-async def _admit(request: Ask) -> None:
+async def _authenticate(request: ApiRequest) -> None:
     """Authenticate a request by its token."""
-    office: Office = request.app.state.office
+    office: ApiServices = request.app.state.office
     header = request.headers.get("authorization", "")
     request.state.caller = await asyncio.to_thread(
-        office.doorkeeper.caller, header, _address(request)
+        office.doorkeeper.caller, header, _client_address(request)
     )
 
 
@@ -333,37 +342,37 @@ async def _admit(request: Ask) -> None:
     "/api_token_auth",
     sync_to_thread=True,
     status_code=200,
-    operation_class=SendsLogin,
-    responses=only(400, 413, 429, 503),
+    operation_class=LoginBodyOperation,
+    responses=usual_responses(400, 413, 429, 503),
 )
-def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
+def api_token_auth(request: ApiRequest, state: State, body: RawBody) -> TokenReply:
     """Issue a token for a name and its password."""
-    office: Office = state.office
-    login = login_of(body, request.headers.get("content-type", ""))
-    return TokenGiven(
-        token=office.doorkeeper.login(login.username, login.password, _address(request))
+    office: ApiServices = state.office
+    login = parse_login(body, request.headers.get("content-type", ""))
+    return TokenReply(
+        token=office.doorkeeper.login(login.username, login.password, _client_address(request))
     )
 
 
 @get(
     "/can_submit_job/{job_cost:str}/{user_id:str}/{account_id:str}",
     sync_to_thread=True,
-    responses={**USUAL, **ANSWERED},
+    responses={**USUAL_RESPONSES, **QUESTION_RESPONSES},
 )
 def can_submit_job(
     state: State, job_cost: FromPath[str], user_id: FromPath[str], account_id: FromPath[str]
-) -> Response[Answer]:
+) -> Response[CanSubmitReply]:
     """Return whether this user can submit a job with this cost for this account."""
-    office: Office = state.office
+    office: ApiServices = state.office
     try:
         return Response(office.affording.answer(job_cost, user_id, account_id))
     except ApiError as error:
-        return Response(Answer(success=False, message=str(error)), status_code=error.status)
+        return Response(CanSubmitReply(success=False, message=str(error)), status_code=error.status)
 
 
-@get("/jobs", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
+@get("/jobs", sync_to_thread=True, responses={**USUAL_RESPONSES, **NOT_FOUND_RESPONSES})
 def jobs_list(
-    request: Ask,
+    request: ApiRequest,
     state: State,
     page: Page = 1,
     user: Text = "",
@@ -377,29 +386,29 @@ def jobs_list(
 ) -> JobPage:
     """List jobs, a hundred at a time, by start time.
 
-    ``start_time`` and ``end_time`` bound the start, in seconds since 1970.
+    ``get_start_time`` and ``end_time`` bound the start, in seconds since 1970.
     """
-    office: Office = state.office
-    filters = Filters(
+    office: ApiServices = state.office
+    filters = JobFilters(
         user=user,
         account=account,
         jobstatus=jobstatus,
         partition=partition,
-        min_amount=amount_filter("min_amount", min_amount),
-        max_amount=amount_filter("max_amount", max_amount),
-        begin=_moment(start_time),
-        end=_moment(end_time),
+        min_amount=parse_amount_filter("min_amount", min_amount),
+        max_amount=parse_amount_filter("max_amount", max_amount),
+        begin=_filter_time(start_time),
+        end=_filter_time(end_time),
     )
     found = office.teller.page(page, filters)
-    following, previous = links(str(request.url), page, found.count)
+    following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
-@post("/jobs", sync_to_thread=True, operation_class=SendsJob, responses=USUAL)
-def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
+@post("/jobs", sync_to_thread=True, operation_class=JobBodyOperation, responses=USUAL_RESPONSES)
+def jobs_create(request: ApiRequest, state: State, body: RawBody) -> ApiJob:
     """Store a new job, and charge its amount."""
-    office: Office = state.office
-    sent = job_of(body, request.headers.get("content-type", ""))
+    office: ApiServices = state.office
+    sent = parse_job(body, request.headers.get("content-type", ""))
     job = office.teller.create(sent, request.state.caller)
     office.told()
     return job
@@ -408,98 +417,106 @@ def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
 @put(
     "/jobs/{jobslurmid:str}",
     sync_to_thread=True,
-    operation_class=SendsJob,
+    operation_class=JobBodyOperation,
     # 404 because a job id that contains a slash does not match the path.
-    responses={**USUAL, **NOT_FOUND},
+    responses={**USUAL_RESPONSES, **NOT_FOUND_RESPONSES},
 )
-def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: RawBody) -> Job:
+def jobs_update(
+    request: ApiRequest, state: State, jobslurmid: FromPath[str], body: RawBody
+) -> ApiJob:
     """Store a job, new or known, and charge the difference."""
-    office: Office = state.office
-    sent = job_of(body, request.headers.get("content-type", ""))
+    office: ApiServices = state.office
+    sent = parse_job(body, request.headers.get("content-type", ""))
     job = office.teller.update(jobslurmid, sent, request.state.caller)
     office.told()
     return job
 
 
-@get("/users", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
-def users_list(request: Ask, state: State, page: Page = 1) -> UserPage:
+@get("/users", sync_to_thread=True, responses={**USUAL_RESPONSES, **NOT_FOUND_RESPONSES})
+def users_list(request: ApiRequest, state: State, page: Page = 1) -> UserPage:
     """List the bank's users, a hundred at a time."""
-    office: Office = state.office
-    found = answers.users(office.ledger, office.domain, page)
-    following, previous = links(str(request.url), page, found.count)
+    office: ApiServices = state.office
+    found = answers.list_users(office.ledger, office.domain, page)
+    following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
-@get("/partitions", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
-def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage:
+@get("/partitions", sync_to_thread=True, responses={**USUAL_RESPONSES, **NOT_FOUND_RESPONSES})
+def partitions_list(request: ApiRequest, state: State, page: Page = 1) -> PartitionPage:
     """List partitions and their prices, a hundred at a time."""
-    office: Office = state.office
-    found = answers.partitions(office.ledger, office.cluster, office.now(), page)
-    following, previous = links(str(request.url), page, found.count)
+    office: ApiServices = state.office
+    found = answers.list_partitions(office.ledger, office.cluster, office.now(), page)
+    following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
 @put(
     "/upload_cpu_data/{filename:str}",
     sync_to_thread=False,
-    operation_class=SendsFile,
-    responses={**USUAL, **REFUSED},
+    operation_class=FileBodyOperation,
+    responses={**USUAL_RESPONSES, **REFUSED_RESPONSES},
 )
-def upload_cpu_data(filename: FromPath[str]) -> Detail:
+def upload_cpu_data(filename: FromPath[str]) -> ErrorDetail:
     """Reject a file of CPU data: Steward measures usage itself and keeps no such files."""
     what = "CPU data is not taken: use is measured by Steward itself, see 'steward sacct'"
     log.info("CPU data in a file of %d letters is not taken", len(filename))
     raise ApiError(403, what)
 
 
-def _address(request: Ask) -> str:
+def _client_address(request: ApiRequest) -> str:
     return request.client.host if request.client else ""
 
 
-def _moment(seconds: float) -> datetime | None:
+def _filter_time(seconds: float) -> datetime | None:
     """Convert a time filter; None where it bounds nothing."""
     if not 0 < seconds < _LAST_SECOND:
         return None
     return datetime.fromtimestamp(seconds, tz=UTC)
 
 
-def _said(status: int, what: str, headers: dict[str, str] | None = None) -> Response[Detail]:
+def _error_reply(
+    status: int, what: str, headers: dict[str, str] | None = None
+) -> Response[ErrorDetail]:
     """Build an error reply."""
     return Response(
-        Detail(detail=what), status_code=status, headers=headers, media_type="application/json"
+        ErrorDetail(detail=what), status_code=status, headers=headers, media_type="application/json"
     )
 
 
-def _refused(_: Ask, error: ApiError) -> Response[Detail]:
+def _handle_api_error(_: ApiRequest, error: ApiError) -> Response[ErrorDetail]:
     """Reply to an ApiError with its status."""
     headers = {"Retry-After": str(error.wait_s)} if error.wait_s else {}
     if error.status == 401:
-        headers["WWW-Authenticate"] = SCHEME
-    return _said(error.status, str(error), headers)
+        headers["WWW-Authenticate"] = AUTH_SCHEME
+    return _error_reply(error.status, str(error), headers)
 
 
-def _failed(_: Ask, error: StewardError) -> Response[Detail]:
+def _handle_steward_error(_: ApiRequest, error: StewardError) -> Response[ErrorDetail]:
     """Reply to Steward's errors: 503 for a temporary one, otherwise 400."""
     if isinstance(error, Unavailable):
         log.warning("a request of the myBRC API is to come again: %s", error)
-        return _said(503, "the ledger cannot be used just now, try again", {"Retry-After": "2"})
-    return _said(400, str(error))
+        return _error_reply(
+            503, "the ledger cannot be used just now, try again", {"Retry-After": "2"}
+        )
+    return _error_reply(400, str(error))
 
 
-def _wrong(_: Ask, error: HTTPException) -> Response[Detail]:
+def _handle_http_error(_: ApiRequest, error: HTTPException) -> Response[ErrorDetail]:
     """Reply to Litestar's own errors, such as invalid parameters."""
     extra = error.extra if isinstance(error.extra, list) else []
     parts = [f"{one.get('key')}: {one.get('message')}" for one in extra if isinstance(one, dict)]
-    return _said(error.status_code, "; ".join([error.detail, *parts]), dict(error.headers or {}))
+    return _error_reply(
+        error.status_code, "; ".join([error.detail, *parts]), dict(error.headers or {})
+    )
 
 
-def _slow(_: Ask, __: TimeoutError) -> Response[Detail]:
+def _handle_timeout(_: ApiRequest, __: TimeoutError) -> Response[ErrorDetail]:
     """Reply to a body that arrives too slowly."""
-    return _said(408, "the body took too long", {"Connection": "close"})
+    return _error_reply(408, "the body took too long", {"Connection": "close"})
 
 
-def _broken(_: Ask, error: Exception) -> Response[Detail]:
+def _handle_bug(_: ApiRequest, error: Exception) -> Response[ErrorDetail]:
     """Reply to an unexpected exception, and log it."""
     # The client must not see internals; the log has them.
     log.error("a request of the myBRC API failed", exc_info=error)
-    return _said(500, "Unexpected server error.")
+    return _error_reply(500, "Unexpected server error.")

@@ -1,10 +1,10 @@
 """Outbox messages for a myBRC server elsewhere: holds of running jobs, and costs of ended ones.
 
 Messages are written in the ledger transaction that makes them true, so none is false, none is lost,
-and no caller waits for the server; ``remote`` sends them. :func:`relay` queues messages for job
-events, :class:`Noticing` for later corrections of charges (refunds, adjustments, account changes).
-:class:`Owners` finds the uid of a charged job. :data:`REMOTE_BANK` registers this module with the
-bank.
+and no caller waits for the server; ``remote`` sends them. :func:`queue_events` queues messages for
+job events, :class:`CorrectionScan` for later corrections of charges (refunds, adjustments, account
+changes). :class:`JobOwners` finds the uid of a charged job. :data:`REMOTE_BANK` registers this
+module with the bank.
 """
 
 import logging
@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.bank.billing import REVOKED, charged_before, is_charged
-from steward.bank.consumer import cursor_name
+from steward.bank.billing import REVOKED_STATES, find_charge, is_charged
+from steward.bank.consumer import name_cursor
 from steward.bank.enforcement import has_started
 from steward.bank.ledger import ChargeRow
 from steward.bank.records import Charge, Hold
-from steward.bank.remote import TOLD, RemoteBank, own_charges
-from steward.bank.scheduled_work import BANK
+from steward.bank.remote import REPORTED_SOURCE, RemoteBank, list_own_charges
+from steward.bank.scheduled_work import BANK_AUTHOR
 from steward.core.config import Settings
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.timestamps import moment
-from steward.core.usage import RunFact
+from steward.core.usage import RunEvent
 from steward.jobs import Jobs, database_path
-from steward.slurm.job_states import base_state
-from steward.slurm.users import People
+from steward.slurm.job_states import strip_state_suffix
+from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
 
 
-KIND: Final = "mybrc"
+MYBRC_KIND: Final = "mybrc"
 """Kind of these messages in the outbox."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RemoteJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Job as the server elsewhere knows it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus: int = 0
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RemoteMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message to the server.
 
     Attributes:
@@ -81,19 +81,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     op: Literal["hold", "change"]
-    told: Told
+    told: RemoteJob
     amount: int = 0
 
 
 def describe(payload: bytes) -> str:
     """Describe an outbox message in a few words."""
-    message = msgspec.json.decode(payload, type=Message)
+    message = msgspec.json.decode(payload, type=RemoteMessage)
     told = message.told
     what = "the hold of" if message.op == "hold" else "what it costs:"
     return f"{what} job {told.job_id} of cluster {told.cluster}, account {told.account}"
 
 
-def told_hold(t: "Transaction", told: Told, amount: int) -> None:
+def queue_hold(t: "Transaction", told: RemoteJob, amount: int) -> None:
     """Queue the hold of a running job, once for each job; array tasks have no hold of their own.
 
     A server stores a job without a start time and counts no usage for it. The final PUT then
@@ -108,35 +108,35 @@ def told_hold(t: "Transaction", told: Told, amount: int) -> None:
         return
     first = int(told.first_submit.timestamp())
     key = f"hold/{told.cluster}/{told.job_id}/{first}"
-    _put(t, Message(op="hold", told=told, amount=amount), key)
+    _queue_message(t, RemoteMessage(op="hold", told=told, amount=amount), key)
 
 
-def told_change(t: "Transaction", told: Told) -> None:
+def queue_change(t: "Transaction", told: RemoteJob) -> None:
     """Queue the cost of a job so far, after a charge or the release of its hold.
 
     Args:
         t: The transaction, after the charge in it.
         told: The job.
     """
-    _put(t, Message(op="change", told=told), "")
+    _queue_message(t, RemoteMessage(op="change", told=told), "")
 
 
-def _put(t: "Transaction", message: Message, key: str) -> None:
+def _queue_message(t: "Transaction", message: RemoteMessage, key: str) -> None:
     """Write a message to the outbox, unless its job has no account."""
     if not message.told.account:
         return  # the API requires an account
-    t.outbox.put(KIND, msgspec.json.encode(message), key=key)
+    t.outbox.put(MYBRC_KIND, msgspec.json.encode(message), key=key)
 
 
 log = logging.getLogger(__name__)
 
-_ACTS: Final = 500
+_READ_TRANSACTIONS: Final = 500
 """Charges read at once."""
-_UNMARKED: Final = 10_000
+_MAX_UNSAVED: Final = 10_000
 """Transactions without a message that may be read again after a restart."""
 
 
-class Noticing:
+class CorrectionScan:
     """Scanner that queues a message for each corrected charge.
 
     Args:
@@ -148,11 +148,11 @@ class Noticing:
         LedgerUnavailable: The ledger's database is away.
     """
 
-    def __init__(self, settings: Settings, ledger: "Ledger", owners: "Owners") -> None:
+    def __init__(self, settings: Settings, ledger: "Ledger", owners: "JobOwners") -> None:
         self._ledger = ledger
         self._clusters = frozenset(settings.cluster)
         self._owners = owners
-        self._name = f"{cursor_name(settings)}.corrections"
+        self._name = f"{name_cursor(settings)}.corrections"
         with ledger.transaction() as t:
             known = t.mark(self._name)
             if not known:
@@ -169,31 +169,31 @@ class Noticing:
         """
         while True:
             with self._ledger.reading() as t:
-                found = t.charges.changed(self._position, _ACTS)
-                upto = found[-1][0] if len(found) == _ACTS else t.seq
+                found = t.charges.changed(self._position, _READ_TRANSACTIONS)
+                upto = found[-1][0] if len(found) == _READ_TRANSACTIONS else t.seq
                 began = moment(int(t.mark("began") or 0))
                 # The first charge at a run's end is reported by its event.
-                corrected = [row for _, who, row in found if who != BANK or row.versions > 1]
+                corrected = [row for _, who, row in found if who != BANK_AUTHOR or row.versions > 1]
                 told = list(self._to_tell(t, corrected, began))
-            if told or upto - self._marked >= _UNMARKED:
+            if told or upto - self._marked >= _MAX_UNSAVED:
                 with self._ledger.transaction() as t:
                     for one in told:
-                        told_change(t, one)
+                        queue_change(t, one)
                     t.set_mark(self._name, str(upto))
                 self._marked = upto
             self._position = upto
-            if len(found) < _ACTS:
+            if len(found) < _READ_TRANSACTIONS:
                 return
 
     def _to_tell(
         self, t: "Transaction", rows: Iterable[ChargeRow], began: datetime
-    ) -> Iterator[Told]:
+    ) -> Iterator[RemoteJob]:
         """Yield the jobs of corrected charges, once for each account that ever paid."""
         jobs: dict[tuple[str, int, datetime], set[str]] = {}
         for row in rows:
             one = row.charge
             if (
-                one.source == TOLD
+                one.source == REPORTED_SOURCE
                 or one.cluster not in self._clusters
                 or _end_of_charge(one) < began
             ):
@@ -205,17 +205,17 @@ class Noticing:
             own = [
                 row.charge
                 for row in t.charges.of_job(cluster, job_id, first)
-                if row.charge.source != TOLD
+                if row.charge.source != REPORTED_SOURCE
             ]
-            last = max(own, key=_order)
+            last = max(own, key=_charge_sort_key)
             uid = self._owners.uid(last)
-            told = _told_of_charge(last, -1 if uid is None else uid)
+            told = _job_from_charge(last, -1 if uid is None else uid)
             # The present payer comes last, because the last message is what the server keeps.
             for account in sorted(accounts, key=lambda name: (name == last.account, name)):
                 yield msgspec.structs.replace(told, account=account)
 
 
-class Owners:
+class JobOwners:
     """Job owners' uids: from jobs.db, otherwise by user name.
 
     Args:
@@ -224,7 +224,7 @@ class Owners:
 
     def __init__(self, state_dir: str) -> None:
         self._path = database_path(state_dir)
-        self._people = People()
+        self._people = NameResolver()
         self._jobs: Jobs | None = None
 
     def uid(self, charge: Charge) -> int | None:
@@ -248,11 +248,11 @@ class Owners:
             self._jobs = None
 
 
-def _told_of_charge(charge: Charge, uid: int) -> Told:
+def _job_from_charge(charge: Charge, uid: int) -> RemoteJob:
     """Build a job from its last charge."""
     use = charge.use
     start = use.start if use is not None else None
-    return Told(
+    return RemoteJob(
         cluster=charge.cluster,
         job_id=charge.job_id,
         first_submit=charge.first_submit,
@@ -275,12 +275,12 @@ def _end_of_charge(charge: Charge) -> datetime:
     return use.start + timedelta(seconds=use.seconds)
 
 
-def _order(charge: Charge) -> tuple[int, datetime]:
+def _charge_sort_key(charge: Charge) -> tuple[int, datetime]:
     """Return the sort key of a job's charges: run, then end."""
     return charge.restarts, _end_of_charge(charge)
 
 
-def relay(
+def queue_events(
     t: "Transaction",
     events: Iterable[tuple[Event, Hold | None]],
     began: datetime,
@@ -293,26 +293,26 @@ def relay(
         began: Time of the bank's first start.
     """
     for event, hold in events:
-        if event.kind == QUEUE_LOOKED or not _is_ours(event, began):
+        if event.kind == QUEUE_LOOKED or not _is_billed_here(event, began):
             continue
-        told = _told_of_event(event)
+        told = _job_from_event(event)
         if told is None:
             continue
         record: JobRecord = event.body.record
         if event.kind == RUN_END:
-            _relay_end(t, event.cluster, event.body, told)
+            _queue_run_end(t, event.cluster, event.body, told)
         elif hold is not None and not record.array_job_id and _is_running(event):
-            told_hold(t, told, hold.amount)
+            queue_hold(t, told, hold.amount)
 
 
-def _relay_end(t: "Transaction", cluster: str, fact: RunFact, told: Told) -> None:
+def _queue_run_end(t: "Transaction", cluster: str, fact: RunEvent, told: RemoteJob) -> None:
     """Queue the end of a run, under the first submit time of its charge."""
     if not is_charged(fact):
-        told_change(t, told)
+        queue_change(t, told)
         return
-    charge = charged_before(fact, own_charges(t, cluster, fact.job_id))
+    charge = find_charge(fact, list_own_charges(t, cluster, fact.job_id))
     if charge is not None:
-        told_change(t, msgspec.structs.replace(told, first_submit=charge.first_submit))
+        queue_change(t, msgspec.structs.replace(told, first_submit=charge.first_submit))
 
 
 def _is_running(event: Event) -> bool:
@@ -321,7 +321,7 @@ def _is_running(event: Event) -> bool:
     return event.kind == RUN_START or has_started(event.body.record)
 
 
-def _is_ours(event: Event, began: datetime) -> bool:
+def _is_billed_here(event: Event, began: datetime) -> bool:
     """Return True if the bank decides the cost of the event's job."""
     if event.kind != RUN_END:
         return True
@@ -329,16 +329,16 @@ def _is_ours(event: Event, began: datetime) -> bool:
     if event.body.source or (record.end or event.at) < began:
         return False
     # A federation ran the job on another cluster, under the same number.
-    return base_state(record.state) not in REVOKED
+    return strip_state_suffix(record.state) not in REVOKED_STATES
 
 
-def _told_of_event(event: Event) -> Told | None:
+def _job_from_event(event: Event) -> RemoteJob | None:
     """Build a job from an event; None where its first submit time or uid is unknown."""
     record, fact = event.body.record, event.body
-    first = fact.first_submit if isinstance(fact, RunFact) else record.submit
+    first = fact.first_submit if isinstance(fact, RunEvent) else record.submit
     if first is None or record.uid is None or (record.restarts and first is record.submit):
         return None
-    return Told(
+    return RemoteJob(
         cluster=event.cluster,
         job_id=record.job_id,
         first_submit=first,
@@ -353,5 +353,5 @@ def _told_of_event(event: Event) -> Told | None:
     )
 
 
-REMOTE_BANK: Final = RemoteBank(relay=relay, describe=describe)
+REMOTE_BANK: Final = RemoteBank(relay=queue_events, describe=describe)
 """Registration of the myBRC client with the bank."""

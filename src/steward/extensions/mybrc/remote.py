@@ -1,9 +1,9 @@
 """Client of a myBRC server elsewhere, and the sender that empties the outbox to it.
 
-:class:`Remote` makes the HTTP requests: new job, update, ``can_submit_job``. :class:`Passing` reads
-messages from the ledger's outbox (``outbox`` writes them), sends each until the server accepts it,
-and keeps only the latest for each job. The functions below build the request body from a job's
-charges.
+:class:`MybrcClient` makes the HTTP requests: new job, update, ``can_submit_job``.
+:class:`OutboxSender` reads messages from the ledger's outbox (``outbox`` writes them), sends each
+until the server accepts it, and keeps only the latest for each job. The functions below build the
+request body from a job's charges.
 
 While the server is away, all messages wait. One that the server rejects, or fails on, is retried
 with growing delays for a week and holds up no other; if the server fails on everything, it counts
@@ -21,11 +21,17 @@ import msgspec
 
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import ChargeRow, OutboxItem
-from steward.bank.remote import TOLD
+from steward.bank.remote import REPORTED_SOURCE
 from steward.core.config import Settings
 from steward.core.waits import Backoff, Stop
 from steward.extensions.mybrc import wire
-from steward.extensions.mybrc.outbox import KIND, Message, Noticing, Owners, Told
+from steward.extensions.mybrc.outbox import (
+    MYBRC_KIND,
+    CorrectionScan,
+    JobOwners,
+    RemoteJob,
+    RemoteMessage,
+)
 from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 
 if TYPE_CHECKING:
@@ -36,42 +42,42 @@ log = logging.getLogger(__name__)
 
 _BATCH: Final = 100
 """Most messages sent in one turn."""
-_TRIED: Final = 1000
+_MAX_RETRIED: Final = 1000
 """Most unsent messages considered for dropping outdated ones."""
 _IDLE_S: Final = 1.0
 """Wait after a turn with nothing left to send, in seconds."""
-_FIRST_S: Final = 0.5
+_BACKOFF_FIRST_S: Final = 0.5
 """First delay while the server is away, in seconds."""
-_MOST_S: Final = 60.0
+_BACKOFF_MAX_S: Final = 60.0
 """Longest delay while the server is away, in seconds."""
-_REFUSED_S: Final = 60.0
+_REJECTED_RETRY_S: Final = 60.0
 """First delay of a rejected message, in seconds; doubles with each try."""
-_REFUSED_MOST_S: Final = 3600.0
+_RETRY_MAX_S: Final = 3600.0
 """Longest delay of a message, in seconds."""
-_MOST_TRIES: Final = 175
+_MAX_TRIES: Final = 175
 """Most tries of one rejected message: about a week."""
-_LONGEST_WORD: Final = 50
+_MAX_WORD_LENGTH: Final = 50
 """Longest state, partition or QOS that the API accepts, in characters."""
-_TAKEN: Final = (200, 201)
-_ITS_OWN_FAULT: Final = (400, 409, 413, 422)
+_ACCEPTED_STATUSES: Final = (200, 201)
+_REJECTED_STATUSES: Final = (400, 409, 413, 422)
 """Excludes 404: POST and PUT accept new jobs, so a 404 means a wrong path in the URL."""
-_MOST_SAID: Final = 300
+_MAX_ERROR_TEXT: Final = 300
 """Most characters of an error reply to log."""
-_NO_SUCH_PATH: Final = 404
-_FAILED: Final = 500
-_FAILED_S: Final = 10.0
+_NOT_FOUND_STATUS: Final = 404
+_SERVER_ERROR_STATUS: Final = 500
+_FAILED_RETRY_S: Final = 10.0
 """First delay of a message on which the server failed, in seconds."""
-_MOST_FAILED: Final = 20
+_MAX_FAILURES_IN_A_ROW: Final = 20
 """Consecutive failures after which the server, not the message, is at fault."""
 
 
-class _Taken(msgspec.Struct, frozen=True):
+class _AcceptedJob(msgspec.Struct, frozen=True):
     """Reply of a server that accepted a job; other fields are ignored."""
 
     jobslurmid: str | int
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AffordReply(msgspec.Struct, frozen=True):
     """Server's answer to ``can_submit_job``.
 
     Attributes:
@@ -83,7 +89,7 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Remote:
+class MybrcClient:
     """HTTP client of the myBRC server elsewhere.
 
     Args:
@@ -127,7 +133,7 @@ class Remote:
         with contextlib.suppress(RemoteRejected, RemoteFailed):
             self._send("POST", "/jobs/", {"jobslurmid": ""})
 
-    def afford(self, cost: int, uid: int, account: str) -> Verdict:
+    def afford(self, cost: int, uid: int, account: str) -> AffordReply:
         """Ask whether a job of a cost can be submitted.
 
         Args:
@@ -141,10 +147,10 @@ class Remote:
             RemoteRejected: The server knows no such user or account.
         """
         name = quote(account, safe="")
-        path = f"/can_submit_job/{wire.show(cost)}/{uid}/{name}/"
+        path = f"/can_submit_job/{wire.format_su(cost)}/{uid}/{name}/"
         answer = self._send("GET", path)
         try:
-            return msgspec.json.decode(answer, type=Verdict)
+            return msgspec.json.decode(answer, type=AffordReply)
         except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteUnavailable(
                 f"GET {self._settings.url}{path}: {error}. Is the path in [bank.remote] url right?",
@@ -173,25 +179,25 @@ class Remote:
             # ValueError: an invalid certificate or token.
             self.close()
             raise RemoteUnavailable(f"{self._settings.url}: {error}", path) from error
-        if answer.status_code in _TAKEN:
-            if body is not None and not _names(answer.content, body["jobslurmid"]):
+        if answer.status_code in _ACCEPTED_STATUSES:
+            if body is not None and not _confirms_job(answer.content, body["jobslurmid"]):
                 raise RemoteUnavailable(
                     f"{method} {url}: {answer.status_code}, but the answer is not that job. "
                     "Is the path in [bank.remote] url right?",
                     path,
                 )
             return bytes(answer.content)
-        if answer.status_code == _NO_SUCH_PATH:
+        if answer.status_code == _NOT_FOUND_STATUS:
             raise RemoteUnavailable(
                 f"{method} {url}: 404. Is the path in [bank.remote] url right?", path
             )
-        said = f"{method} {url}: {answer.status_code} {answer.text[:_MOST_SAID]}"
-        if answer.status_code in _ITS_OWN_FAULT:
+        said = f"{method} {url}: {answer.status_code} {answer.text[:_MAX_ERROR_TEXT]}"
+        if answer.status_code in _REJECTED_STATUSES:
             if not _is_json(answer.content):
                 # A proxy may block one job for its content: that holds up nothing else.
                 raise RemoteFailed(f"{said}. Is the path in [bank.remote] url right?", path)
             raise RemoteRejected(said, path)
-        if answer.status_code == _FAILED:
+        if answer.status_code == _SERVER_ERROR_STATUS:
             raise RemoteFailed(said, path)
         raise RemoteUnavailable(said, path)
 
@@ -217,10 +223,10 @@ class Remote:
         return token if token.lower().startswith("token ") else f"Token {token}"
 
 
-def _names(answer: bytes, job_id: str) -> bool:
+def _confirms_job(answer: bytes, job_id: str) -> bool:
     """Return True if an answer is that job's JSON; a captive portal's page never is."""
     try:
-        return str(msgspec.json.decode(answer, type=_Taken).jobslurmid) == job_id
+        return str(msgspec.json.decode(answer, type=_AcceptedJob).jobslurmid) == job_id
     except (msgspec.DecodeError, RecursionError):
         return False
 
@@ -234,7 +240,7 @@ def _is_json(answer: bytes) -> bool:
     return True
 
 
-class Passing:
+class OutboxSender:
     """Sender that empties the outbox to the server.
 
     Args:
@@ -246,10 +252,10 @@ class Passing:
     def __init__(self, settings: Settings, ledger: "Ledger", now: Callable[[], datetime]) -> None:
         self._ledger = ledger
         self._now = now
-        self._remote = Remote(settings)
-        self._owners = Owners(settings.state_dir)
-        self._noticing = Noticing(settings, ledger, self._owners)
-        self._backoff = Backoff(_FIRST_S, _MOST_S)
+        self._remote = MybrcClient(settings)
+        self._owners = JobOwners(settings.state_dir)
+        self._noticing = CorrectionScan(settings, ledger, self._owners)
+        self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._said = ""
         self._failed = 0
 
@@ -267,8 +273,8 @@ class Passing:
         try:
             self._noticing.turn()
             with self._ledger.reading() as t:
-                items = t.outbox.due(KIND, self._now(), _BATCH)
-                others = t.outbox.untold((KIND,), _TRIED) if items else []
+                items = t.outbox.due(MYBRC_KIND, self._now(), _BATCH)
+                others = t.outbox.untold((MYBRC_KIND,), _MAX_RETRIED) if items else []
             for item in self._latest(items, [one for one in others if one.tries]):
                 if stop.is_set():
                     return 0.0
@@ -291,7 +297,7 @@ class Passing:
             items: Messages that are due.
             tried: Messages that were tried before, due or not, or dead letters.
         """
-        jobs = {item.id: _job(read(item)) for item in (*items, *tried)}
+        jobs = {item.id: _message_subject(decode_outbox_item(item)) for item in (*items, *tried)}
         last: dict[tuple[object, ...], int] = {}
         for number in sorted(jobs):
             last[jobs[number]] = number
@@ -305,28 +311,28 @@ class Passing:
 
     def _pass(self, item: OutboxItem) -> None:
         """Send one message; remove it from the outbox, or postpone it."""
-        message = read(item)
+        message = decode_outbox_item(item)
         told = message.told
         counted: int | None = None
         try:
             if message.op == "hold":
-                self._remote.create(body_of(told, message.amount, told.state or "PENDING"))
+                self._remote.create(build_job_body(told, message.amount, told.state or "PENDING"))
                 counted = message.amount
             else:
                 rows = self._charges(told)
                 told = self._owned(told, rows)
-                body = body_of(_dated(told, rows), _cost(told, rows), told.state)
+                body = build_job_body(_with_dates(told, rows), _sum_charges(told, rows), told.state)
                 self._remote.update(str(told.job_id), body)
         except RemoteFailed as error:
-            self._later(item, str(error), _FAILED_S)
+            self._later(item, str(error), _FAILED_RETRY_S)
             self._failed += 1
-            if self._failed >= _MOST_FAILED:
+            if self._failed >= _MAX_FAILURES_IN_A_ROW:
                 raise RemoteUnavailable(str(error), told.job_id) from error
             return
         except RemoteRejected as error:
             self._failed = 0
             if message.op == "change":
-                self._later(item, str(error), _REFUSED_S)
+                self._later(item, str(error), _REJECTED_RETRY_S)
                 return
             # The server knows the job already, or its first charge will report it.
             log.warning(
@@ -341,7 +347,7 @@ class Passing:
             elif message.op == "change":
                 t.remote_holds.drop(told.cluster, told.job_id)
 
-    def _owned(self, told: Told, rows: list[ChargeRow]) -> Told:
+    def _owned(self, told: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
         """Return the job with its user's uid.
 
         Raises:
@@ -357,36 +363,36 @@ class Passing:
 
     def _later(self, item: OutboxItem, why: str, first_s: float) -> None:
         """Postpone a message; after the last try, make it a dead letter."""
-        if item.tries + 1 >= _MOST_TRIES:
+        if item.tries + 1 >= _MAX_TRIES:
             log.error(
                 "job %d is not taken elsewhere after %d tries: %s; 'steward bank notices' lists it",
-                *(read(item).told.job_id, item.tries + 1, why),
+                *(decode_outbox_item(item).told.job_id, item.tries + 1, why),
             )
             with self._ledger.transaction() as t:
                 t.outbox.aside(item.id, why)
             return
-        wait_s = min(first_s * 2 ** min(item.tries, 10), _REFUSED_MOST_S)
+        wait_s = min(first_s * 2 ** min(item.tries, 10), _RETRY_MAX_S)
         log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, why)
         with self._ledger.transaction() as t:
             t.outbox.later(item.id, self._now() + timedelta(seconds=wait_s), why)
 
-    def _charges(self, told: Told) -> list[ChargeRow]:
+    def _charges(self, told: RemoteJob) -> list[ChargeRow]:
         with self._ledger.reading() as t:
-            return charges_of(t, told)
+            return billable_charges(t, told)
 
 
-def charges_of(t: "Transaction", told: Told) -> list[ChargeRow]:
+def billable_charges(t: "Transaction", told: RemoteJob) -> list[ChargeRow]:
     """Return a job's charges, except those entered by clients of the API."""
     rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
-    return [row for row in rows if row.charge.source != TOLD]
+    return [row for row in rows if row.charge.source != REPORTED_SOURCE]
 
 
-def cost_of(t: "Transaction", told: Told) -> int:
+def job_cost_of(t: "Transaction", told: RemoteJob) -> int:
     """Sum the cost of a job for the account that the server knows it by, in micro-SU."""
-    return _cost(told, charges_of(t, told))
+    return _sum_charges(told, billable_charges(t, told))
 
 
-def _cost(told: Told, rows: list[ChargeRow]) -> int:
+def _sum_charges(told: RemoteJob, rows: list[ChargeRow]) -> int:
     """Sum a job's charges for its account, refunds deducted."""
     return sum(
         max(0, row.charge.amount - row.refunded)
@@ -395,7 +401,7 @@ def _cost(told: Told, rows: list[ChargeRow]) -> int:
     )
 
 
-def _dated(told: Told, rows: list[ChargeRow]) -> Told:
+def _with_dates(told: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
     """Fill in a job's start and end from its charges where its last run has none.
 
     A server counts the amount of a PUT only with submit, start and end times. A run that was
@@ -410,7 +416,7 @@ def _dated(told: Told, rows: list[ChargeRow]) -> Told:
     return msgspec.structs.replace(told, start=start, end=end)
 
 
-def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
+def build_job_body(told: RemoteJob, amount: int, state: str) -> dict[str, Any]:
     """Build the JSON fields of a job for the API; empty fields are left out.
 
     Args:
@@ -425,21 +431,21 @@ def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
         "enddate": told.end,
         "userid": str(told.uid),
         "accountid": told.account,
-        "amount": wire.show(max(0, amount)),
-        "jobstatus": state[:_LONGEST_WORD],
-        "partition": told.partition if len(told.partition) <= _LONGEST_WORD else "",
-        "qos": told.qos if len(told.qos) <= _LONGEST_WORD else "",
+        "amount": wire.format_su(max(0, amount)),
+        "jobstatus": state[:_MAX_WORD_LENGTH],
+        "partition": told.partition if len(told.partition) <= _MAX_WORD_LENGTH else "",
+        "qos": told.qos if len(told.qos) <= _MAX_WORD_LENGTH else "",
         "num_cpus": told.cpus or None,
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def read(item: OutboxItem) -> Message:
+def decode_outbox_item(item: OutboxItem) -> RemoteMessage:
     """Decode the message of an outbox item."""
-    return msgspec.json.decode(item.payload, type=Message)
+    return msgspec.json.decode(item.payload, type=RemoteMessage)
 
 
-def _job(message: Message) -> tuple[object, ...]:
+def _message_subject(message: RemoteMessage) -> tuple[object, ...]:
     """Return the subject of a message; a later message with the same subject replaces it."""
     told = message.told
     return message.op, told.cluster, told.job_id, told.first_submit, told.account

@@ -1,10 +1,10 @@
 """Users and tokens of the myBRC API: password hashes, the users file, login and token checks.
 
 Passwords are hashed with scrypt, which takes a tenth of a second and 32 MB on purpose.
-:func:`set_user` and :func:`drop_user` edit the users file (``USER:HASH`` lines); :class:`UsersFile`
-rereads it when it changes. :class:`Doorkeeper` issues tokens and authenticates requests: the ledger
-stores only a token's SHA-256. :class:`Failures` limits failed attempts by address. ``application``
-calls them.
+:func:`set_user` and :func:`remove_user` edit the users file (``USER:HASH`` lines);
+:class:`UsersFile` rereads it when it changes. :class:`TokenAuthority` issues tokens and
+authenticates requests: the ledger stores only a token's SHA-256. :class:`FailedLogins` limits
+failed attempts by address. ``application`` calls them.
 """
 
 import hashlib
@@ -20,31 +20,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.errors import BankError, BankUsage, LedgerUnavailable
-from steward.core.files import replacing
+from steward.core.files import replace_file
 from steward.extensions.mybrc.wire import ApiError
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
 
 
-_KIND: Final = "scrypt"
-_COST: Final = 2**15
+_HASH_SCHEME: Final = "scrypt"
+_SCRYPT_N: Final = 2**15
 """scrypt's n, the cost factor of new hashes."""
-_BLOCK: Final = 8
+_SCRYPT_R: Final = 8
 """scrypt's r, the block size of new hashes."""
-_MEMORY: Final = 64 << 20
+_SCRYPT_MAX_MEMORY: Final = 64 << 20
 """Memory limit of scrypt, in bytes."""
-_SALT: Final = 16
-_KEY: Final = 32
+_SALT_BYTES: Final = 16
+_KEY_BYTES: Final = 32
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     """Hash a password into the text that follows the name in the users file."""
-    salt = secrets.token_bytes(_SALT)
-    return f"{_KIND}${_COST}${_BLOCK}${salt.hex()}${_key(password, salt, _COST, _BLOCK).hex()}"
+    salt = secrets.token_bytes(_SALT_BYTES)
+    key = _derive_key(password, salt, _SCRYPT_N, _SCRYPT_R)
+    return f"{_HASH_SCHEME}${_SCRYPT_N}${_SCRYPT_R}${salt.hex()}${key.hex()}"
 
 
-def matches(password: str, kept: str) -> bool:
+def verify_password(password: str, kept: str) -> bool:
     """Return True if a password matches a hash of the users file.
 
     Raises:
@@ -53,27 +54,33 @@ def matches(password: str, kept: str) -> bool:
     try:
         kind, cost, block, salt, key = kept.split("$")
         numbers = int(cost), int(block)
-        made = _key(password, bytes.fromhex(salt), *numbers)
-        is_ours = kind == _KIND
+        made = _derive_key(password, bytes.fromhex(salt), *numbers)
+        is_ours = kind == _HASH_SCHEME
     except ValueError as error:
         raise BankUsage(f"{kept[:12]!r} is no hash of a password", kept) from error
     return is_ours and hmac.compare_digest(made.hex(), key)
 
 
-def _key(password: str, salt: bytes, cost: int, block: int) -> bytes:
+def _derive_key(password: str, salt: bytes, cost: int, block: int) -> bytes:
     """Derive a key from a password with scrypt."""
     return hashlib.scrypt(
-        password.encode(), salt=salt, n=cost, r=block, p=1, maxmem=_MEMORY, dklen=_KEY
+        password.encode(),
+        salt=salt,
+        n=cost,
+        r=block,
+        p=1,
+        maxmem=_SCRYPT_MAX_MEMORY,
+        dklen=_KEY_BYTES,
     )
 
 
-_USER: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
+_USER_PATTERN: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
 """User names: no blanks, no colons, no leading ``#``."""
-_SHORTEST: Final = 8
+_MIN_PASSWORD_LENGTH: Final = 8
 """Fewest characters of a password."""
 
 
-def users_in(text: str) -> list[tuple[str, str]]:
+def parse_users(text: str) -> list[tuple[str, str]]:
     """Parse a users file into names and password hashes; ``#`` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
     parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
@@ -90,34 +97,36 @@ def set_user(path: str, user: str, password: str) -> bool:
         BankUsage: The name or the password is not allowed.
         BankError: The file cannot be read or written.
     """
-    if not _USER.fullmatch(user):
+    if not _USER_PATTERN.fullmatch(user):
         raise BankUsage(f"{user!r} can be no name here: leave out blanks and colons", user)
-    if len(password) < _SHORTEST:
-        raise BankUsage(f"the password is too short: give {_SHORTEST} characters or more", user)
-    lines = _lines(path)
+    if len(password) < _MIN_PASSWORD_LENGTH:
+        raise BankUsage(
+            f"the password is too short: give {_MIN_PASSWORD_LENGTH} characters or more", user
+        )
+    lines = _read_lines(path)
     others = [line for line in lines if not _is_of(line, user)]
-    _write(path, [*others, f"{user}:{hashed(password)}"])
+    _replace_users_file(path, [*others, f"{user}:{hash_password(password)}"])
     return len(others) == len(lines)
 
 
-def drop_user(path: str, user: str) -> bool:
+def remove_user(path: str, user: str) -> bool:
     """Remove a user; return False if there is none of that name.
 
     Raises:
         BankError: The file cannot be read or written.
     """
-    lines = _lines(path)
+    lines = _read_lines(path)
     others = [line for line in lines if not _is_of(line, user)]
     if len(others) < len(lines):
-        _write(path, others)
+        _replace_users_file(path, others)
     return len(others) < len(lines)
 
 
 def _is_of(line: str, user: str) -> bool:
-    return any(name == user for name, _ in users_in(line))
+    return any(name == user for name, _ in parse_users(line))
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     """Read the lines of the users file; none if it is missing."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -128,7 +137,7 @@ def _lines(path: str) -> list[str]:
         raise BankError(f"{path} cannot be read: {error}", path) from error
 
 
-def _write(path: str, lines: list[str]) -> None:
+def _replace_users_file(path: str, lines: list[str]) -> None:
     """Replace the users file atomically and keep its owner and mode."""
     try:
         mode, owner, trusted = 0o600, None, frozenset[int]()
@@ -136,7 +145,7 @@ def _write(path: str, lines: list[str]) -> None:
             old = os.stat(path)
             mode, owner = old.st_mode & 0o7777, (old.st_uid, old.st_gid)
             trusted = frozenset({old.st_uid})
-        with replacing(path, mode, owner=owner, trusted=trusted) as file:
+        with replace_file(path, mode, owner=owner, trusted=trusted) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
         raise BankError(f"{path} cannot be written: {error.strerror}", path) from error
@@ -144,25 +153,25 @@ def _write(path: str, lines: list[str]) -> None:
 
 log = logging.getLogger(__name__)
 
-_TOKEN: Final = 20
+_TOKEN_BYTES: Final = 20
 """Length of a token in bytes: 40 characters in hex, as myBRC's."""
-_MOST_TOKENS: Final = 100
+_MAX_TOKENS_PER_USER: Final = 100
 """Most tokens of one user; a new one replaces the oldest."""
-_REMEMBERED_S: Final = 10.0
+_TOKEN_CACHE_S: Final = 10.0
 """Time for which a valid token is cached, in seconds."""
-_FAILURES: Final = 10
+_MAX_FAILURES: Final = 10
 """Failed attempts of an address after which it must wait."""
-_WITHIN_S: Final = 60.0
+_FAILURE_WINDOW_S: Final = 60.0
 """Time in which failed attempts count, in seconds."""
-_MOST_ADDRESSES: Final = 10_000
+_MAX_ADDRESSES: Final = 10_000
 """Most addresses, and cached tokens, kept in memory."""
-_AT_ONCE: Final = 2
+_CONCURRENT_HASHES: Final = 2
 """Passwords hashed at the same time, because each hash takes 32 MB."""
-_TURN_S: Final = 1
+_LOGIN_RETRY_S: Final = 1
 """Retry-After of a login while other passwords are being hashed, in seconds."""
 
 
-def digest_of(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return the SHA-256 under which the ledger stores a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -181,7 +190,7 @@ class UsersFile:
         self._said = ""
         self._users: dict[str, str] = {}
         # Hash checked for unknown users, new in each process, so that timing does not reveal names.
-        self._nobody = hashed(secrets.token_hex())
+        self._nobody = hash_password(secrets.token_hex())
 
     def knows(self, user: str) -> bool:
         """Return True if the user exists."""
@@ -191,7 +200,7 @@ class UsersFile:
         """Return True if the password is the user's; takes as long for an unknown user."""
         kept = self._current().get(user, "")
         try:
-            return matches(password, kept or self._nobody) and bool(kept)
+            return verify_password(password, kept or self._nobody) and bool(kept)
         except BankUsage:
             log.error("%s: what stands behind %s is no hash, make it anew", self._path, user)
             return False
@@ -204,7 +213,7 @@ class UsersFile:
                 mark = (found.st_mtime_ns, found.st_size, found.st_ino)
                 if mark != self._read:
                     with open(self._path, encoding="utf-8") as file:
-                        self._users = dict(users_in(file.read()))
+                        self._users = dict(parse_users(file.read()))
                     self._read, self._said = mark, ""
             except (OSError, UnicodeError) as error:
                 # Fail closed: while the file cannot be read, there are no users.
@@ -214,7 +223,7 @@ class UsersFile:
             return self._users
 
 
-class Failures:
+class FailedLogins:
     """Failed attempts by address: a rate limit against guessing.
 
     Args:
@@ -234,25 +243,27 @@ class Failures:
         """
         with self._lock:
             now = self._clock()
-            recent = [at for at in self._times.get(address, ()) if now - at < _WITHIN_S]
-            if len(recent) >= _FAILURES:
-                wait_s = max(1, int(recent[-_FAILURES] + _WITHIN_S - now) + 1)
+            recent = [at for at in self._times.get(address, ()) if now - at < _FAILURE_WINDOW_S]
+            if len(recent) >= _MAX_FAILURES:
+                wait_s = max(1, int(recent[-_MAX_FAILURES] + _FAILURE_WINDOW_S - now) + 1)
                 raise ApiError(429, f"too many failed tries, wait {wait_s} s", wait_s)
 
     def add(self, address: str) -> None:
         """Record a failed attempt."""
         with self._lock:
             now = self._clock()
-            if len(self._times) >= _MOST_ADDRESSES:
+            if len(self._times) >= _MAX_ADDRESSES:
                 self._times = {
-                    key: times for key, times in self._times.items() if now - times[-1] < _WITHIN_S
+                    key: times
+                    for key, times in self._times.items()
+                    if now - times[-1] < _FAILURE_WINDOW_S
                 }
-                if len(self._times) >= _MOST_ADDRESSES:
+                if len(self._times) >= _MAX_ADDRESSES:
                     self._times.pop(next(iter(self._times)))
-            self._times[address] = [*self._times.get(address, ())[-_FAILURES:], now]
+            self._times[address] = [*self._times.get(address, ())[-_MAX_FAILURES:], now]
 
 
-class Doorkeeper:
+class TokenAuthority:
     """Issuer and checker of API tokens.
 
     Args:
@@ -265,8 +276,8 @@ class Doorkeeper:
         self._ledger = ledger
         self._users = users
         self._now = now
-        self._failures = Failures()
-        self._hashing = threading.Semaphore(_AT_ONCE)
+        self._failures = FailedLogins()
+        self._hashing = threading.Semaphore(_CONCURRENT_HASHES)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, float]] = {}
 
@@ -279,7 +290,7 @@ class Doorkeeper:
         self._failures.check(address)
         # Nobody waits for a free slot: a waiting login would take a thread from users with tokens.
         if not self._hashing.acquire(blocking=False):
-            raise ApiError(429, "too many ask for a token just now", _TURN_S)
+            raise ApiError(429, "too many ask for a token just now", _LOGIN_RETRY_S)
         try:
             is_right = self._users.admits(user, password)
         finally:
@@ -287,12 +298,12 @@ class Doorkeeper:
         if not is_right:
             self._failures.add(address)
             raise ApiError(400, "Unable to log in with provided credentials.")
-        token = secrets.token_hex(_TOKEN)
+        token = secrets.token_hex(_TOKEN_BYTES)
         with self._ledger.transaction() as t:
             tokens = sorted(t.tokens.of(user), key=lambda one: one.created or self._now())
-            for old in tokens[: max(0, len(tokens) - _MOST_TOKENS + 1)]:
+            for old in tokens[: max(0, len(tokens) - _MAX_TOKENS_PER_USER + 1)]:
                 t.tokens.drop(old.digest)
-            t.tokens.add(user, digest_of(token), self._now(), note=f"from {address}")
+            t.tokens.add(user, hash_token(token), self._now(), note=f"from {address}")
         return token
 
     def caller(self, authorization: str, address: str) -> str:
@@ -309,7 +320,7 @@ class Doorkeeper:
         token = token.strip()
         if scheme.lower() != "token" or not token:
             raise ApiError(401, "give a token: 'Authorization: Token …', from api_token_auth")
-        user = self._user_of(digest_of(token))
+        user = self._user_of(hash_token(token))
         if not user:
             # Check failures only here: a guesser and slurmctld may share one address.
             self._failures.check(address)
@@ -337,7 +348,7 @@ class Doorkeeper:
                 return ""
             user = found.user
             with self._lock:
-                if len(self._known) >= _MOST_ADDRESSES:
+                if len(self._known) >= _MAX_ADDRESSES:
                     self._known.clear()
-                self._known[digest] = (user, now + _REMEMBERED_S)
+                self._known[digest] = (user, now + _TOKEN_CACHE_S)
         return user if self._users.knows(user) else ""

@@ -1,11 +1,11 @@
 """Message types of the myBRC API, and conversion of amounts, times and request bodies.
 
 Errors first (:class:`ApiError` for answers, ``Remote...`` for the client), then amounts: the API
-writes SU as decimals with two places, Steward computes in micro-SU (:func:`cost`, :func:`amount`,
-:func:`show`). The Structs are the request and reply bodies. :func:`job_of` and :func:`login_of`
-parse JSON or form bodies; :func:`merged` applies an update to a job. The rules are those of the
-reference server, so that its clients work unchanged. ``application`` and ``answers`` (server) and
-``remote`` (client) use this module.
+writes SU as decimals with two places, Steward computes in micro-SU (:func:`parse_cost`,
+:func:`parse_amount`, :func:`format_su`). The Structs are the request and reply bodies.
+:func:`parse_job` and :func:`parse_login` parse JSON or form bodies; :func:`merge_job` applies an
+update to a job. The rules are those of the reference server, so that its clients work unchanged.
+``application`` and ``answers`` (server) and ``remote`` (client) use this module.
 """
 
 import io
@@ -25,7 +25,7 @@ from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartError, MultipartParser, parse_options_header
 
 from steward.bank.errors import BankUsage
-from steward.bank.money import MICRO, rounded
+from steward.bank.money import MICRO, round_half_up
 from steward.core.errors import StewardError, Unavailable
 
 
@@ -56,35 +56,35 @@ class RemoteFailed(StewardError):
     """Failure of the myBRC server elsewhere on one message, as far as is known."""
 
 
-DIGITS: Final = 11
+AMOUNT_DIGITS: Final = 11
 """Most digits of an amount, those after the decimal point included."""
 
-PLACES: Final = 2
+AMOUNT_PLACES: Final = 2
 """Most digits of an amount after the decimal point."""
 
-PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})(?!\n)$"
+AMOUNT_PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})(?!\n)$"
 """Pattern of a job's amount, for the API's schema."""
 
-_TEXT: Final = re.compile(r"[0-9]{0,40}(\.[0-9]{0,40})?", re.ASCII)
-_HUNDREDTH: Final = MICRO // 10**PLACES
+_COST_PATTERN: Final = re.compile(r"[0-9]{0,40}(\.[0-9]{0,40})?", re.ASCII)
+_HUNDREDTH: Final = MICRO // 10**AMOUNT_PLACES
 """Micro-SU in a hundredth of an SU."""
 
 
-def cost(text: str) -> int:
+def parse_cost(text: str) -> int:
     """Parse a ``job_cost`` into micro-SU.
 
     Raises:
         BankUsage: It is negative or no decimal, or has too many digits or places.
     """
     text = text.strip()
-    if not _TEXT.fullmatch(text) or not any("0" <= sign <= "9" for sign in text):
+    if not _COST_PATTERN.fullmatch(text) or not any("0" <= sign <= "9" for sign in text):
         raise BankUsage(f"job_cost {text[:60]!r} is no decimal number that is not negative", text)
     number = Decimal(text)
-    _measure(number, "job_cost", most_whole=DIGITS)
-    return _micros(number)
+    _check_digits(number, "job_cost", most_whole=AMOUNT_DIGITS)
+    return _decimal_to_micro_su(number)
 
 
-def amount(number: Decimal) -> int:
+def parse_amount(number: Decimal) -> int:
     """Convert a job's amount to micro-SU; two of its digits are reserved for the decimals.
 
     Raises:
@@ -92,23 +92,23 @@ def amount(number: Decimal) -> int:
     """
     if not number.is_finite() or number.is_signed():
         raise BankUsage(f"amount {str(number)[:60]} is no number that is not negative", number)
-    _measure(number, "amount", most_whole=DIGITS - PLACES)
-    return _micros(number)
+    _check_digits(number, "amount", most_whole=AMOUNT_DIGITS - AMOUNT_PLACES)
+    return _decimal_to_micro_su(number)
 
 
-def show(micros: int) -> str:
+def format_su(micros: int) -> str:
     """Format micro-SU as the API's decimal, rounded half up: ``12.50``."""
-    hundredths = rounded(Fraction(micros, _HUNDREDTH))
-    whole, part = divmod(abs(hundredths), 10**PLACES)
+    hundredths = round_half_up(Fraction(micros, _HUNDREDTH))
+    whole, part = divmod(abs(hundredths), 10**AMOUNT_PLACES)
     return f"{'-' if hundredths < 0 else ''}{whole}.{part:02}"
 
 
-def fits(micros: int) -> bool:
+def is_representable(micros: int) -> bool:
     """Return True if the API can express an amount."""
-    return 0 <= rounded(Fraction(micros, _HUNDREDTH)) < 10**DIGITS
+    return 0 <= round_half_up(Fraction(micros, _HUNDREDTH)) < 10**AMOUNT_DIGITS
 
 
-def _measure(number: Decimal, what: str, most_whole: int) -> None:
+def _check_digits(number: Decimal, what: str, most_whole: int) -> None:
     """Check a number against the API's limits on digits.
 
     Raises:
@@ -117,13 +117,13 @@ def _measure(number: Decimal, what: str, most_whole: int) -> None:
     _, digits, exponent = number.as_tuple()
     places = max(0, -int(exponent))
     whole = max(0, len(digits) + int(exponent)) if any(digits) else 0
-    if whole > most_whole or len(digits) > DIGITS:
-        raise BankUsage(f"{what} {str(number)[:60]} has more than {DIGITS} digits", number)
-    if places > PLACES:
-        raise BankUsage(f"{what} {str(number)[:60]} has more than {PLACES} decimals", number)
+    if whole > most_whole or len(digits) > AMOUNT_DIGITS:
+        raise BankUsage(f"{what} {str(number)[:60]} has more than {AMOUNT_DIGITS} digits", number)
+    if places > AMOUNT_PLACES:
+        raise BankUsage(f"{what} {str(number)[:60]} has more than {AMOUNT_PLACES} decimals", number)
 
 
-def _micros(number: Decimal) -> int:
+def _decimal_to_micro_su(number: Decimal) -> int:
     """Convert an SU decimal to micro-SU."""
     _, digits, exponent = number.as_tuple()
     # Compute with integers: the decimal context's precision would round longer numbers.
@@ -132,41 +132,41 @@ def _micros(number: Decimal) -> int:
 
 
 # Python's "$" also matches before a newline at the end; "$" in the published schemas does not.
-PLAIN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
+TEXT_PATTERN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
 """Text without control characters: names end up in logs, tables and PostgreSQL."""
 
-UID: Final = r"^[0-9]+(?!\n)$"
+UID_PATTERN: Final = r"^[0-9]+(?!\n)$"
 """Digits only."""
 
-_INT: Final = 2**31
-_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME: Final = re.compile(
+_INT32_LIMIT: Final = 2**31
+_EARLIEST_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_PATTERN: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}.{0,20}|[Zz+-].{0,9})?)?", re.ASCII
 )
-_WHOLE: Final = re.compile(rb"[0-9]{1,20}")
-_MOST_FIELDS: Final = 200
+_INTEGER_PATTERN: Final = re.compile(rb"[0-9]{1,20}")
+_MAX_FORM_FIELDS: Final = 200
 """Most fields of a form."""
-_COUNTS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
+_COUNT_FIELDS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
 """Fields of a job that hold whole numbers."""
-_HOURS: Final = ("raw_time", "cpu_time")
+_HOUR_FIELDS: Final = ("raw_time", "cpu_time")
 """Fields of a job that hold hours."""
 
 S = TypeVar("S", bound=msgspec.Struct)
-Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
-Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
+ApiJobId = Annotated[str, Meta(min_length=1, max_length=150, pattern=TEXT_PATTERN)]
+ShortText = Annotated[str, Meta(max_length=50, pattern=TEXT_PATTERN)]
 # JSON has one kind of number: 4.0 is an integer, too.
-Count = Annotated[float, Meta(ge=-_INT, lt=_INT, multiple_of=1)]
-Uid = Annotated[str, Meta(pattern=UID, max_length=10)]
-Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
+Count = Annotated[float, Meta(ge=-_INT32_LIMIT, lt=_INT32_LIMIT, multiple_of=1)]
+Uid = Annotated[str, Meta(pattern=UID_PATTERN, max_length=10)]
+LongText = Annotated[str, Meta(max_length=150, pattern=TEXT_PATTERN)]
 
 
-class Node(msgspec.Struct, frozen=True):
+class ApiNode(msgspec.Struct, frozen=True):
     """A node of a job."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=30, pattern=PLAIN)]
+    name: Annotated[str, Meta(min_length=1, max_length=30, pattern=TEXT_PATTERN)]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ApiJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API returns it; unknown fields are null."""
 
     jobslurmid: str
@@ -179,7 +179,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     jobstatus: str | None = None
     partition: str | None = None
     qos: str | None = None
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ApiNode, ...] = ()
     num_cpus: int | None = None
     num_req_nodes: int | None = None
     num_alloc_nodes: int | None = None
@@ -190,17 +190,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class JobSent(msgspec.Struct, frozen=True, kw_only=True):
     """A job as a client sends it; omitted fields keep their values."""
 
-    jobslurmid: Id
+    jobslurmid: ApiJobId
     userid: Uid
-    accountid: Name
+    accountid: LongText
     submitdate: str | UnsetType | None = UNSET
     startdate: str | UnsetType | None = UNSET
     enddate: str | UnsetType | None = UNSET
     amount: Decimal | UnsetType = UNSET
-    jobstatus: Word | UnsetType | None = UNSET
-    partition: Word | UnsetType | None = UNSET
-    qos: Word | UnsetType | None = UNSET
-    nodes: tuple[Node, ...] | UnsetType = UNSET
+    jobstatus: ShortText | UnsetType | None = UNSET
+    partition: ShortText | UnsetType | None = UNSET
+    qos: ShortText | UnsetType | None = UNSET
+    nodes: tuple[ApiNode, ...] | UnsetType = UNSET
     num_cpus: Count | UnsetType | None = UNSET
     num_req_nodes: Count | UnsetType | None = UNSET
     num_alloc_nodes: Count | UnsetType | None = UNSET
@@ -208,7 +208,7 @@ class JobSent(msgspec.Struct, frozen=True, kw_only=True):
     cpu_time: float | UnsetType | None = UNSET
 
 
-class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApiPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition with its price for an hour of a core."""
 
     name: str
@@ -218,7 +218,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     su_per_core_hour: str | None = None
 
 
-class User(msgspec.Struct, frozen=True, kw_only=True):
+class ApiUser(msgspec.Struct, frozen=True, kw_only=True):
     """A user of the bank."""
 
     username: str | None
@@ -233,7 +233,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     total_cpu_time: float = 0.0
     next: str | None = None
     previous: str | None = None
-    results: tuple[Job, ...] = ()
+    results: tuple[ApiJob, ...] = ()
 
 
 class UserPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +242,7 @@ class UserPage(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     next: str | None = None
     previous: str | None = None
-    results: tuple[User, ...] = ()
+    results: tuple[ApiUser, ...] = ()
 
 
 class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,54 +251,54 @@ class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     next: str | None = None
     previous: str | None = None
-    results: tuple[Partition, ...] = ()
+    results: tuple[ApiPartition, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CanSubmitReply(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a job can be submitted, and the reason."""
 
     success: bool
     message: str | None = None
 
 
-class TokenGiven(msgspec.Struct, frozen=True, kw_only=True):
+class TokenReply(msgspec.Struct, frozen=True, kw_only=True):
     """A new token, shown this once."""
 
     token: str
 
 
-class Detail(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Error message."""
 
     detail: str
 
 
-class Login(msgspec.Struct, frozen=True, kw_only=True):
+class PasswordLogin(msgspec.Struct, frozen=True, kw_only=True):
     """Name and password of a token request."""
 
     username: Annotated[str, Meta(min_length=1, max_length=150)]
     password: Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-def job_of(body: bytes, content_type: str) -> JobSent:
+def parse_job(body: bytes, content_type: str) -> JobSent:
     """Parse the job in a request body.
 
     Raises:
         ApiError: The body cannot be read, or a field is invalid.
     """
-    return _read(body, content_type, JobSent)
+    return _decode_body(body, content_type, JobSent)
 
 
-def login_of(body: bytes, content_type: str) -> Login:
+def parse_login(body: bytes, content_type: str) -> PasswordLogin:
     """Parse the name and password in a request body.
 
     Raises:
         ApiError: The body cannot be read.
     """
-    return _read(body, content_type, Login)
+    return _decode_body(body, content_type, PasswordLogin)
 
 
-def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
+def merge_job(sent: JobSent, before: ApiJob | None) -> tuple[ApiJob, int]:
     """Merge an update into the stored job; return the job and its amount in micro-SU.
 
     Raises:
@@ -309,39 +309,42 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
     for name in ("submitdate", "startdate", "enddate"):
         value = sent_fields.pop(name)
         if value is not UNSET:
-            fields[name] = None if value is None else _time(name, value)
+            fields[name] = None if value is None else _parse_time(name, value)
     given = sent_fields.pop("amount")
-    for name in _COUNTS:
+    for name in _COUNT_FIELDS:
         if isinstance(sent_fields[name], float):
             sent_fields[name] = int(sent_fields[name])
-    for name in _HOURS:
+    for name in _HOUR_FIELDS:
         # A form can contain "nan" and "inf"; JSON has neither, so no reply could return them.
         if isinstance(sent_fields[name], float) and not math.isfinite(sent_fields[name]):
             raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
         told = Decimal(fields.get("amount", "0")) if given is UNSET else given
-        micros = amount(told)
+        micros = parse_amount(told)
     except BankUsage as error:
         raise ApiError(400, str(error)) from error
-    fields["amount"] = show(micros)
-    job = Job(**fields)
-    _in_order(job)
+    fields["amount"] = format_su(micros)
+    job = ApiJob(**fields)
+    _check_time_order(job)
     return job, micros
 
 
-def _read(body: bytes, content_type: str, kind: type[S]) -> S:
+def _decode_body(body: bytes, content_type: str, kind: type[S]) -> S:
     """Decode a JSON or form body into a Struct."""
     media_type, options = parse_options_header(content_type)
     try:
         if media_type == "multipart/form-data":
-            pairs = _parts(body, options.get("boundary", ""))
+            pairs = _parse_multipart(body, options.get("boundary", ""))
         elif media_type == "application/x-www-form-urlencoded":
             pairs = parse_qsl(
-                body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+                body.decode(),
+                keep_blank_values=True,
+                max_num_fields=_MAX_FORM_FIELDS,
+                errors="strict",
             )
         else:
-            return msgspec.json.decode(_quoted(body, kind), type=kind, strict=False)
+            return msgspec.json.decode(_quote_ids(body, kind), type=kind, strict=False)
         # An empty form field is unknown; a form cannot express the list of nodes.
         given = {name: value for name, value in pairs if value and name != "nodes"}
         return msgspec.convert(given, kind, strict=False)
@@ -351,13 +354,13 @@ def _read(body: bytes, content_type: str, kind: type[S]) -> S:
         raise ApiError(400, f"the body cannot be read: {error}") from error
 
 
-def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
+def _parse_multipart(body: bytes, boundary: str) -> list[tuple[str, str]]:
     """Parse the fields of a multipart body, without files."""
     parser = MultipartParser(
         io.BytesIO(body),
         boundary,
         content_length=len(body),
-        part_limit=_MOST_FIELDS,
+        part_limit=_MAX_FORM_FIELDS,
         spool_limit=len(body),
         memory_limit=len(body),
         disk_limit=0,
@@ -365,12 +368,12 @@ def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
     return [(part.name, part.raw.decode()) for part in parser if not part.filename]
 
 
-def _quoted(body: bytes, kind: type[msgspec.Struct]) -> bytes:
+def _quote_ids(body: bytes, kind: type[msgspec.Struct]) -> bytes:
     """Quote whole numbers of a JSON object where the field is text: clients send ids as numbers."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     texts = {field.name for field in msgspec.structs.fields(kind) if _is_text(field.type)}
     for name in texts & fields.keys():
-        if _WHOLE.fullmatch(bytes(fields[name])):
+        if _INTEGER_PATTERN.fullmatch(bytes(fields[name])):
             fields[name] = msgspec.Raw(b'"' + bytes(fields[name]) + b'"')
     return msgspec.json.encode(fields)
 
@@ -383,22 +386,22 @@ def _is_text(kind: Any) -> bool:
     return any(isinstance(one, msgspec.inspect.StrType) for one in among)
 
 
-def _time(name: str, text: str) -> datetime:
+def _parse_time(name: str, text: str) -> datetime:
     """Parse a time; without a zone it is UTC."""
     what = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
-    if not _TIME.fullmatch(text):
+    if not _TIME_PATTERN.fullmatch(text):
         raise ApiError(400, what)
     try:
         at = datetime.fromisoformat(text)
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise ApiError(400, what) from error
-    if at < _FIRST:
+    if at < _EARLIEST_TIME:
         raise ApiError(400, what)
     return at
 
 
-def _in_order(job: Job) -> None:
+def _check_time_order(job: ApiJob) -> None:
     """Raise ApiError unless a job's submit, start and end are in order."""
     times = [
         (name, at)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.extensions import lazy_exports
+from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
     from steward.extensions.search_servers.client import SearchClient
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         SearchSinkSettings,
     )
 else:
-    __getattr__ = lazy_exports(
+    __getattr__ = make_lazy_getattr(
         __name__,
         destination=("SINK_KIND",),
         client=("SearchClient",),

@@ -1,10 +1,10 @@
 """Bulk requests to a search server: operations, request size, results, and corrections.
 
-:class:`Bulk` sends operations two requests at a time and turns each outcome into success, a retry
-(``ArchiveUnavailable``) or a refusal. :class:`Pace` adapts the size of requests to the server's
-load. :func:`corrections` reads stored documents and returns the operations that update them.
-``destination`` uses it all. Versions are external (``external_gte``), so repeats and late arrivals
-do no harm.
+:class:`BulkSender` sends operations two requests at a time and turns each outcome into success, a
+retry (``ArchiveUnavailable``) or a refusal. :class:`RequestPacer` adapts the size of requests to
+the server's load. :func:`read_corrections` reads stored documents and returns the operations that
+update them. ``destination`` uses it all. Versions are external (``external_gte``), so repeats and
+late arrivals do no harm.
 """
 
 from collections import deque
@@ -15,36 +15,42 @@ from typing import Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document, Refusal
+from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
 from steward.extensions.search_servers.client import (
-    CONFLICT,
-    LINES,
-    REQUESTS_AT_ONCE,
-    TOO_LARGE,
-    TOO_MANY,
+    CONCURRENT_REQUESTS,
+    HTTP_CONFLICT,
+    HTTP_TOO_LARGE,
+    HTTP_TOO_MANY,
+    NDJSON_TYPE,
+    BulkOutcome,
     BulkReply,
-    Outcome,
-    Reply,
     SearchClient,
-    read,
-    unavailable,
+    ServerReply,
+    decode_reply,
+    unavailable_error,
 )
-from steward.extensions.search_servers.documents import Doc, corrected, documents, is_past, versions
+from steward.extensions.search_servers.documents import (
+    StoredDocument,
+    apply_correction,
+    fetch_documents,
+    fetch_versions,
+    is_past_month,
+)
 
-_LEAST_BYTES: Final = 64 * 1024
+_MIN_REQUEST_BYTES: Final = 64 * 1024
 """Smallest limit on request size, in bytes."""
 _GROWTH: Final = 1.25
 """Growth of the limit after a successful request."""
-_PATIENCE: Final = 6
+_MAX_OVERLOADS: Final = 6
 """Overload replies after which a document that was sent alone is refused; pauses grow between them.
 """
-_TARGET: Final = (
+_BULK_PATH: Final = (
     "/_bulk?filter_path=items.*.status,items.*.error.type,items.*.error.reason,"
     "items.*.error.caused_by"
 )
 
 
-class Operation(msgspec.Struct, frozen=True):
+class BulkOperation(msgspec.Struct, frozen=True):
     """One document's part of a bulk request.
 
     Attributes:
@@ -54,7 +60,7 @@ class Operation(msgspec.Struct, frozen=True):
         source: Document line, likewise; b"" for a deletion.
     """
 
-    document: Document
+    document: ArchivedDocument
     index: str
     action: bytes
     source: bytes = b""
@@ -70,18 +76,20 @@ class Operation(msgspec.Struct, frozen=True):
         return not self.source
 
 
-def index(document: Document, name: str, source: bytes) -> Operation:
+def index_operation(document: ArchivedDocument, name: str, source: bytes) -> BulkOperation:
     """Build an operation that stores a document, unless the server has a later version."""
-    return Operation(document, name, _action("index", document, name, document.version), source)
+    return BulkOperation(
+        document, name, _encode_action("index", document, name, document.version), source
+    )
 
 
-def delete(document: Document, name: str, version: int = 0) -> Operation:
+def delete_operation(document: ArchivedDocument, name: str, version: int = 0) -> BulkOperation:
     """Build an operation that deletes a document, also where the server has a later version."""
     latest = max(document.version, version)
-    return Operation(document, name, _action("delete", document, name, latest))
+    return BulkOperation(document, name, _encode_action("delete", document, name, latest))
 
 
-def _action(what: str, document: Document, name: str, version: int) -> bytes:
+def _encode_action(what: str, document: ArchivedDocument, name: str, version: int) -> bytes:
     """Encode an action line, with external versioning."""
     return msgspec.json.encode(
         {
@@ -95,7 +103,7 @@ def _action(what: str, document: Document, name: str, version: int) -> bytes:
     )
 
 
-class Pace:
+class RequestPacer:
     """Limit on request size: halved when the server is overloaded, raised after successes.
 
     Args:
@@ -113,14 +121,14 @@ class Pace:
 
     def slow(self) -> None:
         """Halve the size: the server is overloaded."""
-        self.bytes = max(min(_LEAST_BYTES, self._most), self.bytes // 2)
+        self.bytes = max(min(_MIN_REQUEST_BYTES, self._most), self.bytes // 2)
 
     def grow(self) -> None:
         """Raise the size after a successful request."""
         self.bytes = min(self._most, int(self.bytes * _GROWTH))
 
 
-class Bulk:
+class BulkSender:
     """Sender of operations in requests of the pace's size, two at a time.
 
     While the server works on one request, the next is built and sent. Their order is undefined: no
@@ -131,14 +139,14 @@ class Bulk:
         pace: Limit on request size.
     """
 
-    def __init__(self, client: SearchClient, pace: Pace) -> None:
+    def __init__(self, client: SearchClient, pace: RequestPacer) -> None:
         self._client = client
         self._pace = pace
-        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="bulk")
-        self._flying: deque[tuple[list[Operation], Future[Reply]]] = deque()
+        self._pool = ThreadPoolExecutor(CONCURRENT_REQUESTS, thread_name_prefix="bulk")
+        self._flying: deque[tuple[list[BulkOperation], Future[ServerReply]]] = deque()
         self._impatient: dict[str, int] = {}
 
-    def send(self, operations: Iterable[Operation]) -> Iterator[Refusal]:
+    def send(self, operations: Iterable[BulkOperation]) -> Iterator[RefusedDocument]:
         """Send operations; yield the refusals.
 
         Raises:
@@ -147,7 +155,7 @@ class Bulk:
         flying = self._flying
         try:
             for some in self._requests(operations):
-                if len(flying) == REQUESTS_AT_ONCE:
+                if len(flying) == CONCURRENT_REQUESTS:
                     yield from self._landed(*flying.popleft())
                 flying.append((some, self._pool.submit(self._post, some)))
             while flying:
@@ -164,9 +172,9 @@ class Bulk:
     def _await_flying(self) -> None:
         wait([future for _, future in self._flying])
 
-    def _requests(self, operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+    def _requests(self, operations: Iterable[BulkOperation]) -> Iterator[list[BulkOperation]]:
         """Group operations into requests of the pace's size."""
-        waiting: list[Operation] = []
+        waiting: list[BulkOperation] = []
         size = 0
         for operation in operations:
             if waiting and size + operation.size > self._pace.bytes:
@@ -177,32 +185,34 @@ class Bulk:
         if waiting:
             yield waiting
 
-    def _post(self, operations: list[Operation]) -> Reply:
-        return self._client.request("POST", _TARGET, _body(operations), LINES)
+    def _post(self, operations: list[BulkOperation]) -> ServerReply:
+        return self._client.request("POST", _BULK_PATH, _join_operations(operations), NDJSON_TYPE)
 
     def _landed(
         self,
-        operations: list[Operation],
-        answered: "Future[Reply] | None" = None,
+        operations: list[BulkOperation],
+        answered: "Future[ServerReply] | None" = None,
         *,
         alone: bool = False,
-    ) -> Iterator[Refusal]:
+    ) -> Iterator[RefusedDocument]:
         """Handle the reply to a request: split, retry, or judge each outcome."""
         reply = answered.result() if answered is not None else self._post(operations)
-        if reply.status == TOO_LARGE:
+        if reply.status == HTTP_TOO_LARGE:
             self._pace.slow()
             if len(operations) == 1:
-                yield too_large(operations[0])
+                yield too_large_refusal(operations[0])
                 return
             half = len(operations) // 2
             yield from self._landed(operations[:half])
             yield from self._landed(operations[half:])
             return
-        if reply.status == TOO_MANY:
+        if reply.status == HTTP_TOO_MANY:
             self._pace.slow()
-            yield from self._too_many(operations, unavailable(self._client, reply), alone=alone)
+            yield from self._too_many(
+                operations, unavailable_error(self._client, reply), alone=alone
+            )
             return
-        outcomes = read(self._client, reply, BulkReply).outcomes()
+        outcomes = decode_reply(self._client, reply, BulkReply).outcomes()
         if len(outcomes) != len(operations):
             raise ArchiveUnavailable(
                 f"{self._client.where} answered for {len(outcomes)} of {len(operations)} documents",
@@ -211,34 +221,36 @@ class Bulk:
         yield from self._judged(operations, outcomes, alone=alone)
 
     def _judged(
-        self, operations: list[Operation], outcomes: list[Outcome], *, alone: bool
-    ) -> Iterator[Refusal]:
+        self, operations: list[BulkOperation], outcomes: list[BulkOutcome], *, alone: bool
+    ) -> Iterator[RefusedDocument]:
         """Yield the refusals among the outcomes, provided that nothing must be sent again."""
         both = list(zip(operations, outcomes, strict=True))
-        again = [one for of, one in both if _is_again(of, one)]
-        if any(one.status == TOO_MANY for one in again):
+        again = [one for of, one in both if _must_resend(of, one)]
+        if any(one.status == HTTP_TOO_MANY for one in again):
             self._pace.slow()
             if len(again) == len(operations):
-                yield from self._too_many(operations, _again(self._client, again), alone=alone)
+                yield from self._too_many(
+                    operations, _resend_error(self._client, again), alone=alone
+                )
                 return
         if again:
-            raise _again(self._client, again)
+            raise _resend_error(self._client, again)
         for operation, outcome in both:
             if outcome.is_shut:
-                yield shut(self._client, operation.document, outcome.why)
+                yield index_closed_refusal(self._client, operation.document, outcome.why)
             elif outcome.is_refused and not outcome.is_done:
                 why = f"{self._client.product} refuses it: {outcome.why}"
-                yield Refusal(document=operation.document, why=why)
+                yield RefusedDocument(document=operation.document, why=why)
         for operation in operations:
             self._impatient.pop(operation.document.id, None)
-        overtaken = [of for of, one in both if of.deletes and one.status == CONFLICT]
+        overtaken = [of for of, one in both if of.deletes and one.status == HTTP_CONFLICT]
         if overtaken:
             yield from self._deleted(overtaken)
         self._pace.grow()
 
     def _too_many(
-        self, operations: list[Operation], error: ArchiveUnavailable, *, alone: bool
-    ) -> Iterator[Refusal]:
+        self, operations: list[BulkOperation], error: ArchiveUnavailable, *, alone: bool
+    ) -> Iterator[RefusedDocument]:
         """Handle a request for which the server has no room.
 
         A document is refused if the server repeatedly has no room for it while nothing else is in
@@ -253,10 +265,10 @@ class Bulk:
             yield from self._landed(operations, alone=True)
             return
         times = self._impatient.pop(operation.document.id, 0) + 1
-        if times < _PATIENCE:
+        if times < _MAX_OVERLOADS:
             self._impatient[operation.document.id] = times
             raise error
-        yield Refusal(
+        yield RefusedDocument(
             document=operation.document,
             why=(
                 f"the server has no room for its {operation.size} bytes, also where it comes "
@@ -264,11 +276,11 @@ class Bulk:
             ),
         )
 
-    def _deleted(self, operations: list[Operation]) -> Iterator[Refusal]:
+    def _deleted(self, operations: list[BulkOperation]) -> Iterator[RefusedDocument]:
         """Delete documents that are stored in a later version: a purge always wins."""
-        found = versions(self._client, [(of.document, of.index) for of in operations])
+        found = fetch_versions(self._client, [(of.document, of.index) for of in operations])
         later = [
-            delete(of.document, of.index, version)
+            delete_operation(of.document, of.index, version)
             for of, version in zip(operations, found, strict=True)
             if version is not None
         ]
@@ -281,16 +293,18 @@ class Bulk:
             yield from self._landed(later)
 
 
-def _is_again(operation: Operation, outcome: Outcome) -> bool:
+def _must_resend(operation: BulkOperation, outcome: BulkOutcome) -> bool:
     """Return True if an operation must be sent again unchanged."""
     if outcome.is_shut:
-        return not is_past(operation.document)
+        return not is_past_month(operation.document)
     return not outcome.is_done and not outcome.is_refused
 
 
-def shut(client: SearchClient, document: Document, why: str) -> Refusal:
+def index_closed_refusal(
+    client: SearchClient, document: ArchivedDocument, why: str
+) -> RefusedDocument:
     """Build the refusal of a document whose past month's index a person has closed."""
-    return Refusal(
+    return RefusedDocument(
         document=document,
         why=(
             f"its month's index on {client.where} is closed or may not be written ({why}): open "
@@ -299,9 +313,9 @@ def shut(client: SearchClient, document: Document, why: str) -> Refusal:
     )
 
 
-def too_large(operation: Operation) -> Refusal:
+def too_large_refusal(operation: BulkOperation) -> RefusedDocument:
     """Build the refusal of a document that exceeds the server's request limit."""
-    return Refusal(
+    return RefusedDocument(
         document=operation.document,
         why=(
             f"with {operation.size} bytes it is larger than the server takes: "
@@ -310,7 +324,7 @@ def too_large(operation: Operation) -> Refusal:
     )
 
 
-def _body(operations: list[Operation]) -> bytes:
+def _join_operations(operations: list[BulkOperation]) -> bytes:
     """Join operations into a request body of JSON lines."""
     parts: list[bytes] = []
     for operation in operations:
@@ -319,10 +333,10 @@ def _body(operations: list[Operation]) -> bytes:
     return b"\n".join(parts)
 
 
-def _again(client: SearchClient, outcomes: list[Outcome]) -> ArchiveUnavailable:
+def _resend_error(client: SearchClient, outcomes: list[BulkOutcome]) -> ArchiveUnavailable:
     """Build the error for documents that must be sent again, with a remedy."""
     first = outcomes[0]
-    if first.status == TOO_MANY:
+    if first.status == HTTP_TOO_MANY:
         text = f"{client.where} asks for patience ({first.why})"
     elif first.type == "validation_exception":
         text = (
@@ -349,20 +363,20 @@ def _again(client: SearchClient, outcomes: list[Outcome]) -> ArchiveUnavailable:
     return ArchiveUnavailable(text, client.where)
 
 
-_AT_ONCE: Final = 500
+_LOOKUP_DOCUMENTS: Final = 500
 """Documents looked up in one request."""
-_SIZES: Final = "version,script_bytes,environment_bytes"
+_SIZE_FIELDS: Final = "version,script_bytes,environment_bytes"
 
 
-class _Size(msgspec.Struct, frozen=True):
+class _StoredSize(msgspec.Struct, frozen=True):
     version: int = 0
     script_bytes: int = 0
     environment_bytes: int = 0
 
 
-def corrections(
-    client: SearchClient, wanted: Sequence[tuple[Document, str]], most_bytes: int
-) -> Iterator[Operation | Refusal]:
+def read_corrections(
+    client: SearchClient, wanted: Sequence[tuple[ArchivedDocument, str]], most_bytes: int
+) -> Iterator[BulkOperation | RefusedDocument]:
     """Read stored documents and yield the operations that correct them.
 
     Args:
@@ -373,54 +387,56 @@ def corrections(
     Raises:
         ArchiveUnavailable: The server is away.
     """
-    for first in range(0, len(wanted), _AT_ONCE):
-        some = wanted[first : first + _AT_ONCE]
-        found = documents(client, some, f"_source_includes={_SIZES}")
-        here: list[tuple[Document, str, int]] = []
+    for first in range(0, len(wanted), _LOOKUP_DOCUMENTS):
+        some = wanted[first : first + _LOOKUP_DOCUMENTS]
+        found = fetch_documents(client, some, f"_source_includes={_SIZE_FIELDS}")
+        here: list[tuple[ArchivedDocument, str, int]] = []
         for (document, name), doc in zip(some, found, strict=True):
             if not doc.found:
-                yield _unread(client, document, doc)
+                yield _unread_refusal(client, document, doc)
                 continue
-            size = msgspec.json.decode(doc.source, type=_Size)
+            size = msgspec.json.decode(doc.source, type=_StoredSize)
             if size.version <= document.version:
                 here.append((document, name, 3 * size.script_bytes + 3 * size.environment_bytes))
-        yield from _corrected(client, here, most_bytes)
+        yield from _read_in_batches(client, here, most_bytes)
 
 
-def _corrected(
-    client: SearchClient, here: Sequence[tuple[Document, str, int]], most_bytes: int
-) -> Iterator[Operation | Refusal]:
+def _read_in_batches(
+    client: SearchClient, here: Sequence[tuple[ArchivedDocument, str, int]], most_bytes: int
+) -> Iterator[BulkOperation | RefusedDocument]:
     """Group documents by size, so that each group fits in memory."""
-    some: list[tuple[Document, str]] = []
+    some: list[tuple[ArchivedDocument, str]] = []
     size = 0
     for document, name, bytes_ in here:
         if some and size + bytes_ > most_bytes:
-            yield from _read(client, some)
+            yield from _read_documents(client, some)
             some, size = [], 0
         some.append((document, name))
         size += bytes_
     if some:
-        yield from _read(client, some)
+        yield from _read_documents(client, some)
 
 
-def _read(
-    client: SearchClient, some: Sequence[tuple[Document, str]]
-) -> Iterator[Operation | Refusal]:
+def _read_documents(
+    client: SearchClient, some: Sequence[tuple[ArchivedDocument, str]]
+) -> Iterator[BulkOperation | RefusedDocument]:
     """Fetch stored documents and yield the operations that replace them."""
-    found = documents(client, some, "_source=true")
+    found = fetch_documents(client, some, "_source=true")
     for (document, name), doc in zip(some, found, strict=True):
         if not doc.found:
-            yield _unread(client, document, doc)
+            yield _unread_refusal(client, document, doc)
         else:
-            yield index(document, name, corrected(bytes(doc.source), document))
+            yield index_operation(document, name, apply_correction(bytes(doc.source), document))
 
 
-def _unread(client: SearchClient, document: Document, doc: Doc) -> Refusal:
+def _unread_refusal(
+    client: SearchClient, document: ArchivedDocument, doc: StoredDocument
+) -> RefusedDocument:
     """Handle a document that could not be read: refuse it, or raise to retry."""
     if not doc.is_shut:
-        return _missing(document)
-    if is_past(document):
-        return shut(client, document, str(doc.error))
+        return _missing_refusal(document)
+    if is_past_month(document):
+        return index_closed_refusal(client, document, str(doc.error))
     raise ArchiveUnavailable(
         f"{client.where} has the present month's index closed ({doc.error}): nothing can be "
         "corrected there until it is opened",
@@ -428,9 +444,9 @@ def _unread(client: SearchClient, document: Document, doc: Doc) -> Refusal:
     )
 
 
-def _missing(document: Document) -> Refusal:
+def _missing_refusal(document: ArchivedDocument) -> RefusedDocument:
     """Build the refusal of a correction whose document the server does not have."""
-    return Refusal(
+    return RefusedDocument(
         document=document,
         why=(
             "the server does not have what is to be corrected: "

@@ -2,10 +2,10 @@
 
 :class:`SearchClient` sends requests for a sink and reconnects when a credentials file changes.
 Around it: error messages with remedies, credentials and TLS, then the decoding of replies
-(:func:`read`, :class:`Cause`, :class:`Outcome`, :class:`BulkReply`).
+(:func:`decode_reply`, :class:`ServerError`, :class:`BulkOutcome`, :class:`BulkReply`).
 
-``product_clients`` wraps the two official client libraries as :class:`Wire`. They handle dead
-nodes, connections, TLS, and the product check. Steward encodes, compresses and decodes bodies
+``product_clients`` wraps the two official client libraries as :class:`SearchTransport`. They handle
+dead nodes, connections, TLS, and the product check. Steward encodes, compresses and decodes bodies
 itself: the libraries would cost one more copy, gzip at its slowest level, and json in place of
 msgspec.
 """
@@ -25,11 +25,11 @@ import msgspec
 from steward.archive.errors import ArchiveUnavailable
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
 
-REQUESTS_AT_ONCE: Final = 2
+CONCURRENT_REQUESTS: Final = 2
 """Requests sent at the same time without waiting for the first reply."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ServerReply(msgspec.Struct, frozen=True):
     """HTTP reply of the server, whatever its status.
 
     Attributes:
@@ -41,12 +41,12 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Wire(Protocol):
+class SearchTransport(Protocol):
     """Transport interface; ``product_clients`` implements it for each product."""
 
     def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Reply:
+    ) -> ServerReply:
         """Send a request; replies with an error status are returned, too.
 
         Raises:
@@ -59,7 +59,7 @@ class Wire(Protocol):
         ...
 
 
-def no_answer(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
+def no_answer_error(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
     """Build the error for a server that did not answer.
 
     Args:
@@ -67,16 +67,18 @@ def no_answer(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
         what: What happened.
         advice: Remedy, if known.
     """
-    text = cleaned(f"{urls} cannot be asked: {what}")
+    text = clean_text(f"{urls} cannot be asked: {what}")
     return ArchiveUnavailable(f"{text}: {advice}" if advice else text, urls)
 
 
-def too_slow(urls: str, timeout_s: float) -> ArchiveUnavailable:
+def timeout_error(urls: str, timeout_s: float) -> ArchiveUnavailable:
     """Build the error for a server that exceeded the time limit."""
-    return no_answer(urls, f"no answer within {timeout_s:g} s", "raise timeout_s if it is slow")
+    return no_answer_error(
+        urls, f"no answer within {timeout_s:g} s", "raise timeout_s if it is slow"
+    )
 
 
-def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
+def tls_error(urls: str, what: str) -> ArchiveUnavailable:
     """Build the error for a failed TLS handshake, with a remedy."""
     if "CERTIFICATE_VERIFY_FAILED" in what:
         advice = "set ca_file to the certificate that signed the server's, and check its name"
@@ -86,17 +88,17 @@ def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
         advice = "the server refused our side: check certificate_file and key_file"
     else:
         advice = "check ca_file, certificate_file and key_file"
-    return no_answer(urls, f"TLS failed ({what})", advice)
+    return no_answer_error(urls, f"TLS failed ({what})", advice)
 
 
-def cleaned(text: str, longest: int = 300) -> str:
+def clean_text(text: str, longest: int = 300) -> str:
     """Make a server's text fit one line of a log or table: printable and of limited length."""
     text = text[: 4 * longest]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def innermost(error: BaseException) -> str:
+def describe_root_cause(error: BaseException) -> str:
     """Return the message of the deepest cause of a client's error."""
     seen: Any = error
     for _ in range(8):
@@ -110,38 +112,38 @@ def innermost(error: BaseException) -> str:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_SECRET: Final = 1 << 16
-_FIELD: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
+_MAX_SECRET_BYTES: Final = 1 << 16
+_API_KEY_PATTERN: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
 """Characters of an API key in base64."""
-_OTHERS: Final = 0o007
+_OTHERS_MODE: Final = 0o007
 """Mode bits of users other than owner and group."""
 
-Context = Any
+TlsContext = Any
 """``ssl.SSLContext`` or None; typed loosely so that ssl is not imported here."""
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+CredentialsStamp = tuple[tuple[int, int, int] | None, ...]
 """State of the credentials files; differs once one of them changes."""
 
 
-def stamp_of(settings: SearchSinkSettings) -> Stamp:
+def stamp_credentials(settings: SearchSinkSettings) -> CredentialsStamp:
     """Return the present state of the credentials files."""
-    return tuple(_stamp(path) for path in _files(settings))
+    return tuple(_stamp_file(path) for path in _credential_files(settings))
 
 
-def authorization(settings: SearchSinkSettings) -> str:
+def build_authorization(settings: SearchSinkSettings) -> str:
     """Build the Authorization header's value; "" where none is configured.
 
     Raises:
         ArchiveUnavailable: A file cannot be read, or holds something else.
     """
     if settings.user:
-        both = settings.user.encode() + b":" + _secret(settings.password_file)
+        both = settings.user.encode() + b":" + _read_secret(settings.password_file)
         return "Basic " + base64.b64encode(both).decode("ascii")
     if settings.api_key_file:
-        key = _secret(settings.api_key_file)
+        key = _read_secret(settings.api_key_file)
         encoded = base64.b64encode(key) if b":" in key else key
         text = encoded.decode("ascii", "replace")
-        if _FIELD.fullmatch(text) is None:
+        if _API_KEY_PATTERN.fullmatch(text) is None:
             raise ArchiveUnavailable(
                 f"{settings.api_key_file} holds no API key: write id:key, or its base64",
                 settings.api_key_file,
@@ -150,7 +152,7 @@ def authorization(settings: SearchSinkSettings) -> str:
     return ""
 
 
-def tls_context(settings: SearchSinkSettings) -> Context:
+def build_tls_context(settings: SearchSinkSettings) -> TlsContext:
     """Build the TLS context from the certificates; None where no URL is https.
 
     Raises:
@@ -165,21 +167,22 @@ def tls_context(settings: SearchSinkSettings) -> Context:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
         if settings.certificate_file:
             name = settings.certificate_file
-            _warn_of_readers(settings.key_file)
+            _warn_if_readable(settings.key_file)
             # Without this callback OpenSSL would ask for a password on the terminal.
             context.load_cert_chain(name, settings.key_file, password=lambda: b"")
     except ssl.SSLError as error:
         raise ArchiveUnavailable(
-            f"{name} cannot be used as a certificate, or not with its key ({_reason(error)}): "
+            f"{name} cannot be used as a certificate, or not with its key "
+            f"({_error_reason(error)}): "
             "give PEM files, the key without a password",
             name,
         ) from error
     except OSError as error:
-        raise _unreadable(error.filename or name, error) from error
+        raise _unreadable_error(error.filename or name, error) from error
     return context
 
 
-def _files(settings: SearchSinkSettings) -> list[str]:
+def _credential_files(settings: SearchSinkSettings) -> list[str]:
     """Return the paths of the configured credentials files."""
     return [
         path
@@ -191,7 +194,7 @@ def _files(settings: SearchSinkSettings) -> list[str]:
     ]
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def _stamp_file(path: str) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
     except OSError:
@@ -199,44 +202,44 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _secret(path: str) -> bytes:
+def _read_secret(path: str) -> bytes:
     """Read a secret from a file."""
     try:
         with open(path, "rb") as file:
-            secret = file.read(_LONGEST_SECRET).rstrip(b"\r\n")
+            secret = file.read(_MAX_SECRET_BYTES).rstrip(b"\r\n")
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
     if not secret:
         raise ArchiveUnavailable(f"{path} is empty: write the password or the key into it", path)
-    _warn_of_readers(path)
+    _warn_if_readable(path)
     return secret
 
 
-def _warn_of_readers(path: str) -> None:
+def _warn_if_readable(path: str) -> None:
     """Warn if every user can read a file with a secret."""
     try:
-        is_open = os.stat(path).st_mode & _OTHERS
+        is_open = os.stat(path).st_mode & _OTHERS_MODE
     except OSError:
         return  # reading the file reports the error
     if is_open:
         log.warning("%s holds a secret and every user may read it: run 'chmod 600' on it", path)
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
     return str(reason or error)
 
 
-def _unreadable(path: str, error: OSError) -> ArchiveUnavailable:
+def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:
     return ArchiveUnavailable(
         f"{path} cannot be read: {error.strerror or error}: Steward's user has to be able to", path
     )
 
 
-_SMALL: Final = 1024
+_MIN_GZIP_BYTES: Final = 1024
 """Size up to which a body is sent uncompressed, in bytes."""
 _GZIP_LEVEL: Final = 1
-_NOISY: Final = (
+_SILENCED_LOGGERS: Final = (
     "elastic_transport",
     "elasticsearch",
     "opensearch",
@@ -244,8 +247,8 @@ _NOISY: Final = (
     "urllib3",
 )
 
-JSON: Final = "application/json"
-LINES: Final = "application/x-ndjson"
+JSON_TYPE: Final = "application/json"
+NDJSON_TYPE: Final = "application/x-ndjson"
 
 
 class SearchClient:
@@ -258,8 +261,8 @@ class SearchClient:
     def __init__(self, settings: SearchSinkSettings) -> None:
         self.settings = settings
         self.where = ", ".join(settings.urls)
-        self._wire: Wire | None = None
-        self._stamp: Stamp = ()
+        self._wire: SearchTransport | None = None
+        self._stamp: CredentialsStamp = ()
         self._authorization = ""
         self._lock = Lock()
 
@@ -274,8 +277,8 @@ class SearchClient:
         return "Elasticsearch" if self.is_elasticsearch else "OpenSearch"
 
     def request(
-        self, method: str, target: str, body: bytes | None = None, kind: str = JSON
-    ) -> Reply:
+        self, method: str, target: str, body: bytes | None = None, kind: str = JSON_TYPE
+    ) -> ServerReply:
         """Send a request and return the reply, whatever its status.
 
         Args:
@@ -292,12 +295,12 @@ class SearchClient:
         """
         with self._lock:
             wire = self._opened()
-        headers = {"accept": JSON, "accept-encoding": "gzip"}
+        headers = {"accept": JSON_TYPE, "accept-encoding": "gzip"}
         if self._authorization:
             headers["authorization"] = self._authorization
         if body is not None:
             headers["content-type"] = kind
-            if len(body) > _SMALL:
+            if len(body) > _MIN_GZIP_BYTES:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
         return wire.send(method, target, body, headers)
@@ -308,35 +311,35 @@ class SearchClient:
             self._wire.close()
             self._wire = None
 
-    def _opened(self) -> Wire:
+    def _opened(self) -> SearchTransport:
         """Return the transport; reconnect if a credentials file has changed."""
-        stamp = stamp_of(self.settings)
+        stamp = stamp_credentials(self.settings)
         if self._wire is not None and stamp != self._stamp:
             self.close()
         if self._wire is None:
-            self._authorization = authorization(self.settings)
+            self._authorization = build_authorization(self.settings)
             self._wire = self._made()
             self._stamp = stamp
         return self._wire
 
-    def _made(self) -> Wire:
+    def _made(self) -> SearchTransport:
         """Create the transport for the sink's product."""
-        for name in _NOISY:
+        for name in _SILENCED_LOGGERS:
             # These loggers print what is sent, scripts included; Steward reports errors itself.
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        context = tls_context(self.settings)
-        urls = [_with_port(url) for url in self.settings.urls]
+        context = build_tls_context(self.settings)
+        urls = [_add_port(url) for url in self.settings.urls]
         timeout_s = self.settings.timeout_s
         if self.is_elasticsearch:
-            from steward.extensions.search_servers.product_clients import ElasticWire
+            from steward.extensions.search_servers.product_clients import ElasticsearchTransport
 
-            return ElasticWire(urls, context, timeout_s)
-        from steward.extensions.search_servers.product_clients import OpenSearchWire
+            return ElasticsearchTransport(urls, context, timeout_s)
+        from steward.extensions.search_servers.product_clients import OpenSearchTransport
 
-        return OpenSearchWire(urls, context, timeout_s)
+        return OpenSearchTransport(urls, context, timeout_s)
 
 
-def _with_port(url: str) -> str:
+def _add_port(url: str) -> str:
     """Add the default port to a URL: one of the client libraries requires it."""
     parts = urlsplit(url)
     if parts.port is not None:
@@ -345,12 +348,12 @@ def _with_port(url: str) -> str:
     return parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{port}").geturl()
 
 
-TOO_MANY: Final = 429
-TOO_LARGE: Final = 413
-CONFLICT: Final = 409
-MISSING: Final = 404
+HTTP_TOO_MANY: Final = 429
+HTTP_TOO_LARGE: Final = 413
+HTTP_CONFLICT: Final = 409
+HTTP_MISSING: Final = 404
 
-_FAULTS: Final = frozenset(
+_SERVER_BUGS: Final = frozenset(
     {
         *("null_pointer_exception", "class_cast_exception", "number_format_exception"),
         *("array_index_out_of_bounds_exception", "index_out_of_bounds_exception"),
@@ -359,23 +362,23 @@ _FAULTS: Final = frozenset(
 )
 """Errors that are a server's own bugs with one document: retries would fail forever."""
 
-_SHUT: Final = re.compile(r"FORBIDDEN/[578]/")
+_INDEX_BLOCK_PATTERN: Final = re.compile(r"FORBIDDEN/[578]/")
 """Block that a person has put on an index: read-only, read, write. The disk-full block differs."""
 
-_CLOSED: Final = "index_closed_exception"
-_PASSING: Final = (
+_INDEX_CLOSED: Final = "index_closed_exception"
+_INDEX_ERRORS: Final = (
     *("validation_exception", "index_not_found_exception", "cluster_block_exception"),
-    _CLOSED,
+    _INDEX_CLOSED,
 )
 """Errors reported for a document that concern its index: the document itself is fine."""
 
 
-class Cause(msgspec.Struct, frozen=True):
+class ServerError(msgspec.Struct, frozen=True):
     """Error of a server, with its cause."""
 
     type: str = ""
     reason: str | None = ""
-    caused_by: "Cause | None" = None
+    caused_by: "ServerError | None" = None
 
     def __str__(self) -> str:
         text = f"{self.type}: {self.reason or ''}".strip(": ")
@@ -384,111 +387,112 @@ class Cause(msgspec.Struct, frozen=True):
             inner = inner.caused_by
         if inner is not None and inner.reason and inner.reason not in text:
             text += f" ({inner.reason})"
-        return cleaned(text)
+        return clean_text(text)
 
     @property
     def is_shut(self) -> bool:
         """Whether a person has closed the index, or blocked writing or reading."""
-        return self.type == _CLOSED or (
-            self.type == "cluster_block_exception" and bool(_SHUT.search(self.reason or ""))
+        return self.type == _INDEX_CLOSED or (
+            self.type == "cluster_block_exception"
+            and bool(_INDEX_BLOCK_PATTERN.search(self.reason or ""))
         )
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class BulkOutcome(msgspec.Struct, frozen=True):
     """Result of one document of a bulk request."""
 
     status: int
-    error: Cause | str | None = None
+    error: ServerError | str | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the server has this version of the document, or a later one."""
         # 404 answers the deletion of a missing document.
         return 200 <= self.status < 300 or (
-            self.status in (CONFLICT, MISSING) and not self._passing
+            self.status in (HTTP_CONFLICT, HTTP_MISSING) and not self._passing
         )
 
     @property
     def is_refused(self) -> bool:
         """Whether the server will never accept the document as it is."""
-        if self._passing or self.status in (TOO_MANY, 401, 403, 408):
+        if self._passing or self.status in (HTTP_TOO_MANY, 401, 403, 408):
             return False
-        return 400 <= self.status < 500 or self.type in _FAULTS
+        return 400 <= self.status < 500 or self.type in _SERVER_BUGS
 
     @property
     def is_shut(self) -> bool:
         """Whether a person has closed the document's index or blocked writing."""
-        return isinstance(self.error, Cause) and self.error.is_shut
+        return isinstance(self.error, ServerError) and self.error.is_shut
 
     @property
     def type(self) -> str:
         """Error type; "" for none."""
-        return self.error.type if isinstance(self.error, Cause) else ""
+        return self.error.type if isinstance(self.error, ServerError) else ""
 
     @property
     def why(self) -> str:
         """Error text of the server."""
-        text = cleaned(str(self.error)) if isinstance(self.error, str) else str(self.error or "")
+        text = clean_text(str(self.error)) if isinstance(self.error, str) else str(self.error or "")
         return text or f"status {self.status}"
 
     @property
     def _passing(self) -> bool:
-        return self.type in _PASSING
+        return self.type in _INDEX_ERRORS
 
 
 class BulkReply(msgspec.Struct, frozen=True):
     """Reply to a bulk request: one outcome for each document, in order."""
 
-    items: tuple[dict[str, Outcome], ...] = ()
+    items: tuple[dict[str, BulkOutcome], ...] = ()
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[BulkOutcome]:
         """Return the outcomes."""
         return [next(iter(item.values())) for item in self.items]
 
 
-class _Failure(msgspec.Struct, frozen=True):
-    error: Cause | str | None = None
+class _ErrorReply(msgspec.Struct, frozen=True):
+    error: ServerError | str | None = None
 
 
-def read(client: SearchClient, reply: Reply, shape: Any) -> Any:
+def decode_reply(client: SearchClient, reply: ServerReply, shape: Any) -> Any:
     """Decode the body of a successful reply into a type.
 
     Raises:
         ArchiveUnavailable: The request failed, or the body is something else.
     """
     if not 200 <= reply.status < 300:
-        raise unavailable(client, reply)
+        raise unavailable_error(client, reply)
     try:
         return msgspec.json.decode(reply.body, type=shape)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ArchiveUnavailable(
-            f"{client.where} does not answer as {client.product} does ({cleaned(str(error))}): "
+            f"{client.where} does not answer as {client.product} does ({clean_text(str(error))}): "
             "check 'urls' and what stands in between",
             client.where,
         ) from error
 
 
-def reason(reply: Reply) -> str:
+def describe_failure(reply: ServerReply) -> str:
     """Describe the error of a failed reply."""
     try:
-        error = msgspec.json.decode(reply.body, type=_Failure).error
+        error = msgspec.json.decode(reply.body, type=_ErrorReply).error
     except (msgspec.MsgspecError, UnicodeError):
         # most likely a proxy's error page
         error = reply.body[:200].decode("utf-8", "replace")
-    text = cleaned(str(error or ""))
+    text = clean_text(str(error or ""))
     return f"{reply.status}, {text}" if text else f"status {reply.status}"
 
 
-def cause_of(reply: Reply) -> Cause:
+def parse_cause(reply: ServerReply) -> ServerError:
     """Parse the cause of a failed reply; empty where the body has another form."""
     try:
-        error = msgspec.json.decode(reply.body, type=_Failure).error
+        error = msgspec.json.decode(reply.body, type=_ErrorReply).error
     except (msgspec.MsgspecError, UnicodeError):
-        return Cause()  # most likely a proxy's error page
-    return error if isinstance(error, Cause) else Cause()
+        return ServerError()  # most likely a proxy's error page
+    return error if isinstance(error, ServerError) else ServerError()
 
 
-def unavailable(client: SearchClient, reply: Reply) -> ArchiveUnavailable:
+def unavailable_error(client: SearchClient, reply: ServerReply) -> ArchiveUnavailable:
     """Build the error for a failed request, which is retried, with a remedy."""
     of = client.settings
     advice = {
@@ -501,8 +505,8 @@ def unavailable(client: SearchClient, reply: Reply) -> ArchiveUnavailable:
             f"it does not let us: grant 'manage' on {of.index}-*, and 'monitor' and "
             "'manage_index_templates' on the cluster"
         ),
-        TOO_MANY: "it asks for patience, and gets smaller requests",
-        TOO_LARGE: "lower batch_bytes, or raise its http.max_content_length",
+        HTTP_TOO_MANY: "it asks for patience, and gets smaller requests",
+        HTTP_TOO_LARGE: "lower batch_bytes, or raise its http.max_content_length",
     }.get(reply.status, "")
-    text = f"{client.where} cannot be used ({reason(reply)})"
+    text = f"{client.where} cannot be used ({describe_failure(reply)})"
     return ArchiveUnavailable(f"{text}: {advice}" if advice else text, client.where)

@@ -12,27 +12,32 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document, Refusal, SinkKind, SinkSearcher
+from steward.archive.remote.destination import (
+    ArchivedDocument,
+    RefusedDocument,
+    SinkKind,
+    SinkSearcher,
+)
 from steward.extensions.search_servers.bulk import (
-    Bulk,
-    Operation,
-    Pace,
-    corrections,
-    delete,
-    index,
-    too_large,
+    BulkOperation,
+    BulkSender,
+    RequestPacer,
+    delete_operation,
+    index_operation,
+    read_corrections,
+    too_large_refusal,
 )
 from steward.extensions.search_servers.client import (
-    MISSING,
-    REQUESTS_AT_ONCE,
+    CONCURRENT_REQUESTS,
+    HTTP_MISSING,
     SearchClient,
-    cause_of,
-    read,
+    decode_reply,
+    parse_cause,
 )
-from steward.extensions.search_servers.documents import encoded, month_of, source_of
+from steward.extensions.search_servers.documents import build_source, document_month, encode_source
 from steward.extensions.search_servers.index_template import (
     check_product,
-    longest_request,
+    fetch_max_request,
     put_template,
 )
 from steward.extensions.search_servers.settings import SearchSinkSettings
@@ -42,7 +47,7 @@ log = logging.getLogger(__name__)
 _REQUEST_BYTES: Final = 2 << 20
 """Target size of a request: larger ones are no faster, and overload a server with a small heap."""
 
-_MONTH: Final = re.compile(r"(\d{4})\.(0[1-9]|1[0-2])")
+_MONTH_PATTERN: Final = re.compile(r"(\d{4})\.(0[1-9]|1[0-2])")
 
 
 class SearchDestination:
@@ -58,23 +63,23 @@ class SearchDestination:
     def __init__(self, settings: SearchSinkSettings) -> None:
         self._settings = settings
         self._client = SearchClient(settings)
-        self._pace = Pace(min(_REQUEST_BYTES, settings.batch_bytes // REQUESTS_AT_ONCE))
-        self._bulk = Bulk(self._client, self._pace)
+        self._pace = RequestPacer(min(_REQUEST_BYTES, settings.batch_bytes // CONCURRENT_REQUESTS))
+        self._bulk = BulkSender(self._client, self._pace)
         self._longest = 0
         self._ready = False
         self._seen: set[str] = set()
         self._told: set[str] = set()
 
-    def send(self, documents: Sequence[Document]) -> list[Refusal]:
+    def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents; see :class:`steward.archive.remote.destination.Destination`.
 
         Raises:
             ArchiveUnavailable: The server is away or overloaded.
         """
-        refusals: list[Refusal] = []
+        refusals: list[RefusedDocument] = []
         try:
             self._prepare()
-            for some in _rounds(documents):
+            for some in _split_duplicates(documents):
                 refusals += self._send(some)
         except ArchiveUnavailable:
             self._ready = False
@@ -91,11 +96,11 @@ class SearchDestination:
         try:
             self._prepare()
             reply = self._client.request("GET", f"/{alias}-*/_alias/{alias}")
-            if reply.status == MISSING:
+            if reply.status == HTTP_MISSING:
                 return
-            found: dict[str, Any] = read(self._client, reply, dict[str, Any])
+            found: dict[str, Any] = decode_reply(self._client, reply, dict[str, Any])
             for name in sorted(found):
-                if _is_older(name.removeprefix(f"{alias}-"), before):
+                if _is_expired_month(name.removeprefix(f"{alias}-"), before):
                     self._drop(name, before)
         except ArchiveUnavailable:
             self._ready = False
@@ -104,15 +109,15 @@ class SearchDestination:
     def _drop(self, name: str, before: datetime) -> None:
         """Delete one month's index; warn once if a person protects it."""
         reply = self._client.request("DELETE", f"/{name}")
-        if cause_of(reply).is_shut:
+        if parse_cause(reply).is_shut:
             # Somebody protects this index; the other months must go on.
             self._tell(
                 name,
                 f"index {name} is older than retention_days and cannot be dropped "
-                f"({cause_of(reply)}): take its block away, or drop it",
+                f"({parse_cause(reply)}): take its block away, or drop it",
             )
             return
-        read(self._client, reply, dict[str, Any])
+        decode_reply(self._client, reply, dict[str, Any])
         self._seen.discard(name)
         log.info("%s: dropped, everything in it is older than %s", name, before.date())
 
@@ -134,24 +139,24 @@ class SearchDestination:
         check_product(self._client)
         put_template(self._client)
         self._seen.clear()
-        self._longest = longest_request(self._client)
+        self._longest = fetch_max_request(self._client)
         if self._longest:
             self._pace.bound(self._longest)
         self._ready = True
 
-    def _send(self, documents: Sequence[Document]) -> list[Refusal]:
+    def _send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents with distinct ids."""
-        refusals: list[Refusal] = []
-        corrected: list[tuple[Document, str]] = []
+        refusals: list[RefusedDocument] = []
+        corrected: list[tuple[ArchivedDocument, str]] = []
         operations = self._operations(documents, corrected, refusals)
         refusals += self._bulk.send(self._that_fit(operations, refusals))
-        found = corrections(self._client, corrected, self._pace.bytes)
+        found = read_corrections(self._client, corrected, self._pace.bytes)
         refusals += self._bulk.send(self._that_fit(found, refusals))
         if len(refusals) == len(documents) > 1:
             self._tell_of_index(refusals)
         return refusals
 
-    def _tell_of_index(self, refusals: Sequence[Refusal]) -> None:
+    def _tell_of_index(self, refusals: Sequence[RefusedDocument]) -> None:
         """Warn about the index template where the server rejects every document."""
         first = refusals[0]
         self._tell(
@@ -163,25 +168,25 @@ class SearchDestination:
 
     def _operations(
         self,
-        documents: Sequence[Document],
-        corrected: list[tuple[Document, str]],
-        refusals: list[Refusal],
-    ) -> Iterator[Operation]:
+        documents: Sequence[ArchivedDocument],
+        corrected: list[tuple[ArchivedDocument, str]],
+        refusals: list[RefusedDocument],
+    ) -> Iterator[BulkOperation]:
         """Yield operations that send whole documents; add corrections and refusals to the lists."""
         for document in documents:
             try:
-                name = f"{self._settings.index}-{month_of(document)}"
+                name = f"{self._settings.index}-{document_month(document)}"
             except OverflowError:
                 why = "its time in the spool is in no calendar: nothing can be done"
-                refusals.append(Refusal(document=document, why=why))
+                refusals.append(RefusedDocument(document=document, why=why))
                 continue
             self._look_at(name)
             if document.deleted:
-                yield delete(document, name)
+                yield delete_operation(document, name)
             elif document.partial:
                 corrected.append((document, name))
             else:
-                yield index(document, name, encoded(source_of(document)))
+                yield index_operation(document, name, encode_source(build_source(document)))
 
     def _look_at(self, name: str) -> None:
         """Check the template before an index's first document, which creates the index."""
@@ -190,21 +195,21 @@ class SearchDestination:
             self._seen.add(name)
 
     def _that_fit(
-        self, found: Iterable[Operation | Refusal], refusals: list[Refusal]
-    ) -> Iterator[Operation]:
+        self, found: Iterable[BulkOperation | RefusedDocument], refusals: list[RefusedDocument]
+    ) -> Iterator[BulkOperation]:
         """Yield operations within the request limit; collect the refusals."""
         for one in found:
-            if isinstance(one, Refusal):
+            if isinstance(one, RefusedDocument):
                 refusals.append(one)
             elif self._longest and one.size > self._longest:
-                refusals.append(too_large(one))
+                refusals.append(too_large_refusal(one))
             else:
                 yield one
 
 
-def _rounds(documents: Sequence[Document]) -> list[list[Document]]:
+def _split_duplicates(documents: Sequence[ArchivedDocument]) -> list[list[ArchivedDocument]]:
     """Split documents into rounds without duplicate ids, so that each id keeps its order."""
-    rounds: list[list[Document]] = []
+    rounds: list[list[ArchivedDocument]] = []
     seen: dict[str, int] = {}
     for document in documents:
         number = seen.get(document.id, 0)
@@ -215,9 +220,9 @@ def _rounds(documents: Sequence[Document]) -> list[list[Document]]:
     return rounds
 
 
-def _is_older(month: str, before: datetime) -> bool:
+def _is_expired_month(month: str, before: datetime) -> bool:
     """Return True if the month at the end of an index's name ended before the time."""
-    match = _MONTH.fullmatch(month)
+    match = _MONTH_PATTERN.fullmatch(month)
     if match is None:
         return False  # not an index of this sink
     year, number = int(match[1]), int(match[2])
@@ -225,16 +230,16 @@ def _is_older(month: str, before: datetime) -> bool:
     return (year, number) < (latest.year, latest.month)
 
 
-def _destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
+def _make_destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
     return SearchDestination(settings)
 
 
-def _searcher(settings: SearchSinkSettings) -> SinkSearcher:
+def _make_searcher(settings: SearchSinkSettings) -> SinkSearcher:
     # Imported late: the process of a sink never searches.
     from steward.extensions.search_servers import search
 
-    return search.SinkSearcher(settings)
+    return search.SearchServerSearcher(settings)
 
 
-SINK_KIND: Final = SinkKind(destination=_destination, searcher=_searcher)
+SINK_KIND: Final = SinkKind(destination=_make_destination, searcher=_make_searcher)
 """Sink kind behind [archive.sink.NAME] with kind = "elasticsearch" or "opensearch"."""

@@ -1,8 +1,8 @@
 """Search documents: JSON from which script and environment can be restored byte for byte.
 
-:func:`source_of` builds a document, :func:`corrected` applies a later identity, :func:`script_in`
-and :func:`environment_in` restore the bytes. :func:`documents` and :func:`versions` fetch stored
-documents.
+:func:`build_source` builds a document, :func:`apply_correction` applies a later identity,
+:func:`extract_script` and :func:`extract_environment` restore the bytes. :func:`fetch_documents`
+and :func:`fetch_versions` fetch stored documents.
 
 A UTF-8 script is stored as text in ``script``. Of any other, ``script`` has U+FFFD in place of
 undecodable bytes, and ``script_base64`` holds the bytes. ``environment`` is for searching, within
@@ -19,19 +19,19 @@ from typing import Any, Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.destination import Document
+from steward.archive.remote.destination import ArchivedDocument
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
-from steward.extensions.search_servers.client import Cause, SearchClient, read
-from steward.slurm.environment import entries_of
+from steward.extensions.search_servers.client import SearchClient, ServerError, decode_reply
+from steward.slurm.environment import split_entries
 
-LONGEST_NAME: Final = 255
+MAX_NAME_BYTES: Final = 255
 """Longest name of a searchable variable, in bytes."""
-LONGEST_VALUE: Final = 4096
+MAX_VALUE_BYTES: Final = 4096
 """Searchable part of a variable's value, in bytes."""
-MOST_VARIABLES: Final = 5000
+MAX_VARIABLES: Final = 5000
 """Most searchable variables of a document."""
-_MOST_BYTES: Final = 1 << 20
+_MAX_ENVIRONMENT_BYTES: Final = 1 << 20
 """Most bytes of searchable variables of a document."""
 _GZIP_LEVEL: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,13 +42,13 @@ IDENTITY_FIELDS: Final = (
 )
 """Fields that a later correction replaces."""
 
-Source = dict[str, Any]
+DocumentSource = dict[str, Any]
 """Fields of a document."""
 
 _encoder = msgspec.json.Encoder()
 
 
-def month_of(document: Document) -> str:
+def document_month(document: ArchivedDocument) -> str:
     """Return the month, in UTC, of the script's time in the spool: ``2026.11``.
 
     Raises:
@@ -58,14 +58,14 @@ def month_of(document: Document) -> str:
     return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y.%m").rjust(7, "0")
 
 
-def is_past(document: Document) -> bool:
+def is_past_month(document: ArchivedDocument) -> bool:
     """Return True if the document's month is over, so its index gets no new documents."""
-    return month_of(document) < datetime.now(UTC).strftime("%Y.%m")
+    return document_month(document) < datetime.now(UTC).strftime("%Y.%m")
 
 
-def source_of(document: Document) -> Source:
-    """Build a document's fields, for :func:`encoded`; unknown fields are left out."""
-    source: Source = {
+def build_source(document: ArchivedDocument) -> DocumentSource:
+    """Build a document's fields, for :func:`encode_source`; unknown fields are left out."""
+    source: DocumentSource = {
         "id": document.id,
         "cluster": document.cluster,
         "key": document.key,
@@ -74,28 +74,28 @@ def source_of(document: Document) -> Source:
         "spool_job_id": document.job_id,
     }
     if document.body is not None:
-        source |= _said(document.body)
+        source |= _script_event_fields(document.body)
     if document.script is not None:
-        source |= _script(document.script)
+        source |= _script_fields(document.script)
     if document.environment is not None:
-        source |= _environment(document.environment)
-    return source | identity_of(document)
+        source |= _environment_fields(document.environment)
+    return source | build_identity_fields(document)
 
 
-def identity_of(document: Document) -> Source:
+def build_identity_fields(document: ArchivedDocument) -> DocumentSource:
     """Build the fields known of the job, and their version."""
     identity = document.identity
     if identity is None:
         return {"version": document.version, "verified": False, "job_id": document.job_id}
     return {
-        **_record(identity),
+        **_record_fields(identity),
         "first_submit": identity.first_submit,
         "verified": identity.record.uid is not None,
         "version": document.version,
     }
 
 
-def corrected(old: bytes, document: Document) -> bytes:
+def apply_correction(old: bytes, document: ArchivedDocument) -> bytes:
     """Replace the identity in a stored document by a later one.
 
     Raises:
@@ -104,18 +104,18 @@ def corrected(old: bytes, document: Document) -> bytes:
     source = msgspec.json.decode(old, type=dict[str, msgspec.Raw])
     for name in IDENTITY_FIELDS:
         source.pop(name, None)
-    return encoded({**source, **identity_of(document)})
+    return encode_source({**source, **build_identity_fields(document)})
 
 
-def encoded(source: Mapping[str, Any]) -> bytes:
+def encode_source(source: Mapping[str, Any]) -> bytes:
     """Encode a document as JSON; lone surrogates, which UTF-8 cannot hold, become escapes."""
     try:
         return _encoder.encode(source)
     except UnicodeEncodeError:
-        return _encoder.encode(_clean(source))
+        return _encoder.encode(_escape_surrogates(source))
 
 
-def script_in(source: Mapping[str, Any]) -> bytes | None:
+def extract_script(source: Mapping[str, Any]) -> bytes | None:
     """Extract the exact script from a decoded document; None where it holds none.
 
     Raises:
@@ -127,7 +127,7 @@ def script_in(source: Mapping[str, Any]) -> bytes | None:
     return text.encode() if isinstance(text, str) else None
 
 
-def environment_in(source: Mapping[str, Any]) -> bytes | None:
+def extract_environment(source: Mapping[str, Any]) -> bytes | None:
     """Extract the exact environment from a decoded document; None where it holds none.
 
     Raises:
@@ -140,9 +140,9 @@ def environment_in(source: Mapping[str, Any]) -> bytes | None:
     return gzip.decompress(base64.b64decode(packed, validate=True))
 
 
-def _said(body: JobScript) -> Source:
+def _script_event_fields(body: JobScript) -> DocumentSource:
     """Build the fields from a script event: sums, lengths, claims, flags."""
-    said: Source = {}
+    said: DocumentSource = {}
     if body.script is not None:
         said["script_sha256"] = body.script.sha256
         said["script_bytes"] = body.script.length
@@ -155,7 +155,7 @@ def _said(body: JobScript) -> Source:
     return said
 
 
-def _script(data: bytes) -> Source:
+def _script_fields(data: bytes) -> DocumentSource:
     """Build the fields of a script."""
     more = {"script_bytes": len(data), "script_sha256": hashlib.sha256(data).hexdigest()}
     try:
@@ -164,46 +164,48 @@ def _script(data: bytes) -> Source:
         return {"script": data.decode("utf-8", "replace"), "script_base64": data, **more}
 
 
-def _environment(data: bytes) -> Source:
+def _environment_fields(data: bytes) -> DocumentSource:
     """Build the fields of an environment."""
     return {
-        "environment": dict(_variables(data)),
+        "environment": dict(_searchable_variables(data)),
         "environment_gzip": gzip.compress(data, _GZIP_LEVEL, mtime=0),
         "environment_bytes": len(data),
         "environment_sha256": hashlib.sha256(data).hexdigest(),
     }
 
 
-def _variables(data: bytes) -> Iterator[tuple[str, str]]:
+def _searchable_variables(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield variables to search for: usual names only, long values cut."""
     size = 0
-    for count, (name, value) in enumerate(entries_of(data)):
-        if count == MOST_VARIABLES:
+    for count, (name, value) in enumerate(split_entries(data)):
+        if count == MAX_VARIABLES:
             return
         if value is None or not _is_usual(name):
             continue
-        text = value[:LONGEST_VALUE].decode("utf-8", "ignore" if _is_cut(value) else "replace")
+        text = value[:MAX_VALUE_BYTES].decode("utf-8", "ignore" if _is_cut(value) else "replace")
         size += len(name) + len(text)
-        if size > _MOST_BYTES:
+        if size > _MAX_ENVIRONMENT_BYTES:
             return
         yield name.decode("ascii"), text
 
 
-_USUAL: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_%()-")
+_NAME_CHARACTERS: Final = frozenset(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_%()-"
+)
 
 
 def _is_usual(name: bytes) -> bool:
     """Return True for a name that a shell would export: servers interpret dots and blanks."""
-    return 0 < len(name) <= LONGEST_NAME and _USUAL.issuperset(name)
+    return 0 < len(name) <= MAX_NAME_BYTES and _NAME_CHARACTERS.issuperset(name)
 
 
 def _is_cut(value: bytes) -> bool:
-    return len(value) > LONGEST_VALUE
+    return len(value) > MAX_VALUE_BYTES
 
 
-def _record(identity: JobIdentity) -> Source:
+def _record_fields(identity: JobIdentity) -> DocumentSource:
     """Build the fields of a job record; unknown ones are left out."""
-    record: Source = {
+    record: DocumentSource = {
         name: value
         for name, value in msgspec.structs.asdict(identity.record).items()
         if value is not None and value != ""
@@ -215,29 +217,29 @@ def _record(identity: JobIdentity) -> Source:
     return record
 
 
-def _clean(value: Any) -> Any:
+def _escape_surrogates(value: Any) -> Any:
     """Replace lone surrogates by escapes in all texts of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_clean(name): _clean(one) for name, one in value.items()}
+        return {_escape_surrogates(name): _escape_surrogates(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(one) for one in value]
+        return [_escape_surrogates(one) for one in value]
     return value
 
 
-Named = tuple[Document, str]
+IndexedDocument = tuple[ArchivedDocument, str]
 """Document, and the name of its index."""
 
 
-class Doc(msgspec.Struct, frozen=True):
+class StoredDocument(msgspec.Struct, frozen=True):
     """Document as the server has it."""
 
     id: str = msgspec.field(default="", name="_id")
     found: bool = False
     version: int = msgspec.field(default=0, name="_version")
     source: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"{}"), name="_source")
-    error: Cause | None = None
+    error: ServerError | None = None
 
     @property
     def is_shut(self) -> bool:
@@ -245,11 +247,13 @@ class Doc(msgspec.Struct, frozen=True):
         return self.error is not None and self.error.is_shut
 
 
-class _Docs(msgspec.Struct, frozen=True):
-    docs: tuple[Doc, ...] = ()
+class _StoredDocuments(msgspec.Struct, frozen=True):
+    docs: tuple[StoredDocument, ...] = ()
 
 
-def documents(client: SearchClient, wanted: Sequence[Named], how: str) -> list[Doc]:
+def fetch_documents(
+    client: SearchClient, wanted: Sequence[IndexedDocument], how: str
+) -> list[StoredDocument]:
     """Fetch documents from the server, in their order.
 
     Args:
@@ -264,8 +268,8 @@ def documents(client: SearchClient, wanted: Sequence[Named], how: str) -> list[D
     parts = "docs._id,docs.found,docs._version,docs._source,docs.error.type,docs.error.reason"
     target = f"/_mget?{how}&filter_path={parts}"
     reply = client.request("POST", target, msgspec.json.encode(asked))
-    by_id = {doc.id: doc for doc in read(client, reply, _Docs).docs}
-    found = [by_id.get(document.id, Doc()) for document, _ in wanted]
+    by_id = {doc.id: doc for doc in decode_reply(client, reply, _StoredDocuments).docs}
+    found = [by_id.get(document.id, StoredDocument()) for document, _ in wanted]
     for doc in found:
         if doc.error is not None and not doc.is_shut and doc.error.type != _NO_INDEX:
             raise ArchiveUnavailable(
@@ -274,13 +278,13 @@ def documents(client: SearchClient, wanted: Sequence[Named], how: str) -> list[D
     return found
 
 
-def versions(client: SearchClient, wanted: Sequence[Named]) -> list[int | None]:
+def fetch_versions(client: SearchClient, wanted: Sequence[IndexedDocument]) -> list[int | None]:
     """Fetch the stored versions of documents; None for one that is missing.
 
     Raises:
         ArchiveUnavailable: The server is away.
     """
-    found = documents(client, wanted, "_source=false")
+    found = fetch_documents(client, wanted, "_source=false")
     return [doc.version if doc.found else None for doc in found]
 
 

@@ -20,17 +20,17 @@ from typing import Any, Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.extensions.search_servers.client import MISSING, SearchClient, read
+from steward.extensions.search_servers.client import HTTP_MISSING, SearchClient, decode_reply
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
-VERSION: Final = 2
+TEMPLATE_VERSION: Final = 2
 """Version of the template; raised with each change."""
 
-LONGEST_KEYWORD: Final = 8191
+MAX_KEYWORD_LENGTH: Final = 8191
 """Longest indexed keyword, in letters; a longer one is only stored. At 4 bytes each it fits a term.
 """
 
-LONGEST_RAW: Final = 1024
+MAX_RAW_LENGTH: Final = 1024
 """Longest script, in letters, that can be searched for as a whole; that doubles its space."""
 
 _PRIORITY: Final = 500
@@ -39,21 +39,21 @@ _PRIORITY: Final = 500
 _REFRESH: Final = "30s"
 """Delay until a document can be found. Each refresh makes a segment, which is merged later."""
 
-_KEYWORD: Final = {"type": "keyword", "ignore_above": LONGEST_KEYWORD}
-_SEARCHED: Final = {**_KEYWORD, "doc_values": False}
+_KEYWORD: Final = {"type": "keyword", "ignore_above": MAX_KEYWORD_LENGTH}
+_SEARCH_ONLY_KEYWORD: Final = {**_KEYWORD, "doc_values": False}
 """Keyword that can be searched for, without doc_values."""
 _LONG: Final = {"type": "long"}
 _TIME: Final = {"type": "date"}
 _BOOLEAN: Final = {"type": "boolean"}
 _BINARY: Final = {"type": "binary", "doc_values": False}
 
-_KEYWORDS: Final = (
+_KEYWORD_FIELDS: Final = (
     *("cluster", "key", "script_sha256"),
     *("name", "user", "group", "account", "partition", "qos", "state", "reason"),
     *("reservation", "submit_host", "nodelist"),
 )
 """Fields that can be searched for and aggregated."""
-_SEARCHED_KEYWORDS: Final = (
+_SEARCH_ONLY_FIELDS: Final = (
     *("id", "environment_sha256", "redacted", "flags"),
     *("claimed_name", "claimed_dir", "claimed_host"),
     *("array_task", "sluid", "original_sluid", "tres_requested", "tres_allocated"),
@@ -67,33 +67,33 @@ _SEARCHED_KEYWORDS: Final = (
 """Fields with a different value for nearly each job: searchable, but without a column (doc_values).
 """
 
-_LONGS: Final = (
+_LONG_FIELDS: Final = (
     *("version", "spool_mtime_ns", "spool_job_id", "script_bytes", "environment_bytes"),
     *("job_id", "uid", "gid", "array_job_id", "het_job_id", "het_offset", "restarts"),
     *("time_limit_s", "nodes", "cpus", "tasks", "exit_code", "exit_signal"),
     *("derived_exit_code", "derived_exit_signal", "cancelled_by", "suspended_s"),
     *("requested_cpus", "requested_nodes", "min_memory_mib", "priority"),
 )
-_TIMES: Final = (
+_TIME_FIELDS: Final = (
     *("spooled", "first_submit", "submit", "eligible", "start", "end"),
     *("suspended_at", "resized_at"),
 )
-_BOOLEANS: Final = ("verified", "batch")
+_BOOLEAN_FIELDS: Final = ("verified", "batch")
 
 
-def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
+def build_mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
     """Build the mapping of a document, as ``documents`` writes it."""
-    fields: dict[str, Any] = dict.fromkeys(_KEYWORDS, _KEYWORD)
-    fields |= dict.fromkeys(_SEARCHED_KEYWORDS, _SEARCHED)
-    fields |= dict.fromkeys(_LONGS, _LONG)
-    fields |= dict.fromkeys(_TIMES, _TIME)
-    fields |= dict.fromkeys(_BOOLEANS, _BOOLEAN)
+    fields: dict[str, Any] = dict.fromkeys(_KEYWORD_FIELDS, _KEYWORD)
+    fields |= dict.fromkeys(_SEARCH_ONLY_FIELDS, _SEARCH_ONLY_KEYWORD)
+    fields |= dict.fromkeys(_LONG_FIELDS, _LONG)
+    fields |= dict.fromkeys(_TIME_FIELDS, _TIME)
+    fields |= dict.fromkeys(_BOOLEAN_FIELDS, _BOOLEAN)
     fields["script"] = {
         "type": "text",
         "analyzer": "standard",
         "fields": {
             # For exact matches only; equal scripts are found by script_sha256 at less cost.
-            "raw": {"type": "keyword", "ignore_above": LONGEST_RAW, "doc_values": False},
+            "raw": {"type": "keyword", "ignore_above": MAX_RAW_LENGTH, "doc_values": False},
             "words": {
                 "type": "text",
                 "analyzer": "whitespace",
@@ -112,14 +112,14 @@ def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str
     fields["environment_gzip"] = _BINARY
     if settings.environments:
         fields["environment"] = (
-            {"type": "flattened", "ignore_above": LONGEST_KEYWORD, "doc_values": False}
+            {"type": "flattened", "ignore_above": MAX_KEYWORD_LENGTH, "doc_values": False}
             if is_elasticsearch
             else {"type": "flat_object"}
         )
     return {"dynamic": False, "properties": fields}
 
 
-def template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
+def build_template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
     """Build the composable index template, named like the sink's ``index``."""
     body: dict[str, Any] = {
         "index_patterns": [f"{settings.index}-*"],
@@ -134,17 +134,19 @@ def template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[st
                     "refresh_interval": _REFRESH,
                 }
             },
-            "mappings": mapping(settings, is_elasticsearch=is_elasticsearch),
+            "mappings": build_mapping(settings, is_elasticsearch=is_elasticsearch),
             "aliases": {settings.index: {}},
         },
     }
     made_from = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
-    return {**body, "version": VERSION, "_meta": {"by": "steward", "made_from": made_from}}
+    return {**body, "version": TEMPLATE_VERSION, "_meta": {"by": "steward", "made_from": made_from}}
 
 
 log = logging.getLogger(__name__)
 
-_FIELDS: Final = "index_templates.index_template.version,index_templates.index_template._meta"
+_TEMPLATE_FIELDS: Final = (
+    "index_templates.index_template.version,index_templates.index_template._meta"
+)
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -161,12 +163,12 @@ class _Template(msgspec.Struct, frozen=True):
     meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _NamedTemplate(msgspec.Struct, frozen=True):
     index_template: _Template = _Template()
 
 
 class _Templates(msgspec.Struct, frozen=True):
-    index_templates: tuple[_Named, ...] = ()
+    index_templates: tuple[_NamedTemplate, ...] = ()
 
 
 class _Http(msgspec.Struct, frozen=True):
@@ -187,7 +189,7 @@ def check_product(client: SearchClient) -> str:
     Raises:
         ArchiveUnavailable: It is another product, or does not answer.
     """
-    root = read(client, client.request("GET", "/"), _Root)
+    root = decode_reply(client, client.request("GET", "/"), _Root)
     is_opensearch = root.version.distribution == "opensearch"
     if is_opensearch == client.is_elasticsearch:
         other = "opensearch" if is_opensearch else "elasticsearch"
@@ -205,10 +207,10 @@ def put_template(client: SearchClient) -> bool:
     """
     settings = client.settings
     path = f"/_index_template/{settings.index}"
-    ours = template(settings, is_elasticsearch=client.is_elasticsearch)
-    reply = client.request("GET", f"{path}?filter_path={_FIELDS}")
-    if reply.status != MISSING:
-        found = read(client, reply, _Templates)
+    ours = build_template(settings, is_elasticsearch=client.is_elasticsearch)
+    reply = client.request("GET", f"{path}?filter_path={_TEMPLATE_FIELDS}")
+    if reply.status != HTTP_MISSING:
+        found = decode_reply(client, reply, _Templates)
         for one in found.index_templates:
             theirs = one.index_template
             meta = theirs.meta or {}
@@ -217,17 +219,17 @@ def put_template(client: SearchClient) -> bool:
                 return False
             if theirs.version == ours["version"] and meta == ours["_meta"]:
                 return False
-    read(client, client.request("PUT", path, msgspec.json.encode(ours)), dict[str, Any])
+    decode_reply(client, client.request("PUT", path, msgspec.json.encode(ours)), dict[str, Any])
     log.info("index template %s put on %s", settings.index, client.where)
     return True
 
 
-def longest_request(client: SearchClient) -> int:
+def fetch_max_request(client: SearchClient) -> int:
     """Return the smallest http.max_content_length of all nodes, in bytes; 0 where unknown."""
     path = "/_nodes/http?filter_path=nodes.*.http.max_content_length_in_bytes"
     reply = client.request("GET", path)
     if reply.status != 200:
         # This requires a permission of its own; without it, a 413 shows the limit.
         return 0
-    nodes = read(client, reply, _Nodes).nodes.values()
+    nodes = decode_reply(client, reply, _Nodes).nodes.values()
     return min((node.http.max_content_length_in_bytes for node in nodes), default=0)

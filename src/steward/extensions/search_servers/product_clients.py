@@ -1,9 +1,9 @@
 """HTTP transports over the official Elasticsearch and OpenSearch clients, with bounded replies.
 
-:class:`ElasticWire` and :class:`OpenSearchWire` implement ``client.Wire``; ``client.SearchClient``
-picks one by the sink's kind. Both client libraries read a whole reply into memory, however large it
-becomes after decompression; :class:`BoundedPool` replaces their connection pool and stops at
-:data:`LARGEST_REPLY`, whoever answers in the server's place.
+:class:`ElasticsearchTransport` and :class:`OpenSearchTransport` implement ``client.Wire``;
+``client.SearchClient`` picks one by the sink's kind. Both client libraries read a whole reply into
+memory, however large it becomes after decompression; :class:`BoundedPool` replaces their connection
+pool and stops at :data:`MAX_REPLY_BYTES`, whoever answers in the server's place.
 """
 
 import warnings
@@ -15,20 +15,20 @@ import msgspec
 from steward.archive.errors import ArchiveUnavailable
 from steward.core.drivers import ELASTICSEARCH, OPENSEARCH
 from steward.extensions.search_servers.client import (
-    REQUESTS_AT_ONCE,
-    Context,
-    Reply,
-    innermost,
-    no_answer,
-    tls_failed,
-    too_slow,
+    CONCURRENT_REQUESTS,
+    ServerReply,
+    TlsContext,
+    describe_root_cause,
+    no_answer_error,
+    timeout_error,
+    tls_error,
 )
 
-LARGEST_REPLY: Final = 64 << 20
+MAX_REPLY_BYTES: Final = 64 << 20
 """Largest reply in bytes: the largest script with every byte escaped is smaller."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ClientResponse(msgspec.Struct, frozen=True):
     """Fields of a reply that the client libraries use.
 
     Attributes:
@@ -52,7 +52,7 @@ class BoundedPool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    def urlopen(self, *args: Any, **named: Any) -> Answer:
+    def urlopen(self, *args: Any, **named: Any) -> ClientResponse:
         """Send a request and read the reply.
 
         Raises:
@@ -61,19 +61,19 @@ class BoundedPool:
         from urllib3.exceptions import HTTPError
 
         response = self._pool.urlopen(*args, **{**named, "preload_content": False})
-        data = response.read(LARGEST_REPLY + 1, decode_content=True)
-        if len(data) > LARGEST_REPLY:
+        data = response.read(MAX_REPLY_BYTES + 1, decode_content=True)
+        if len(data) > MAX_REPLY_BYTES:
             response.close()
-            raise HTTPError(f"its reply has more than {LARGEST_REPLY >> 20} MiB")
+            raise HTTPError(f"its reply has more than {MAX_REPLY_BYTES >> 20} MiB")
         response.release_conn()
-        return Answer(response.status, response.headers, data)
+        return ClientResponse(response.status, response.headers, data)
 
     def close(self) -> None:
         """Close connections."""
         self._pool.close()
 
 
-class ElasticWire:
+class ElasticsearchTransport:
     """Transport over the official client for Elasticsearch 8 and 9, which refuses other servers.
 
     Args:
@@ -85,7 +85,7 @@ class ElasticWire:
         ArchiveUnavailable: The client is not installed.
     """
 
-    def __init__(self, urls: Sequence[str], context: Context, timeout_s: float) -> None:
+    def __init__(self, urls: Sequence[str], context: TlsContext, timeout_s: float) -> None:
         try:
             import elastic_transport
             import elasticsearch
@@ -122,7 +122,7 @@ class ElasticWire:
             max_retries=0,
             retry_on_timeout=False,
             http_compress=False,
-            connections_per_node=REQUESTS_AT_ONCE,
+            connections_per_node=CONCURRENT_REQUESTS,
             serializers={kind: Bytes() for kind in kinds},
             **tls,
         )
@@ -131,8 +131,8 @@ class ElasticWire:
 
     def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Reply:
-        """Send a request; see :class:`steward.extensions.search_servers.client.Wire`."""
+    ) -> ServerReply:
+        """Send a request; see :class:`steward.extensions.search_servers.client.SearchTransport`."""
         import elastic_transport
         from elasticsearch import ApiError, UnsupportedProductError
 
@@ -144,25 +144,25 @@ class ElasticWire:
                 self._where,
             ) from error
         except ApiError as error:
-            return Reply(error.meta.status, _bytes(error.body))
+            return ServerReply(error.meta.status, _as_bytes(error.body))
         except elastic_transport.ConnectionTimeout as error:
-            raise too_slow(self._where, self._timeout_s) from error
+            raise timeout_error(self._where, self._timeout_s) from error
         except elastic_transport.TlsError as error:
-            raise tls_failed(self._where, innermost(error)) from error
+            raise tls_error(self._where, describe_root_cause(error)) from error
         except elastic_transport.TransportError as error:
-            raise no_answer(self._where, innermost(error)) from error
-        return Reply(answer.meta.status, _bytes(answer.body))
+            raise no_answer_error(self._where, describe_root_cause(error)) from error
+        return ServerReply(answer.meta.status, _as_bytes(answer.body))
 
     def close(self) -> None:
         """Close connections."""
         self._client.close()
 
 
-def _bytes(body: Any) -> bytes:
+def _as_bytes(body: Any) -> bytes:
     return body if isinstance(body, bytes) else b""
 
 
-class OpenSearchWire:
+class OpenSearchTransport:
     """Transport over the official client for OpenSearch 2 and 3.
 
     Args:
@@ -174,7 +174,7 @@ class OpenSearchWire:
         ArchiveUnavailable: The client is not installed.
     """
 
-    def __init__(self, urls: Sequence[str], context: Context, timeout_s: float) -> None:
+    def __init__(self, urls: Sequence[str], context: TlsContext, timeout_s: float) -> None:
         try:
             import opensearchpy
         except ImportError as error:
@@ -190,7 +190,7 @@ class OpenSearchWire:
             def perform_request(self, *args: Any, **named: Any) -> Any:
                 named["ignore"] = range(300, 600)
                 status, _, text = super().perform_request(*args, **named)
-                return status, {}, Reply(status, text.encode("utf-8", "surrogatepass"))
+                return status, {}, ServerReply(status, text.encode("utf-8", "surrogatepass"))
 
         class Bytes(opensearchpy.serializer.Serializer):
             """Serializer that passes bodies through unchanged."""
@@ -213,7 +213,7 @@ class OpenSearchWire:
             # With no retries left, this only makes the client count a silent node as dead.
             retry_on_timeout=True,
             http_compress=False,
-            pool_maxsize=REQUESTS_AT_ONCE,
+            pool_maxsize=CONCURRENT_REQUESTS,
             **tls,
         )
         self._where = ", ".join(urls)
@@ -221,8 +221,8 @@ class OpenSearchWire:
 
     def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Reply:
-        """Send a request; see :class:`steward.extensions.search_servers.client.Wire`."""
+    ) -> ServerReply:
+        """Send a request; see :class:`steward.extensions.search_servers.client.SearchTransport`."""
         from opensearchpy import exceptions
 
         try:
@@ -230,12 +230,14 @@ class OpenSearchWire:
                 method, target, body=body, headers=headers
             )
         except exceptions.ConnectionTimeout as error:
-            raise too_slow(self._where, self._timeout_s) from error
+            raise timeout_error(self._where, self._timeout_s) from error
         except exceptions.SSLError as error:
-            raise tls_failed(self._where, innermost(_cause(error))) from error
+            raise tls_error(self._where, describe_root_cause(_underlying_error(error))) from error
         except exceptions.OpenSearchException as error:
-            raise no_answer(self._where, innermost(_cause(error))) from error
-        assert isinstance(reply, Reply)
+            raise no_answer_error(
+                self._where, describe_root_cause(_underlying_error(error))
+            ) from error
+        assert isinstance(reply, ServerReply)
         return reply
 
     def close(self) -> None:
@@ -243,7 +245,7 @@ class OpenSearchWire:
         self._client.close()
 
 
-def _cause(error: Exception) -> BaseException:
+def _underlying_error(error: Exception) -> BaseException:
     """Return the error behind a client library's error, where it has one."""
     # Transport errors carry it as ``info``; that property raises where there is none.
     info = error.args[2] if len(error.args) > 2 else None

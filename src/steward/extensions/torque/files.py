@@ -2,8 +2,8 @@
 
 :func:`read_variables` splits a job's Variable_List (a comma-separated text without escapes) into an
 environment and redacts it; where a split is uncertain it redacts more, never less.
-:class:`TorqueScript` is a complete script with its job file, :class:`TorqueNews` a change that a
-job file reports. Both are made by ``spool`` and read by capture.
+:class:`TorqueScript` is a complete script with its job file, :class:`TorqueJobUpdate` a change that
+a job file reports. Both are made by ``spool`` and read by capture.
 
 Event keys are derived from the file's content, so a scan repeats harmlessly what the watch has
 already reported.
@@ -26,7 +26,7 @@ from steward.capture.schedulers import (
     ENVIRONMENT_UNREADABLE,
     MOST_ENVIRONMENT_BYTES,
     SCRIPT_TOO_LARGE,
-    Contents,
+    EntryContents,
     EnvironmentUnreadable,
     is_unlinked,
     read_whole,
@@ -34,13 +34,18 @@ from steward.capture.schedulers import (
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
-from steward.extensions.torque.records import MOST_BYTES, TorqueJob, TorqueRecordError, read_job
-from steward.slurm.environment import Environment, names_told
+from steward.extensions.torque.records import (
+    MAX_JOB_FILE_BYTES,
+    TorqueJob,
+    TorqueRecordError,
+    parse_torque_job,
+)
+from steward.slurm.environment import Environment, limit_names
 from steward.slurm.job_states import FINISHED, LOST
 
-AMBIGUOUS: Final = "environment-ambiguous"
+ENVIRONMENT_AMBIGUOUS: Final = "environment-ambiguous"
 """Flag: a value holds commas, a name comes twice, or bytes were lost; entries may be fragments."""
-CUT: Final = "environment-cut"
+ENVIRONMENT_CUT: Final = "environment-cut"
 """Flag: entries behind a secret are left out, because they may be pieces of it."""
 
 # A shell's exported functions are BASH_FUNC_name%% or BASH_FUNC_name().
@@ -54,7 +59,7 @@ _SWALLOWED: Final = re.compile(rb"(?<![\x80-\xff])[\x80-\xff]++[A-Za-z0-9_.-]*+=
 # Name that no shell exports, but that env(1) and programs may set.
 _ODD_NAME: Final = re.compile(rb",([^,=\n]++)=")
 _COMMA_BITS: Final = ord(",") & 0x3F
-_SURE: Final = re.compile(
+_HARMLESS_NAME: Final = re.compile(
     rb"(?:PBS_[A-Z_]+|HOME|USER|LOGNAME|SHELL|PATH|PWD|OLDPWD|LANG|LANGUAGE|LC_[A-Z]+|MAIL|TERM"
     rb"|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|SHLVL|EDITOR|VISUAL|PAGER|LESS|LESSOPEN|LS_COLORS"
     rb"|HISTSIZE|HISTCONTROL|INPUTRC|DISPLAY|TZ|TMPDIR|MANPATH|INFOPATH|LD_LIBRARY_PATH|CPATH"
@@ -62,11 +67,11 @@ _SURE: Final = re.compile(
     rb"|XDG_[A-Z]+(?:_[A-Z]+)*|SSH_(?:CLIENT|CONNECTION|TTY)|OMP_NUM_THREADS|DBUS_[A-Z_]+|_)="
 )
 """Variables whose start ends a secret: their names are well known."""
-_MORE: Final = b"xxxx"
+_FILLER: Final = b"xxxx"
 """Filler appended to an entry's end, to detect a secret that a comma cut off."""
-MOST_VARIABLES: Final = 100_000
+MAX_VARIABLES_COUNT: Final = 100_000
 """Most variables of an environment; each costs about 10 µs."""
-_TAIL: Final = 512
+_TAIL_BYTES: Final = 512
 """Bytes of an entry's end that may make the following text a secret."""
 _COUNT: Final = struct.Struct("=I")
 
@@ -79,15 +84,15 @@ def read_variables(variables: str, redactor: Redactor) -> Environment:
         redactor: Detects secrets.
     """
     raw = variables.encode("utf-8", "backslashreplace").replace(b"\0", b"")
-    entries = list(_entries(raw))
-    kept, redacted, cut = _without_secrets(raw, entries, redactor)
+    entries = list(_split_entries(raw))
+    kept, redacted, cut = _redact_entries(raw, entries, redactor)
     flags: tuple[str, ...] = ()
-    if _is_ambiguous(entries) or _lost_bytes(variables):
-        flags = (AMBIGUOUS,)
+    if _is_ambiguous(entries) or _has_lost_bytes(variables):
+        flags = (ENVIRONMENT_AMBIGUOUS,)
     if cut:
-        flags += (CUT,)
+        flags += (ENVIRONMENT_CUT,)
     data = _COUNT.pack(len(kept)) + b"".join(entry + b"\0" for entry in kept)
-    return Environment(data=data, redacted=names_told(redacted), flags=flags)
+    return Environment(data=data, redacted=limit_names(redacted), flags=flags)
 
 
 def is_too_large(variables: str) -> bool:
@@ -97,10 +102,10 @@ def is_too_large(variables: str) -> bool:
     raw = variables.encode("utf-8", "backslashreplace")
     if len(raw) > MOST_ENVIRONMENT_BYTES:
         return True
-    return any(count >= MOST_VARIABLES for count, _ in enumerate(_BOUNDARY.finditer(raw)))
+    return any(count >= MAX_VARIABLES_COUNT for count, _ in enumerate(_BOUNDARY.finditer(raw)))
 
 
-def _entries(raw: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_entries(raw: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the pieces between commas that a ``NAME=`` follows, each with its offset."""
     begin = 0
     for comma in _BOUNDARY.finditer(raw):
@@ -110,7 +115,7 @@ def _entries(raw: bytes) -> Iterator[tuple[int, bytes]]:
         yield begin, raw[begin:]
 
 
-def _without_secrets(
+def _redact_entries(
     raw: bytes, entries: Sequence[tuple[int, bytes]], redactor: Redactor
 ) -> tuple[list[bytes], list[str], bool]:
     """Redact entries; return kept entries, redacted names, and whether entries were left out."""
@@ -119,16 +124,16 @@ def _without_secrets(
     kept: list[bytes] = []
     redacted: list[str] = []
     is_secret = cut = False
-    for (start, entry), lone in zip(entries, _shown(entries, redactor), strict=True):
+    for (start, entry), lone in zip(entries, _redacted_forms(entries, redactor), strict=True):
         stop = start + len(entry)
         # A comma may have split a secret, so that no piece looks like one.
         while end <= start and begin < len(raw):
             begin, end = next(spans, (len(raw), len(raw)))
-        if is_secret and (begin < start or _SURE.match(entry) is None):
+        if is_secret and (begin < start or _HARMLESS_NAME.match(entry) is None):
             cut = True
             continue
         is_glued = begin < stop and start <= begin
-        shown = _name_of(entry) + REDACTED if is_glued and not lone else lone
+        shown = _entry_name(entry) + REDACTED if is_glued and not lone else lone
         is_secret = bool(shown)
         if shown.endswith(REDACTED):
             redacted.append(entry.partition(b"=")[0].decode("utf-8", "backslashreplace"))
@@ -136,16 +141,16 @@ def _without_secrets(
     return kept, redacted, cut
 
 
-def _shown(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
+def _redacted_forms(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
     """Yield for each entry its redacted form; empty where it needs no redaction."""
     # One call for all entries, because single calls cost more. No entry holds a NUL.
     alone = redactor.entries(b"\0".join(entry for _, entry in entries)).data.split(b"\0")
     # The part that makes it a secret may begin behind the comma it was split at.
-    tails = [_tail(entry) + _MORE for _, entry in entries]
+    tails = [_entry_tail(entry) + _FILLER for _, entry in entries]
     longer = redactor.entries(b"\0".join(tails)).data.split(b"\0")
     pieces = zip(entries, alone, tails, longer, strict=False)
     for (_, entry), by_itself, tail, followed in pieces:
-        name = _name_of(entry)
+        name = _entry_name(entry)
         if not name:
             # No start of a variable: the piece before the first name, of damaged text.
             yield REDACTED
@@ -160,17 +165,17 @@ def _shown(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator
             yield b""
 
 
-def _name_of(entry: bytes) -> bytes:
+def _entry_name(entry: bytes) -> bytes:
     """Return the name at the start of an entry, with its ``=``; empty where there is none."""
     named = _NAME.match(entry)
     return named[0] if named else b""
 
 
-def _tail(entry: bytes) -> bytes:
+def _entry_tail(entry: bytes) -> bytes:
     """Return an entry; of a long one only the name and the end."""
-    if len(entry) <= 2 * _TAIL:
+    if len(entry) <= 2 * _TAIL_BYTES:
         return entry
-    return _name_of(entry) + entry[-_TAIL:]
+    return _entry_name(entry) + entry[-_TAIL_BYTES:]
 
 
 def _is_ambiguous(entries: Sequence[tuple[int, bytes]]) -> bool:
@@ -181,7 +186,7 @@ def _is_ambiguous(entries: Sequence[tuple[int, bytes]]) -> bool:
     )
 
 
-def _lost_bytes(variables: str) -> bool:
+def _has_lost_bytes(variables: str) -> bool:
     """Return True if libxml2 may have merged a broken byte and a comma into one character."""
     if variables.isascii():
         return False
@@ -197,15 +202,15 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 65536
 """Size of qsub's pieces of a long script, in bytes; the last ones follow after the job file."""
 
-MAYBE_CUT: Final = "script-maybe-cut"
+SCRIPT_MAYBE_CUT: Final = "script-maybe-cut"
 """Flag: the script's size is a multiple of a piece's, so it may be incomplete."""
 RECORD_UNREADABLE: Final = "record-unreadable"
 """Flag: there is no job file beside the script, or it cannot be read."""
 
-SOURCE: Final = "spool"
+SPOOL_SOURCE: Final = "spool"
 
 # Fields that the course of a run changes; any other change makes a job.seen event.
-_COURSE: Final = dict.fromkeys(
+_RUN_FIELDS: Final = dict.fromkeys(
     ("state", "reason", "start", "end", "nodelist", "nodes", "cpus", "exit_code", "exit_signal")
 )
 
@@ -223,25 +228,25 @@ class TorqueScript(msgspec.Struct, frozen=True):
         """Whether pbs_server has removed the script."""
         return is_unlinked(self.script_fd)
 
-    def read(self, redactor: Redactor) -> Contents:
+    def read(self, redactor: Redactor) -> EntryContents:
         """Read the script byte for byte, and the job file's environment and claims."""
         script = read_whole(self.script_fd)
         if script is None:
             log.warning("job %d has a script too large to be kept", self.job_id)
-            return Contents(None, flags=(SCRIPT_TOO_LARGE,))
+            return EntryContents(None, flags=(SCRIPT_TOO_LARGE,))
         flags: tuple[str, ...] = ()
         if len(script) % PIECE_BYTES == 0:
-            flags = (MAYBE_CUT,)
+            flags = (SCRIPT_MAYBE_CUT,)
         try:
             job = self._job()
         except OSError as error:
             odd = (*flags, RECORD_UNREADABLE, ENVIRONMENT_UNREADABLE)
-            raise EnvironmentUnreadable(error, Contents(script, None, odd)) from error
+            raise EnvironmentUnreadable(error, EntryContents(script, None, odd)) from error
         if job is None:
-            return Contents(script, None, (*flags, RECORD_UNREADABLE, ENVIRONMENT_MISSING))
-        environment, odd = _environment(job, redactor)
+            return EntryContents(script, None, (*flags, RECORD_UNREADABLE, ENVIRONMENT_MISSING))
+        environment, odd = _read_environment(job, redactor)
         # The job name is left out: it can change, and the record that comes along has it.
-        return Contents(
+        return EntryContents(
             script,
             environment,
             (*flags, *odd),
@@ -251,9 +256,9 @@ class TorqueScript(msgspec.Struct, frozen=True):
 
     def _job(self) -> TorqueJob | None:
         """Parse the job file; None where it is missing or malformed."""
-        data = read_whole(self.record_fd, MOST_BYTES) if self.record_fd >= 0 else None
+        data = read_whole(self.record_fd, MAX_JOB_FILE_BYTES) if self.record_fd >= 0 else None
         try:
-            return None if data is None else read_job(data, f"job {self.job_id}")
+            return None if data is None else parse_torque_job(data, f"job {self.job_id}")
         except TorqueRecordError:
             return None  # reported when the file was first read
 
@@ -264,7 +269,7 @@ class TorqueScript(msgspec.Struct, frozen=True):
             os.close(self.record_fd)
 
 
-class TorqueNews(msgspec.Struct, frozen=True):
+class TorqueJobUpdate(msgspec.Struct, frozen=True):
     """Change that a job file reports, as events; no descriptor is held.
 
     Attributes:
@@ -296,10 +301,10 @@ class TorqueNews(msgspec.Struct, frozen=True):
         """False: it has no script that could be removed."""
         return False
 
-    def read(self, redactor: Redactor) -> Contents:
+    def read(self, redactor: Redactor) -> EntryContents:
         """Return the events that follow, redacted."""
         record = redactor.record(self.job.record)
-        return Contents(None, events=tuple(self._events(record)))
+        return EntryContents(None, events=tuple(self._events(record)))
 
     def close(self) -> None:
         """Do nothing: no descriptor is held."""
@@ -314,7 +319,7 @@ class TorqueNews(msgspec.Struct, frozen=True):
             )
             return [self._event(JOB_END, f"{JOB_END}:{run}:{LOST}:0", lost, None)]
         events = []
-        changed = f"{self.job.changed_s}:{_digest(record)}"
+        changed = f"{self.job.changed_s}:{_record_digest(record)}"
         first = record.state == "PENDING" and record.restarts == 0
         if self.is_new or first:
             key = f"{JOB_SEEN}:{run}:{changed}"
@@ -336,23 +341,25 @@ class TorqueNews(msgspec.Struct, frozen=True):
             key=key,
             at=at or self.taken_at,
             seen_at=self.taken_at,
-            source=SOURCE,
+            source=SPOOL_SOURCE,
             body=JobFacts(record=record, whole=True),
         )
 
 
-def settled_part(record: JobRecord) -> JobRecord:
+def strip_run_fields(record: JobRecord) -> JobRecord:
     """Return the record without the fields that a run's course changes, to detect other changes."""
-    changes = {field: getattr(_NOTHING, field) for field in _COURSE}
+    changes = {field: getattr(_EMPTY_RECORD, field) for field in _RUN_FIELDS}
     if record.state == "PENDING":
         del changes["reason"]
     return msgspec.structs.replace(record, **changes)
 
 
-_NOTHING: Final = JobRecord(job_id=0)
+_EMPTY_RECORD: Final = JobRecord(job_id=0)
 
 
-def _environment(job: TorqueJob, redactor: Redactor) -> tuple[Environment | None, tuple[str, ...]]:
+def _read_environment(
+    job: TorqueJob, redactor: Redactor
+) -> tuple[Environment | None, tuple[str, ...]]:
     """Return the redacted environment, and flags for its defects."""
     if not job.variables:
         # PBS_O_… variables always exist: an empty list was lost to a control character in a value.
@@ -364,5 +371,5 @@ def _environment(job: TorqueJob, redactor: Redactor) -> tuple[Environment | None
     return environment, environment.flags
 
 
-def _digest(record: JobRecord) -> str:
+def _record_digest(record: JobRecord) -> str:
     return hashlib.blake2b(msgspec.msgpack.encode(record), digest_size=8).hexdigest()

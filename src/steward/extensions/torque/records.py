@@ -1,8 +1,8 @@
 """Torque job files: parses ``.JB`` and ``.TA`` (XML) into job records in Slurm's terms.
 
-:func:`read_job` returns a :class:`TorqueJob`: state, times, resources and exit status mapped to
-Slurm's. :func:`element_id` makes raw ids for array elements. Verified with Torque 6.1.3's own
-files. Torque stores the names of user and group; their ids are looked up here, as everywhere in
+:func:`parse_torque_job` returns a :class:`TorqueJob`: state, times, resources and exit status
+mapped to Slurm's. :func:`element_id` makes raw ids for array elements. Verified with Torque 6.1.3's
+own files. Torque stores the names of user and group; their ids are looked up here, as everywhere in
 Steward. Fields that Torque does not have stay empty: nothing is guessed.
 """
 
@@ -15,14 +15,14 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
-MOST_BYTES: Final = 24 << 20
+MAX_JOB_FILE_BYTES: Final = 24 << 20
 """Largest file to read, in bytes: an environment of 8 MiB and its escapes."""
 
-_MOST_ELEMENTS: Final = 5000
+_MAX_ELEMENTS: Final = 5000
 """Most XML elements of a job file."""
-_DEEPEST: Final = 6
+_MAX_DEPTH: Final = 6
 """Deepest nesting of XML elements."""
 _PIECE: Final = 1 << 20
 
@@ -31,15 +31,15 @@ class TorqueRecordError(StewardError):
     """Torque file that is malformed; ``offender`` is its name."""
 
 
-Fields = dict[str, str]
+JobFileFields = dict[str, str]
 """Texts by path below the root: ``state``, ``attributes/euser``, ``attributes/Resource_List/…``."""
 
 
-class _Reader:
+class _JobFileReader:
     """XML handler that collects the text of each element; of duplicates the first counts."""
 
     def __init__(self) -> None:
-        self.fields: Fields = {}
+        self.fields: JobFileFields = {}
         self.root = ""
         self._path: list[str] = []
         self._texts: list[list[str]] = []
@@ -51,7 +51,7 @@ class _Reader:
             self.root = name
         self._path.append(name)
         self._texts.append([])
-        if self._count > _MOST_ELEMENTS or len(self._path) > _DEEPEST:
+        if self._count > _MAX_ELEMENTS or len(self._path) > _MAX_DEPTH:
             raise ValueError("it has too many elements, or they are nested too deep")
 
     def text(self, data: str) -> None:
@@ -62,12 +62,12 @@ class _Reader:
         self._path.pop()
 
 
-def _refuse(*_: object) -> int:
+def _reject_declaration(*_: object) -> int:
     """Reject document types and entities, which could expand without limit."""
     raise ValueError("it declares a document type or an entity")
 
 
-def read_fields(data: bytes, name: str) -> Fields:
+def parse_job_file(data: bytes, name: str) -> JobFileFields:
     """Parse a ``.JB`` or ``.TA`` file into its texts.
 
     Args:
@@ -77,19 +77,19 @@ def read_fields(data: bytes, name: str) -> Fields:
     Raises:
         TorqueRecordError: The file is malformed or incomplete.
     """
-    if len(data) > MOST_BYTES:
-        raise TorqueRecordError(f"{name} is larger than {MOST_BYTES} bytes", name)
+    if len(data) > MAX_JOB_FILE_BYTES:
+        raise TorqueRecordError(f"{name} is larger than {MAX_JOB_FILE_BYTES} bytes", name)
     if not data.lstrip().startswith(b"<"):
         raise TorqueRecordError(f"{name} is no XML: was it written by Torque before 4.5?", name)
-    reader = _Reader()
+    reader = _JobFileReader()
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True
     parser.StartElementHandler = reader.begin
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text
-    parser.StartDoctypeDeclHandler = _refuse
-    parser.EntityDeclHandler = _refuse
-    parser.ExternalEntityRefHandler = _refuse
+    parser.StartDoctypeDeclHandler = _reject_declaration
+    parser.EntityDeclHandler = _reject_declaration
+    parser.ExternalEntityRefHandler = _reject_declaration
     try:
         for begin in range(0, len(data), _PIECE):
             parser.Parse(data[begin : begin + _PIECE], False)
@@ -101,7 +101,7 @@ def read_fields(data: bytes, name: str) -> Fields:
     return reader.fields
 
 
-MOST_REAL_ID: Final = 99_999_999
+MAX_TORQUE_ID: Final = 99_999_999
 """Torque's highest job id (pbs_ifl.h, PBS_SEQNUMTOP): eight digits."""
 
 _ELEMENT_BASE: Final = 10**15
@@ -113,12 +113,12 @@ _SECONDS: Final = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,9}):)?(\d{1,9}):(\d{1,9})
 """Walltime: seconds, or up to days:hours:minutes:seconds."""
 _PPN: Final = re.compile(r"(?:^|:)ppn=(\d{1,6})(?=:|\Z)")
 _INDICES: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
-_LONGEST: Final = 1 << 18
+_MAX_ATTRIBUTE_LENGTH: Final = 1 << 18
 """Longest attribute that is used, in characters."""
-_LATEST_S: Final = 32_503_680_000
+_MAX_TIME_S: Final = 32_503_680_000
 """Latest plausible time: the year 3000."""
 
-_LETTERS: Final = {
+_STATES_BY_LETTER: Final = {
     "T": "PENDING",
     "Q": "PENDING",
     "H": "PENDING",
@@ -129,16 +129,16 @@ _LETTERS: Final = {
     "C": "",
 }
 """Slurm's state for each of Torque's job_state letters."""
-_NUMBERS: Final = {"0": "T", "1": "Q", "2": "H", "3": "W", "4": "R", "5": "E", "6": "C"}
+_LETTERS_BY_NUMBER: Final = {"0": "T", "1": "Q", "2": "H", "3": "W", "4": "R", "5": "E", "6": "C"}
 """Letter for each of Torque's numeric states."""
-_HELD: Final = ((1, "JobHeldUser"), (2, "JobHeldAdmin"), (8, "JobArrayTaskLimit"))
+_HOLD_REASONS: Final = ((1, "JobHeldUser"), (2, "JobHeldAdmin"), (8, "JobArrayTaskLimit"))
 """Bits of Hold_Types, with Slurm's reasons."""
 # exit_status when Torque itself ended or never began the job (Administrator Guide, "Job exit
 # status"); the other negative values mean that the job could not be started.
-_OVER_LIMIT: Final = {-10: "OUT_OF_MEMORY", -11: "TIMEOUT", -12: "TIMEOUT"}
+_LIMIT_STATES: Final = {-10: "OUT_OF_MEMORY", -11: "TIMEOUT", -12: "TIMEOUT"}
 _SIGNAL_BASE: Final = 256
 """exit_status of a job that signal N ended is this plus N."""
-_MOST_SIGNAL: Final = 64
+_MAX_SIGNAL: Final = 64
 
 
 class TorqueJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,12 +167,12 @@ def element_id(array_job_id: int, index: int) -> int:
     Raises:
         TorqueRecordError: Torque has no such ids.
     """
-    if not (0 < array_job_id <= MOST_REAL_ID and 0 <= index < _ELEMENTS):
+    if not (0 < array_job_id <= MAX_TORQUE_ID and 0 <= index < _ELEMENTS):
         raise TorqueRecordError(f"there can be no {array_job_id}[{index}]", index)
     return _ELEMENT_BASE + array_job_id * _ELEMENTS + index
 
 
-def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
+def parse_torque_job(data: bytes, name: str, people: NameResolver | None = None) -> TorqueJob:
     """Parse a ``.JB`` or ``.TA`` file into a job.
 
     Args:
@@ -183,16 +183,16 @@ def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
     Raises:
         TorqueRecordError: The file is malformed or incomplete.
     """
-    fields = read_fields(data, name)
+    fields = parse_job_file(data, name)
     found = _JOB_ID.fullmatch(fields.get("jobid", ""))
     if found is None:
         raise TorqueRecordError(f"{name} names no job of Torque's", name)
     number, is_array, index = int(found[1]), found[2] is not None, found[3]
-    attributes = _Attributes(fields)
-    submit = _moment(attributes["ctime"])
+    attributes = _JobAttributes(fields)
+    submit = _parse_time(attributes["ctime"])
     if submit is None:
         raise TorqueRecordError(f"{name} does not say when the job was submitted", name)
-    has_script = bool(_whole(fields.get("server_flags", "")) & _HAS_SCRIPT)
+    has_script = bool(_parse_whole(fields.get("server_flags", "")) & _HAS_SCRIPT)
     task = index or (attributes["job_array_request"] if is_array else "")
     record = JobRecord(
         job_id=element_id(number, int(index)) if index else number,
@@ -203,41 +203,41 @@ def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
         array_job_id=number if is_array else 0,
         array_task=str(int(index)) if index else task,
         submit=submit,
-        eligible=_moment(attributes["etime"]),
-        time_limit_s=_seconds(attributes["Resource_List/walltime"]),
+        eligible=_parse_time(attributes["etime"]),
+        time_limit_s=_parse_walltime(attributes["Resource_List/walltime"]),
         dependency=attributes["depend"],
         submit_host=attributes["submit_host"],
         submit_line=f"qsub {attributes['submit_args']}".rstrip(),
         work_dir=attributes["init_work_dir"],
-        stdout=_path(attributes["Output_Path"]),
-        stderr=_path(attributes["Error_Path"]),
+        stdout=_strip_host(attributes["Output_Path"]),
+        stderr=_strip_host(attributes["Error_Path"]),
     )
-    changes = _resources(attributes) | _life(fields, attributes)
+    changes = _resource_fields(attributes) | _run_fields(fields, attributes)
     if people is not None:
-        changes |= _people(attributes, people)
+        changes |= _resolve_ids(attributes, people)
     return TorqueJob(
         record=msgspec.structs.replace(record, **changes),
-        changed_s=_whole(attributes["mtime"]),
+        changed_s=_parse_whole(attributes["mtime"]),
         has_script=has_script,
         variables=fields.get("attributes/Variable_List"),
     )
 
 
-class _Attributes:
+class _JobAttributes:
     """Attributes of a job; an unset or oversized one reads as empty.
 
     An oversized one is not cut, because part of a secret does not look like one.
     """
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: JobFileFields) -> None:
         self._fields = fields
 
     def __getitem__(self, name: str) -> str:
         text = self._fields.get(f"attributes/{name}", "")
-        return text if len(text) <= _LONGEST else ""
+        return text if len(text) <= _MAX_ATTRIBUTE_LENGTH else ""
 
 
-def _people(attributes: _Attributes, people: People) -> dict[str, object]:
+def _resolve_ids(attributes: _JobAttributes, people: NameResolver) -> dict[str, object]:
     """Resolve the ids of the user that the job runs as, and the names of these ids."""
     uid = people.uid(attributes["euser"])
     gid = people.gid(attributes["egroup"])
@@ -249,26 +249,30 @@ def _people(attributes: _Attributes, people: People) -> dict[str, object]:
     }
 
 
-def _life(fields: Fields, attributes: _Attributes) -> dict[str, object]:
+def _run_fields(fields: JobFileFields, attributes: _JobAttributes) -> dict[str, object]:
     """Return state, reason, times of the run, and exit status."""
-    letter = attributes["job_state"] or _NUMBERS.get(fields.get("state", ""), "")
-    state = _LETTERS.get(letter, "PENDING")
-    starts = _whole(attributes["start_count"])
+    letter = attributes["job_state"] or _LETTERS_BY_NUMBER.get(fields.get("state", ""), "")
+    state = _STATES_BY_LETTER.get(letter, "PENDING")
+    starts = _parse_whole(attributes["start_count"])
     # For a job that waits for a restart, the times are those of its former run.
     is_started = state not in ("", "PENDING") or bool(attributes["exec_host"])
-    start = _moment(attributes["start_time"]) or _moment(fields.get("start_time", ""))
+    start = _parse_time(attributes["start_time"]) or _parse_time(fields.get("start_time", ""))
     changes: dict[str, object] = {
         "restarts": max(0, starts - 1) if is_started else starts,
         "state": state,
-        "reason": _reason(letter, attributes) if state == "PENDING" else "",
+        "reason": _pending_reason(letter, attributes) if state == "PENDING" else "",
         "start": start if is_started else None,
     }
     if state:
         return changes
-    return changes | {"end": _moment(attributes["comp_time"])} | _ending(attributes["exit_status"])
+    return (
+        changes
+        | {"end": _parse_time(attributes["comp_time"])}
+        | _end_fields(attributes["exit_status"])
+    )
 
 
-def _ending(exit_status: str) -> dict[str, object]:
+def _end_fields(exit_status: str) -> dict[str, object]:
     """Map Torque's exit_status of a complete job to state, reason and exit code."""
     if not exit_status:
         return {"state": "CANCELLED"}  # deleted before it began
@@ -277,7 +281,7 @@ def _ending(exit_status: str) -> dict[str, object]:
     except ValueError:
         return {"state": "FAILED"}
     if status < 0:
-        state = _OVER_LIMIT.get(status, "FAILED")
+        state = _LIMIT_STATES.get(status, "FAILED")
         return {"state": state, "reason": "" if state != "FAILED" else "JobLaunchFailure"}
     if status < _SIGNAL_BASE:
         return {
@@ -286,25 +290,25 @@ def _ending(exit_status: str) -> dict[str, object]:
             "exit_signal": 0,
         }
     signal = status - _SIGNAL_BASE
-    if signal > _MOST_SIGNAL:
+    if signal > _MAX_SIGNAL:
         return {"state": "FAILED"}
     return {"state": "FAILED", "exit_code": 0, "exit_signal": signal}
 
 
-def _reason(letter: str, attributes: _Attributes) -> str:
+def _pending_reason(letter: str, attributes: _JobAttributes) -> str:
     """Return the reason why the job is pending; "" where Torque has none."""
     if letter == "W":
         return "BeginTime"
     if letter != "H":
         return ""
-    held = _whole(attributes["Hold_Types"])
-    for bit, reason in _HELD:
+    held = _parse_whole(attributes["Hold_Types"])
+    for bit, reason in _HOLD_REASONS:
         if held & bit:
             return reason
     return "Dependency" if attributes["depend"] else "JobHeldAdmin"
 
 
-def _resources(attributes: _Attributes) -> dict[str, object]:
+def _resource_fields(attributes: _JobAttributes) -> dict[str, object]:
     """Return nodes and CPUs: allocated ones where it runs or ran, else the requested ones."""
     hosts = attributes["exec_host"]
     if hosts:
@@ -313,13 +317,13 @@ def _resources(attributes: _Attributes) -> dict[str, object]:
         for slot in hosts.split("+"):
             name, _, indices = slot.partition("/")
             names[name] = None
-            cpus += _slots(indices)
+            cpus += _count_slots(indices)
         return {"nodelist": ",".join(names), "nodes": len(names), "cpus": cpus}
-    nodes = _whole(attributes["Resource_List/nodect"]) or None
-    return {"nodes": nodes, "cpus": _asked_cpus(attributes, nodes)}
+    nodes = _parse_whole(attributes["Resource_List/nodect"]) or None
+    return {"nodes": nodes, "cpus": _requested_cpus(attributes, nodes)}
 
 
-def _slots(indices: str) -> int:
+def _count_slots(indices: str) -> int:
     """Count the cores in "0", "0-3" or "0-3,8"."""
     count = 0
     for part in indices.split(","):
@@ -329,22 +333,22 @@ def _slots(indices: str) -> int:
     return count or 1
 
 
-def _asked_cpus(attributes: _Attributes, nodes: int | None) -> int | None:
+def _requested_cpus(attributes: _JobAttributes, nodes: int | None) -> int | None:
     """Compute the requested cores from ``procs`` and ``nodes``."""
-    procs = _whole(attributes["Resource_List/procs"])
+    procs = _parse_whole(attributes["Resource_List/procs"])
     asked = attributes["Resource_List/nodes"]
     if not asked:
         return procs or nodes
     cpus = procs
     for part in asked.split("+"):
         # "2:ppn=4", or a node's name in place of a count.
-        count = _whole(part.partition(":")[0]) or 1
+        count = _parse_whole(part.partition(":")[0]) or 1
         ppn = _PPN.search(part)
         cpus += count * (int(ppn[1]) if ppn else 1)
     return cpus
 
 
-def _seconds(text: str) -> int | None:
+def _parse_walltime(text: str) -> int | None:
     """Parse a walltime: "300", "05:00", "00:05:00", "1:00:05:00"; None if invalid."""
     found = _SECONDS.fullmatch(text)
     if found is None:
@@ -355,18 +359,18 @@ def _seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _path(text: str) -> str:
+def _strip_host(text: str) -> str:
     """Return the path in "host:/path"."""
     host, colon, path = text.partition(":")
     return path if colon and "/" not in host else text
 
 
-def _moment(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     """Parse a time in seconds since the epoch; None if invalid or 0."""
-    seconds = _whole(text)
-    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST_S else None
+    seconds = _parse_whole(text)
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _MAX_TIME_S else None
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     """Parse a whole number; 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0

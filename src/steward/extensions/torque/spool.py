@@ -1,6 +1,6 @@
 """Torque spool watcher: captures scripts and job files of pbs_server's ``server_priv`` by inotify.
 
-:class:`TorqueSpool` watches directories and decides when to scan; :class:`TorqueTaking` tracks the
+:class:`TorqueSpool` watches directories and decides when to scan; :class:`TorqueJobs` tracks the
 files of each job and captures those that are complete; :class:`TorqueTiming` holds the delays.
 :data:`TORQUE` registers the scheduler with capture.
 
@@ -26,44 +26,51 @@ import msgspec
 from inotify_simple import INotify, flags
 
 from steward.capture.schedulers import (
-    FOREIGN,
-    OPEN,
-    Spool,
+    FOREIGN_ERRNOS,
+    OPEN_FLAGS,
+    CapturedEntry,
     SpoolPlan,
-    Taken,
+    WatchedSpool,
     is_written,
     read_whole,
 )
 from steward.core.events import utc_now
-from steward.core.files import network_kind
+from steward.core.files import find_network_type
 from steward.core.records import JobRecord
-from steward.extensions.torque.files import PIECE_BYTES, TorqueNews, TorqueScript, settled_part
+from steward.extensions.torque.files import (
+    PIECE_BYTES,
+    TorqueJobUpdate,
+    TorqueScript,
+    strip_run_fields,
+)
 from steward.extensions.torque.records import (
-    MOST_BYTES,
+    MAX_JOB_FILE_BYTES,
     TorqueJob,
     TorqueRecordError,
     element_id,
-    read_job,
+    parse_torque_job,
 )
 from steward.slurm.job_states import FINISHED
-from steward.slurm.users import People
+from steward.slurm.users import NameResolver
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str]
+SpoolKey = tuple[str, str]
 """Job key: directory of its files, below that of jobs, and the start of their names."""
 
-JOB_FILE = re.compile(r"(([1-9][0-9]{0,7})(?:-([0-9]{1,7}))?(?:\..+)?)\.(?:SC|JB|TA)", re.DOTALL)
+JOB_FILE_PATTERN = re.compile(
+    r"(([1-9][0-9]{0,7})(?:-([0-9]{1,7}))?(?:\..+)?)\.(?:SC|JB|TA)", re.DOTALL
+)
 """Groups of a file's name: its start, the job's number, an element's index."""
 
 _SETTLE_S = 0.1
 """Seconds without a change after which a script counts as written."""
-_GONE_S = 0.2
+_GONE_AFTER_S = 0.2
 """Seconds without a job file after which the job is gone: a save removes the file for an instant.
 """
 
 
-def share_of(job_id: int, of: int) -> int:
+def assign_torque_share(job_id: int, of: int) -> int:
     """Return which of ``of`` processes handles a job, by the last digit of Torque's id."""
     return job_id % 10 % of
 
@@ -92,7 +99,7 @@ class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
     rescan_s: float = 2.0
 
 
-class _Job:
+class _SpoolJob:
     """State of the files of one job, array or element.
 
     Attributes:
@@ -132,7 +139,7 @@ class _Job:
     )
 
     def __init__(self, directory: str, name: str) -> None:
-        match = JOB_FILE.fullmatch(f"{name}.JB")
+        match = JOB_FILE_PATTERN.fullmatch(f"{name}.JB")
         assert match is not None
         number, index = int(match[2]), match[3]
         self.directory = directory
@@ -156,7 +163,7 @@ class _Job:
         self.record_fd = self.script_fd = -1
 
 
-class TorqueTaking:
+class TorqueJobs:
     """Jobs in the watched part of a spool: captures their scripts and job files.
 
     Args:
@@ -167,7 +174,11 @@ class TorqueTaking:
     """
 
     def __init__(
-        self, plan: SpoolPlan, ready: deque[Taken], vanished: list[int], timing: TorqueTiming
+        self,
+        plan: SpoolPlan,
+        ready: deque[CapturedEntry],
+        vanished: list[int],
+        timing: TorqueTiming,
     ) -> None:
         self.directories: dict[str, str] = {}
         """Watched directories, each with its path."""
@@ -177,10 +188,10 @@ class TorqueTaking:
         self._ready = ready
         self._vanished = vanished
         self._timing = timing
-        self._jobs: dict[Key, _Job] = {}
-        self._people = People()
+        self._jobs: dict[SpoolKey, _SpoolJob] = {}
+        self._people = NameResolver()
 
-    def known_keys(self) -> Collection[Key]:
+    def known_keys(self) -> Collection[SpoolKey]:
         """Return the keys of known jobs."""
         return self._jobs.keys()
 
@@ -210,7 +221,7 @@ class TorqueTaking:
         self._jobs.clear()
         self.directories.clear()
 
-    def take(self, key: Key) -> bool:
+    def take(self, key: SpoolKey) -> bool:
         """Capture what is new of a job; return True if nothing more is expected.
 
         Raises:
@@ -220,7 +231,7 @@ class TorqueTaking:
             return True
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job(*key)
+            job = self._jobs[key] = _SpoolJob(*key)
         failure: OSError | None = None
         record_fd = -1
         try:
@@ -241,22 +252,22 @@ class TorqueTaking:
             is_sure &= self._is_surely_gone(job)
         return is_sure
 
-    def _open_record(self, job: _Job) -> int:
+    def _open_record(self, job: _SpoolJob) -> int:
         fd = self._open(job, ".JB")
         return fd if fd >= 0 or job.is_element else self._open(job, ".TA")
 
-    def _open(self, job: _Job, suffix: str) -> int:
+    def _open(self, job: _SpoolJob, suffix: str) -> int:
         """Open one of a job's files; return -1 if it is missing, foreign or empty.
 
         Raises:
             OSError: It cannot be opened now.
         """
         try:
-            fd = os.open(self._path(job, suffix), OPEN)
+            fd = os.open(self._path(job, suffix), OPEN_FLAGS)
         except FileNotFoundError:
             return -1
         except OSError as error:
-            if error.errno in FOREIGN:
+            if error.errno in FOREIGN_ERRNOS:
                 return -1
             raise
         is_ours = False
@@ -268,10 +279,10 @@ class TorqueTaking:
                 os.close(fd)
         return fd if is_ours else -1
 
-    def _path(self, job: _Job, suffix: str) -> str:
+    def _path(self, job: _SpoolJob, suffix: str) -> str:
         return os.path.join(self.directories[job.directory], job.name + suffix)
 
-    def _read_record(self, job: _Job, fd: int) -> None:
+    def _read_record(self, job: _SpoolJob, fd: int) -> None:
         """Read a job file, unless it was read last time; takes over the descriptor.
 
         Raises:
@@ -285,7 +296,7 @@ class TorqueTaking:
                 return
             # The reader of the script tries the job file again.
             is_held = True
-            data = read_whole(fd, MOST_BYTES)
+            data = read_whole(fd, MAX_JOB_FILE_BYTES)
             job.record_id = record_id
             is_held = self._tell(job, data)
             job.is_readable = True
@@ -302,15 +313,15 @@ class TorqueTaking:
                     os.close(job.record_fd)
                 job.record_fd = fd
 
-    def _tell(self, job: _Job, data: bytes | None) -> bool:
+    def _tell(self, job: _SpoolJob, data: bytes | None) -> bool:
         """Queue the change that a job file reports; return True if the job has a script.
 
         Raises:
             TorqueRecordError: It is too large, cannot be read, or is another job's.
         """
         if data is None:
-            raise TorqueRecordError(f"it is larger than {MOST_BYTES} bytes", job.name)
-        found = read_job(data, job.name, self._people)
+            raise TorqueRecordError(f"it is larger than {MAX_JOB_FILE_BYTES} bytes", job.name)
+        found = parse_torque_job(data, job.name, self._people)
         record = found.record
         if record.job_id != job.job_id:
             raise TorqueRecordError(f"it is of job {record.job_id}", job.name)
@@ -318,13 +329,13 @@ class TorqueTaking:
         said = msgspec.msgpack.encode(record)
         if said == job.said:
             return found.has_script
-        settled = hash(msgspec.msgpack.encode(settled_part(record)))
+        settled = hash(msgspec.msgpack.encode(strip_run_fields(record)))
         is_new = not job.said or settled != job.settled
         job.said, job.settled = said, settled
-        self._ready.append(TorqueNews(self._plan.cluster, found, utc_now(), is_new=is_new))
+        self._ready.append(TorqueJobUpdate(self._plan.cluster, found, utc_now(), is_new=is_new))
         return found.has_script
 
-    def _take_script(self, job: _Job) -> bool:
+    def _take_script(self, job: _SpoolJob) -> bool:
         """Capture the script if it is complete; return True if nothing more is expected."""
         fd = self._open(job, ".SC")
         if fd >= 0:
@@ -351,14 +362,14 @@ class TorqueTaking:
         self._ready.append(taken)
         return True
 
-    def _is_taken(self, job: _Job, mtime_ns: int) -> bool:
+    def _is_taken(self, job: _SpoolJob, mtime_ns: int) -> bool:
         """Return True if this version of a script was captured before."""
         if job.script_ns != mtime_ns and not self._plan.known(job.job_id, mtime_ns):
             return False
         job.script_ns = mtime_ns
         return True
 
-    def _is_complete(self, job: _Job, status: os.stat_result) -> bool:
+    def _is_complete(self, job: _SpoolJob, status: os.stat_result) -> bool:
         """Return True if the script is complete, as far as can be known."""
         now = time.monotonic()
         if job.size != status.st_size:
@@ -376,7 +387,7 @@ class TorqueTaking:
             return max(idle_s, age_s) >= self._timing.pieces_s
         return written is True or idle_s >= _SETTLE_S
 
-    def _is_surely_gone(self, job: _Job) -> bool:
+    def _is_surely_gone(self, job: _SpoolJob) -> bool:
         """Decide about a job without a job file; end it if it is gone. Return True if settled."""
         for suffix in (".JB", ".TA", ".JC"):
             try:
@@ -386,7 +397,7 @@ class TorqueTaking:
             return True  # it is being written, and its creation is an event
         now = time.monotonic()
         job.gone_since = job.gone_since or now
-        if now - job.gone_since < _GONE_S or job.script_fd >= 0:
+        if now - job.gone_since < _GONE_AFTER_S or job.script_fd >= 0:
             return False
         del self._jobs[job.directory, job.name]
         job.let_go()
@@ -396,7 +407,7 @@ class TorqueTaking:
             self._end(msgspec.msgpack.decode(job.said, type=JobRecord))
         return True
 
-    def _is_elsewhere(self, job: _Job) -> bool:
+    def _is_elsewhere(self, job: _SpoolJob) -> bool:
         """Return True if its files are in another directory: use_jobs_subdirs was switched."""
         return any(
             os.path.lexists(os.path.join(path, job.name + suffix))
@@ -409,21 +420,24 @@ class TorqueTaking:
         """Queue the loss of a job, unless its end was seen."""
         if record.state not in FINISHED:
             job = TorqueJob(record=record, changed_s=0, has_script=False, variables=None)
-            self._ready.append(TorqueNews(self._plan.cluster, job, utc_now(), is_lost=True))
+            self._ready.append(TorqueJobUpdate(self._plan.cluster, job, utc_now(), is_lost=True))
 
     def end_the_lost(self, unfinished: Iterable[JobRecord]) -> None:
         """End recorded jobs whose files disappeared while nobody watched."""
         here = {job.job_id for job in self._jobs.values()}
         for record in unfinished:
             number = record.array_job_id or record.job_id
-            if share_of(number, self._plan.of) == self._plan.share and record.job_id not in here:
+            if (
+                assign_torque_share(number, self._plan.of) == self._plan.share
+                and record.job_id not in here
+            ):
                 self._end(record)
 
 
 DEFAULT_ROOT: Final = "/var/spool/torque/server_priv"
 
 _DIGIT = re.compile(r"[0-9]")
-_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_GONE_MASK = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 """inotify events after which a directory is no longer watched."""
 _MASK = (
     flags.CREATE
@@ -436,7 +450,7 @@ _MASK = (
     | flags.ONLYDIR
 )
 
-_File = tuple[str, int, int, int]
+_FileStamp = tuple[str, int, int, int]
 """File: name, inode, modification time (ns) and size."""
 
 
@@ -452,7 +466,7 @@ class TorqueSpool:
     def __init__(
         self, plan: SpoolPlan, subdirs: bool | None = None, *, timing: TorqueTiming | None = None
     ) -> None:
-        self.ready: deque[Taken] = deque()
+        self.ready: deque[CapturedEntry] = deque()
         self.vanished: list[int] = []
         self._plan = plan
         self._subdirs = subdirs
@@ -461,13 +475,13 @@ class TorqueSpool:
         self._root = ""
         self._root_wd = -1
         self._wds: dict[int, str] = {}
-        self._taking = TorqueTaking(plan, self.ready, self.vanished, self._timing)
-        self._unsure: set[Key] = set()
-        self._scanned: deque[Key] = deque()
+        self._taking = TorqueJobs(plan, self.ready, self.vanished, self._timing)
+        self._unsure: set[SpoolKey] = set()
+        self._scanned: deque[SpoolKey] = deque()
         self._rescan_wanted = self._network = False
         self._is_first_scan = True
         self._is_whole = False
-        self._seen: dict[Key, list[_File]] = {}
+        self._seen: dict[SpoolKey, list[_FileStamp]] = {}
         self._root_id = (0, 0)
         self._lost_at = 0.0
         self._attach_at = self._check_at = self._rescan_at = 0.0
@@ -502,7 +516,7 @@ class TorqueSpool:
             # A later rescan finds what happens meanwhile.
             self._rescan_wanted = True
             return
-        touched: dict[Key, None] = {}
+        touched: dict[SpoolKey, None] = {}
         for event in self._inotify.read(timeout=0):
             self._on_event(event.wd, event.mask, event.name, touched)
         if self._root_wd < 0:
@@ -565,7 +579,7 @@ class TorqueSpool:
         try:
             self._root_id = self._id_of_root()
             self._root_wd = self._inotify.add_watch(self._root, _MASK)
-            kind = network_kind(self._root)
+            kind = find_network_type(self._root)
         except OSError as error:
             self._root_wd = -1
             self._attach_at = time.monotonic() + self._timing.reattach_s
@@ -632,7 +646,7 @@ class TorqueSpool:
         """Scan all directories; queue changed and missing jobs."""
         self._rescan_at = time.monotonic() + self._timing.rescan_s
         self._network = self._taking.is_remote
-        found: dict[Key, list[_File]] = {}
+        found: dict[SpoolKey, list[_FileStamp]] = {}
         directories = ["", *"0123456789"] if self._subdirs is None else [""]
         if self._subdirs:
             directories = list("0123456789")
@@ -651,7 +665,7 @@ class TorqueSpool:
         self._scanned.clear()
         self._scanned.extend((*changed, *gone))
 
-    def _enter(self, directory: str, found: dict[Key, list[_File]]) -> bool:
+    def _enter(self, directory: str, found: dict[SpoolKey, list[_FileStamp]]) -> bool:
         """Watch one directory and list its jobs' files; return True if it was read completely."""
         if directory and int(directory) % self._plan.of != self._plan.share:
             return False
@@ -673,7 +687,7 @@ class TorqueSpool:
             return False
         return True
 
-    def _file(self, entry: "os.DirEntry[str]") -> _File:
+    def _file(self, entry: "os.DirEntry[str]") -> _FileStamp:
         """Return a file's stamp for comparison; without stat where inotify reports changes."""
         if not self._taking.is_remote:
             return entry.name, 0, 0, 0
@@ -691,14 +705,14 @@ class TorqueSpool:
             self._complain(f"cannot look at {path}: {error.strerror}", str(error.strerror))
         self._network = True  # until a scan can watch everything, only scans find new files
 
-    def _key_of(self, directory: str, name: str) -> Key | None:
+    def _key_of(self, directory: str, name: str) -> SpoolKey | None:
         """Return the key of a file's job; None if it is foreign or another process's."""
-        match = JOB_FILE.fullmatch(name)
+        match = JOB_FILE_PATTERN.fullmatch(name)
         if match and int(match[2]) % 10 % self._plan.of == self._plan.share:
             return directory, match[1]
         return None
 
-    def _on_event(self, wd: int, mask: int, name: str, touched: dict[Key, None]) -> None:
+    def _on_event(self, wd: int, mask: int, name: str, touched: dict[SpoolKey, None]) -> None:
         """Handle an inotify event; collect the job that it touches."""
         if mask & flags.Q_OVERFLOW:
             log.warning("inotify's queue overflowed; scanning %s", self._root)
@@ -706,7 +720,7 @@ class TorqueSpool:
             return
         directory = self._wds.get(wd)
         if wd == self._root_wd:
-            if mask & _GONE:
+            if mask & _GONE_MASK:
                 touched.clear()
                 self._lose_root()
                 return
@@ -714,7 +728,7 @@ class TorqueSpool:
                 self._rescan_wanted = True
         if directory is None:
             return
-        if mask & _GONE:
+        if mask & _GONE_MASK:
             if mask & flags.IGNORED:
                 del self._wds[wd]
             self._taking.directories.pop(directory, None)
@@ -723,7 +737,7 @@ class TorqueSpool:
             if key:
                 touched[key] = None
 
-    def _consider(self, key: Key) -> None:
+    def _consider(self, key: SpoolKey) -> None:
         """Capture what is complete of a job that has changed or was found."""
         try:
             is_sure = self._taking.take(key)
@@ -737,20 +751,20 @@ class TorqueSpool:
             self._unsure.add(key)
 
 
-class _Torque:
+class _TorqueScheduler:
     """Torque scheduler, as capture uses it."""
 
     default_root = DEFAULT_ROOT
 
     def share_of(self, job_id: int, of: int) -> int:
-        """See :func:`share_of`."""
-        return share_of(job_id, of)
+        """See :func:`assign_torque_share`."""
+        return assign_torque_share(job_id, of)
 
-    def open(self, plan: SpoolPlan) -> Spool:
+    def open(self, plan: SpoolPlan) -> WatchedSpool:
         """Open a watch on server_priv."""
         subdirs = plan.options.get("torque_subdirs")
         return TorqueSpool(plan, subdirs if isinstance(subdirs, bool) else None)
 
 
-TORQUE = _Torque()
+TORQUE = _TorqueScheduler()
 """Registration of the Torque scheduler with capture."""

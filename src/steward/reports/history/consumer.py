@@ -31,11 +31,17 @@ from steward.core.events import (
     PartitionState,
     ReservationState,
     RuleExecution,
-    encode,
+    encode_event,
     utc_now,
 )
-from steward.core.sqlite import Connection, make_for_owner, open_database, transaction, translated
-from steward.core.timestamps import micros
+from steward.core.sqlite import (
+    Connection,
+    create_for_owner,
+    open_database,
+    transaction,
+    translate_errors,
+)
+from steward.core.timestamps import to_micros
 from steward.reports.history.spans import (
     MIGRATIONS,
     NODE_COLUMNS,
@@ -44,32 +50,32 @@ from steward.reports.history.spans import (
     RESERVATION_COLUMNS,
     NodeSpan,
     ReservationSpan,
-    active_span,
-    ended_us,
-    insertion,
-    next_span,
-    spans_of,
+    build_span_insert,
+    convert_spans,
+    get_reservation_end_us,
+    make_next_node_span,
+    make_reservation_span,
 )
 
-KEPT: Final = (
+HISTORY_KINDS: Final = (
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
     *(RULE_EXECUTION, BANK_THRESHOLD),
 )
 """Kinds of events that the history stores."""
 
-PRESENT: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
+PRESENT_KINDS: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
 """Kinds whose last event per subject is kept until the subject is removed."""
 
-FORGOTTEN: Final = "forgotten_us"
+PURGED_MARK: Final = "forgotten_us"
 """Name of the mark that stores the time up to which the history was purged, µs since the epoch."""
 
 _NAME: Final = "history.db"
 _BATCH: Final = 500
-_FORGET_S: Final = 3600.0
-_FORGET_AT_ONCE: Final = 2000
+_PURGE_INTERVAL_S: Final = 3600.0
+_PURGE_BATCH: Final = 2000
 
-_PUT_NODE: Final = insertion("node_span", NodeSpan)
-_PUT_RESERVATION: Final = insertion("reservation_span", ReservationSpan)
+_PUT_NODE: Final = build_span_insert("node_span", NodeSpan)
+_PUT_RESERVATION: Final = build_span_insert("reservation_span", ReservationSpan)
 _PUT_PRESENT: Final = "INSERT OR REPLACE INTO present VALUES (?, ?, ?, ?, ?)"
 _DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
 _OPEN_NODE: Final = (
@@ -82,7 +88,7 @@ _OPEN_RESERVATION: Final = (
 )
 
 
-def database_path(state_dir: str) -> str:
+def get_history_path(state_dir: str) -> str:
     """Return the path of history.db."""
     return os.path.join(state_dir, _NAME)
 
@@ -99,20 +105,20 @@ class HistoryConsumer:
     """
 
     name = "history"
-    kinds = frozenset(KEPT)
+    kinds = frozenset(HISTORY_KINDS)
     batch_events = _BATCH
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
         self._retention = timedelta(days=settings.history.retention_days)
         self._clock = clock
-        self._path = database_path(settings.state_dir)
-        make_for_owner(self._path)
+        self._path = get_history_path(settings.state_dir)
+        create_for_owner(self._path)
         self._database: Connection = open_database(self._path, MIGRATIONS)
         self._forget_at = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last stored event."""
-        with translated(self._path):
+        with translate_errors(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
@@ -136,8 +142,8 @@ class HistoryConsumer:
         """
         now = time.monotonic()
         if now >= self._forget_at:
-            has_more = self._forget(micros(self._clock() - self._retention))
-            self._forget_at = now + (1.0 if has_more else _FORGET_S)
+            has_more = self._forget(to_micros(self._clock() - self._retention))
+            self._forget_at = now + (1.0 if has_more else _PURGE_INTERVAL_S)
         return max(0.0, self._forget_at - now)
 
     def close(self) -> None:
@@ -150,8 +156,8 @@ class HistoryConsumer:
             "INSERT OR IGNORE INTO event (at_us, kind, cluster, subject, failed, key, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
-                *(micros(event.at), event.kind, event.cluster, subject_of(event)),
-                *(bool(getattr(event.body, "failed", False)), event.key, encode(event)),
+                *(to_micros(event.at), event.kind, event.cluster, get_event_subject(event)),
+                *(bool(getattr(event.body, "failed", False)), event.key, encode_event(event)),
             ),
         )
         return bool(added.rowcount)
@@ -162,21 +168,21 @@ class HistoryConsumer:
             self._fold_node(event)
         elif event.kind == RESERVATION_STATE:
             self._fold_reservation(event)
-        if event.kind in PRESENT:
+        if event.kind in PRESENT_KINDS:
             self._keep_present(event)
 
     def _keep_present(self, event: Event) -> None:
         """Store the last event of a subject, or delete it if the subject was removed."""
-        where = (event.cluster, event.kind, subject_of(event))
+        where = (event.cluster, event.kind, get_event_subject(event))
         if event.body.state == REMOVED:
             self._database.execute(_DROP_PRESENT, where)
         else:
-            self._database.execute(_PUT_PRESENT, (*where, event.key, encode(event)))
+            self._database.execute(_PUT_PRESENT, (*where, event.key, encode_event(event)))
 
     def _fold_node(self, event: Event) -> None:
         """End a node's open span, and begin the next."""
         found = self._open(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
-        span = next_span(found, event)
+        span = make_next_node_span(found, event)
         if found is not None:
             self._close("node_span", "node", found.cluster, found.node, span.from_us)
         self._database.execute(_PUT_NODE, msgspec.structs.astuple(span))
@@ -185,16 +191,16 @@ class HistoryConsumer:
         """End a reservation's open span, and begin one if it is active."""
         name = event.body.reservation
         found = self._open(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
-        span = active_span(event)
+        span = make_reservation_span(event)
         if found is not None:
-            end_us = ended_us(found, event)
+            end_us = get_reservation_end_us(found, event)
             self._close("reservation_span", "name", found.cluster, name, end_us)
         if span is not None:
             self._database.execute(_PUT_RESERVATION, msgspec.structs.astuple(span))
 
     def _open(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
         rows = self._database.execute(statement, (cluster, name)).fetchall()
-        return next(iter(spans_of(kind, rows)), None)
+        return next(iter(convert_spans(kind, rows)), None)
 
     def _close(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
         self._database.execute(
@@ -216,18 +222,18 @@ class HistoryConsumer:
             for table, condition in conditions.items():
                 done = self._database.execute(
                     f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608 -- our own names
-                    f"(SELECT rowid FROM {table} WHERE {condition} LIMIT {_FORGET_AT_ONCE})",
+                    f"(SELECT rowid FROM {table} WHERE {condition} LIMIT {_PURGE_BATCH})",
                     (before_us,),
                 )
                 most = max(most, done.rowcount)
             if most:
                 self._database.execute(
-                    "INSERT OR REPLACE INTO mark VALUES (?, ?)", (FORGOTTEN, before_us)
+                    "INSERT OR REPLACE INTO mark VALUES (?, ?)", (PURGED_MARK, before_us)
                 )
-        return most >= _FORGET_AT_ONCE
+        return most >= _PURGE_BATCH
 
 
-def subject_of(event: Event) -> str:
+def get_event_subject(event: Event) -> str:
     """Return the name of the node, partition, reservation, rule, account or daemon concerned."""
     body = event.body
     if isinstance(body, NodeState):

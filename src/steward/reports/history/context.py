@@ -1,24 +1,24 @@
 """History context: opens history.db and the job records, and checks what a user may see.
 
-:class:`HistoryRoom` is the context of the ``history.*`` actions in ``reports.history.actions``.
+:class:`HistoryContext` is the context of the ``history.*`` actions in ``reports.history.actions``.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.core.access import Access, Asker
 from steward.core.config import Settings
-from steward.core.errors import Refused
+from steward.core.errors import PermissionRefused
 from steward.core.events import BANK_THRESHOLD, CONTROLLER_STATE, Event, utc_now
-from steward.reports.events import PRIVATE, EventsRoom
-from steward.reports.history.consumer import KEPT
-from steward.reports.history.reader import HistoryReader, Visible, history_of
-from steward.slurm.times import parse_time, zone_called
+from steward.reports.events import PRIVATE_DATA_WORDS, EventsContext
+from steward.reports.history.consumer import HISTORY_KINDS
+from steward.reports.history.reader import HistoryReader, VisibleEvents, open_history
+from steward.slurm.times import load_zone, parse_time
 
 
-class HistoryRoom:
+class HistoryContext:
     """Context of the history actions. Not thread-safe: use one instance per thread.
 
     Args:
@@ -33,12 +33,12 @@ class HistoryRoom:
         self.settings = settings
         self.access = access
         self.now = now
-        self.books = AccountingRoom(settings, access=access, now=now)
-        self._events = EventsRoom(settings.state_dir, access, now)
+        self.books = AccountingContext(settings, access=access, now=now)
+        self._events = EventsContext(settings.state_dir, access, now)
 
     def reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the history for reading; None if there is none yet."""
-        return history_of(self.settings.state_dir)
+        return open_history(self.settings.state_dir)
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -66,7 +66,9 @@ class HistoryRoom:
         if not cluster:
             return [name for name in self.clusters if self.access.may_see_nodes(asker, name)]
         if not self.access.may_see_nodes(asker, self.cluster_asked(cluster)):
-            raise Refused("nodes of this cluster are shown to operators alone (PrivateData)")
+            raise PermissionRefused(
+                "nodes of this cluster are shown to operators alone (PrivateData)"
+            )
         return [cluster]
 
     def has_sensor(self, clusters: list[str] | tuple[str, ...] = ()) -> bool:
@@ -77,14 +79,18 @@ class HistoryRoom:
         is_remote = any(of[name].remote for name in named if name in of)
         return self.settings.sensor.enabled or is_remote
 
-    def visible(self, asker: Asker, cluster: str) -> Visible:
+    def visible(self, asker: Asker, cluster: str) -> VisibleEvents:
         """Return which events of a cluster's history the user may see."""
         access = self.access
         if access.is_operator(asker, cluster):
-            return Visible(frozenset(KEPT))
-        kinds = {kind for kind, word in PRIVATE.items() if access.may_see_all(asker, cluster, word)}
+            return VisibleEvents(frozenset(HISTORY_KINDS))
+        kinds = {
+            kind
+            for kind, word in PRIVATE_DATA_WORDS.items()
+            if access.may_see_all(asker, cluster, word)
+        }
         accounts = access.led(asker, cluster)
-        return Visible(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
+        return VisibleEvents(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
 
     def shows(self, asker: Asker) -> Callable[[Event], bool]:
         """Make a filter for events that the user may see, with the rules of ``events.list``."""
@@ -96,7 +102,7 @@ class HistoryRoom:
         Raises:
             TimeError: The zone does not exist.
         """
-        return zone_called(name or self.books.zone(cluster or self.books.main_cluster))
+        return load_zone(name or self.books.zone(cluster or self.books.main_cluster))
 
     def time(self, text: str, zone: tzinfo) -> datetime | None:
         """Parse a time; return None for an empty text.

@@ -1,9 +1,9 @@
 """History reader: queries of history.db for node states, events and reservations.
 
 :class:`HistoryReader` opens the database read-only and merges the sensor's status file (states of
-the last poll) into present states. :class:`EventsWanted` is the filter for events, :class:`Visible`
-what a user may see of one cluster. :func:`history_of` opens a reader. Used by ``history.*``
-actions, reports and the web pages. Times are µs since the epoch.
+the last poll) into present states. :class:`HistoryEventFilter` is the filter for events,
+:class:`VisibleEvents` what a user may see of one cluster. :func:`open_history` opens a reader. Used
+by ``history.*`` actions, reports and the web pages. Times are µs since the epoch.
 """
 
 import os
@@ -15,27 +15,27 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.events import Event, NodesNow, decode, nodes_now_path
+from steward.core.events import Event, NodeStatesFile, decode_event, node_states_path
 from steward.core.files import read_status
-from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translated
+from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
 from steward.core.timestamps import moment
-from steward.reports.history.consumer import FORGOTTEN, database_path
+from steward.reports.history.consumer import PURGED_MARK, get_history_path
 from steward.reports.history.spans import (
     NODE_COLUMNS,
     OPEN_US,
     REMOVED,
     RESERVATION_COLUMNS,
-    NodesAlike,
+    NodeGroupSpan,
     NodeSpan,
     ReservationSpan,
-    spans_of,
+    convert_spans,
 )
-from steward.slurm.node_states import without_use
+from steward.slurm.node_states import strip_use_flags
 
 Position = tuple[int, int]
 """Position of an event: its time in µs since the epoch, and its number."""
 
-_AT_ONCE: Final = 500
+_FETCH_BATCH: Final = 500
 _AMONG: Final = "(SELECT value FROM json_each(:{}))"
 _COLUMNS: Final = ", ".join(f"span.{name}" for name in NODE_COLUMNS.split(", "))
 # This index holds both times: spans that ended before or began later are never read from the table.
@@ -58,7 +58,7 @@ _ALIKE: Final = f"""
 """  # noqa: S608 -- our own columns
 
 
-class Visible(msgspec.Struct, frozen=True):
+class VisibleEvents(msgspec.Struct, frozen=True):
     """Visible events of one cluster.
 
     Attributes:
@@ -70,7 +70,7 @@ class Visible(msgspec.Struct, frozen=True):
     subjects: Mapping[str, frozenset[str]] = {}
 
 
-class EventsWanted(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryEventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for events of the history.
 
     Attributes:
@@ -84,7 +84,7 @@ class EventsWanted(msgspec.Struct, frozen=True, kw_only=True):
         after: Only events newer than this position.
     """
 
-    visible: Mapping[str, Visible]
+    visible: Mapping[str, VisibleEvents]
     kinds: frozenset[str]
     nodes: Sequence[str] | None = None
     failed: bool = False
@@ -106,7 +106,7 @@ class HistoryReader:
 
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
-        self._path = database_path(state_dir)
+        self._path = get_history_path(state_dir)
         self._database: Connection = open_reader(self._path)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class HistoryReader:
         for column, among in (("cluster", clusters), ("node", nodes)):
             if among is not None:
                 statement += f" AND span.{column} IN {_AMONG.format(column)}"
-                values[column] = _json(among)
+                values[column] = _encode_json_list(among)
         spans = self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
         return self._with_use(spans) if at_us is None else spans
 
@@ -160,7 +160,7 @@ class HistoryReader:
 
         def state_of(cluster: str, node: str, told: str) -> str:
             state = polled.get((cluster, node), told)
-            return state if without_use(state) == without_use(told) else told
+            return state if strip_use_flags(state) == strip_use_flags(told) else told
 
         return state_of
 
@@ -172,33 +172,35 @@ class HistoryReader:
             if now.silent_since is not None
         }
 
-    def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodesNow]]:
+    def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodeStatesFile]]:
         """Yield the sensor's last poll of each cluster."""
         for cluster in clusters:
-            found = read_status(nodes_now_path(self._state_dir, cluster), NodesNow)
+            found = read_status(node_states_path(self._state_dir, cluster), NodeStatesFile)
             if found is not None:
                 yield cluster, found[0]
 
     def nodes_tag(self, clusters: Iterable[str]) -> str:
         """Return a version tag that changes with any node's state; "" if no node is known."""
-        with translated(self._path):
+        with translate_errors(self._path):
             row = self._database.execute(
                 # Include the time, because SQLite may reuse the row number of a purged row.
                 "SELECT rowid, from_us FROM node_span ORDER BY rowid DESC LIMIT 1"
             ).fetchone()
         if row is None:
             return ""
-        polled = [_changed_ns(nodes_now_path(self._state_dir, name)) for name in sorted(clusters)]
+        polled = [
+            _get_mtime_ns(node_states_path(self._state_dir, name)) for name in sorted(clusters)
+        ]
         return ".".join(map(str, [*row, *polled]))
 
     def node_counts(self, clusters: Sequence[str]) -> list[tuple[str, str, int]]:
         """Count present nodes by state: tuples of cluster, state and number."""
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._database.execute(
                 "SELECT cluster, node, state FROM node_span "  # noqa: S608 -- values are bound
                 f"WHERE until_us = {OPEN_US} AND state <> '{REMOVED}' "
                 f"AND cluster IN {_AMONG.format('clusters')}",
-                {"clusters": _json(clusters)},
+                {"clusters": _encode_json_list(clusters)},
             ).fetchall()
         state_of = self._present_states(clusters)
         counts = Counter((cluster, state_of(cluster, node, told)) for cluster, node, told in rows)
@@ -224,17 +226,17 @@ class HistoryReader:
                 "cluster": cluster,
                 "since": since_us,
                 "until": until_us,
-                "nodes": None if nodes is None else _json(nodes),
+                "nodes": None if nodes is None else _encode_json_list(nodes),
             },
         )
 
-    def alike_between(self, cluster: str, since_us: int, until_us: int) -> list[NodesAlike]:
+    def alike_between(self, cluster: str, since_us: int, until_us: int) -> list[NodeGroupSpan]:
         """Group a cluster's nodes by equal spans in an interval, clipped to it.
 
         Most nodes keep one state throughout: only their sums are fetched.
         """
         values = {"cluster": cluster, "since": since_us, "until": until_us}
-        return self._spans(NodesAlike, _ALIKE, values)
+        return self._spans(NodeGroupSpan, _ALIKE, values)
 
     def reservations_between(
         self, cluster: str, since_us: int, until_us: int
@@ -265,13 +267,15 @@ class HistoryReader:
             kind: One of ``PRESENT`` in ``consumer``.
             clusters: Cluster names.
         """
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._database.execute(
                 "SELECT 0, kind, cluster, key, data FROM present WHERE kind = :kind "  # noqa: S608 -- values are bound
                 f"AND cluster IN {_AMONG.format('clusters')} ORDER BY cluster, subject",
-                {"kind": kind, "clusters": _json(clusters)},
+                {"kind": kind, "clusters": _encode_json_list(clusters)},
             ).fetchall()
-        return [event for event in (decode(*row) for row in rows) if event.body.state != REMOVED]
+        return [
+            event for event in (decode_event(*row) for row in rows) if event.body.state != REMOVED
+        ]
 
     def nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
         """Return when the history of these clusters' nodes begins; None if there is none."""
@@ -292,7 +296,7 @@ class HistoryReader:
 
     def events(
         self,
-        wanted: EventsWanted,
+        wanted: HistoryEventFilter,
         limit: int,
         shows: Callable[[Event], bool],
         *,
@@ -306,35 +310,35 @@ class HistoryReader:
             shows: Decides for each event whether the user may see it.
             oldest_first: Reverses the order, so that the limit keeps the oldest.
         """
-        condition, values = _condition(wanted)
+        condition, values = _build_event_condition(wanted)
         way = "ASC" if oldest_first else "DESC"
         found: list[Event] = []
-        with translated(self._path):
+        with translate_errors(self._path):
             cursor = self._database.execute(
                 "SELECT number, kind, cluster, key, data FROM event "  # noqa: S608 -- values are bound
                 f"WHERE {condition} ORDER BY at_us {way}, number {way}",
                 values,
             )
-            while len(found) < limit and (rows := cursor.fetchmany(_AT_ONCE)):
-                found += filter(shows, (decode(*row) for row in rows))
+            while len(found) < limit and (rows := cursor.fetchmany(_FETCH_BATCH)):
+                found += filter(shows, (decode_event(*row) for row in rows))
             cursor.close()
         return found[:limit]
 
     def _forgotten_us(self) -> int:
-        return self._number("SELECT value FROM mark WHERE name = :name", {"name": FORGOTTEN}) or 0
+        return self._number("SELECT value FROM mark WHERE name = :name", {"name": PURGED_MARK}) or 0
 
     def _number(self, statement: str, values: Mapping[str, Any]) -> int | None:
-        with translated(self._path):
+        with translate_errors(self._path):
             row = self._database.execute(statement, values).fetchone()
         return None if row is None or row[0] is None else int(row[0])
 
     def _spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
-        with translated(self._path):
+        with translate_errors(self._path):
             rows = self._database.execute(statement, values).fetchall()
-        return spans_of(kind, rows)
+        return convert_spans(kind, rows)
 
 
-def _changed_ns(path: str) -> int:
+def _get_mtime_ns(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError:
@@ -342,7 +346,7 @@ def _changed_ns(path: str) -> int:
 
 
 @contextmanager
-def history_of(state_dir: str) -> Iterator[HistoryReader | None]:
+def open_history(state_dir: str) -> Iterator[HistoryReader | None]:
     """Open the history of a state directory as a context manager; None if there is none yet."""
     try:
         found = HistoryReader(state_dir)
@@ -357,17 +361,17 @@ def history_of(state_dir: str) -> Iterator[HistoryReader | None]:
         found.close()
 
 
-def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
+def _build_event_condition(wanted: HistoryEventFilter) -> tuple[str, dict[str, Any]]:
     """Build the WHERE condition and its bound values."""
-    values: dict[str, Any] = {"kinds": _json(wanted.kinds)}
+    values: dict[str, Any] = {"kinds": _encode_json_list(wanted.kinds)}
     # The unary plus disables the index on kind: for many kinds, the index by time finds the newest.
-    parts = [f"+kind IN {_AMONG.format('kinds')}", _visible(wanted, values)]
+    parts = [f"+kind IN {_AMONG.format('kinds')}", _build_visibility_condition(wanted, values)]
     if len(wanted.kinds) == 1 and wanted.nodes is None and not wanted.failed:
         # For a single rare kind the index finds the newest events without scanning all others.
         (values["kinds"],) = wanted.kinds
         parts[0] = "kind = :kinds"
     if wanted.nodes is not None:
-        values["nodes"] = _json(wanted.nodes)
+        values["nodes"] = _encode_json_list(wanted.nodes)
         parts.append(f"+kind = 'node.state' AND subject IN {_AMONG.format('nodes')}")
     if wanted.failed:
         parts.append("failed = 1")
@@ -383,21 +387,21 @@ def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
     return " AND ".join(f"({part})" for part in parts), values
 
 
-def _visible(wanted: EventsWanted, values: dict[str, Any]) -> str:
+def _build_visibility_condition(wanted: HistoryEventFilter, values: dict[str, Any]) -> str:
     """Build the SQL condition for the events that the user may see."""
     parts = ["1 = 0"]
     for number, (cluster, of) in enumerate(wanted.visible.items()):
         values[f"cluster{number}"] = cluster
-        values[f"seen{number}"] = _json(of.kinds)
+        values[f"seen{number}"] = _encode_json_list(of.kinds)
         seen = [f"kind IN {_AMONG.format(f'seen{number}')}"]
         for other, (kind, subjects) in enumerate(of.subjects.items()):
             name = f"{number}_{other}"
-            values[f"kind{name}"], values[f"subjects{name}"] = kind, _json(subjects)
+            values[f"kind{name}"], values[f"subjects{name}"] = kind, _encode_json_list(subjects)
             among = _AMONG.format(f"subjects{name}")
             seen.append(f"(kind = :kind{name} AND subject IN {among})")
         parts.append(f"(cluster = :cluster{number} AND ({' OR '.join(seen)}))")
     return " OR ".join(parts)
 
 
-def _json(values: Iterable[str]) -> str:
+def _encode_json_list(values: Iterable[str]) -> str:
     return msgspec.json.encode(sorted(values)).decode()

@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from steward.core.actions import Answer, Request
-from steward.reports.events import EventTold
+from steward.reports.events import EventItem
 
 
 class NodesRequest(Request, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class NodesRequest(Request, frozen=True, kw_only=True):
     known: str = ""
 
 
-class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """State of a node, now or at a past time.
 
     Attributes:
@@ -70,7 +70,7 @@ class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
 
 
-class NodesAnswer(Answer, frozen=True, kw_only=True):
+class NodesReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.nodes``.
 
     Attributes:
@@ -86,7 +86,7 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
         is_known: True if nothing changed since ``known``; the nodes are left out.
     """
 
-    nodes: tuple[NodeThen, ...]
+    nodes: tuple[NodeSnapshot, ...]
     at: datetime
     sensor: bool
     begins: datetime | None = None
@@ -114,19 +114,19 @@ class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-class NodeCountsAnswer(Answer, frozen=True, kw_only=True):
+class NodeCountsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.node_counts``, for clusters whose nodes the user may see.
 
     Attributes:
         counts: Counts by cluster and state.
-        silent_since: As in :class:`NodesAnswer`.
+        silent_since: As in :class:`NodesReply`.
     """
 
     counts: tuple[NodeCount, ...]
     silent_since: dict[str, datetime] = msgspec.field(default_factory=dict)
 
 
-class EventsRequest(Request, frozen=True, kw_only=True):
+class HistoryEventsRequest(Request, frozen=True, kw_only=True):
     """Request of ``history.events``: state events, newest first.
 
     Attributes:
@@ -154,7 +154,7 @@ class EventsRequest(Request, frozen=True, kw_only=True):
     limit: int = 50
 
 
-class EventsAnswer(Answer, frozen=True, kw_only=True):
+class HistoryEventsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.events``, newest first.
 
     Attributes:
@@ -167,7 +167,7 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
             events.
     """
 
-    events: tuple[EventTold, ...]
+    events: tuple[EventItem, ...]
     older: str = ""
     newer: str = ""
     sensor: bool = False
@@ -197,7 +197,7 @@ class NodeJobsRequest(Request, frozen=True, kw_only=True):
     limit: int = 1000
 
 
-class JobThen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeJobRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a job, or a part of a resized run.
 
     Attributes:
@@ -235,7 +235,7 @@ class JobThen(msgspec.Struct, frozen=True, kw_only=True):
     nodelist: str = ""
 
 
-class NodeJobsAnswer(Answer, frozen=True, kw_only=True):
+class NodeJobsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.node_jobs``: jobs that the user may see, last started first.
 
     Attributes:
@@ -245,7 +245,7 @@ class NodeJobsAnswer(Answer, frozen=True, kw_only=True):
         is_all: Whether the user may see all jobs of the cluster.
     """
 
-    jobs: tuple[JobThen, ...]
+    jobs: tuple[NodeJobRun, ...]
     since: datetime
     until: datetime
     is_all: bool = True
@@ -265,7 +265,7 @@ class JobEventsRequest(Request, frozen=True, kw_only=True):
     limit: int = 1000
 
 
-class JobEventsAnswer(Answer, frozen=True, kw_only=True):
+class JobEventsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.job_events``, oldest first.
 
     Attributes:
@@ -273,7 +273,7 @@ class JobEventsAnswer(Answer, frozen=True, kw_only=True):
         sensor: Whether a sensor is enabled; only sensors report node states.
     """
 
-    events: tuple[EventTold, ...]
+    events: tuple[EventItem, ...]
     sensor: bool = False
 
 
@@ -287,7 +287,7 @@ class PartitionsRequest(Request, frozen=True, kw_only=True):
     cluster: str = ""
 
 
-class PartitionNow(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Present state of a partition.
 
     Attributes:
@@ -303,10 +303,10 @@ class PartitionNow(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
 
 
-class PartitionsAnswer(Answer, frozen=True, kw_only=True):
+class PartitionsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.partitions``, by cluster and name, for clusters that the user may see."""
 
-    partitions: tuple[PartitionNow, ...]
+    partitions: tuple[PartitionStatus, ...]
 
 
 class ReservationsRequest(Request, frozen=True, kw_only=True):
@@ -319,7 +319,7 @@ class ReservationsRequest(Request, frozen=True, kw_only=True):
     cluster: str = ""
 
 
-class ReservationNow(msgspec.Struct, frozen=True, kw_only=True):
+class ReservationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Present state of a reservation.
 
     Attributes:
@@ -345,10 +345,10 @@ class ReservationNow(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: datetime
 
 
-class ReservationsAnswer(Answer, frozen=True, kw_only=True):
+class ReservationsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.reservations``, by cluster and name, for clusters the user may see."""
 
-    reservations: tuple[ReservationNow, ...]
+    reservations: tuple[ReservationStatus, ...]
 
 
 class NodeRequest(Request, frozen=True, kw_only=True):
@@ -371,7 +371,7 @@ class NodeRequest(Request, frozen=True, kw_only=True):
     limit: int = 200
 
 
-class NodePast(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStateSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A span in which a node had one state and one reason.
 
     Attributes:
@@ -389,7 +389,7 @@ class NodePast(msgspec.Struct, frozen=True, kw_only=True):
     reason_user: str = ""
 
 
-class NodeAnswer(Answer, frozen=True, kw_only=True):
+class NodeReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.node``: spans and down time of a node.
 
     Attributes:
@@ -403,7 +403,7 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
         sensor: Whether a sensor is enabled; only sensors report node states.
     """
 
-    spans: tuple[NodePast, ...]
+    spans: tuple[NodeStateSpan, ...]
     since: datetime
     until: datetime
     known_s: float

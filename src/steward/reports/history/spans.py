@@ -3,10 +3,10 @@
 The spans of a node touch and never overlap; each event ends one and begins the next. Times are µs
 since the epoch.
 
-:class:`NodeSpan`, :class:`ReservationSpan` and :class:`NodesAlike` are rows; :func:`next_span`,
-:func:`active_span` and :func:`ended_us` fold an event into spans (called by the consumer);
-:func:`is_down` and :func:`is_put_away` classify states as slurmdbd does. ``MIGRATIONS`` is the
-schema of history.db.
+:class:`NodeSpan`, :class:`ReservationSpan` and :class:`NodeGroupSpan` are rows;
+:func:`make_next_node_span`, :func:`make_reservation_span` and :func:`get_reservation_end_us` fold
+an event into spans (called by the consumer); :func:`is_node_down` and :func:`is_planned_down`
+classify states as slurmdbd does. ``MIGRATIONS`` is the schema of history.db.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from steward.core.events import Event, NodeState, ReservationState
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.slurm.node_states import parse_node_state
 
 OPEN_US: Final = 2**62
@@ -79,7 +79,7 @@ class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     flags: str = ""
 
 
-class NodesAlike(msgspec.Struct, frozen=True, array_like=True):
+class NodeGroupSpan(msgspec.Struct, frozen=True, array_like=True):
     """A group of nodes that entered and left one state at the same times.
 
     Attributes:
@@ -99,7 +99,7 @@ class NodesAlike(msgspec.Struct, frozen=True, array_like=True):
     nodes: int
 
 
-def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
+def make_next_node_span(before: NodeSpan | None, event: Event) -> NodeSpan:
     """Return the span that a node.state event begins.
 
     Args:
@@ -107,11 +107,11 @@ def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
         event: A node.state event.
     """
     body: NodeState = event.body
-    at_us = micros(event.at)
+    at_us = to_micros(event.at)
     if before is not None:
         # Slurm dates reasons to the second: an event may be dated before the last observation.
         at_us = max(at_us, before.from_us)
-    since_us, is_known = at_us, _is_change(before, body)
+    since_us, is_known = at_us, _is_state_change(before, body)
     if before is not None and before.state == body.state:
         since_us, is_known = before.since_us, before.is_known
     cpus, memory_bytes, gpus = body.cpus, body.memory_bytes, body.gpus
@@ -127,7 +127,7 @@ def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
         reason=body.reason,
         reason_user=body.reason_user,
         reason_uid=body.reason_uid,
-        reason_us=None if body.reason_at is None else micros(body.reason_at),
+        reason_us=None if body.reason_at is None else to_micros(body.reason_at),
         partitions=",".join(body.partitions),
         cpus=cpus,
         memory_bytes=memory_bytes,
@@ -135,14 +135,14 @@ def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
     )
 
 
-def _is_change(before: NodeSpan | None, body: NodeState) -> bool:
+def _is_state_change(before: NodeSpan | None, body: NodeState) -> bool:
     """Return whether the state changed at this event; False if it may have been so for long."""
     if body.old_state:
         return body.old_state != body.state
     return before is not None or body.source != "start"
 
 
-def active_span(event: Event) -> ReservationSpan | None:
+def make_reservation_span(event: Event) -> ReservationSpan | None:
     """Return the span that a reservation event begins; None if the reservation is not active."""
     body: ReservationState = event.body
     if body.state != _ACTIVE:
@@ -152,22 +152,22 @@ def active_span(event: Event) -> ReservationSpan | None:
     return ReservationSpan(
         cluster=event.cluster,
         name=body.reservation,
-        from_us=micros(began),
+        from_us=to_micros(began),
         nodes=body.nodes,
         flags=",".join(body.flags),
     )
 
 
-def ended_us(before: ReservationSpan, event: Event) -> int:
+def get_reservation_end_us(before: ReservationSpan, event: Event) -> int:
     """Return when a reservation ceased to be active, from the event that reports it."""
     end = event.body.end
-    at_us = micros(event.at)
-    if end is not None and before.from_us <= micros(end) <= at_us:
-        return micros(end)
+    at_us = to_micros(event.at)
+    if end is not None and before.from_us <= to_micros(end) <= at_us:
+        return to_micros(end)
     return max(at_us, before.from_us)
 
 
-def cut(
+def clip_spans(
     spans: Iterable[NodeSpan], since_us: int, until_us: int
 ) -> Iterator[tuple[NodeSpan, int, int]]:
     """Clip spans to an interval; yield each with its begin and end, and skip those outside.
@@ -183,7 +183,7 @@ def cut(
             yield span, begin, end
 
 
-def is_down(state: str) -> bool:
+def is_node_down(state: str) -> bool:
     """Return whether slurmdbd counts the state as down: DOWN, or drained with no job left."""
     base, flags = parse_node_state(state)
     if base in ("DOWN", "ERROR"):
@@ -192,7 +192,7 @@ def is_down(state: str) -> bool:
     return is_left and base == "IDLE" and "COMPLETING" not in flags
 
 
-def is_put_away(state: str) -> bool:
+def is_planned_down(state: str) -> bool:
     """Return whether a node's down time is planned: powered down, or a future node."""
     base, flags = parse_node_state(state)
     return base == "FUTURE" or "POWERED_DOWN" in flags
@@ -273,16 +273,16 @@ MIGRATIONS: Final = (
     """,
 )
 
-Span = TypeVar("Span", NodeSpan, ReservationSpan, NodesAlike)
+Span = TypeVar("Span", NodeSpan, ReservationSpan, NodeGroupSpan)
 
 
-def spans_of(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
+def convert_spans(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
     """Convert rows with all fields, in order, to spans."""
     # Not strict, because SQLite returns 0 and 1 for False and True. The kind is a runtime value.
     return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
 
 
-def insertion(table: str, kind: type[msgspec.Struct]) -> str:
+def build_span_insert(table: str, kind: type[msgspec.Struct]) -> str:
     """Build the INSERT statement for a span."""
     fields = kind.__struct_fields__
     marks = ", ".join("?" * len(fields))

@@ -9,32 +9,36 @@ from typing import Any, Final
 from litestar import Request, Response, get, route
 from litestar.enums import HttpMethod
 
-from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint
-from steward.web.api.openapi import description
-from steward.web.api.responses import answer, events_stream
-from steward.web.authentication import Visit
+from steward.web.api.endpoints import ACTION_ENDPOINTS, ENDPOINTS, Endpoint
+from steward.web.api.openapi import build_openapi_json
+from steward.web.api.responses import answer_endpoint, events_stream
+from steward.web.authentication import AuthenticatedRequest
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 ROOT: Final = "/api/v1"
 """Path of the API, below the prefix of the pages."""
 
 
-def routes() -> tuple[Any, ...]:
+def make_routes() -> tuple[Any, ...]:
     """Return a Litestar handler for each path, the OpenAPI document and the event stream."""
     paths: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in (*ENDPOINTS, *ASKS):
+    for endpoint in (*ENDPOINTS, *ACTION_ENDPOINTS):
         paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-    return (*(_handler(path, methods) for path, methods in paths.items()), described, events_stream)
+    return (
+        *(_make_handler(path, methods) for path, methods in paths.items()),
+        send_openapi_document,
+        events_stream,
+    )
 
 
-def _handler(path: str, methods: dict[str, Endpoint]) -> Any:
+def _make_handler(path: str, methods: dict[str, Endpoint]) -> Any:
     """Return the Litestar handler of a path for all its methods."""
     typed = "/".join(
         f"{part[:-1]}:str}}" if part.startswith("{") else part for part in path.split("/")
     )
 
-    async def handler(request: Ask, visit: Visit) -> Response[Any]:
-        return await answer(methods[request.method], request, visit)
+    async def handler(request: HttpRequest, visit: AuthenticatedRequest) -> Response[Any]:
+        return await answer_endpoint(methods[request.method], request, visit)
 
     return route(
         f"{ROOT}{typed}",
@@ -46,11 +50,11 @@ def _handler(path: str, methods: dict[str, Endpoint]) -> Any:
 
 
 @get(f"{ROOT}/openapi.json", include_in_schema=False, sync_to_thread=False)
-def described(request: Ask) -> Response[bytes]:
+def send_openapi_document(request: HttpRequest) -> Response[bytes]:
     """Return the OpenAPI document."""
-    text = description(f"{request.app.state.pages.prefix}{ROOT}")
+    text = build_openapi_json(f"{request.app.state.pages.prefix}{ROOT}")
     return Response(text, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
 
-ROUTES: Final[tuple[Any, ...]] = routes()
+ROUTES: Final[tuple[Any, ...]] = make_routes()
 """Handlers of all API paths."""

@@ -2,8 +2,8 @@
 
 Each :class:`Endpoint` maps a method and path to an action of the registry and builds the action's
 request from path, query or body. ``ENDPOINTS`` are the resource paths; ``ASKS`` offers every action
-under ``/ask/NAME``. :func:`query` and :func:`body` read and validate HTTP input; ``openapi.py``
-describes the same parameters.
+under ``/ask/NAME``. :func:`read_query` and :func:`read_json_body` read and validate HTTP input;
+``openapi.py`` describes the same parameters.
 """
 
 import functools
@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from litestar import Request
 
-from steward.core.actions import LEAST, MOST, Action, is_in_bounds
+from steward.core.actions import MAX_INTEGER, MIN_INTEGER, Action, has_valid_integers
 from steward.core.errors import UsageError
 from steward.daemon.contexts import ACTIONS
-from steward.web.errors import WrongMedia, WrongRequest
+from steward.web.errors import MalformedRequest, UnsupportedMediaType
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 """HTTP methods of the API."""
@@ -89,124 +89,126 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         filled = {}
         for name in self.names:
             field = self.parts.get(name, name)
-            filled[field] = _part(parts[name], kinds[field])
+            filled[field] = _convert_part(parts[name], kinds[field])
         return self.done_by.request(**given, **filled, **self.fixed)
 
 
-def _part(text: str, kind: Any) -> Any:
+def _convert_part(text: str, kind: Any) -> Any:
     """Convert a part of a path to its field's type."""
     is_many = getattr(kind, "__origin__", None) is tuple
     return msgspec.convert((text,) if is_many else text, kind, strict=False)
 
 
-def _get(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
+def _get_endpoint(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
     return Endpoint(method="GET", path=path, action=action, help=help_, **more)
 
 
-def _post(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
+def _post_endpoint(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
     return Endpoint(method="POST", path=path, action=action, help=help_, **more)
 
 
 _JOBS: Final = (
-    _get("/jobs", "accounting.jobs", "List jobs.", cursor=("page", "next")),
-    _get("/scripts", "archive.search", "Search in scripts.", cursor=("page", "next")),
-    _get("/job-states", "accounting.job_states", "Count jobs by state."),
-    _get("/jobs/{job}", "accounting.job", "Show what a job was and what it used."),
-    _get("/jobs/{job}/script", "archive.show", "Show a job's script."),
-    _get("/jobs/{job}/environment", "archive.env"),
-    _get(
+    _get_endpoint("/jobs", "accounting.jobs", "List jobs.", cursor=("page", "next")),
+    _get_endpoint("/scripts", "archive.search", "Search in scripts.", cursor=("page", "next")),
+    _get_endpoint("/job-states", "accounting.job_states", "Count jobs by state."),
+    _get_endpoint("/jobs/{job}", "accounting.job", "Show what a job was and what it used."),
+    _get_endpoint("/jobs/{job}/script", "archive.show", "Show a job's script."),
+    _get_endpoint("/jobs/{job}/environment", "archive.env"),
+    _get_endpoint(
         "/jobs/{left}/diff/{right}", "archive.diff", "Show what differs between two jobs' scripts."
     ),
-    _get("/jobs/{job}/cost", "bank.explain", "Explain what a job cost."),
-    _get("/jobs/{job}/events", "history.job_events"),
+    _get_endpoint("/jobs/{job}/cost", "bank.explain", "Explain what a job cost."),
+    _get_endpoint("/jobs/{job}/events", "history.job_events"),
 )
 """Endpoints for jobs and scripts."""
 
 _BANK: Final = (
-    _get("/accounts", "bank.account_show"),
-    _post("/accounts", "bank.account_create"),
-    _get("/accounts/{account}", "bank.account_show", parts={"account": "names"}),
+    _get_endpoint("/accounts", "bank.account_show"),
+    _post_endpoint("/accounts", "bank.account_create"),
+    _get_endpoint("/accounts/{account}", "bank.account_show", parts={"account": "names"}),
     Endpoint(
         method="PATCH",
         path="/accounts/{account}",
         action="bank.account_change",
         parts={"account": "name"},
     ),
-    _get("/accounts/{account}/balance", "bank.balance", parts={"account": "accounts"}),
-    _get("/accounts/{account}/statement", "bank.statement"),
-    _get("/accounts/{account}/course", "bank.course"),
-    _get("/accounts/{account}/holds", "bank.holds"),
-    _get("/accounts/{account}/users", "bank.user_show", parts={"account": "accounts"}),
+    _get_endpoint("/accounts/{account}/balance", "bank.balance", parts={"account": "accounts"}),
+    _get_endpoint("/accounts/{account}/statement", "bank.statement"),
+    _get_endpoint("/accounts/{account}/course", "bank.course"),
+    _get_endpoint("/accounts/{account}/holds", "bank.holds"),
+    _get_endpoint("/accounts/{account}/users", "bank.user_show", parts={"account": "accounts"}),
     Endpoint(
         method="PUT",
         path="/accounts/{account}/users/{user}",
         action="bank.user_change",
         help="Set what a user may spend of an account.",
     ),
-    _get("/accounts/{account}/allocations", "bank.allocation_show", parts={"account": "names"}),
-    _post("/accounts/{account}/allocations", "bank.allocation_create"),
+    _get_endpoint(
+        "/accounts/{account}/allocations", "bank.allocation_show", parts={"account": "names"}
+    ),
+    _post_endpoint("/accounts/{account}/allocations", "bank.allocation_create"),
     Endpoint(
         method="PATCH",
         path="/allocations/{allocation}",
         action="bank.allocation_change",
         parts={"allocation": "number"},
     ),
-    _post("/accounts/{account}/deposits", "bank.deposit"),
-    _post("/accounts/{account}/withdrawals", "bank.withdraw"),
-    _post("/accounts/{account}/adjustments", "bank.adjust"),
-    _post("/refunds", "bank.refund"),
-    _post("/allowances", "bank.allow"),
-    _post("/transfers", "bank.transfer"),
-    _get("/balances", "bank.balance", "Show what is left in all accounts."),
-    _get("/holds", "bank.holds", "List what is held for jobs."),
-    _get("/usage", "bank.usage", "Show who spent what."),
-    _get(
+    _post_endpoint("/accounts/{account}/deposits", "bank.deposit"),
+    _post_endpoint("/accounts/{account}/withdrawals", "bank.withdraw"),
+    _post_endpoint("/accounts/{account}/adjustments", "bank.adjust"),
+    _post_endpoint("/refunds", "bank.refund"),
+    _post_endpoint("/allowances", "bank.allow"),
+    _post_endpoint("/transfers", "bank.transfer"),
+    _get_endpoint("/balances", "bank.balance", "Show what is left in all accounts."),
+    _get_endpoint("/holds", "bank.holds", "List what is held for jobs."),
+    _get_endpoint("/usage", "bank.usage", "Show who spent what."),
+    _get_endpoint(
         "/users/{user}/accounts",
         "bank.user_show",
         "List a user's accounts.",
         parts={"user": "users"},
     ),
-    _get("/rates", "bank.rate_show"),
-    _post("/rates", "bank.rate_create"),
-    _post("/quotes", "bank.quote", "Say what a job would cost."),
+    _get_endpoint("/rates", "bank.rate_show"),
+    _post_endpoint("/rates", "bank.rate_create"),
+    _post_endpoint("/quotes", "bank.quote", "Say what a job would cost."),
 )
 """Endpoints for bank accounts, money and rates."""
 
 _CLUSTER: Final = (
-    _get("/nodes", "history.nodes", "List nodes, as they are or were."),
-    _get(
+    _get_endpoint("/nodes", "history.nodes", "List nodes, as they are or were."),
+    _get_endpoint(
         "/nodes/{node}",
         "history.nodes",
         "Show a node, or those of a list.",
         parts={"node": "nodes"},
     ),
-    _get("/nodes/{node}/history", "history.node"),
-    _get("/partitions", "history.partitions"),
-    _get("/reservations", "history.reservations"),
-    _get("/nodes/{node}/jobs", "history.node_jobs", "List what ran on a node."),
-    _get("/events", "history.events", "Show what happened.", cursor=("before", "older")),
-    _get("/actions", "automation.list", "List what can be done to a cluster."),
-    _get("/actions/{action}", "automation.help", "Show what an action takes."),
-    _post("/actions/{action}", "automation.run", "Have an action done."),
-    _get("/audit", "automation.audit"),
-    _get("/rules", "rules.list"),
-    _get("/rules/executions", "rules.history", "Show what rules did."),
-    _post("/rules/{rule}/enable", "rules.enable"),
-    _post("/rules/{rule}/disable", "rules.disable"),
+    _get_endpoint("/nodes/{node}/history", "history.node"),
+    _get_endpoint("/partitions", "history.partitions"),
+    _get_endpoint("/reservations", "history.reservations"),
+    _get_endpoint("/nodes/{node}/jobs", "history.node_jobs", "List what ran on a node."),
+    _get_endpoint("/events", "history.events", "Show what happened.", cursor=("before", "older")),
+    _get_endpoint("/actions", "automation.list", "List what can be done to a cluster."),
+    _get_endpoint("/actions/{action}", "automation.help", "Show what an action takes."),
+    _post_endpoint("/actions/{action}", "automation.run", "Have an action done."),
+    _get_endpoint("/audit", "automation.audit"),
+    _get_endpoint("/rules", "rules.list"),
+    _get_endpoint("/rules/executions", "rules.history", "Show what rules did."),
+    _post_endpoint("/rules/{rule}/enable", "rules.enable"),
+    _post_endpoint("/rules/{rule}/disable", "rules.disable"),
 )
 """Endpoints for nodes, events and operations."""
 
 _REPORTS: Final = tuple(
-    _get(f"/reports/{action.partition('.')[2]}", action)
+    _get_endpoint(f"/reports/{action.partition('.')[2]}", action)
     for action in ACTIONS
     if action.startswith("reports.")
 )
 """One endpoint for each report."""
 
 _STEWARD: Final = (
-    _get("/me", "credentials.me"),
-    _get("/tokens", "credentials.token_list"),
-    _post("/tokens", "credentials.token_create", status=201),
+    _get_endpoint("/me", "credentials.me"),
+    _get_endpoint("/tokens", "credentials.token_list"),
+    _post_endpoint("/tokens", "credentials.token_create", status=201),
     Endpoint(
         method="DELETE",
         path="/tokens/{token}",
@@ -214,29 +216,31 @@ _STEWARD: Final = (
         help="Take a token back.",
         parts={"token": "numbers"},
     ),
-    _get("/status", "status.show"),
-    _get("/doctor", "doctor.run"),
-    _get("/gaps", "accounting.gaps"),
+    _get_endpoint("/status", "status.show"),
+    _get_endpoint("/doctor", "doctor.run"),
+    _get_endpoint("/gaps", "accounting.gaps"),
 )
 """Endpoints for Steward itself: user, tokens and status."""
 
-_NOT_ASKED: Final = frozenset(
+_WEB_ONLY_ACTIONS: Final = frozenset(
     f"credentials.{verb}" for verb in ("open", "vouch", "peek", "close", "settings")
 )
 """Actions reserved for the ``steward web`` process itself."""
 
-ASK: Final = "/ask/"
+ASK_PATH: Final = "/ask/"
 """Path below which every action is callable by name."""
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_JOBS, *_BANK, *_CLUSTER, *_REPORTS, *_STEWARD)
 """All endpoints except those below /ask/."""
 
-ASKS: Final = tuple(
-    _post(f"{ASK}{name}", name) for name in sorted(ACTIONS) if name not in _NOT_ASKED
+ACTION_ENDPOINTS: Final = tuple(
+    _post_endpoint(f"{ASK_PATH}{name}", name)
+    for name in sorted(ACTIONS)
+    if name not in _WEB_ONLY_ACTIONS
 )
 """Every action by its name, below /ask/."""
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 _JSON: Final = "application/json"
 _PATTERNS: Final = {
@@ -268,16 +272,16 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def parameters(endpoint: Endpoint) -> tuple[Parameter, ...]:
+def list_parameters(endpoint: Endpoint) -> tuple[Parameter, ...]:
     """Return the query parameters of an endpoint."""
-    return tuple(_parameters(endpoint))
+    return tuple(_iterate_parameters(endpoint))
 
 
-def _parameters(endpoint: Endpoint) -> Iterator[Parameter]:
+def _iterate_parameters(endpoint: Endpoint) -> Iterator[Parameter]:
     """Yield the query parameters of an endpoint."""
     renamed = {endpoint.cursor[0]: CURSOR} if endpoint.cursor else {}
     for field in endpoint.fields:
-        kind, many = _kind(field.type)
+        kind, many = _find_value_type(field.type)
         yield Parameter(
             name=renamed.get(field.name, field.name),
             field=field.name,
@@ -291,15 +295,15 @@ def _parameters(endpoint: Endpoint) -> Iterator[Parameter]:
         )
 
 
-def _kind(kind: Any) -> tuple[Any, bool]:
+def _find_value_type(kind: Any) -> tuple[Any, bool]:
     """Return the type of one value, without None, and whether the field holds several."""
     origin = get_origin(kind)
     if origin is Annotated:
-        inner, many = _kind(get_args(kind)[0])
+        inner, many = _find_value_type(get_args(kind)[0])
         return (inner if many else kind), many
     if origin in (Union, types.UnionType):
         (inner,) = [one for one in get_args(kind) if one is not type(None)]
-        return _kind(inner)
+        return _find_value_type(inner)
     if origin is tuple:
         return get_args(kind)[0], True
     if origin is Literal and "" in get_args(kind):
@@ -308,49 +312,49 @@ def _kind(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
-def query(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
+def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
     """Read the query of a request as fields of the action's request.
 
     Raises:
-        WrongRequest: The query is malformed or holds an unknown parameter.
+        MalformedRequest: The query is malformed or holds an unknown parameter.
     """
-    known = {parameter.name: parameter for parameter in parameters(endpoint)}
+    known = {parameter.name: parameter for parameter in list_parameters(endpoint)}
     given: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         given.setdefault(name, []).append(value)
     unknown = sorted(set(given) - set(known))
     if unknown:
         names = ", ".join(known) or "none"
-        raise WrongRequest(f"there is no parameter {unknown[0]!r}: there are {names}")
+        raise MalformedRequest(f"there is no parameter {unknown[0]!r}: there are {names}")
     for parameter in known.values():
         if parameter.required and parameter.name not in given:
-            raise WrongRequest(f"the parameter {parameter.name!r} is missing")
-    return {known[name].field: _read(known[name], values) for name, values in given.items()}
+            raise MalformedRequest(f"the parameter {parameter.name!r} is missing")
+    return {known[name].field: _read_values(known[name], values) for name, values in given.items()}
 
 
-def _read(parameter: Parameter, values: list[str]) -> Any:
+def _read_values(parameter: Parameter, values: list[str]) -> Any:
     """Convert the values of a query parameter; reject repetitions of a single one."""
     if not parameter.many and len(values) > 1:
-        raise WrongRequest(f"{parameter.name!r} is given more than once")
-    found = tuple(_value(parameter, text) for text in values)
+        raise MalformedRequest(f"{parameter.name!r} is given more than once")
+    found = tuple(_read_value(parameter, text) for text in values)
     return found if parameter.many else found[0]
 
 
-def _value(parameter: Parameter, text: str) -> Any:
+def _read_value(parameter: Parameter, text: str) -> Any:
     """Convert and validate one value of a query parameter."""
     pattern = _PATTERNS.get(parameter.kind)
     if pattern is not None and not pattern.fullmatch(text):
-        raise WrongRequest(_not_of(parameter, text))
+        raise MalformedRequest(_describe_mismatch(parameter, text))
     try:
         value = msgspec.convert(text, parameter.kind, strict=pattern is None)
     except msgspec.ValidationError:
-        raise WrongRequest(_not_of(parameter, text)) from None
-    if not is_in_bounds(value):
-        raise WrongRequest(f"{parameter.name!r} is too large a number")
+        raise MalformedRequest(_describe_mismatch(parameter, text)) from None
+    if not has_valid_integers(value):
+        raise MalformedRequest(f"{parameter.name!r} is too large a number")
     return value
 
 
-def _not_of(parameter: Parameter, text: str) -> str:
+def _describe_mismatch(parameter: Parameter, text: str) -> str:
     """Describe why a value is invalid."""
     kind = parameter.kind
     what = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
@@ -360,7 +364,7 @@ def _not_of(parameter: Parameter, text: str) -> str:
 
 
 @functools.cache
-def body_of(endpoint: Endpoint) -> type[msgspec.Struct]:
+def find_body_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of an endpoint's body: the request's fields not set by the path."""
     whole = endpoint.done_by.request
     fields = endpoint.fields
@@ -368,7 +372,7 @@ def body_of(endpoint: Endpoint) -> type[msgspec.Struct]:
         return whole
     return msgspec.defstruct(
         f"{endpoint.id.title().replace('_', '')}Body",
-        [_field(field) for field in fields],
+        [_define_field(field) for field in fields],
         namespace={"__doc__": whole.__doc__},
         module=whole.__module__,
         frozen=True,
@@ -377,7 +381,7 @@ def body_of(endpoint: Endpoint) -> type[msgspec.Struct]:
     )
 
 
-def _field(field: msgspec.structs.FieldInfo) -> Any:
+def _define_field(field: msgspec.structs.FieldInfo) -> Any:
     """Return a field's definition for msgspec.defstruct."""
     if field.required:
         return field.name, field.type
@@ -386,35 +390,35 @@ def _field(field: msgspec.structs.FieldInfo) -> Any:
     return field.name, field.type, field.default
 
 
-async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
+async def read_json_body(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
     """Read the JSON body of a request as fields of the action's request.
 
     Raises:
-        WrongRequest: The body is malformed or has the wrong shape.
-        WrongMedia: The body is not JSON.
+        MalformedRequest: The body is malformed or has the wrong shape.
+        UnsupportedMediaType: The body is not JSON.
     """
     if request.query_params:
-        raise WrongRequest("what is to be done is said in the body: the query must be empty")
+        raise MalformedRequest("what is to be done is said in the body: the query must be empty")
     data = await request.body()
     if data and request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-        raise WrongMedia(f"the body must be {_JSON}")
+        raise UnsupportedMediaType(f"the body must be {_JSON}")
     try:
-        plain = _whole(msgspec.json.decode(data or b"{}"))
-        found = msgspec.convert(plain, body_of(endpoint))
+        plain = _normalize_numbers(msgspec.json.decode(data or b"{}"))
+        found = msgspec.convert(plain, find_body_type(endpoint))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise WrongRequest(f"the body cannot be read: {error}") from None
-    if not is_in_bounds(plain):
+        raise MalformedRequest(f"the body cannot be read: {error}") from None
+    if not has_valid_integers(plain):
         # Free-form fields have no bounds in their type, so check their numbers here.
         raise UsageError("the body holds too large a number")
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
-def _whole(value: Any) -> Any:
+def _normalize_numbers(value: Any) -> Any:
     """Convert floats such as 1.0 to integers, recursively: JSON does not distinguish them."""
     if isinstance(value, float):
-        return int(value) if value.is_integer() and LEAST <= value <= MOST else value
+        return int(value) if value.is_integer() and MIN_INTEGER <= value <= MAX_INTEGER else value
     if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
+        return {name: _normalize_numbers(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_normalize_numbers(one) for one in value]
     return value

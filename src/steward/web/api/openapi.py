@@ -1,7 +1,7 @@
 """OpenAPI 3.1 document of the HTTP API, derived from the endpoints and the actions' Structs.
 
-:func:`description` builds the document once. Schemas come from msgspec, field descriptions from the
-``Attributes:`` sections of the Structs' docstrings, operations from ``endpoints.py``.
+:func:`build_openapi_json` builds the document once. Schemas come from msgspec, field descriptions
+from the ``Attributes:`` sections of the Structs' docstrings, operations from ``endpoints.py``.
 """
 
 import functools
@@ -13,11 +13,18 @@ from typing import Any, Final
 import msgspec
 
 from steward import __version__
-from steward.core.access import SCOPES, scope_of
-from steward.core.actions import LEAST, MOST
+from steward.core.access import SCOPES, find_scope
+from steward.core.actions import MAX_INTEGER, MIN_INTEGER
 from steward.daemon.idempotency import LONGEST_KEY
-from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint, body_of, parameters
-from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, page_of
+from steward.web.api.endpoints import (
+    ACTION_ENDPOINTS,
+    CURSOR,
+    ENDPOINTS,
+    Endpoint,
+    find_body_type,
+    list_parameters,
+)
+from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, find_page_type
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEMS: Final = {
@@ -39,7 +46,7 @@ _ONLY_CHANGES: Final = frozenset({413, 415})
 _ATTRIBUTES = re.compile(r"^Attributes:\n(?P<list>(?:(?: .*)?\n?)*)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): +((?:.*\n?)(?:^ {6,}.*\n?)*)", re.MULTILINE)
 
-ABOUT: Final = """\
+API_DESCRIPTION: Final = """\
 All that Steward can be asked. Times are ISO 8601, in UTC; durations seconds, sizes bytes,
 amounts micro-units (a millionth of the bank's unit). Times in requests are what Slurm's
 commands take: `2026-11-21T08:00`, `now-1day`."""
@@ -47,30 +54,32 @@ commands take: `2026-11-21T08:00`, `now-1day`."""
 
 
 @functools.cache
-def description(root: str) -> bytes:
+def build_openapi_json(root: str) -> bytes:
     """Return the OpenAPI document as JSON.
 
     Args:
         root: Path prefix of the API.
     """
-    every = (*ENDPOINTS, STREAM, *ASKS)
-    types = list(_types(every))
+    every = (*ENDPOINTS, STREAM, *ACTION_ENDPOINTS)
+    types = list(_list_types(every))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     of = dict(zip(types, schemas, strict=True))
-    for kind in _structs(types):
-        _explain(kind, components)
+    for kind in _collect_structs(types):
+        _add_descriptions(kind, components)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in every:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, of)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_operation(
+            endpoint, of
+        )
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "Steward", "version": __version__, "description": ABOUT},
+        "info": {"title": "Steward", "version": __version__, "description": API_DESCRIPTION},
         "servers": [{"url": root}],
         "security": [{"token": []}],
         "paths": paths,
         "components": {
-            "schemas": _bounded(components),
-            "responses": {str(status): _problem(status) for status in _PROBLEMS},
+            "schemas": _bound_integers(components),
+            "responses": {str(status): _describe_problem(status) for status in _PROBLEMS},
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -83,15 +92,15 @@ def description(root: str) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _types(every: Iterable[Endpoint]) -> Iterator[Any]:
+def _list_types(every: Iterable[Endpoint]) -> Iterator[Any]:
     """Yield each type that parameters, bodies and replies use, once."""
     seen: list[Any] = []
     for endpoint in every:
-        wanted: list[Any] = [page_of(endpoint)]
+        wanted: list[Any] = [find_page_type(endpoint)]
         if endpoint.method == "GET":
-            wanted += [parameter.kind for parameter in parameters(endpoint)]
+            wanted += [parameter.kind for parameter in list_parameters(endpoint)]
         else:
-            wanted.append(body_of(endpoint))
+            wanted.append(find_body_type(endpoint))
         for kind in wanted:
             if kind not in seen:
                 seen.append(kind)
@@ -99,22 +108,22 @@ def _types(every: Iterable[Endpoint]) -> Iterator[Any]:
     yield Problem
 
 
-def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+def _describe_operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
     """Describe an endpoint as an OpenAPI operation."""
     action, reads = endpoint.done_by, endpoint.method == "GET"
-    scope = scope_of(endpoint.action)
+    scope = find_scope(endpoint.action)
     fields = {field.name: field for field in msgspec.structs.fields(action.request)}
-    words = _words(action.request)
+    words = _read_field_docs(action.request)
     said: list[dict[str, Any]] = []
     for name in endpoint.names:
         field = fields[endpoint.parts.get(name, name)]
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if field.type is int or endpoint.path.startswith("/tokens"):
-            schema = {"type": "integer", "minimum": 0, "maximum": MOST}
+            schema = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
         said.append({"name": name, "in": "path", "required": True, "schema": schema})
     if reads:
-        for parameter in parameters(endpoint):
-            one = _bounded(of[parameter.kind])
+        for parameter in list_parameters(endpoint):
+            one = _bound_integers(of[parameter.kind])
             said.append(
                 {
                     "name": parameter.name,
@@ -125,10 +134,10 @@ def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
                 }
             )
     elif not action.stream:
-        said.append(_key())
+        said.append(_describe_key())
     statuses = [s for s in _PROBLEMS if not (reads and s in _ONLY_CHANGES)]
     responses: dict[str, Any] = {str(s): {"$ref": f"#/components/responses/{s}"} for s in statuses}
-    responses[str(endpoint.status)] = _success(endpoint, of)
+    responses[str(endpoint.status)] = _describe_success(endpoint, of)
     if reads:
         responses["304"] = {"description": "It is as it was: the ETag is that of If-None-Match."}
     found = {
@@ -140,7 +149,7 @@ def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
         "responses": responses,
     }
     if not reads:
-        shape = body_of(endpoint)
+        shape = find_body_type(endpoint)
         found["requestBody"] = {
             "required": any(field.required for field in msgspec.structs.fields(shape)),
             "content": {"application/json": {"schema": of[shape]}},
@@ -148,7 +157,7 @@ def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+def _describe_success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
     """Describe the successful response of an endpoint."""
     action = endpoint.done_by
     if endpoint is STREAM:
@@ -172,11 +181,11 @@ def _success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
     return {
         "description": (inspect.getdoc(action.answer) or "").partition("\n")[0],
         "headers": headers,
-        "content": {"application/json": {"schema": of[page_of(endpoint)]}},
+        "content": {"application/json": {"schema": of[find_page_type(endpoint)]}},
     }
 
 
-def _key() -> dict[str, Any]:
+def _describe_key() -> dict[str, Any]:
     """Describe the Idempotency-Key header."""
     return {
         "name": KEY.title(),
@@ -187,7 +196,7 @@ def _key() -> dict[str, Any]:
     }
 
 
-def _problem(status: int) -> dict[str, Any]:
+def _describe_problem(status: int) -> dict[str, Any]:
     """Describe the error response of a status."""
     found: dict[str, Any] = {
         "description": _PROBLEMS[status],
@@ -202,19 +211,19 @@ def _problem(status: int) -> dict[str, Any]:
     return found
 
 
-def _bounded(schema: Any) -> Any:
+def _bound_integers(schema: Any) -> Any:
     """Add 64-bit bounds, those of the database, to the integers of a schema."""
     if isinstance(schema, list):
-        return [_bounded(one) for one in schema]
+        return [_bound_integers(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _bounded(one) for name, one in schema.items()}
+    found = {name: _bound_integers(one) for name, one in schema.items()}
     if found.get("type") == "integer":
-        found = {"minimum": LEAST, "maximum": MOST, **found}
+        found = {"minimum": MIN_INTEGER, "maximum": MAX_INTEGER, **found}
     return found
 
 
-def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
+def _collect_structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
     """Collect the Structs among types, including those nested in fields."""
     found: set[type[msgspec.Struct]] = set()
     waiting = list(types)
@@ -229,14 +238,14 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
     return found
 
 
-def _explain(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
+def _add_descriptions(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
     """Add descriptions from a Struct's docstring to its schema."""
     names = (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
     schema = next((components[name] for name in names if name in components), None)
     if schema is None or schema.get("title") != kind.__name__:
         return
     schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
-    words = _words(kind)
+    words = _read_field_docs(kind)
     for field in msgspec.structs.fields(kind):
         shown = schema.get("properties", {}).get(field.encode_name)
         if shown is not None and field.name in words:
@@ -244,7 +253,7 @@ def _explain(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _words(kind: type[msgspec.Struct]) -> dict[str, str]:
+def _read_field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return the field descriptions in the docstrings of a Struct and its bases."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):

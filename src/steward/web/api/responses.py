@@ -1,8 +1,8 @@
 """Responses of the HTTP API: JSON replies, problem+json errors (RFC 9457), pages and event stream.
 
-:func:`answer` runs an endpoint's action: reads get an ETag and a ``Link`` to the next page, changes
-honour ``Idempotency-Key``, streams are sent as JSON lines. :func:`events_stream` sends events as
-server-sent events.
+:func:`answer_endpoint` runs an endpoint's action: reads get an ETag and a ``Link`` to the next
+page, changes honour ``Idempotency-Key``, streams are sent as JSON lines. :func:`events_stream`
+sends events as server-sent events.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.response import Stream
 
-from steward.core.errors import Failed, StewardError
+from steward.core.errors import InternalFailure, StewardError
 from steward.daemon.idempotency import LONGEST_KEY
-from steward.daemon.requests import answer_line, error_line, item_line
-from steward.reports.events import EventsAnswer, EventsRequest
-from steward.web.api.endpoints import CURSOR, Endpoint, body, query
-from steward.web.authentication import Visit
-from steward.web.errors import WrongRequest
-from steward.web.event_stream import STREAMS, watched
+from steward.daemon.requests import encode_answer_line, encode_error_line, encode_item_line
+from steward.reports.events import EventsReply, EventsRequest
+from steward.web.api.endpoints import CURSOR, Endpoint, read_json_body, read_query
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import MalformedRequest
+from steward.web.event_stream import STREAM_LIMITER, release_stream
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "about:blank"
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response[Any]:
+def make_problem_response(
+    status: int, detail: str, headers: dict[str, str] | None = None
+) -> Response[Any]:
     """Return an error response in problem+json."""
     try:
         title = HTTPStatus(status).phrase
@@ -57,7 +59,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     )
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 KEY: Final = "idempotency-key"
 """Header of the idempotency key."""
 LINES: Final = "application/jsonl"
@@ -70,35 +72,41 @@ _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 """Headers of changes: never cached."""
 
 
-async def answer(endpoint: Endpoint, request: Ask, visit: Visit) -> Response[Any]:
+async def answer_endpoint(
+    endpoint: Endpoint, request: HttpRequest, visit: AuthenticatedRequest
+) -> Response[Any]:
     """Run the action of an endpoint and return its response.
 
     Raises:
         StewardError: The action failed or rejected the request.
     """
     reads = endpoint.method == "GET"
-    given = query(endpoint, request) if reads else await body(endpoint, request)
+    given = read_query(endpoint, request) if reads else await read_json_body(endpoint, request)
     parts = {name: str(request.path_params[name]) for name in endpoint.names}
     try:
         asked = endpoint.request(parts, given)
     except msgspec.ValidationError as error:
-        raise WrongRequest(f"the path cannot be understood: {error}") from None
-    key = "" if reads else _key(request)
+        raise MalformedRequest(f"the path cannot be understood: {error}") from None
+    key = "" if reads else _read_key(request)
     if endpoint.done_by.stream:
-        return await _streamed(endpoint, asked, visit)
+        return await _make_stream_response(endpoint, asked, visit)
     found = await visit.ask(endpoint.action, asked, key=key)
-    return _read(endpoint, request, found) if reads else _done(endpoint, found)
+    return (
+        _read_response(endpoint, request, found)
+        if reads
+        else _make_change_response(endpoint, found)
+    )
 
 
-def _key(request: Ask) -> str:
+def _read_key(request: HttpRequest) -> str:
     """Return the request's idempotency key, or ""."""
     key = request.headers.get(KEY)
     if key is not None and not _KEY.fullmatch(key):
-        raise WrongRequest(f"{KEY.title()} has 1 to {LONGEST_KEY} letters, without blanks")
+        raise MalformedRequest(f"{KEY.title()} has 1 to {LONGEST_KEY} letters, without blanks")
     return key or ""
 
 
-def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:
+def _make_change_response(endpoint: Endpoint, found: Any) -> Response[bytes]:
     """Return the response of a change."""
     return Response(
         msgspec.json.encode(found),
@@ -108,31 +116,31 @@ def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:
     )
 
 
-def _read(endpoint: Endpoint, request: Ask, found: Any) -> Response[bytes]:
+def _read_response(endpoint: Endpoint, request: HttpRequest, found: Any) -> Response[bytes]:
     """Return the response of a read, with ETag and the link to the next page."""
     headers = dict(_PRIVATE)
     if endpoint.cursor is not None:
         next_page = getattr(found, endpoint.cursor[1])
-        found = page_of(endpoint)(**msgspec.structs.asdict(found) | {"next": next_page})
+        found = find_page_type(endpoint)(**msgspec.structs.asdict(found) | {"next": next_page})
         if next_page:
-            headers["Link"] = f'<{_address(request, next_page)}>; rel="next"'
+            headers["Link"] = f'<{_make_next_address(request, next_page)}>; rel="next"'
     text = msgspec.json.encode(found)
     # A weak tag, because compression on the way changes the bytes.
     etag = headers["ETag"] = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
-    if _is_known(request.headers.get("if-none-match", ""), etag):
+    if _matches_etag(request.headers.get("if-none-match", ""), etag):
         return Response(b"", status_code=304, headers=headers)
     return Response(text, media_type=_JSON, headers=headers)
 
 
-def page_of(endpoint: Endpoint) -> type[msgspec.Struct]:
+def find_page_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of a page of results: its cursor is always called ``next``."""
     whole = endpoint.done_by.answer
     if endpoint.cursor is None or endpoint.cursor[1] == "next":
         return whole
-    return _with_next(whole)
+    return _define_page_type(whole)
 
 
-def _with_next(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def _define_page_type(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Define, once, a reply type whose cursor is called ``next``."""
     if whole not in _PAGES:
         _PAGES[whole] = msgspec.defstruct(
@@ -150,7 +158,7 @@ def _with_next(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
 _PAGES: Final[dict[type[msgspec.Struct], type[msgspec.Struct]]] = {}
 
 
-def _address(request: Ask, cursor: str) -> str:
+def _make_next_address(request: HttpRequest, cursor: str) -> str:
     """Return the address of the next page: the same query from the cursor on."""
     pairs = [pair for pair in request.query_params.multi_items() if pair[0] != CURSOR]
     prefix = request.app.state.pages.prefix
@@ -158,32 +166,34 @@ def _address(request: Ask, cursor: str) -> str:
     return f"{prefix}{path}?{urlencode([*pairs, (CURSOR, cursor)])}"
 
 
-def _is_known(shown: str, etag: str) -> bool:
+def _matches_etag(shown: str, etag: str) -> bool:
     """Return True if the client already has this reply, by its If-None-Match header."""
     tags = [tag.strip().removeprefix("W/") for tag in shown.split(",")]
     return shown.strip() == "*" or etag.removeprefix("W/") in tags
 
 
-async def _streamed(endpoint: Endpoint, asked: Any, visit: Visit) -> Response[Any]:
+async def _make_stream_response(
+    endpoint: Endpoint, asked: Any, visit: AuthenticatedRequest
+) -> Response[Any]:
     """Return a stream as JSON lines; the last line reports how it ended."""
     stream = visit.desk.stream(endpoint.action, asked, visit.secret, who=visit.who)
     # Wait for the first line, so that a rejection is sent with an HTTP status.
     try:
         first = await anext(stream)
     except StopAsyncIteration:
-        raise Failed("the daemon answered nothing", endpoint.action) from None
+        raise InternalFailure("the daemon answered nothing", endpoint.action) from None
 
     async def lines() -> AsyncIterator[bytes]:
         found = first
         try:
             while True:
                 if isinstance(found, endpoint.done_by.answer):
-                    yield answer_line(found)
+                    yield encode_answer_line(found)
                     return
-                yield item_line(found)
+                yield encode_item_line(found)
                 found = await anext(stream)
         except StewardError as error:
-            yield error_line(error)
+            yield encode_error_line(error)
         finally:
             await stream.aclose()
 
@@ -197,49 +207,51 @@ STREAM: Final = Endpoint(
     action="events.list",
     help="Tell events as they happen, as server-sent events; goes on behind Last-Event-ID.",
 )
-_EVERY_S: Final = 1.0
+_ROUND_S: Final = 1.0
 """Interval between polls for new events, in seconds."""
-_SIGN_OF_LIFE: Final = 15
+_KEEPALIVE_ROUNDS: Final = 15
 """Rounds without an event after which a comment is sent to keep the connection alive."""
-_LONGEST_S: Final = 1800.0
+_LONGEST_STREAM_S: Final = 1800.0
 """Longest duration of a stream, in seconds; the client then reconnects and authenticates again."""
-_AGAIN_S: Final = 10.0
+_RECONNECT_S: Final = 10.0
 """Time after which a disconnected client reconnects, in seconds."""
-_AT_A_TIME: Final = 500
+_EVENTS_PER_ROUND: Final = 500
 """Most events of one poll."""
 
 
-@get("/api/v1/events/stream", include_in_schema=False, middleware=[watched])
-async def events_stream(request: Ask, visit: Visit) -> Stream:
+@get("/api/v1/events/stream", include_in_schema=False, middleware=[release_stream])
+async def events_stream(request: HttpRequest, visit: AuthenticatedRequest) -> Stream:
     """Stream events as they happen."""
-    asked: EventsRequest = EventsRequest(**query(STREAM, request))
+    asked: EventsRequest = EventsRequest(**read_query(STREAM, request))
     last = request.headers.get("last-event-id", "")
     if last:
         if not (last.isascii() and last.isdecimal() and len(last) < 19):
-            raise WrongRequest("Last-Event-ID is none of ours")
+            raise MalformedRequest("Last-Event-ID is none of ours")
         asked = msgspec.structs.replace(asked, after=int(last))
-    STREAMS.take(request.scope, visit.me.uid)
+    STREAM_LIMITER.take(request.scope, visit.me.uid)
     # Fetch the first reply here, so that a rejection is sent with an HTTP status.
-    first: EventsAnswer = await visit.ask("events.list", asked)
+    first: EventsReply = await visit.ask("events.list", asked)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Stream(_lines(visit, asked, first), media_type=MEDIA, headers=headers)
+    return Stream(_send_events(visit, asked, first), media_type=MEDIA, headers=headers)
 
 
-async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> AsyncIterator[bytes]:
+async def _send_events(
+    visit: AuthenticatedRequest, asked: EventsRequest, answer: EventsReply
+) -> AsyncIterator[bytes]:
     """Yield events as server-sent events until the stream's time is over."""
-    until = asyncio.get_running_loop().time() + _LONGEST_S
+    until = asyncio.get_running_loop().time() + _LONGEST_STREAM_S
     silent = 0
     try:
-        yield f"retry: {int(_AGAIN_S * 1000)}\n\n".encode()
+        yield f"retry: {int(_RECONNECT_S * 1000)}\n\n".encode()
         while asyncio.get_running_loop().time() < until:
             for event in answer.events:
                 data = msgspec.json.encode(event).decode()
                 yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
             silent = 0 if answer.events else silent + 1
-            if silent % _SIGN_OF_LIFE == 0:
+            if silent % _KEEPALIVE_ROUNDS == 0:
                 yield f"id: {answer.position}\n: still here\n\n".encode()
-            await asyncio.sleep(_EVERY_S)
-            asked = msgspec.structs.replace(asked, after=answer.position, limit=_AT_A_TIME)
+            await asyncio.sleep(_ROUND_S)
+            asked = msgspec.structs.replace(asked, after=answer.position, limit=_EVENTS_PER_ROUND)
             answer = await visit.ask("events.list", asked)
     except StewardError:
         # The client reconnects; it then gets the error, or the stream continues.

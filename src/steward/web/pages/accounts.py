@@ -1,8 +1,9 @@
 """Account pages: list of bank accounts, one account with its burn-down, statement, and changes.
 
-:func:`burn_down` extrapolates an account's balance to the end of its allocation. The handlers show
-members, holds and statements, download statements as CSV or JSON, set user limits (coordinators)
-and deposit or withdraw SU (operators). :func:`tree` orders accounts below their parents.
+:func:`forecast_balance` extrapolates an account's balance to the end of its allocation. The
+handlers show members, holds and statements, download statements as CSV or JSON, set user limits
+(coordinators) and deposit or withdraw SU (operators). :func:`iterate_tree` orders accounts below
+their parents.
 """
 
 import asyncio
@@ -19,35 +20,35 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.bank import money
-from steward.bank.actions.accounts import AccountPage, AccountShowRequest, UserRequest
+from steward.bank.actions.accounts import AccountReply, AccountShowRequest, AccountUserRequest
 from steward.bank.actions.money import DepositRequest, WithdrawRequest
 from steward.bank.actions.reports import (
     AccountBalance,
-    BalanceAnswer,
+    BalanceHistoryReply,
+    BalanceHistoryRequest,
+    BalanceReply,
     BalanceRequest,
-    CourseAnswer,
-    CourseRequest,
-    HoldsAnswer,
+    HoldsReply,
     HoldsRequest,
-    StatementAnswer,
+    StatementReply,
     StatementRequest,
-    UsageAnswer,
+    UsageReply,
     UsageRequest,
 )
-from steward.bank.ledger import Account, Allocation, CourseDay
+from steward.bank.ledger import Account, Allocation, BalanceDay
 from steward.bank.money import MICRO
-from steward.core.errors import Missing, StewardError, Unavailable, UsageError
+from steward.core.errors import NotFound, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.core.printable import no_formula, safe
+from steward.core.printable import escape_line, quote_formula
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.errors import NoSuchPage
-from steward.web.formats import zone_of
-from steward.web.rendering import Plot, Renderer, part
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import PageNotFound
+from steward.web.formats import find_zone
+from steward.web.rendering import Plot, Renderer, quote_path_part
 
-DAYS: Final = 28
+FORECAST_DAYS: Final = 28
 """Days whose mean spending the forecast uses."""
-_FARTHEST: Final = timedelta(days=3650)
+_FORECAST_LIMIT: Final = timedelta(days=3650)
 """Beyond this the forecast reports that the balance is not used up."""
 
 
@@ -69,8 +70,8 @@ class BurnDown(msgspec.Struct, frozen=True, kw_only=True):
     used_up: datetime | None
 
 
-def burn_down(
-    days: Sequence[CourseDay],
+def forecast_balance(
+    days: Sequence[BalanceDay],
     allocations: Sequence[Allocation],
     now: datetime,
     zone: str,
@@ -87,17 +88,17 @@ def burn_down(
     """
     if not days:
         return None
-    whole = [one.spent for one in days[-DAYS - 1 : -1]]
+    whole = [one.spent for one in days[-FORECAST_DAYS - 1 : -1]]
     per_day = round(sum(whole) / len(whole)) if whole else days[-1].spent
     ends = [one.end for one in allocations if one.end is not None and one.active(now)]
     until = min(ends, default=None)
     balance = days[-1].balance
-    used_up = _used_up(balance, per_day, now)
-    left = balance if until is None else round(balance - per_day * _days(until - now))
+    used_up = _estimate_used_up(balance, per_day, now)
+    left = balance if until is None else round(balance - per_day * _count_days(until - now))
     if until is not None and used_up is not None and used_up > until:
         used_up = None
     return BurnDown(
-        plot=_plot(days, balance, per_day, now, until or used_up, zone, unit),
+        plot=_plot_balance(days, balance, per_day, now, until or used_up, zone, unit),
         per_day=per_day,
         until=until,
         left=left,
@@ -105,16 +106,20 @@ def burn_down(
     )
 
 
-def _used_up(balance: int, per_day: int, now: datetime) -> datetime | None:
+def _estimate_used_up(balance: int, per_day: int, now: datetime) -> datetime | None:
     """Return when the balance reaches zero at this rate of spending, or None."""
     if per_day <= 0 or balance <= 0:
         return None
-    after = timedelta(days=balance / per_day) if balance / per_day < _FARTHEST.days else _FARTHEST
-    return now + after if after < _FARTHEST else None
+    after = (
+        timedelta(days=balance / per_day)
+        if balance / per_day < _FORECAST_LIMIT.days
+        else _FORECAST_LIMIT
+    )
+    return now + after if after < _FORECAST_LIMIT else None
 
 
-def _plot(
-    days: Sequence[CourseDay],
+def _plot_balance(
+    days: Sequence[BalanceDay],
     balance: int,
     per_day: int,
     now: datetime,
@@ -123,13 +128,13 @@ def _plot(
     unit: str,
 ) -> Plot:
     """Plot the daily balances and the forecast."""
-    x = [_end_of(one.day, zone) for one in days[:-1]] + [now.timestamp()]
+    x = [_find_day_end(one.day, zone) for one in days[:-1]] + [now.timestamp()]
     so_far: list[float | None] = [one.balance / MICRO for one in days]
     to_come: list[float | None] = [None] * (len(days) - 1) + [balance / MICRO]
     if until is not None and until > now:
         x.append(until.timestamp())
         so_far.append(None)
-        to_come.append((balance - per_day * _days(until - now)) / MICRO)
+        to_come.append((balance - per_day * _count_days(until - now)) / MICRO)
     return Plot(
         title="What was left at the end of each day",
         x=x,
@@ -139,53 +144,55 @@ def _plot(
     )
 
 
-def _end_of(day: str, zone: str) -> float:
+def _find_day_end(day: str, zone: str) -> float:
     """Return the end of a day in seconds since 1970."""
     morrow = date.fromisoformat(day) + timedelta(days=1)
-    return datetime.combine(morrow, time(), zone_of(zone)).timestamp()
+    return datetime.combine(morrow, time(), find_zone(zone)).timestamp()
 
 
-def _days(span: timedelta) -> float:
+def _count_days(span: timedelta) -> float:
     """Convert a duration to days."""
     return span / timedelta(days=1)
 
 
-Ask = Request[Any, Any, Any]
-_LINES: Final = 30
+HttpRequest = Request[Any, Any, Any]
+_STATEMENT_LINES: Final = 30
 """Statement lines shown on the account page."""
 _HOLDS: Final = 100
 """Most SU holds shown."""
-_FARTHEST_BACK: Final = timedelta(days=730)
-_USUAL_BACK: Final = timedelta(days=90)
+_LONGEST_HISTORY: Final = timedelta(days=730)
+_DEFAULT_HISTORY: Final = timedelta(days=90)
 _STATEMENT: Final = ("number", "at", "kind", "who", "why", "account", "user", "charge", "amount")
-_MOVES: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
+_MOVE_REQUESTS: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
 """Request type of each kind of money form."""
 
 
 @get("/accounts/{name:str}", include_in_schema=False)
-async def account(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def account(
+    visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Show an account, as far as the user may see it."""
-    return await _page(visit, pages, name)
+    return await _make_account_page(visit, pages, name)
 
 
 @get("/accounts/{name:str}/statement", include_in_schema=False)
 async def statement(
-    request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show a page of a statement, or download the statement of a period."""
-    _need_bank(visit)
-    form = query.text(request, "form")
+    _require_bank(visit)
+    form = query.read_text(request, "form")
     asked = StatementRequest(
         account=name,
-        user=query.text(request, "user"),
-        since=query.text(request, "since"),
-        until=query.text(request, "until"),
-        limit=0 if form else _LINES,
-        before=query.number(request, "before"),
+        user=query.read_text(request, "user"),
+        since=query.read_text(request, "since"),
+        until=query.read_text(request, "until"),
+        limit=0 if form else _STATEMENT_LINES,
+        before=query.read_number(request, "before"),
     )
-    answer: StatementAnswer = await visit.ask("bank.statement", asked)
+    answer: StatementReply = await visit.ask("bank.statement", asked)
     if form in ("csv", "json"):
-        return _download(answer, name, form)
+        return _download_statement(answer, name, form)
     return pages.either(
         "statement.html",
         visit,
@@ -197,85 +204,93 @@ async def statement(
 
 
 @post("/accounts/{name:str}/limit", include_in_schema=False, status_code=303)
-async def limit(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def limit(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Set the limit of a member (coordinators and owners of the account)."""
     given = await request.form()
     user, text = str(given.get("user", "")).strip(), str(given.get("limit", "")).strip()
 
     async def do() -> None:
-        wanted = UserRequest(
+        wanted = AccountUserRequest(
             account=name,
             user=user,
-            limit=money.parse(text) if text else None,
+            limit=money.parse_money(text) if text else None,
             is_limited=True,
             reason=str(given.get("reason", "")),
         )
-        page: AccountPage = await visit.ask("bank.account_show", AccountShowRequest(names=(name,)))
+        page: AccountReply = await visit.ask("bank.account_show", AccountShowRequest(names=(name,)))
         is_in = any(one.user == user for one in page.users)
         await visit.ask("bank.user_change" if is_in else "bank.user_create", wanted)
 
-    return await _done(visit, pages, name, do)
+    return await _perform_change(visit, pages, name, do)
 
 
 @post("/accounts/{name:str}/money", include_in_schema=False, status_code=303)
-async def moved(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def moved(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Deposit to or withdraw from an account (operators)."""
     given = await request.form()
     kind = str(given.get("kind", ""))
-    if kind not in _MOVES:
-        raise NoSuchPage(f"money can be had {' or '.join(_MOVES)}, not {kind[:60]!r}")
+    if kind not in _MOVE_REQUESTS:
+        raise PageNotFound(f"money can be had {' or '.join(_MOVE_REQUESTS)}, not {kind[:60]!r}")
 
     async def do() -> None:
         number = str(given.get("allocation", "")).strip()
         if number and not (number.isascii() and number.isdigit()):
             raise UsageError(f"an allocation has a number, not {number[:60]!r}")
-        wanted = _MOVES[kind](
+        wanted = _MOVE_REQUESTS[kind](
             account=name,
-            amount=money.parse(str(given.get("amount", ""))),
+            amount=money.parse_money(str(given.get("amount", ""))),
             reason=str(given.get("reason", "")),
             key=str(given.get("key", "")),
             allocation=int(number or 0),
         )
         await visit.ask(f"bank.{kind}", wanted)
 
-    return await _done(visit, pages, name, do)
+    return await _perform_change(visit, pages, name, do)
 
 
-async def _done(visit: Visit, pages: Renderer, name: str, do: Any) -> Response[Any]:
+async def _perform_change(
+    visit: AuthenticatedRequest, pages: Renderer, name: str, do: Any
+) -> Response[Any]:
     """Perform a change and show the account; an error appears above it."""
-    _need_bank(visit)
+    _require_bank(visit)
     try:
         await do()
     except Unavailable:
         raise
     except StewardError as error:
-        return await _page(visit, pages, name, str(error))
-    return pages.redirect(f"/accounts/{part(name)}", visit)
+        return await _make_account_page(visit, pages, name, str(error))
+    return pages.redirect(f"/accounts/{quote_path_part(name)}", visit)
 
 
-async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Response[Any]:
+async def _make_account_page(
+    visit: AuthenticatedRequest, pages: Renderer, name: str, error: str = ""
+) -> Response[Any]:
     """Return the page of an account, with an error message if given."""
-    _need_bank(visit)
-    balance: BalanceAnswer = await visit.ask("bank.balance", BalanceRequest(accounts=(name,)))
+    _require_bank(visit)
+    balance: BalanceReply = await visit.ask("bank.balance", BalanceRequest(accounts=(name,)))
     if not balance.accounts:
-        raise Missing(f"there is no account {name!r}", name)
+        raise NotFound(f"there is no account {name!r}", name)
     line = balance.accounts[0]
-    since = _since(line.allocations, balance.at)
-    shown: AccountPage
-    course: CourseAnswer
-    users: UsageAnswer
-    lines: StatementAnswer
-    held: HoldsAnswer | None
+    since = _forecast_start(line.allocations, balance.at)
+    shown: AccountReply
+    course: BalanceHistoryReply
+    users: UsageReply
+    lines: StatementReply
+    held: HoldsReply | None
     shown, course, users, lines, held = await asyncio.gather(
-        _shown(visit, line),
-        visit.ask("bank.course", CourseRequest(account=line.account, since=since)),
+        _fetch_account(visit, line),
+        visit.ask("bank.course", BalanceHistoryRequest(account=line.account, since=since)),
         visit.ask("bank.usage", UsageRequest(accounts=(line.account,), since=since)),
-        visit.ask("bank.statement", StatementRequest(account=line.account, limit=_LINES)),
-        _holds(visit, line.account),
+        visit.ask("bank.statement", StatementRequest(account=line.account, limit=_STATEMENT_LINES)),
+        _fetch_holds(visit, line.account),
     )
     of = next((one for one in shown.accounts if one.name == line.account), None)
     leads = visit.is_operator or (
-        of is not None and (visit.user in of.owners or _coordinates(visit, line.account))
+        of is not None and (visit.user in of.owners or _is_coordinator(visit, line.account))
     )
     return pages.page(
         "account.html",
@@ -287,58 +302,60 @@ async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Re
         line=line,
         of=of,
         leads=leads,
-        burning=burn_down(course.days, line.allocations, balance.at, balance.zone, balance.unit),
+        burning=forecast_balance(
+            course.days, line.allocations, balance.at, balance.zone, balance.unit
+        ),
         days=course.days,
         users=users,
         members=[one for one in shown.users if one.account == line.account],
         held=held,
         statement=lines,
-        asked=StatementRequest(account=line.account, limit=_LINES),
+        asked=StatementRequest(account=line.account, limit=_STATEMENT_LINES),
         key=secrets.token_hex(8),
         now=utc_now(),
     )
 
 
-def _coordinates(visit: Visit, account: str) -> bool:
+def _is_coordinator(visit: AuthenticatedRequest, account: str) -> bool:
     """Return True if the user is a coordinator of the account."""
     return any(account in role.coordinates for role in visit.me.clusters)
 
 
-async def _shown(visit: Visit, line: AccountBalance) -> AccountPage:
+async def _fetch_account(visit: AuthenticatedRequest, line: AccountBalance) -> AccountReply:
     """Return members and owners; empty for an account that nobody created in the bank."""
     if not line.known:
-        return AccountPage()
-    page: AccountPage = await visit.ask(
+        return AccountReply()
+    page: AccountReply = await visit.ask(
         "bank.account_show", AccountShowRequest(names=(line.account,))
     )
     return page
 
 
-async def _holds(visit: Visit, account: str) -> HoldsAnswer | None:
+async def _fetch_holds(visit: AuthenticatedRequest, account: str) -> HoldsReply | None:
     """Return the account's SU holds, or None if the gate does not answer."""
     try:
-        answer: HoldsAnswer = await visit.ask("bank.holds", HoldsRequest(account=account))
+        answer: HoldsReply = await visit.ask("bank.holds", HoldsRequest(account=account))
     except Unavailable:
         # The page reports the holds as unknown and shows everything else.
         return None
     return msgspec.structs.replace(answer, holds=answer.holds[-_HOLDS:])
 
 
-def _since(allocations: Any, now: datetime) -> str:
+def _forecast_start(allocations: Any, now: datetime) -> str:
     """Return the first day of the burn-down: the start of the active allocation."""
     begins = [one.begin for one in allocations if one.end is not None and one.active(now)]
-    since = max(min(begins, default=now - _USUAL_BACK), now - _FARTHEST_BACK)
+    since = max(min(begins, default=now - _DEFAULT_HISTORY), now - _LONGEST_HISTORY)
     since = min(since, now - timedelta(days=7))
     return since.strftime("%Y-%m-%d")
 
 
-def _need_bank(visit: Visit) -> None:
+def _require_bank(visit: AuthenticatedRequest) -> None:
     """Fail if there is no bank."""
     if not visit.me.bank:
-        raise NoSuchPage("there is no bank here")
+        raise PageNotFound("there is no bank here")
 
 
-def _download(answer: StatementAnswer, name: str, form: str) -> Response[Any]:
+def _download_statement(answer: StatementReply, name: str, form: str) -> Response[Any]:
     """Return a statement as a CSV or JSON file."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
     headers = {"Content-Disposition": f'attachment; filename="{plain}-statement.{form}"'}
@@ -350,8 +367,8 @@ def _download(answer: StatementAnswer, name: str, form: str) -> Response[Any]:
     for line in answer.statement.lines:
         cells = [getattr(line, field) for field in _STATEMENT[:-1]]
         cells[1] = line.at.isoformat()
-        amounts = [money.plain(line.amount), money.plain(line.balance)]
-        writer.writerow([*(no_formula(safe(str(cell))) for cell in cells), *amounts])
+        amounts = [money.format_money_exact(line.amount), money.format_money_exact(line.balance)]
+        writer.writerow([*(quote_formula(escape_line(str(cell))) for cell in cells), *amounts])
     return Response(out.getvalue(), media_type="text/csv", headers=headers)
 
 
@@ -377,14 +394,14 @@ class AccountRow(msgspec.Struct, frozen=True):
 
 
 @get("/accounts", include_in_schema=False)
-async def accounts(visit: Visit, pages: Renderer) -> Response[Any]:
+async def accounts(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List all accounts, each below its parent."""
     if not visit.me.bank:
         return pages.page("no_bank.html", visit, here="/accounts")
-    answer: BalanceAnswer = await visit.ask("bank.balance", BalanceRequest())
+    answer: BalanceReply = await visit.ask("bank.balance", BalanceRequest())
     # Accounts that nobody created, only charged by jobs, have no more to show.
     names = tuple(one.account for one in answer.accounts if one.known)
-    shown = AccountPage(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
+    shown = AccountReply(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
     if names:
         shown = await visit.ask("bank.account_show", AccountShowRequest(names=names))
     return pages.page(
@@ -392,11 +409,13 @@ async def accounts(visit: Visit, pages: Renderer) -> Response[Any]:
         visit,
         here="/accounts",
         answer=answer,
-        rows=list(tree(shown.accounts, answer.accounts)),
+        rows=list(iterate_tree(shown.accounts, answer.accounts)),
     )
 
 
-def tree(accounts: Iterable[Account], balances: Iterable[AccountBalance]) -> Iterator[AccountRow]:
+def iterate_tree(
+    accounts: Iterable[Account], balances: Iterable[AccountBalance]
+) -> Iterator[AccountRow]:
     """Yield the accounts in tree order, each after its parent."""
     by_name = {one.account: one for one in balances}
     known = {one.name: one for one in accounts}

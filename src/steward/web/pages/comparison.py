@@ -1,7 +1,8 @@
 """Comparison page of two jobs: requests, results, script diff and changed environment variables.
 
-:func:`compare` gathers a :class:`Comparison` from the job pages, ``archive.diff`` and the two
-environments; :func:`choice_of` suggests the job to compare with. The handler is :func:`comparison`.
+:func:`compare_jobs` gathers a :class:`JobComparison` from the job pages, ``archive.diff`` and the
+two environments; :func:`list_candidates` suggests the job to compare with. The handler is
+:func:`comparison`.
 """
 
 import asyncio
@@ -13,29 +14,36 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 from markupsafe import Markup, escape
 
-from steward.accounting.job_page.notes import duration, size
+from steward.accounting.job_page.notes import format_duration, format_size
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
-from steward.accounting.job_page.wording import end_words, share_word, state_word
-from steward.archive.requests import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
-from steward.core.printable import safe, safe_lines
-from steward.core.records import Line
+from steward.accounting.job_page.wording import describe_end, describe_state, format_share
+from steward.archive.requests import DiffReply, DiffRequest, EnvironmentReply, EnvironmentRequest
+from steward.core.printable import escape_line, escape_lines
+from steward.core.records import UsageLine
 from steward.core.timestamps import moment
 from steward.slurm.job_states import FINISHED
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.formats import when
-from steward.web.pages.job import Either, address, address_of, checked, either, others_of
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.formats import format_time_html
+from steward.web.pages.job import (
+    ReplyOrError,
+    ask_or_explain,
+    check_job_id,
+    fetch_similar_jobs,
+    make_job_address,
+    make_job_path_name,
+)
 from steward.web.rendering import Renderer
 
-_FAILED: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
+_FAILED_STATES: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
 """Final states of jobs that did not complete."""
 _LONGEST_DIFF: Final = 60_000
 """Most characters of a diff shown."""
-_CHOICES: Final = 30
+_MOST_CANDIDATES: Final = 30
 """Most jobs suggested for comparison."""
 
 
-class Compared(msgspec.Struct, frozen=True):
+class ComparedFact(msgspec.Struct, frozen=True):
     """One fact of two jobs.
 
     Attributes:
@@ -56,7 +64,7 @@ class Compared(msgspec.Struct, frozen=True):
         return self.left != self.right
 
 
-class Variable(msgspec.Struct, frozen=True):
+class ChangedVariable(msgspec.Struct, frozen=True):
     """A variable that differs between two environments; None where it is unset."""
 
     name: str
@@ -64,7 +72,7 @@ class Variable(msgspec.Struct, frozen=True):
     right: str | None
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Differences between two jobs.
 
     Attributes:
@@ -78,21 +86,22 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     left: PageAnswer
     right: PageAnswer
-    facts: tuple[Compared, ...]
-    script: Either
-    environments: Either
-    variables: tuple[Variable, ...]
+    facts: tuple[ComparedFact, ...]
+    script: ReplyOrError
+    environments: ReplyOrError
+    variables: tuple[ChangedVariable, ...]
 
 
-async def choice_of(visit: Visit, page: PageAnswer) -> tuple[list[str], str]:
+async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tuple[list[str], str]:
     """Return jobs to compare with, and the default; "" if there is none.
 
     For a failed job the default is the last that completed, for a completed one the last that
     failed.
     """
-    wanted = _FAILED if page.record.state == "COMPLETED" else ("COMPLETED",)
+    wanted = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
     first, others = await asyncio.gather(
-        others_of(visit, page, limit=1, states=wanted), others_of(visit, page, limit=_CHOICES)
+        fetch_similar_jobs(visit, page, limit=1, states=wanted),
+        fetch_similar_jobs(visit, page, limit=_MOST_CANDIDATES),
     )
     rows = [*first, *(row for row in others if row not in first)]
     names = [str(row.job_id) if "[" in row.job else row.job for row in rows]
@@ -100,7 +109,7 @@ async def choice_of(visit: Visit, page: PageAnswer) -> tuple[list[str], str]:
     return told, names[0] if names else ""
 
 
-async def compare(visit: Visit, page: PageAnswer, other: str) -> Comparison:
+async def compare_jobs(visit: AuthenticatedRequest, page: PageAnswer, other: str) -> JobComparison:
     """Return the differences between a job and another on its cluster.
 
     Args:
@@ -114,31 +123,33 @@ async def compare(visit: Visit, page: PageAnswer, other: str) -> Comparison:
     request = PageRequest(job=other, cluster=page.cluster, tasks=0, nodes=0)
     second: PageAnswer = await visit.ask("accounting.job", request)
     # Changes read from the earlier job to the later.
-    left, right = sorted((page, second), key=_submitted)
-    names = (address_of(left), address_of(right))
+    left, right = sorted((page, second), key=_get_submit_order)
+    names = (make_job_path_name(left), make_job_path_name(right))
     diff = DiffRequest(left=names[0], right=names[1], cluster=page.cluster)
     script, *environments = await asyncio.gather(
-        either(visit, "archive.diff", diff),
+        ask_or_explain(visit, "archive.diff", diff),
         *(
-            either(visit, "archive.env", EnvRequest(job=name, cluster=page.cluster))
+            ask_or_explain(visit, "archive.env", EnvironmentRequest(job=name, cluster=page.cluster))
             for name in names
         ),
     )
     why = next((one.why for one in environments if one.answer is None), "")
-    return Comparison(
+    return JobComparison(
         left=left,
         right=right,
-        facts=_facts(left, right),
+        facts=_compare_facts(left, right),
         script=script,
-        environments=Either(None if why else True, why),
-        variables=() if why else _variables(environments[0].answer, environments[1].answer),
+        environments=ReplyOrError(None if why else True, why),
+        variables=()
+        if why
+        else _find_changed_variables(environments[0].answer, environments[1].answer),
     )
 
 
-def diff_lines(answer: DiffAnswer) -> Markup:
+def render_diff(answer: DiffReply) -> Markup:
     """Return a unified diff as HTML, with added and removed lines marked."""
     text = answer.diff.data.decode("utf-8", "backslashreplace")
-    lines = safe_lines(text[:_LONGEST_DIFF]).split("\n")
+    lines = escape_lines(text[:_LONGEST_DIFF]).split("\n")
     found = []
     # The first two lines name the files.
     for line in lines[2:]:
@@ -156,42 +167,45 @@ def diff_lines(answer: DiffAnswer) -> Markup:
     return Markup("\n").join(found)
 
 
-def _submitted(page: PageAnswer) -> tuple[float, int]:
+def _get_submit_order(page: PageAnswer) -> tuple[float, int]:
     """Return the sort key of a job: submit time, then job id."""
     submit = page.record.submit
     return (submit.timestamp() if submit is not None else 0.0, page.job_id)
 
 
-def _facts(left: PageAnswer, right: PageAnswer) -> tuple[Compared, ...]:
+def _compare_facts(left: PageAnswer, right: PageAnswer) -> tuple[ComparedFact, ...]:
     """Compare the requests and results of two jobs; facts empty in both are omitted."""
     asked = [
-        Compared(name, safe(_text(value(left))), safe(_text(value(right))))
-        for name, value in _ASKED.items()
+        ComparedFact(
+            name, escape_line(_format_plain(value(left))), escape_line(_format_plain(value(right)))
+        )
+        for name, value in _REQUEST_FACTS.items()
     ]
     became = [
-        Compared(name, value(left), value(right), is_result=True) for name, value in _BECAME.items()
+        ComparedFact(name, value(left), value(right), is_result=True)
+        for name, value in _RESULT_FACTS.items()
     ]
     return tuple(one for one in (*asked, *became) if one.left or one.right)
 
 
-def _text(value: object) -> str:
+def _format_plain(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _limit(page: PageAnswer) -> str:
+def _format_time_limit(page: PageAnswer) -> str:
     """Format a job's time limit."""
     limit = page.record.time_limit_s
-    return duration(limit) if limit else ""
+    return format_duration(limit) if limit else ""
 
 
-_ASKED: Final[dict[str, Callable[[PageAnswer], object]]] = {
+_REQUEST_FACTS: Final[dict[str, Callable[[PageAnswer], object]]] = {
     "Command": lambda page: page.record.submit_line or page.record.command,
     "Directory": lambda page: page.record.work_dir,
     "Account": lambda page: page.record.account,
     "Partition": lambda page: page.record.partition,
     "QOS": lambda page: page.record.qos,
     "Asked for": lambda page: page.record.tres_requested,
-    "Time limit": _limit,
+    "Time limit": _format_time_limit,
     "Features": lambda page: page.record.constraints,
     "Reservation": lambda page: page.record.reservation,
     "Dependency": lambda page: page.record.dependency,
@@ -200,67 +214,73 @@ _ASKED: Final[dict[str, Callable[[PageAnswer], object]]] = {
 }
 
 
-def _line(page: PageAnswer) -> Line | None:
+def _find_last_run(page: PageAnswer) -> UsageLine | None:
     """Return the record of a job's last run, or None."""
     return page.runs[-1].line if page.runs else None
 
 
-def _time(value: Callable[[Line], int]) -> Callable[[PageAnswer], Markup | str]:
+def _make_time_fact(value: Callable[[UsageLine], int]) -> Callable[[PageAnswer], Markup | str]:
     """Return a function that formats a time of a job's last run."""
 
     def shown(page: PageAnswer) -> Markup | str:
-        line = _line(page)
+        line = _find_last_run(page)
         us = value(line) if line is not None else 0
-        return when(moment(us), page.zone) if us else ""
+        return format_time_html(moment(us), page.zone) if us else ""
 
     return shown
 
 
-def _run(value: Callable[[PageAnswer, Line], str]) -> Callable[[PageAnswer], Markup | str]:
+def _make_run_fact(
+    value: Callable[[PageAnswer, UsageLine], str],
+) -> Callable[[PageAnswer], Markup | str]:
     """Return a function that formats a fact of a job's last run."""
 
     def shown(page: PageAnswer) -> str:
-        line = _line(page)
+        line = _find_last_run(page)
         return value(page, line) if line is not None else ""
 
     return shown
 
 
-def _share(name: str) -> Callable[[PageAnswer, Line], str]:
+def _make_share_fact(name: str) -> Callable[[PageAnswer, UsageLine], str]:
     """Return a function that formats an efficiency of a job's last run."""
 
-    def shown(page: PageAnswer, _: Line) -> str:
+    def shown(page: PageAnswer, _: UsageLine) -> str:
         share = getattr(page.runs[-1].efficiency, name)
-        return "" if share is None else share_word(share)
+        return "" if share is None else format_share(share)
 
     return shown
 
 
-def _peak(page: PageAnswer, _: Line) -> str:
+def _format_peak_memory(page: PageAnswer, _: UsageLine) -> str:
     """Format the peak memory of a job's last run."""
     used = page.runs[-1].efficiency.memory_used_bytes
-    return "" if used is None else size(used)
+    return "" if used is None else format_size(used)
 
 
-_BECAME: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
-    "State": lambda page: f"{state_word(page)}{end_words(page)}",
-    "Submitted": _time(lambda line: line.submit_us),
-    "Started": _time(lambda line: line.start_us),
-    "Ended": _time(lambda line: line.end_us),
-    "Ran for": _run(
-        lambda page, line: duration(page.runs[-1].efficiency.elapsed_s) if line.start_us else ""
+_RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
+    "State": lambda page: f"{describe_state(page)}{describe_end(page)}",
+    "Submitted": _make_time_fact(lambda line: line.submit_us),
+    "Started": _make_time_fact(lambda line: line.start_us),
+    "Ended": _make_time_fact(lambda line: line.end_us),
+    "Ran for": _make_run_fact(
+        lambda page, line: (
+            format_duration(page.runs[-1].efficiency.elapsed_s) if line.start_us else ""
+        )
     ),
-    "Nodes": _run(lambda _, line: safe(line.nodelist)),
-    "Given": _run(lambda _, line: safe(line.tres_allocated)),
-    "CPU efficiency": _run(_share("cpu")),
-    "Memory peak": _run(_peak),
-    "Memory efficiency": _run(_share("memory")),
-    "Time of its limit": _run(_share("time")),
-    "Restarts": _run(lambda _, line: str(line.restarts or "")),
+    "Nodes": _make_run_fact(lambda _, line: escape_line(line.nodelist)),
+    "Given": _make_run_fact(lambda _, line: escape_line(line.tres_allocated)),
+    "CPU efficiency": _make_run_fact(_make_share_fact("cpu")),
+    "Memory peak": _make_run_fact(_format_peak_memory),
+    "Memory efficiency": _make_run_fact(_make_share_fact("memory")),
+    "Time of its limit": _make_run_fact(_make_share_fact("time")),
+    "Restarts": _make_run_fact(lambda _, line: str(line.restarts or "")),
 }
 
 
-def _variables(left: EnvAnswer, right: EnvAnswer) -> tuple[Variable, ...]:
+def _find_changed_variables(
+    left: EnvironmentReply, right: EnvironmentReply
+) -> tuple[ChangedVariable, ...]:
     """Return the changed variables; of redacted ones only whether they are set."""
     values = [{one.name: one for one in answer.variables} for answer in (left, right)]
     found = []
@@ -269,49 +289,55 @@ def _variables(left: EnvAnswer, right: EnvAnswer) -> tuple[Variable, ...]:
         if one is not None and two is not None and one.value.data == two.value.data:
             continue
         found.append(
-            Variable(
+            ChangedVariable(
                 name=name,
-                left=None if one is None else _value(one.value.data),
-                right=None if two is None else _value(two.value.data),
+                left=None if one is None else _decode_value(one.value.data),
+                right=None if two is None else _decode_value(two.value.data),
             )
         )
     return tuple(found)
 
 
-def _value(data: bytes) -> str:
-    return safe(data.decode("utf-8", "backslashreplace"))
+def _decode_value(data: bytes) -> str:
+    return escape_line(data.decode("utf-8", "backslashreplace"))
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 
 @get("/jobs/{cluster:str}/{job:str}/compare", include_in_schema=False)
 async def comparison(
-    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
+    pages: Renderer,
+    cluster: FromPath[str],
+    job: FromPath[str],
 ) -> Response[Any]:
     """Compare a job with a named one, or with the last of its name that ended differently."""
-    checked(job)
+    check_job_id(job)
     page: PageAnswer = await visit.ask(
         "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)
     )
-    choices, first = await choice_of(visit, page)
-    other = query.text(request, "with") or first
+    choices, first = await list_candidates(visit, page)
+    other = query.read_text(request, "with") or first
     if other:
-        checked(other)
-    found = await compare(visit, page, other) if other else None
+        check_job_id(other)
+    found = await compare_jobs(visit, page, other) if other else None
     return pages.page(
         "job_compare.html",
         visit,
         here="/jobs",
-        base=address(cluster, job),
+        base=make_job_address(cluster, job),
         page=page,
         other=other,
         choices=choices,
         found=found,
-        addresses=[address(cluster, address_of(one)) for one in (found.left, found.right)]
+        addresses=[
+            make_job_address(cluster, make_job_path_name(one)) for one in (found.left, found.right)
+        ]
         if found
         else [],
-        diff=diff_lines(found.script.answer) if found and found.script.answer else None,
+        diff=render_diff(found.script.answer) if found and found.script.answer else None,
     )
 
 

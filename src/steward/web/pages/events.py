@@ -12,14 +12,20 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
-from steward.reports.history.consumer import KEPT
-from steward.reports.history.requests import EventsAnswer, EventsRequest
+from steward.reports.history.consumer import HISTORY_KINDS
+from steward.reports.history.requests import HistoryEventsReply, HistoryEventsRequest
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.event_stream import EVERY_S, STREAMS, news, rows_of, watched
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.event_stream import (
+    POLL_INTERVAL_S,
+    STREAM_LIMITER,
+    fetch_new_events,
+    make_event_rows,
+    release_stream,
+)
 from steward.web.rendering import Renderer
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 _LONGEST_S: Final = 1800.0
 """Longest duration of a stream, in seconds; the browser then reconnects."""
 _HEARTBEAT_S: Final = 15.0
@@ -30,10 +36,12 @@ _LONGEST_ID: Final = 16
 
 
 @get("/events", include_in_schema=False)
-async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+async def events(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+) -> Response[Any]:
     """Show past events, newest first."""
-    asked = _asked(request)
-    answer: EventsAnswer = await visit.ask("history.events", asked)
+    asked = _read_filters(request)
+    answer: HistoryEventsReply = await visit.ask("history.events", asked)
     filters: dict[str, Any] = {
         "kinds": asked.kinds,
         "clusters": asked.clusters,
@@ -43,7 +51,7 @@ async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
         "until": asked.until,
     }
     context: dict[str, Any] = {
-        "rows": rows_of(visit, answer.events),
+        "rows": make_event_rows(visit, answer.events),
         "older": answer.older,
         "filters": filters,
     }
@@ -54,35 +62,37 @@ async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
         "events.html",
         visit,
         here="/events",
-        kinds=KEPT,
+        kinds=HISTORY_KINDS,
         answer=answer,
         live=pages.url("/events/stream", **filters, after=answer.position) if is_live else "",
         **context,
     )
 
 
-@get("/events/stream", include_in_schema=False, middleware=[watched])
-async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent:
+@get("/events/stream", include_in_schema=False, middleware=[release_stream])
+async def stream(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+) -> ServerSentEvent:
     """Stream new events as rows of the page's table."""
-    asked = _asked(request)
+    asked = _read_filters(request)
     seen = request.headers.get("last-event-id", "")
     is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
-    position = int(seen) if is_number else query.number(request, "after")
-    STREAMS.take(request.scope, visit.me.uid)
+    position = int(seen) if is_number else query.read_number(request, "after")
+    STREAM_LIMITER.take(request.scope, visit.me.uid)
     # Ask once before the stream begins, so that an invalid filter gets an HTTP status.
     await visit.ask("history.events", asked)
-    return ServerSentEvent(_happening(visit, pages, asked, position))
+    return ServerSentEvent(_make_stream_rows(visit, pages, asked, position))
 
 
-async def _happening(
-    visit: Visit, pages: Renderer, asked: EventsRequest, position: int
+async def _make_stream_rows(
+    visit: AuthenticatedRequest, pages: Renderer, asked: HistoryEventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
     """Yield new events as rows, and heartbeats, until the stream's time is over."""
     until = time.monotonic() + _LONGEST_S
     said_at = time.monotonic()
     yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
     while time.monotonic() < until:
-        found = await news(visit, asked, position)
+        found = await fetch_new_events(visit, asked, position)
         if found.is_over:
             yield ServerSentEventMessage(event="over", data="over")
             return
@@ -96,19 +106,19 @@ async def _happening(
             # Send the position too, so that a client that reconnects need not start far back.
             yield ServerSentEventMessage(event="still", data="", id=found.position)
         position = found.position
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _asked(request: Ask) -> EventsRequest:
+def _read_filters(request: HttpRequest) -> HistoryEventsRequest:
     """Read the filters of the events page."""
-    return EventsRequest(
-        kinds=query.words(request, "kinds"),
-        clusters=query.words(request, "clusters"),
-        nodes=query.text(request, "nodes"),
-        failed=query.switch(request, "failed"),
-        since=query.text(request, "since"),
-        until=query.text(request, "until"),
-        before=query.text(request, "before"),
+    return HistoryEventsRequest(
+        kinds=query.read_words(request, "kinds"),
+        clusters=query.read_words(request, "clusters"),
+        nodes=query.read_text(request, "nodes"),
+        failed=query.read_switch(request, "failed"),
+        since=query.read_text(request, "since"),
+        until=query.read_text(request, "until"),
+        before=query.read_text(request, "before"),
     )
 
 

@@ -1,8 +1,9 @@
 """Job page: record, script, environment, resource use, cost, array summary and job control.
 
-:func:`facts_of` gathers :class:`Facts` from several actions at once; an action that fails leaves an
-:class:`Either` with the reason, and the rest of the page appears. The handlers also serve the
-script as a file and let owners and operators cancel, hold, release or requeue the job.
+:func:`gather_job_page` gathers :class:`JobPageData` from several actions at once; an action that
+fails leaves an :class:`ReplyOrError` with the reason, and the rest of the page appears. The
+handlers also serve the script as a file and let owners and operators cancel, hold, release or
+requeue the job.
 """
 
 import asyncio
@@ -13,54 +14,54 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.accounting.job_list_requests import JobRow, JobsAnswer, JobsRequest
-from steward.accounting.job_page.notes import duration
+from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
 from steward.accounting.job_page.wording import (
-    Span,
-    cpu_words,
-    end_words,
-    ends_of_tasks,
-    exit_word,
-    memory_words,
-    share_word,
-    spans,
-    state_word,
-    time_words,
+    TimeSpan,
+    describe_cpu,
+    describe_end,
+    describe_exit,
+    describe_memory,
+    describe_state,
+    describe_task_ends,
+    describe_time,
+    format_share,
+    split_time,
 )
-from steward.archive.requests import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
-from steward.automation.actions import RunAnswer, RunRequest
-from steward.automation.job_holds import is_held
+from steward.archive.requests import EnvironmentReply, EnvironmentRequest, ShowReply, ShowRequest
+from steward.automation.actions import RunOperationReply, RunOperationRequest
+from steward.automation.job_holds import is_held_pending
 from steward.bank.actions.jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
-from steward.core.printable import safe
-from steward.core.timestamps import micros, moment
-from steward.jobs.job_ids import JobNameError, parse
+from steward.core.printable import escape_line
+from steward.core.timestamps import moment, to_micros
+from steward.jobs.job_ids import JobNameError, parse_job_name
 from steward.reports.history.requests import JobEventsRequest
 from steward.slurm.job_changes import read_comment
 from steward.slurm.job_states import FINISHED, WAITING
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.errors import NoSuchPage
-from steward.web.event_stream import rows_of
-from steward.web.formats import beginning, highlighted
-from steward.web.job_list import Shown
-from steward.web.rendering import Plot, Renderer, part
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import PageNotFound
+from steward.web.event_stream import make_event_rows
+from steward.web.formats import highlight_script, truncate_script
+from steward.web.job_list import CellContext
+from steward.web.rendering import Plot, Renderer, quote_path_part
 
-TASKS: Final = 512
+DEFAULT_TASKS: Final = 512
 """Tasks of each step shown by default."""
 MOST_TASKS: Final = 20_000
 """Most tasks of each step on request."""
 _NODES: Final = 64
 """Most nodes requested for the page."""
-_PLOTTED: Final = 6
+_MOST_PLOTS: Final = 6
 """Steps whose tasks are plotted."""
-_OTHERS: Final = 8
+_MOST_SIMILAR: Final = 8
 """Other jobs of the same name shown."""
 _GLOB: Final = "*?["
 """Characters that a name pattern interprets."""
 
 
-class Either(msgspec.Struct, frozen=True):
+class ReplyOrError(msgspec.Struct, frozen=True):
     """A reply, or the reason why there is none.
 
     Attributes:
@@ -72,15 +73,15 @@ class Either(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-async def either(visit: Visit, name: str, request: Any) -> Either:
+async def ask_or_explain(visit: AuthenticatedRequest, name: str, request: Any) -> ReplyOrError:
     """Return the daemon's reply or the reason for its failure, so that other parts still appear."""
     try:
-        return Either(await visit.ask(name, request))
+        return ReplyOrError(await visit.ask(name, request))
     except StewardError as error:
-        return Either(None, str(error))
+        return ReplyOrError(None, str(error))
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a job page.
 
     Attributes:
@@ -96,21 +97,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     page: PageAnswer
     name: str
     row: JobRow | None
-    script: Either
-    cost: Either
-    events: Either
+    script: ReplyOrError
+    cost: ReplyOrError
+    events: ReplyOrError
     others: tuple[JobRow, ...] = ()
 
     @property
-    def spans(self) -> dict[int, list[Span]]:
+    def spans(self) -> dict[int, list[TimeSpan]]:
         """Return the time spans of each run, by restart count."""
-        now_us = micros(self.page.now)
+        now_us = to_micros(self.page.now)
         return {
-            run.line.restarts: [one for one in spans(run, now_us) if one.seconds > 0]
+            run.line.restarts: [one for one in split_time(run, now_us) if one.seconds > 0]
             for run in self.page.runs
         }
 
-    def verbs(self, visit: Visit) -> tuple[str, ...]:
+    def verbs(self, visit: AuthenticatedRequest) -> tuple[str, ...]:
         """Return the job controls to offer; the operation itself decides on permission."""
         page, role = self.page, visit.role(self.page.cluster)
         record = page.record
@@ -123,14 +124,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             offered.append("cancel")
         if states & WAITING:
             # Some tasks of an array may be held, and others not.
-            offered += ["hold"] if self.row is not None or not is_held(record) else []
-            offered += ["release"] if self.row is not None or is_held(record) else []
+            offered += ["hold"] if self.row is not None or not is_held_pending(record) else []
+            offered += ["release"] if self.row is not None or is_held_pending(record) else []
         if states & {"RUNNING", "SUSPENDED"} and record.batch is not False:
             offered.append("requeue")
         return tuple(offered)
 
 
-async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) -> Facts:
+async def gather_job_page(
+    visit: AuthenticatedRequest, cluster: str, job: str, *, tasks: int = DEFAULT_TASKS
+) -> JobPageData:
     """Gather the data of a job page.
 
     Args:
@@ -142,24 +145,24 @@ async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) 
     Raises:
         StewardError: The job is unknown, or the user may not see it.
     """
-    is_whole = checked(job)
+    is_whole = check_job_id(job)
     page, script, events, row = await asyncio.gather(
         visit.ask(
             "accounting.job", PageRequest(job=job, cluster=cluster, tasks=tasks, nodes=_NODES)
         ),
-        either(visit, "archive.show", ShowRequest(job=job, cluster=cluster)),
-        _events(visit, cluster, job),
-        array_row(visit, cluster, job) if is_whole else _nothing(),
+        ask_or_explain(visit, "archive.show", ShowRequest(job=job, cluster=cluster)),
+        _fetch_events(visit, cluster, job),
+        fetch_array_row(visit, cluster, job) if is_whole else _return_none(),
     )
     assert isinstance(page, PageAnswer)
     cost, others = await asyncio.gather(
         # For an array the cost is requested later: it may have thousands of tasks.
-        cost_of(visit, cluster, job) if row is None else _no_answer(),
-        others_of(visit, page, limit=_OTHERS, arrays=row is not None),
+        fetch_cost(visit, cluster, job) if row is None else _return_no_reply(),
+        fetch_similar_jobs(visit, page, limit=_MOST_SIMILAR, arrays=row is not None),
     )
-    return Facts(
+    return JobPageData(
         page=page,
-        name=address_of(page, row),
+        name=make_job_path_name(page, row),
         row=row,
         script=script,
         cost=cost,
@@ -168,34 +171,34 @@ async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) 
     )
 
 
-def checked(job: str) -> bool:
+def check_job_id(job: str) -> bool:
     """Validate a job id; return True if it is a plain number, which may name an array.
 
     Raises:
-        NoSuchPage: The text is no job id.
+        PageNotFound: The text is no job id.
     """
     try:
-        return parse(job).is_whole
+        return parse_job_name(job).is_whole
     except JobNameError as error:
-        raise NoSuchPage(str(error), job) from error
+        raise PageNotFound(str(error), job) from error
 
 
-def address_of(page: PageAnswer, row: JobRow | None = None) -> str:
+def make_job_path_name(page: PageAnswer, row: JobRow | None = None) -> str:
     """Return a job's id as addresses write it."""
     if row is not None:
         return row.job
     return str(page.job_id) if "[" in page.job else page.job
 
 
-async def array_row(visit: Visit, cluster: str, job: str) -> JobRow | None:
+async def fetch_array_row(visit: AuthenticatedRequest, cluster: str, job: str) -> JobRow | None:
     """Return the row of the array with this id, or None if it is no array."""
     request = JobsRequest(clusters=(cluster,), jobs=(job,), limit=1)
     answer: JobsAnswer = await visit.ask("accounting.jobs", request)
     return next((row for row in answer.jobs if row.tasks and row.job == job), None)
 
 
-async def others_of(
-    visit: Visit,
+async def fetch_similar_jobs(
+    visit: AuthenticatedRequest,
     page: PageAnswer,
     *,
     limit: int,
@@ -216,7 +219,7 @@ async def others_of(
         return ()
     request = JobsRequest(
         clusters=(page.cluster,),
-        names=(exactly(record.name),),
+        names=(make_exact_pattern(record.name),),
         users=(str(record.uid) if record.uid is not None else record.user,),
         states=states,
         arrays="together" if arrays else "apart",
@@ -236,17 +239,17 @@ async def others_of(
     return tuple(found[:limit])
 
 
-def exactly(name: str) -> str:
+def make_exact_pattern(name: str) -> str:
     """Return a pattern that matches exactly this name."""
     return "".join(f"[{letter}]" if letter in _GLOB else letter for letter in name)
 
 
-def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
+def plot_steps(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
     """Plot CPU time and memory by task, for steps with several tasks."""
     found: list[tuple[StepPart, list[Plot]]] = []
     for step in steps:
         tasks = sorted(step.tasks, key=lambda task: task.task)
-        if len(tasks) < 2 or len(found) == _PLOTTED:
+        if len(tasks) < 2 or len(found) == _MOST_PLOTS:
             continue
         numbers = [float(task.task) for task in tasks]
         cpu = Plot(
@@ -258,7 +261,7 @@ def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
             ],
             unit="s",
             is_time=False,
-            bars=len(tasks) <= TASKS,
+            bars=len(tasks) <= DEFAULT_TASKS,
         )
         peaks: list[float | None] = [
             None if task.max_rss_bytes is None else float(task.max_rss_bytes) for task in tasks
@@ -269,59 +272,61 @@ def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
             series=[("peak", peaks)],
             unit="bytes",
             is_time=False,
-            bars=len(tasks) <= TASKS,
+            bars=len(tasks) <= DEFAULT_TASKS,
         )
         is_known = any(peak is not None for peak in peaks)
         found.append((step, [cpu, memory] if is_known else [cpu]))
     return found
 
 
-def script_of(shown: ShowAnswer) -> str | None:
+def decode_script(shown: ShowReply) -> str | None:
     """Return a script as text, or None if none is archived."""
     content = shown.content
     return None if content is None else content.data.decode("utf-8", "backslashreplace")
 
 
-async def cost_of(visit: Visit, cluster: str, job: str) -> Either:
+async def fetch_cost(visit: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
     """Return the charges of a job, if there is a bank."""
     if not visit.me.bank:
-        return Either()
-    return await either(visit, "bank.explain", ExplainRequest(job=job, cluster=cluster))
+        return ReplyOrError()
+    return await ask_or_explain(visit, "bank.explain", ExplainRequest(job=job, cluster=cluster))
 
 
-async def _events(visit: Visit, cluster: str, job: str) -> Either:
+async def _fetch_events(visit: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
     """Return the events of a job's nodes, if there is a sensor."""
     if not visit.me.sensor:
-        return Either()
-    return await either(visit, "history.job_events", JobEventsRequest(job=job, cluster=cluster))
+        return ReplyOrError()
+    return await ask_or_explain(
+        visit, "history.job_events", JobEventsRequest(job=job, cluster=cluster)
+    )
 
 
-async def _nothing() -> None:
+async def _return_none() -> None:
     return None
 
 
-async def _no_answer() -> Either:
+async def _return_no_reply() -> ReplyOrError:
     """Return an empty reply, in place of a request that is not needed."""
-    return Either()
+    return ReplyOrError()
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
-WORDS: Final[dict[str, Any]] = {
-    "cpu_words": cpu_words,
-    "end_words": end_words,
-    "ends_of_tasks": ends_of_tasks,
-    "exit_word": exit_word,
-    "memory_words": memory_words,
-    "share_word": share_word,
-    "state_word": state_word,
-    "time_words": time_words,
-    "lasted": duration,
+JOB_TEMPLATE_FUNCTIONS: Final[dict[str, Any]] = {
+    "cpu_words": describe_cpu,
+    "end_words": describe_end,
+    "ends_of_tasks": describe_task_ends,
+    "exit_word": describe_exit,
+    "memory_words": describe_memory,
+    "share_word": format_share,
+    "state_word": describe_state,
+    "time_words": describe_time,
+    "lasted": format_duration,
     "moment": moment,
 }
 """Functions that the job templates use to describe values."""
 
-_DONE: Final = {
+_DONE_MESSAGES: Final = {
     "cancel": "Slurm was told to cancel it.",
     "hold": "Slurm was told to hold it.",
     "release": "Slurm was told to release it.",
@@ -335,13 +340,17 @@ _NOTABLE: Final = 20
 
 @get("/jobs/{cluster:str}/{job:str}", include_in_schema=False)
 async def job_page(
-    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
+    pages: Renderer,
+    cluster: FromPath[str],
+    job: FromPath[str],
 ) -> Response[Any]:
     """Show a job, or a whole array."""
-    tasks = max(1, min(query.number(request, "tasks", TASKS), MOST_TASKS))
-    facts = await facts_of(visit, cluster, job, tasks=tasks)
-    shown: ShowAnswer | None = facts.script.answer
-    script = script_of(shown) if shown is not None else None
+    tasks = max(1, min(query.read_number(request, "tasks", DEFAULT_TASKS), MOST_TASKS))
+    facts = await gather_job_page(visit, cluster, job, tasks=tasks)
+    shown: ShowReply | None = facts.script.answer
+    script = decode_script(shown) if shown is not None else None
     events = facts.events.answer
     return pages.page(
         "job.html",
@@ -351,27 +360,29 @@ async def job_page(
         page=facts.page,
         record=facts.page.record,
         zone=facts.page.zone,
-        base=address(cluster, facts.name),
+        base=make_job_address(cluster, facts.name),
         said=read_comment(facts.page.record.admin_comment),
         verbs=facts.verbs(visit),
-        done=_DONE.get(str(request.query_params.get("done", "")), ""),
-        script=highlighted(script) if script is not None else None,
-        script_is_cut=script is not None and len(script) > len(beginning(script)),
-        events=rows_of(visit, events.events) if events is not None else [],
-        plots={run.line.restarts: plots_of(run.steps) for run in facts.page.runs},
-        shown=Shown(zones={facts.page.cluster: facts.page.zone}),
+        done=_DONE_MESSAGES.get(str(request.query_params.get("done", "")), ""),
+        script=highlight_script(script) if script is not None else None,
+        script_is_cut=script is not None and len(script) > len(truncate_script(script)),
+        events=make_event_rows(visit, events.events) if events is not None else [],
+        plots={run.line.restarts: plot_steps(run.steps) for run in facts.page.runs},
+        shown=CellContext(zones={facts.page.cluster: facts.page.zone}),
         notable=_NOTABLE,
-        **WORDS,
+        **JOB_TEMPLATE_FUNCTIONS,
     )
 
 
 @get("/jobs/{cluster:str}/{job:str}/script", include_in_schema=False)
-async def script_file(visit: Visit, cluster: FromPath[str], job: FromPath[str]) -> Response[bytes]:
+async def script_file(
+    visit: AuthenticatedRequest, cluster: FromPath[str], job: FromPath[str]
+) -> Response[bytes]:
     """Return the script, byte for byte."""
-    checked(job)
-    answer: ShowAnswer = await visit.ask("archive.show", ShowRequest(job=job, cluster=cluster))
+    check_job_id(job)
+    answer: ShowReply = await visit.ask("archive.show", ShowRequest(job=job, cluster=cluster))
     if answer.content is None:
-        raise NoSuchPage(f"no script of job {job} is kept", job)
+        raise PageNotFound(f"no script of job {job} is kept", job)
     return Response(
         answer.content.data,
         media_type="text/plain; charset=utf-8",
@@ -384,20 +395,22 @@ async def script_file(visit: Visit, cluster: FromPath[str], job: FromPath[str]) 
 
 @get("/jobs/{cluster:str}/{job:str}/environment", include_in_schema=False)
 async def environment(
-    visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the environment at submission, with secrets redacted."""
-    checked(job)
-    answer: EnvAnswer = await visit.ask("archive.env", EnvRequest(job=job, cluster=cluster))
+    check_job_id(job)
+    answer: EnvironmentReply = await visit.ask(
+        "archive.env", EnvironmentRequest(job=job, cluster=cluster)
+    )
     variables = [
-        (one.name, safe(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
+        (one.name, escape_line(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
         for one in sorted(answer.variables, key=lambda one: one.name)
     ]
     return pages.either(
         "job_environment.html",
         visit,
         here="/jobs",
-        base=address(cluster, job),
+        base=make_job_address(cluster, job),
         job=answer.job,
         variables=variables,
         flags=answer.flags,
@@ -406,10 +419,10 @@ async def environment(
 
 @get("/jobs/{cluster:str}/{job:str}/array", include_in_schema=False)
 async def array(
-    visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the summary of an array."""
-    checked(job)
+    check_job_id(job)
     page: PageAnswer = await visit.ask(
         "accounting.job", PageRequest(job=job, cluster=cluster, array=True)
     )
@@ -417,42 +430,42 @@ async def array(
         "job_array.html",
         visit,
         here="/jobs",
-        base=address(cluster, job),
+        base=make_job_address(cluster, job),
         page=page,
         array=page.array,
-        **WORDS,
+        **JOB_TEMPLATE_FUNCTIONS,
     )
 
 
 @get("/jobs/{cluster:str}/{job:str}/cost", include_in_schema=False)
 async def cost(
-    visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the charges, line by line."""
-    checked(job)
+    check_job_id(job)
     return pages.either(
         "job_cost.html",
         visit,
         here="/jobs",
-        base=address(cluster, job),
+        base=make_job_address(cluster, job),
         job=job,
-        cost=await cost_of(visit, cluster, job),
+        cost=await fetch_cost(visit, cluster, job),
     )
 
 
 @post("/jobs/{cluster:str}/{job:str}/{verb:str}", include_in_schema=False, status_code=303)
 async def act(
-    request: Ask,
-    visit: Visit,
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
     pages: Renderer,
     cluster: FromPath[str],
     job: FromPath[str],
     verb: FromPath[str],
 ) -> Response[Any]:
     """Cancel, hold, release or requeue the job; the daemon checks permission."""
-    checked(job)
-    if verb not in _DONE:
-        raise NoSuchPage("there is no such page", verb)
+    check_job_id(job)
+    if verb not in _DONE_MESSAGES:
+        raise PageNotFound("there is no such page", verb)
     form = await request.form()
     reason = str(form.get("reason", "")).strip()
     if len(reason) > _LONGEST_REASON:
@@ -460,28 +473,28 @@ async def act(
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
-    answer: RunAnswer = await visit.ask(
+    answer: RunOperationReply = await visit.ask(
         "automation.run",
-        RunRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
+        RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )
     line = answer.result.get(job, {}) if isinstance(answer.result, dict) else {}
     if answer.status == "succeeded" and line.get("changed", True):
-        return pages.redirect(address(cluster, job), visit, done=verb)
+        return pages.redirect(make_job_address(cluster, job), visit, done=verb)
     return pages.page(
         "job_undone.html",
         visit,
         status=409,
         here="/jobs",
-        base=address(cluster, job),
+        base=make_job_address(cluster, job),
         job=job,
         verb=verb,
         message=answer.message or line.get("message", "") or "there was nothing to be changed",
     )
 
 
-def address(cluster: str, job: str) -> str:
+def make_job_address(cluster: str, job: str) -> str:
     """Return the address of a job's page, without the prefix."""
-    return f"/jobs/{part(cluster)}/{part(job)}"
+    return f"/jobs/{quote_path_part(cluster)}/{quote_path_part(job)}"
 
 
 ROUTES: Final = (job_page, script_file, environment, array, cost, act)

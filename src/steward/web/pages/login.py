@@ -13,14 +13,14 @@ from steward.admin.credentials.requests import (
     PeekAnswer,
     PeekRequest,
 )
-from steward.web.authentication import Doorkeeper, Visit
-from steward.web.daemon_client import Desk
-from steward.web.errors import Forged
+from steward.web.authentication import AuthenticatedRequest, Authenticator
+from steward.web.daemon_client import DaemonClient
+from steward.web.errors import CsrfError
 from steward.web.rendering import Renderer
 from steward.web.settings import WebSettings
 
-Ask = Request[Any, Any, Any]
-_LARGEST: Final = 4 << 10
+HttpRequest = Request[Any, Any, Any]
+_LARGEST_FORM_BYTES: Final = 4 << 10
 """Largest size of the login form, which needs no session, in bytes."""
 
 
@@ -31,41 +31,43 @@ def how_to(pages: Renderer) -> Response[Any]:
 
 
 @get("/login/{secret:str}", include_in_schema=False)
-async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
+async def login(request: HttpRequest, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
     """Ask the user to confirm a login link, so that link scanners do not consume it."""
-    desk: Desk = request.app.state.desk
+    desk: DaemonClient = request.app.state.desk
     answer: PeekAnswer = await desk.ask("credentials.peek", PeekRequest(secret=secret))
     return pages.page("login.html", user=answer.user, secret=secret)
 
 
-@post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST)
-async def log_in(request: Ask, pages: Renderer) -> Response[Any]:
+@post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST_FORM_BYTES)
+async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
     """Exchange a login link, once, for a session."""
     # No session exists yet to check a CSRF token against; reject other sites by the header.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Forged("this request comes from a page of another site")
-    desk: Desk = request.app.state.desk
+        raise CsrfError("this request comes from a page of another site")
+    desk: DaemonClient = request.app.state.desk
     secret = str((await request.form()).get("secret", ""))
     answer: OpenAnswer = await desk.ask("credentials.open", OpenRequest(secret=secret))
     response = pages.redirect("/")
     web: WebSettings = request.app.state.web
-    response.set_cookie(_cookie(web, pages, answer.secret, int(web.session_s)))
+    response.set_cookie(_make_session_cookie(web, pages, answer.secret, int(web.session_s)))
     return response
 
 
 @post("/logout", include_in_schema=False, status_code=303)
-async def log_out(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+async def log_out(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+) -> Response[Any]:
     """End the session."""
-    desk: Desk = request.app.state.desk
-    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    desk: DaemonClient = request.app.state.desk
+    doorkeeper: Authenticator = request.app.state.doorkeeper
     await desk.ask("credentials.close", CloseRequest(secret=visit.secret))
     doorkeeper.forget(visit.secret)
     response = pages.page("login_needed.html", text="You are logged out.")
-    response.set_cookie(_cookie(request.app.state.web, pages, "", 0))
+    response.set_cookie(_make_session_cookie(request.app.state.web, pages, "", 0))
     return response
 
 
-def _cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
+def _make_session_cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
     """Return the session cookie: HttpOnly, SameSite=Lax, below the path prefix."""
     return Cookie(
         key=web.cookie,

@@ -1,8 +1,8 @@
 """Cluster and node pages: node map, node history, and node operations (drain, resume, reserve).
 
-``VERBS`` lists the operations offered to operators and administrators; :func:`run_request` turns a
-form into an operation, first as a dry run, and :func:`lines_of` shows its result. The handlers show
-the cluster now or at a past time, one node, and the change form.
+``VERBS`` lists the operations offered to operators and administrators; :func:`build_run_request`
+turns a form into an operation, first as a dry run, and :func:`list_result_lines` shows its result.
+The handlers show the cluster now or at a past time, one node, and the change form.
 """
 
 import asyncio
@@ -15,35 +15,35 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.admin.credentials.requests import ClusterRole
-from steward.automation.actions import RunAnswer, RunRequest
+from steward.automation.actions import RunOperationReply, RunOperationRequest
 from steward.core.errors import StewardError, Unavailable, UsageError
 from steward.reports.history.requests import (
-    EventsAnswer,
-    EventsRequest,
-    NodeAnswer,
-    NodeJobsAnswer,
+    HistoryEventsReply,
+    HistoryEventsRequest,
+    NodeJobsReply,
     NodeJobsRequest,
+    NodeReply,
     NodeRequest,
-    NodesAnswer,
+    NodeSnapshot,
+    NodesReply,
     NodesRequest,
-    NodeThen,
-    PartitionsAnswer,
+    PartitionsReply,
     PartitionsRequest,
-    ReservationsAnswer,
+    ReservationsReply,
     ReservationsRequest,
 )
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.errors import NoSuchPage
-from steward.web.event_stream import rows_of
-from steward.web.node_map import KnownNodes, counts, node_map, said
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import PageNotFound
+from steward.web.event_stream import make_event_rows
+from steward.web.node_map import NodeCache, build_node_map, count_node_states, describe_state
 from steward.web.rendering import Renderer
 
-Needs = Literal["operator", "administrator"]
+RequiredRole = Literal["operator", "administrator"]
 """Role that a page offers an operation to."""
 
 
-class Verb(msgspec.Struct, frozen=True, kw_only=True):
+class NodeVerb(msgspec.Struct, frozen=True, kw_only=True):
     """An operation on nodes that a page offers.
 
     Attributes:
@@ -59,34 +59,34 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     says: str
     operation: str
-    needs: Needs = "administrator"
+    needs: RequiredRole = "administrator"
     fields: tuple[str, ...] = ()
     is_grave: bool = False
     overrides: bool = True
 
 
-VERBS: Final[dict[str, Verb]] = {
+NODE_VERBS: Final[dict[str, NodeVerb]] = {
     verb.name: verb
     for verb in (
-        Verb(
+        NodeVerb(
             name="drain",
             says="Jobs on them go on, no new ones start.",
             operation="slurm.node.drain",
             fields=("reason",),
         ),
-        Verb(
+        NodeVerb(
             name="resume",
             says="Bring them back that are drained, down or failing.",
             operation="slurm.node.resume",
         ),
-        Verb(
+        NodeVerb(
             name="down",
             says="Set them down: jobs on them are ended.",
             operation="slurm.node.down",
             fields=("reason",),
             is_grave=True,
         ),
-        Verb(
+        NodeVerb(
             name="reserve",
             says="Put them into a reservation, which is made where there is none of its name.",
             operation="slurm.node.reserve",
@@ -94,7 +94,7 @@ VERBS: Final[dict[str, Verb]] = {
             fields=("reservation_name", "start_time", "duration", "users", "flags"),
             overrides=False,
         ),
-        Verb(
+        NodeVerb(
             name="unreserve",
             says="Take them out of a reservation; with the last one it goes.",
             operation="slurm.node.unreserve",
@@ -106,22 +106,24 @@ VERBS: Final[dict[str, Verb]] = {
 }
 """Operations by name."""
 
-_PROPS: Final = ("start_time", "duration", "users", "flags")
+_RESERVATION_FIELDS: Final = ("start_time", "duration", "users", "flags")
 """Optional fields of a reservation, sent as ``props``."""
-_LONGEST: Final = 2000
+_LONGEST_FIELD: Final = 2000
 """Most characters of a field."""
 
 
-def verbs_of(role: ClusterRole) -> tuple[Verb, ...]:
+def list_verbs(role: ClusterRole) -> tuple[NodeVerb, ...]:
     """Return the operations offered to a role on a cluster."""
     return tuple(
         verb
-        for verb in VERBS.values()
+        for verb in NODE_VERBS.values()
         if (role.administrator if verb.needs == "administrator" else role.operator)
     )
 
 
-def run_request(verb: Verb, cluster: str, given: Mapping[str, str], *, dry_run: bool) -> RunRequest:
+def build_run_request(
+    verb: NodeVerb, cluster: str, given: Mapping[str, str], *, dry_run: bool
+) -> RunOperationRequest:
     """Build the request of an operation from a form.
 
     Args:
@@ -135,15 +137,15 @@ def run_request(verb: Verb, cluster: str, given: Mapping[str, str], *, dry_run: 
     """
     values = {name: given.get(name, "").strip() for name in ("nodes", *verb.fields)}
     for name, value in values.items():
-        if len(value) > _LONGEST:
-            raise UsageError(f"{_called(name)} is too long", name)
-        if not value and name not in _PROPS:
-            raise UsageError(f"{_called(name)} is missing", name)
-    props = {name: values.pop(name) for name in _PROPS if name in values}
+        if len(value) > _LONGEST_FIELD:
+            raise UsageError(f"{_describe_field(name)} is too long", name)
+        if not value and name not in _RESERVATION_FIELDS:
+            raise UsageError(f"{_describe_field(name)} is missing", name)
+    props = {name: values.pop(name) for name in _RESERVATION_FIELDS if name in values}
     parameters: dict[str, Any] = dict(values)
     if any(props.values()):
         parameters["props"] = {name: value for name, value in props.items() if value}
-    return RunRequest(
+    return RunOperationRequest(
         action=verb.operation,
         parameters=parameters,
         cluster=cluster,
@@ -152,14 +154,14 @@ def run_request(verb: Verb, cluster: str, given: Mapping[str, str], *, dry_run: 
     )
 
 
-def _called(name: str) -> str:
+def _describe_field(name: str) -> str:
     """Describe a form field in an error message."""
     return {"nodes": "the list of nodes", "reservation_name": "the reservation's name"}.get(
         name, f"the {name.replace('_', ' ')}"
     )
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an operation, or of its dry run, on one node or reservation.
 
     Attributes:
@@ -175,16 +177,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def lines_of(result: Any) -> list[Line]:
+def list_result_lines(result: Any) -> list[ResultLine]:
     """Return an operation's result, line by line."""
     if not isinstance(result, dict):
         return []
     if "reservation_name" in result:
-        return [_line(str(result["reservation_name"]), result)]
-    return [_line(str(name), one) for name, one in result.items() if isinstance(one, dict)]
+        return [_make_result_line(str(result["reservation_name"]), result)]
+    return [
+        _make_result_line(str(name), one) for name, one in result.items() if isinstance(one, dict)
+    ]
 
 
-def _line(name: str, one: Mapping[str, Any]) -> Line:
+def _make_result_line(name: str, one: Mapping[str, Any]) -> ResultLine:
     """Describe the result of an operation on one node or reservation."""
     told = {
         key: value
@@ -199,7 +203,7 @@ def _line(name: str, one: Mapping[str, Any]) -> Line:
         for key, value in told.items()
         if value not in (None, "", False, [], {})
     ]
-    return Line(
+    return ResultLine(
         name=name,
         changes=bool(one.get("changed") or one.get("would_change")),
         says="; ".join(said),
@@ -207,70 +211,78 @@ def _line(name: str, one: Mapping[str, Any]) -> Line:
     )
 
 
-Ask = Request[Any, Any, Any]
-_AT_ONCE: Final = 30
+HttpRequest = Request[Any, Any, Any]
+_NODES_PER_PAGE: Final = 30
 """Nodes listed on a page."""
 
 
 @get("/cluster", include_in_schema=False)
 async def first(
-    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, known_nodes: NodeCache
 ) -> Response[Any]:
     """Show the cluster, or the first of several."""
     if not visit.me.clusters:
-        raise NoSuchPage("there is no cluster here")
-    return await _page(request, visit, pages, known_nodes, visit.me.clusters[0])
+        raise PageNotFound("there is no cluster here")
+    return await _make_cluster_page(request, visit, pages, known_nodes, visit.me.clusters[0])
 
 
 @get("/cluster/{name:str}", include_in_schema=False)
 async def named(
-    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, name: FromPath[str]
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
+    pages: Renderer,
+    known_nodes: NodeCache,
+    name: FromPath[str],
 ) -> Response[Any]:
     """Show a cluster by name."""
-    return await _page(request, visit, pages, known_nodes, role_on(visit, name))
+    return await _make_cluster_page(request, visit, pages, known_nodes, require_role(visit, name))
 
 
-def role_on(visit: Visit, cluster: str) -> ClusterRole:
+def require_role(visit: AuthenticatedRequest, cluster: str) -> ClusterRole:
     """Return the user's role on a cluster.
 
     Raises:
-        NoSuchPage: The cluster is unknown.
+        PageNotFound: The cluster is unknown.
     """
     role = visit.role(cluster)
     if role is None:
-        raise NoSuchPage(f"there is no cluster {cluster!r}")
+        raise PageNotFound(f"there is no cluster {cluster!r}")
     return role
 
 
-async def _page(
-    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, role: ClusterRole
+async def _make_cluster_page(
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
+    pages: Renderer,
+    known_nodes: NodeCache,
+    role: ClusterRole,
 ) -> Response[Any]:
     """Return the page of a cluster, now or at a past time."""
-    at, word = query.text(request, "at"), query.text(request, "state")
-    partition, offset = query.text(request, "partition"), query.number(request, "offset")
-    by = "partition" if query.text(request, "by") == "partition" else "name"
+    at, word = query.read_text(request, "at"), query.read_text(request, "state")
+    partition, offset = query.read_text(request, "partition"), query.read_number(request, "offset")
+    by = "partition" if query.read_text(request, "by") == "partition" else "name"
     if not role.sees_nodes:
         return pages.page("cluster_hidden.html", visit, here="/cluster", role=role)
-    nodes: NodesAnswer
-    partitions: PartitionsAnswer
-    reservations: ReservationsAnswer
+    nodes: NodesReply
+    partitions: PartitionsReply
+    reservations: ReservationsReply
     nodes, partitions, reservations = await asyncio.gather(
-        _then(visit, role, at) if at else known_nodes.of(visit, role.cluster),
+        _fetch_nodes_at(visit, role, at) if at else known_nodes.of(visit, role.cluster),
         visit.ask("history.partitions", PartitionsRequest(cluster=role.cluster)),
         visit.ask("history.reservations", ReservationsRequest(cluster=role.cluster)),
     )
     chosen = [
         node
         for node in nodes.nodes
-        if (not word or said(node.state).word == word)
+        if (not word or describe_state(node.state).word == word)
         and (not partition or partition in node.partitions)
     ]
-    listed = chosen if word or partition else [node for node in chosen if _needs_a_look(node)]
+    listed = chosen if word or partition else [node for node in chosen if _has_problem(node)]
     context: dict[str, Any] = {
         "role": role,
         "asked": {"at": at, "state": word, "partition": partition, "by": by},
-        "listed": listed[offset : offset + _AT_ONCE],
-        "more": offset + _AT_ONCE if len(listed) > offset + _AT_ONCE else 0,
+        "listed": listed[offset : offset + _NODES_PER_PAGE],
+        "more": offset + _NODES_PER_PAGE if len(listed) > offset + _NODES_PER_PAGE else 0,
     }
     if visit.is_part:
         return pages.page("_cluster_nodes.html", visit, **context)
@@ -279,32 +291,32 @@ async def _page(
         visit,
         here="/cluster",
         answer=nodes,
-        counts=counts(nodes.nodes),
-        groups=node_map(chosen, "partition" if by == "partition" else "name"),
+        counts=count_node_states(nodes.nodes),
+        groups=build_node_map(chosen, "partition" if by == "partition" else "name"),
         total=len(listed),
-        partitions=_partitions(nodes, partitions),
+        partitions=_list_partitions(nodes, partitions),
         reservations=reservations.reservations,
         offset=offset,
         **context,
     )
 
 
-async def _then(visit: Visit, role: ClusterRole, at: str) -> NodesAnswer:
+async def _fetch_nodes_at(visit: AuthenticatedRequest, role: ClusterRole, at: str) -> NodesReply:
     """Return the nodes as they were at a past time."""
     request = NodesRequest(cluster=role.cluster, at=at, zone=role.zone)
-    answer: NodesAnswer = await visit.ask("history.nodes", request)
+    answer: NodesReply = await visit.ask("history.nodes", request)
     return answer
 
 
-def _needs_a_look(node: NodeThen) -> bool:
+def _has_problem(node: NodeSnapshot) -> bool:
     """Return True if a node has a reason or is in a bad state."""
-    return bool(node.reason) or said(node.state).tone == "bad"
+    return bool(node.reason) or describe_state(node.state).tone == "bad"
 
 
-def _partitions(nodes: NodesAnswer, told: PartitionsAnswer) -> list[dict[str, Any]]:
+def _list_partitions(nodes: NodesReply, told: PartitionsReply) -> list[dict[str, Any]]:
     """Return partitions with their nodes by state, even those without a known state."""
     states = {one.partition: one for one in told.partitions}
-    members: dict[str, list[NodeThen]] = {name: [] for name in states}
+    members: dict[str, list[NodeSnapshot]] = {name: [] for name in states}
     for node in nodes.nodes:
         for name in node.partitions:
             members.setdefault(name, []).append(node)
@@ -317,7 +329,7 @@ def _partitions(nodes: NodesAnswer, told: PartitionsAnswer) -> list[dict[str, An
                 "nodes": len(within),
                 "cpus": sum(node.cpus for node in within),
                 "gpus": sum(node.gpus for node in within),
-                "counts": counts(within),
+                "counts": count_node_states(within),
             }
         )
     return found
@@ -336,29 +348,35 @@ _JOBS: Final = 200
 
 @get("/nodes/{cluster:str}/{node:str}", include_in_schema=False)
 async def node_page(
-    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], node: FromPath[str]
+    request: HttpRequest,
+    visit: AuthenticatedRequest,
+    pages: Renderer,
+    cluster: FromPath[str],
+    node: FromPath[str],
 ) -> Response[Any]:
     """Show one node: state, history, jobs and events."""
-    role = role_on(visit, cluster)
+    role = require_role(visit, cluster)
     if not role.sees_nodes:
         return pages.page("cluster_hidden.html", visit, here="/cluster", role=role)
-    at = query.text(request, "at")
+    at = query.read_text(request, "at")
     where: dict[str, Any] = {"cluster": cluster, "zone": role.zone}
-    now: NodesAnswer
-    past: NodeAnswer
-    jobs: NodeJobsAnswer
-    events: EventsAnswer
+    now: NodesReply
+    past: NodeReply
+    jobs: NodeJobsReply
+    events: HistoryEventsReply
     now, past, jobs, events = await asyncio.gather(
         visit.ask("history.nodes", NodesRequest(nodes=node, at=at, **where)),
         visit.ask("history.node", NodeRequest(node=node, until=at, limit=_SPANS, **where)),
         visit.ask("history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **where)),
         visit.ask(
             "history.events",
-            EventsRequest(clusters=(cluster,), nodes=node, until=at, limit=_EVENTS, zone=role.zone),
+            HistoryEventsRequest(
+                clusters=(cluster,), nodes=node, until=at, limit=_EVENTS, zone=role.zone
+            ),
         ),
     )
     if not now.nodes and not past.spans and not jobs.jobs:
-        raise NoSuchPage(f"nothing is known of a node {node!r} of {cluster}")
+        raise PageNotFound(f"nothing is known of a node {node!r} of {cluster}")
     return pages.page(
         "node.html",
         visit,
@@ -370,8 +388,8 @@ async def node_page(
         answer=now,
         past=past,
         jobs=jobs,
-        rows=rows_of(visit, events.events),
-        verbs=verbs_of(role) if not at else (),
+        rows=make_event_rows(visit, events.events),
+        verbs=list_verbs(role) if not at else (),
     )
 
 
@@ -380,37 +398,37 @@ ROUTES: Final = (node_page,)
 
 @get("/cluster/{cluster:str}/change", include_in_schema=False)
 async def form(
-    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str]
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
     """Show the form of an operation."""
-    role_on(visit, cluster)
-    verb = _verb(query.text(request, "verb"))
-    given = {"nodes": query.text(request, "nodes")}
-    return _form(visit, pages, cluster, verb, given)
+    require_role(visit, cluster)
+    verb = _find_verb(query.read_text(request, "verb"))
+    given = {"nodes": query.read_text(request, "nodes")}
+    return _make_change_form(visit, pages, cluster, verb, given)
 
 
 @post("/cluster/{cluster:str}/change", include_in_schema=False, status_code=200)
 async def change(
-    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str]
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
     """Show a dry run of an operation, and perform it once confirmed."""
-    role_on(visit, cluster)
+    require_role(visit, cluster)
     given = {name: str(value) for name, value in (await request.form()).multi_items()}
-    verb = _verb(given.get("verb", ""))
+    verb = _find_verb(given.get("verb", ""))
     if given.get("back"):
-        return _form(visit, pages, cluster, verb, given)
+        return _make_change_form(visit, pages, cluster, verb, given)
     is_sure = given.get("sure") == "yes"
     try:
-        answer: RunAnswer = await visit.ask(
+        answer: RunOperationReply = await visit.ask(
             "automation.run",
-            run_request(verb, cluster, given, dry_run=not is_sure),
+            build_run_request(verb, cluster, given, dry_run=not is_sure),
             key=given.get("key", "") if is_sure else "",
         )
     except Unavailable:
         raise
     except StewardError as error:
         # Keep the form's values, so that the user corrects them in place.
-        return _form(visit, pages, cluster, verb, given, str(error))
+        return _make_change_form(visit, pages, cluster, verb, given, str(error))
     if answer.id:
         return pages.redirect(f"/actions/{answer.id}", visit)
     return pages.page(
@@ -419,19 +437,19 @@ async def change(
         here="/cluster",
         cluster=cluster,
         verb=verb,
-        given=_kept(verb, given),
+        given=_select_confirmed(verb, given),
         answer=answer,
-        lines=lines_of(answer.result),
+        lines=list_result_lines(answer.result),
         # The idempotency key makes repeated clicks run the operation once.
         key=secrets.token_urlsafe(16),
     )
 
 
-def _form(
-    visit: Visit,
+def _make_change_form(
+    visit: AuthenticatedRequest,
     pages: Renderer,
     cluster: str,
-    verb: Verb,
+    verb: NodeVerb,
     given: Mapping[str, str],
     error: str = "",
 ) -> Response[Any]:
@@ -448,17 +466,17 @@ def _form(
     )
 
 
-def _kept(verb: Verb, given: Mapping[str, str]) -> dict[str, str]:
+def _select_confirmed(verb: NodeVerb, given: Mapping[str, str]) -> dict[str, str]:
     """Return the form values that the confirmation passes on."""
     names = ("nodes", *verb.fields, *(("force",) if verb.overrides else ()))
     return {name: given[name] for name in names if given.get(name)}
 
 
-def _verb(name: str) -> Verb:
+def _find_verb(name: str) -> NodeVerb:
     """Return an operation by name, or fail."""
-    if name not in VERBS:
-        raise NoSuchPage(f"nodes can be had {', '.join(VERBS)}, not {name[:60]!r}")
-    return VERBS[name]
+    if name not in NODE_VERBS:
+        raise PageNotFound(f"nodes can be had {', '.join(NODE_VERBS)}, not {name[:60]!r}")
+    return NODE_VERBS[name]
 
 
 CHANGE_ROUTES: Final = (form, change)

@@ -13,30 +13,30 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
-from steward.core.printable import no_formula, safe
+from steward.core.printable import escape_line, quote_formula
 from steward.reports.requests import (
     AccountsRequest,
-    By,
     ClusterRequest,
-    JobsRequest,
-    PartitionsRequest,
-    ReportAnswer,
+    JobCountsRequest,
+    PartitionUsageRequest,
+    PeriodLength,
+    ReportReply,
     ReportRequest,
-    Row,
+    ReportRow,
     UsersRequest,
     WaitsRequest,
     WasteRequest,
 )
 from steward.web import query
-from steward.web.authentication import Visit
-from steward.web.errors import NoSuchPage
-from steward.web.formats import duration, number, percent
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import PageNotFound
+from steward.web.formats import format_duration_html, format_number_html, format_percent_html
 from steward.web.rendering import Plot, Renderer
 
 _HOUR_S: Final = 3600
 
 
-class Column(msgspec.Struct, frozen=True):
+class ReportColumn(msgspec.Struct, frozen=True):
     """A column of a report.
 
     Attributes:
@@ -56,7 +56,7 @@ class Column(msgspec.Struct, frozen=True):
     is_odd: bool = False
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ReportKind(msgspec.Struct, frozen=True, kw_only=True):
     """Definition of a report.
 
     Attributes:
@@ -73,183 +73,197 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     says: str
     request: type[ReportRequest]
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     plot: str
     of_jobs: bool = True
 
 
-def _word(title: str, name: str, link: str = "") -> Column:
+def _make_text_column(title: str, name: str, link: str = "") -> ReportColumn:
     """Define a column of text, optionally with links."""
 
     def text(row: Any) -> str:
         return str(getattr(row, name))
 
-    return Column(title, text, text, is_number=False, link=link)
+    return ReportColumn(title, text, text, is_number=False, link=link)
 
 
-def _count(title: str, name: str) -> Column:
+def _make_count_column(title: str, name: str) -> ReportColumn:
     """Define a column of numbers."""
 
     def plain(row: Any) -> str:
         return str(getattr(row, name))
 
-    return Column(title, lambda row: number(getattr(row, name)), plain)
+    return ReportColumn(title, lambda row: format_number_html(getattr(row, name)), plain)
 
 
-def _hours(title: str, name: str, *, is_odd: bool = False) -> Column:
+def _make_hours_column(title: str, name: str, *, is_odd: bool = False) -> ReportColumn:
     """Define a column of resource time, converted from seconds to hours."""
 
     def text(row: Any) -> str:
         seconds = getattr(row, name)
-        return number(None if seconds is None else seconds / _HOUR_S, 1)
+        return format_number_html(None if seconds is None else seconds / _HOUR_S, 1)
 
     def plain(row: Any) -> str:
         seconds = getattr(row, name)
         return "" if seconds is None else f"{seconds / _HOUR_S:.3f}"
 
-    return Column(title, text, plain, is_odd=is_odd)
+    return ReportColumn(title, text, plain, is_odd=is_odd)
 
 
-def _share(title: str, part: str, whole: str) -> Column:
+def _make_share_column(title: str, part: str, whole: str) -> ReportColumn:
     """Define a column of percentages: one attribute over another."""
 
     def plain(row: Any) -> str:
         of, all_of = getattr(row, part), getattr(row, whole)
         return f"{of / all_of:.4f}" if of is not None and all_of else ""
 
-    return Column(title, lambda row: percent(getattr(row, part), getattr(row, whole)), plain)
+    return ReportColumn(
+        title, lambda row: format_percent_html(getattr(row, part), getattr(row, whole)), plain
+    )
 
 
-def _wait(title: str, name: str) -> Column:
+def _make_wait_column(title: str, name: str) -> ReportColumn:
     """Define a column of wait times."""
 
     def plain(row: Any) -> str:
         found = getattr(row, name)
         return "" if found is None else str(found)
 
-    return Column(title, lambda row: duration(getattr(row, name)), plain)
+    return ReportColumn(title, lambda row: format_duration_html(getattr(row, name)), plain)
 
 
-def _user() -> Column:
+def _make_user_column() -> ReportColumn:
     """Define the column of the user name, or the uid."""
 
     def text(row: Any) -> str:
         return row.user or ("" if row.uid is None else str(row.uid))
 
-    return Column("User", text, text, is_number=False, link="users")
+    return ReportColumn("User", text, text, is_number=False, link="users")
 
 
-def _size() -> Column:
+def _make_size_column() -> ReportColumn:
     """Define the column of a range of CPU counts."""
 
     def text(row: Any) -> str:
         return f"{row.least_cpus}-{row.most_cpus or ''}" if row.least_cpus else ""
 
-    return Column("CPUs", text, text, is_odd=True)
+    return ReportColumn("CPUs", text, text, is_odd=True)
 
 
-_USED: Final = (
-    _count("Jobs", "jobs"),
-    _hours("CPU hours", "cpu_s"),
-    _hours("GPU hours", "gpu_s", is_odd=True),
-    _hours("Node hours", "node_s"),
+_USAGE_COLUMNS: Final = (
+    _make_count_column("Jobs", "jobs"),
+    _make_hours_column("CPU hours", "cpu_s"),
+    _make_hours_column("GPU hours", "gpu_s", is_odd=True),
+    _make_hours_column("Node hours", "node_s"),
 )
-_WAITED: Final = (
-    _count("Started", "started"),
-    _wait("Median wait", "median_s"),
-    _wait("90 % waited less than", "p90_s"),
-    _wait("Longest wait", "longest_s"),
+_WAIT_COLUMNS: Final = (
+    _make_count_column("Started", "started"),
+    _make_wait_column("Median wait", "median_s"),
+    _make_wait_column("90 % waited less than", "p90_s"),
+    _make_wait_column("Longest wait", "longest_s"),
 )
 
-KINDS: Final[dict[str, Kind]] = {
+REPORT_KINDS: Final[dict[str, ReportKind]] = {
     kind.name: kind
     for kind in (
-        Kind(
+        ReportKind(
             name="cluster",
             title="What the cluster did",
             says="What its CPUs and GPUs did, in hours, as 'sreport cluster Utilization' tells it.",
             request=ClusterRequest,
             columns=(
-                _count("Jobs", "jobs"),
-                _hours("Allocated", "allocated_cpu_s"),
-                _hours("Down", "down_cpu_s"),
-                _hours("Planned down", "planned_down_cpu_s"),
-                _hours("Idle", "idle_cpu_s"),
-                _hours("Planned", "planned_cpu_s"),
-                _hours("Reported", "reported_cpu_s"),
-                _share("Used", "allocated_cpu_s", "reported_cpu_s"),
-                _hours("GPUs allocated", "allocated_gpu_s", is_odd=True),
-                _hours("GPUs idle", "idle_gpu_s", is_odd=True),
-                _share("GPUs used", "allocated_gpu_s", "reported_gpu_s"),
+                _make_count_column("Jobs", "jobs"),
+                _make_hours_column("Allocated", "allocated_cpu_s"),
+                _make_hours_column("Down", "down_cpu_s"),
+                _make_hours_column("Planned down", "planned_down_cpu_s"),
+                _make_hours_column("Idle", "idle_cpu_s"),
+                _make_hours_column("Planned", "planned_cpu_s"),
+                _make_hours_column("Reported", "reported_cpu_s"),
+                _make_share_column("Used", "allocated_cpu_s", "reported_cpu_s"),
+                _make_hours_column("GPUs allocated", "allocated_gpu_s", is_odd=True),
+                _make_hours_column("GPUs idle", "idle_gpu_s", is_odd=True),
+                _make_share_column("GPUs used", "allocated_gpu_s", "reported_gpu_s"),
             ),
             plot="allocated_cpu_s",
             of_jobs=False,
         ),
-        Kind(
+        ReportKind(
             name="accounts",
             title="Who used what",
             says="Each account in all, then its users.",
             request=AccountsRequest,
-            columns=(_word("Account", "account", "accounts"), _user(), *_USED),
+            columns=(
+                _make_text_column("Account", "account", "accounts"),
+                _make_user_column(),
+                *_USAGE_COLUMNS,
+            ),
             plot="cpu_s",
         ),
-        Kind(
+        ReportKind(
             name="users",
             title="Who used most",
             says="Users, the ones who used most first.",
             request=UsersRequest,
             columns=(
-                _user(),
-                *_USED,
-                _count("Completed", "completed"),
-                _count("Failed", "failed"),
+                _make_user_column(),
+                *_USAGE_COLUMNS,
+                _make_count_column("Completed", "completed"),
+                _make_count_column("Failed", "failed"),
             ),
             plot="cpu_s",
         ),
-        Kind(
+        ReportKind(
             name="partitions",
             title="Partitions",
             says="What was used of each, and how long jobs waited for it.",
-            request=PartitionsRequest,
-            columns=(_word("Partition", "partition", "partitions"), *_USED, *_WAITED),
+            request=PartitionUsageRequest,
+            columns=(
+                _make_text_column("Partition", "partition", "partitions"),
+                *_USAGE_COLUMNS,
+                *_WAIT_COLUMNS,
+            ),
             plot="cpu_s",
         ),
-        Kind(
+        ReportKind(
             name="waits",
             title="How long jobs waited",
             says="From when they might have begun until they did.",
             request=WaitsRequest,
-            columns=(_word("Partition", "partition", "partitions"), _size(), *_WAITED),
+            columns=(
+                _make_text_column("Partition", "partition", "partitions"),
+                _make_size_column(),
+                *_WAIT_COLUMNS,
+            ),
             plot="median_s",
         ),
-        Kind(
+        ReportKind(
             name="jobs",
             title="Jobs by state and size",
             says="How many there were, by account, size and the state in which they ended.",
-            request=JobsRequest,
+            request=JobCountsRequest,
             columns=(
-                _word("Account", "account", "accounts"),
-                _size(),
-                _word("State", "state"),
-                _count("Jobs", "jobs"),
-                _hours("CPU hours", "cpu_s"),
-                _hours("GPU hours", "gpu_s", is_odd=True),
+                _make_text_column("Account", "account", "accounts"),
+                _make_size_column(),
+                _make_text_column("State", "state"),
+                _make_count_column("Jobs", "jobs"),
+                _make_hours_column("CPU hours", "cpu_s"),
+                _make_hours_column("GPU hours", "gpu_s", is_odd=True),
             ),
             plot="jobs",
         ),
-        Kind(
+        ReportKind(
             name="waste",
             title="Asked for and not used",
             says="Of jobs that ended: how much of their CPUs, memory and time limit they used.",
             request=WasteRequest,
             columns=(
-                _word("Account", "account", "accounts"),
-                _user(),
-                _count("Jobs", "jobs"),
-                _hours("CPU hours", "cpu_s"),
-                _share("CPUs used", "used_cpu_s", "cpu_s"),
-                _share("Memory used", "used_memory_byte_s", "memory_byte_s"),
-                _share("Time limit used", "elapsed_s", "limit_s"),
+                _make_text_column("Account", "account", "accounts"),
+                _make_user_column(),
+                _make_count_column("Jobs", "jobs"),
+                _make_hours_column("CPU hours", "cpu_s"),
+                _make_share_column("CPUs used", "used_cpu_s", "cpu_s"),
+                _make_share_column("Memory used", "used_memory_byte_s", "memory_byte_s"),
+                _make_share_column("Time limit used", "elapsed_s", "limit_s"),
             ),
             plot="cpu_s",
         ),
@@ -258,9 +272,9 @@ KINDS: Final[dict[str, Kind]] = {
 """Reports by name, in display order."""
 
 
-def shown_columns(kind: Kind, rows: Sequence[Any]) -> list[Column]:
+def select_columns(kind: ReportKind, rows: Sequence[Any]) -> list[ReportColumn]:
     """Return the columns of a table without the empty optional ones."""
-    nothing = ("", "0.0", number(None))
+    nothing = ("", "0.0", format_number_html(None))
     return [
         column
         for column in kind.columns
@@ -268,38 +282,42 @@ def shown_columns(kind: Kind, rows: Sequence[Any]) -> list[Column]:
     ]
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 _MOST_ROWS: Final = 500
 """Most rows shown of a report."""
 _MOST_BARS: Final = 40
 """Most bars of a plot."""
-_BY: Final = ("", "day", "week", "month")
+_PERIODS: Final = ("", "day", "week", "month")
 
 
 @get("/reports", include_in_schema=False)
-async def reports(visit: Visit, pages: Renderer) -> Response[Any]:
+async def reports(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List the reports."""
-    return pages.page("reports.html", visit, here="/reports", kinds=KINDS)
+    return pages.page("reports.html", visit, here="/reports", kinds=REPORT_KINDS)
 
 
 @get("/reports/{name:str}", include_in_schema=False)
-async def report(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def report(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Show a report's form; its table loads separately, since it may take a while."""
-    kind = _kind(name)
-    return pages.page("report.html", visit, **_asked(request, kind))
+    kind = _find_report(name)
+    return pages.page("report.html", visit, **_read_form(request, kind))
 
 
 @get("/reports/{name:str}/table", include_in_schema=False)
-async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def table(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Return a report's table and plot, or a download of it."""
-    kind = _kind(name)
-    asked = _asked(request, kind)
-    answer: ReportAnswer = await visit.ask(f"reports.{name}", _wanted(asked, kind))
+    kind = _find_report(name)
+    asked = _read_form(request, kind)
+    answer: ReportReply = await visit.ask(f"reports.{name}", _make_report_request(asked, kind))
     rows = answer.rows
-    columns = shown_columns(kind, rows)
-    form = query.text(request, "form")
+    columns = select_columns(kind, rows)
+    form = query.read_text(request, "form")
     if form in ("csv", "json"):
-        return _download(answer, kind, columns, form)
+        return _download_report(answer, kind, columns, form)
     return pages.either(
         "report_table.html",
         visit,
@@ -309,39 +327,47 @@ async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
         more=max(0, len(rows) - _MOST_ROWS),
         columns=columns,
         several=len({row.cluster for row in rows}) > 1,
-        plot=_plot(kind, answer, rows),
+        plot=_plot_report(kind, answer, rows),
     )
 
 
-def _kind(name: str) -> Kind:
+def _find_report(name: str) -> ReportKind:
     """Return a report by name, or fail."""
-    if name not in KINDS:
-        raise NoSuchPage(f"there is no report {name[:60]!r}, but {', '.join(KINDS)}")
-    return KINDS[name]
+    if name not in REPORT_KINDS:
+        raise PageNotFound(f"there is no report {name[:60]!r}, but {', '.join(REPORT_KINDS)}")
+    return REPORT_KINDS[name]
 
 
-def _asked(request: Ask, kind: Kind) -> dict[str, Any]:
+def _read_form(request: HttpRequest, kind: ReportKind) -> dict[str, Any]:
     """Read the form of a report, with defaults."""
-    by = query.text(request, "by")
-    since = query.text(request, "since") or "now-30days"
+    by = query.read_text(request, "by")
+    since = query.read_text(request, "since") or "now-30days"
     fields = {
         "since": since,
-        "until": query.text(request, "until") or "now",
-        "by": by if by in _BY else "",
-        "clusters": query.words(request, "clusters"),
+        "until": query.read_text(request, "until") or "now",
+        "by": by if by in _PERIODS else "",
+        "clusters": query.read_words(request, "clusters"),
     }
     if kind.of_jobs:
-        fields |= {name: query.words(request, name) for name in ("accounts", "users", "partitions")}
-    return {"here": "/reports", "kind": kind, "asked": fields, "kinds": KINDS, "offered": _BY}
+        fields |= {
+            name: query.read_words(request, name) for name in ("accounts", "users", "partitions")
+        }
+    return {
+        "here": "/reports",
+        "kind": kind,
+        "asked": fields,
+        "kinds": REPORT_KINDS,
+        "offered": _PERIODS,
+    }
 
 
-def _wanted(asked: dict[str, Any], kind: Kind) -> Any:
+def _make_report_request(asked: dict[str, Any], kind: ReportKind) -> Any:
     """Build the request of a report."""
     fields = asked["asked"]
-    return kind.request(**{**fields, "by": cast("By", fields["by"])})
+    return kind.request(**{**fields, "by": cast("PeriodLength", fields["by"])})
 
 
-def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Row]) -> Plot | None:
+def _plot_report(kind: ReportKind, answer: ReportReply, rows: Sequence[ReportRow]) -> Plot | None:
     """Plot the totals of periods over time; None if there is only one period."""
     if len(answer.periods) < 2:
         return None
@@ -363,8 +389,8 @@ def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Row]) -> Plot | None:
     )
 
 
-def _download(
-    answer: ReportAnswer, kind: Kind, columns: Sequence[Column], form: str
+def _download_report(
+    answer: ReportReply, kind: ReportKind, columns: Sequence[ReportColumn], form: str
 ) -> Response[Any]:
     """Return a report as a CSV or JSON file."""
     headers = {"Content-Disposition": f'attachment; filename="report-{kind.name}.{form}"'}
@@ -376,7 +402,7 @@ def _download(
     for row in answer.rows:
         cells = [answer.periods[row.period].label or "all", row.cluster]
         cells += [column.plain(row) for column in columns]
-        writer.writerow([no_formula(safe(cell)) for cell in cells])
+        writer.writerow([quote_formula(escape_line(cell)) for cell in cells])
     return Response(out.getvalue(), media_type="text/csv", headers=headers)
 
 

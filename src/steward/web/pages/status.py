@@ -1,6 +1,6 @@
 """Status pages: problems, gaps, health checks, dead letters to replay; and Prometheus metrics.
 
-:func:`troubles` lists the problems of Steward itself, for this page and the home page.
+:func:`list_problems` lists the problems of Steward itself, for this page and the home page.
 """
 
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from steward.admin.status.requests import (
     StatusShowAnswer,
     StatusShowRequest,
 )
-from steward.core.errors import Refused, UsageError
-from steward.web.authentication import Doorkeeper, Visit
-from steward.web.daemon_client import Desk
-from steward.web.formats import duration, size
+from steward.core.errors import PermissionRefused, UsageError
+from steward.web.authentication import AuthenticatedRequest, Authenticator
+from steward.web.daemon_client import DaemonClient
+from steward.web.formats import format_duration_html, format_size_html
 from steward.web.rendering import Renderer
 from steward.web.settings import WebSettings
 
-_LATE_S: Final = 600.0
+_LATE_AFTER_S: Final = 600.0
 """Lag beyond which a consumer is a problem, in seconds."""
-_TIGHT: Final = 0.05
+_LOW_SPACE: Final = 0.05
 """Share of free disk space below which a warning appears."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class StatusProblem(msgspec.Struct, frozen=True):
     """A problem of Steward itself.
 
     Attributes:
@@ -44,40 +44,44 @@ class Trouble(msgspec.Struct, frozen=True):
     says: str
 
 
-def troubles(answer: StatusShowAnswer) -> list[Trouble]:
+def list_problems(answer: StatusShowAnswer) -> list[StatusProblem]:
     """Return the problems, worst first."""
-    return sorted(_troubles(answer), key=lambda one: one.rank != "wrong")
+    return sorted(_iterate_problems(answer), key=lambda one: one.rank != "wrong")
 
 
-def _troubles(answer: StatusShowAnswer) -> Iterator[Trouble]:
+def _iterate_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems in a status reply."""
     if not answer.running:
-        yield Trouble("wrong", "daemon", "it does not run")
+        yield StatusProblem("wrong", "daemon", "it does not run")
     for part in answer.parts:
         if not part.pid:
-            yield Trouble("wrong", f"part {part.name}", part.error or "it does not run")
-    yield from _behind(answer)
+            yield StatusProblem("wrong", f"part {part.name}", part.error or "it does not run")
+    yield from _iterate_consumer_problems(answer)
     if answer.dead_letters:
         events = "1 event was" if answer.dead_letters == 1 else f"{answer.dead_letters} events were"
-        yield Trouble("wrong", "dead letters", f"{events} set aside")
+        yield StatusProblem("wrong", "dead letters", f"{events} set aside")
     for one in answer.clusters:
         if one.up is False:
-            yield Trouble("wrong", f"cluster {one.cluster}", one.message or "it does not answer")
+            yield StatusProblem(
+                "wrong", f"cluster {one.cluster}", one.message or "it does not answer"
+            )
     for disk in answer.disks:
-        if disk.total and disk.free < _TIGHT * disk.total:
-            yield Trouble("warning", f"disk {disk.path}", f"{size(disk.free)} are free")
+        if disk.total and disk.free < _LOW_SPACE * disk.total:
+            yield StatusProblem(
+                "warning", f"disk {disk.path}", f"{format_size_html(disk.free)} are free"
+            )
     bank = answer.bank
     if bank is not None and bank.gate != "deciding":
         says = bank.gate_why or f"it is {bank.gate}"
-        yield Trouble("wrong" if bank.gate == "away" else "warning", "gate", says)
+        yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", says)
     if bank is not None and bank.notices:
-        yield Trouble("warning", "notices", f"{bank.notices} were set aside")
+        yield StatusProblem("warning", "notices", f"{bank.notices} were set aside")
     refused = {f"agent {address}": f"refused: {why}" for address, why in answer.refused.items()}
     for what, why in (refused | answer.unknown).items():
-        yield Trouble("warning", what, why)
+        yield StatusProblem("warning", what, why)
 
 
-def _behind(answer: StatusShowAnswer) -> Iterator[Trouble]:
+def _iterate_consumer_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems of consumers, except sinks."""
     sinks = {f"archive.{one.name}" for one in answer.sinks}
     for consumer in answer.consumers:
@@ -85,28 +89,28 @@ def _behind(answer: StatusShowAnswer) -> Iterator[Trouble]:
             continue
         if consumer.state == "detached":
             says = consumer.refill or "the journal waits for it no more"
-            yield Trouble("wrong", f"consumer {consumer.name}", says)
+            yield StatusProblem("wrong", f"consumer {consumer.name}", says)
         elif consumer.state == "waiting":
             says = consumer.detail or "something that it needs is away"
-            yield Trouble("warning", f"consumer {consumer.name}", says)
-        elif (consumer.behind_s or 0.0) > _LATE_S:
-            says = f"it is {duration(consumer.behind_s)} behind"
-            yield Trouble("warning", f"consumer {consumer.name}", says)
+            yield StatusProblem("warning", f"consumer {consumer.name}", says)
+        elif (consumer.behind_s or 0.0) > _LATE_AFTER_S:
+            says = f"it is {format_duration_html(consumer.behind_s)} behind"
+            yield StatusProblem("warning", f"consumer {consumer.name}", says)
     for sink in answer.sinks:
         if sink.state in ("detached", "waiting"):
             rank: Literal["wrong", "warning"] = "wrong" if sink.state == "detached" else "warning"
-            yield Trouble(rank, f"sink {sink.name}", sink.refill or sink.detail or sink.state)
+            yield StatusProblem(rank, f"sink {sink.name}", sink.refill or sink.detail or sink.state)
 
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 _MOST_LETTERS: Final = 200
 """Most dead letters shown."""
-_PASSED_ON: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """Headers that a proxy adds to requests it forwards."""
 
 
 @get("/status", include_in_schema=False)
-async def status(visit: Visit, pages: Renderer) -> Response[Any]:
+async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the status of Steward."""
     answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=False))
     letters = DeadAnswer(letters=())
@@ -117,7 +121,7 @@ async def status(visit: Visit, pages: Renderer) -> Response[Any]:
         visit,
         here="/status",
         answer=answer,
-        troubles=troubles(answer),
+        troubles=list_problems(answer),
         letters=letters.letters[:_MOST_LETTERS],
         more_letters=max(0, len(letters.letters) - _MOST_LETTERS),
         is_sink={f"archive.{one.name}" for one in answer.sinks},
@@ -126,7 +130,7 @@ async def status(visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 @get("/status/gaps", include_in_schema=False)
-async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
+async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the known gaps in the records, which take a while to compute."""
     answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=True))
     return pages.either(
@@ -140,7 +144,7 @@ async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 @get("/status/doctor", include_in_schema=False)
-async def doctor(visit: Visit, pages: Renderer) -> Response[Any]:
+async def doctor(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Run the health checks, which take some seconds."""
     answer: DoctorAnswer = await visit.ask("doctor.run", DoctorRequest())
     return pages.either(
@@ -153,7 +157,9 @@ async def doctor(visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 @post("/status/replay", include_in_schema=False, status_code=303)
-async def replay(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+async def replay(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+) -> Response[Any]:
     """Retry dead letters."""
     given = await request.form()
     consumer, number = str(given.get("consumer", "")), str(given.get("id", ""))
@@ -166,20 +172,22 @@ async def replay(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(request: Ask) -> Response[str]:
+async def metrics(request: HttpRequest) -> Response[str]:
     """Return Prometheus metrics: all with an operator's token, else a part for some addresses.
 
     Without a token they show nothing about users or accounts.
     """
     web: WebSettings = request.app.state.web
-    desk: Desk = request.app.state.desk
-    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    desk: DaemonClient = request.app.state.desk
+    doorkeeper: Authenticator = request.app.state.doorkeeper
     token = doorkeeper.token(request)
     peer = request.client.host if request.client else ""
     # Behind a proxy the peer address does not identify the client.
-    is_passed_on = any(name in request.headers for name in (*_PASSED_ON, web.proxy_header) if name)
+    is_passed_on = any(
+        name in request.headers for name in (*_PROXY_HEADERS, web.proxy_header) if name
+    )
     if not token and (peer not in web.metrics_from or is_passed_on):
-        raise Refused(
+        raise PermissionRefused(
             "figures are for the addresses in [web] metrics_from, and for an operator's token"
         )
     answer: MetricsAnswer = await desk.ask("status.metrics", MetricsRequest(), token)

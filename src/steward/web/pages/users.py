@@ -16,19 +16,19 @@ from steward.admin.credentials.requests import (
     TokenListRequest,
     TokenRevokeRequest,
 )
-from steward.bank.actions.accounts import AccountPage, UserShowRequest
-from steward.bank.actions.reports import UsageAnswer, UsageRequest
+from steward.bank.actions.accounts import AccountReply, UserShowRequest
+from steward.bank.actions.reports import UsageReply, UsageRequest
 from steward.bank.money import MICRO
 from steward.core.access import SCOPES
-from steward.core.errors import Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.reports.requests import WasteAnswer, WasteRequest
-from steward.web.authentication import Visit
-from steward.web.errors import NoSuchPage
-from steward.web.formats import zone_of
-from steward.web.rendering import Plot, Renderer, part
+from steward.reports.requests import WasteReply, WasteRequest
+from steward.web.authentication import AuthenticatedRequest
+from steward.web.errors import PageNotFound
+from steward.web.formats import find_zone
+from steward.web.rendering import Plot, Renderer, quote_path_part
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 _JOBS: Final = 10
 """Most jobs shown."""
 _DAY_S: Final = 86400.0
@@ -36,15 +36,17 @@ _LONGEST_NAME: Final = 64
 
 
 @get("/users/{name:str}", include_in_schema=False)
-async def user(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def user(visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]) -> Response[Any]:
     """Show a user, as far as the reader may see."""
-    return await _page(visit, pages, name)
+    return await _make_user_page(visit, pages, name)
 
 
 @get("/users/{name:str}/efficiency", include_in_schema=False)
-async def efficiency(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def efficiency(
+    visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Show the user's allocated but unused resources, which take a while to sum up."""
-    answer: WasteAnswer = await visit.ask(
+    answer: WasteReply = await visit.ask(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
     return pages.either(
@@ -56,9 +58,11 @@ async def efficiency(visit: Visit, pages: Renderer, name: FromPath[str]) -> Resp
 
 
 @post("/users/{name:str}/tokens", include_in_schema=False, status_code=200)
-async def create(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def create(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Create a token and show its secret once."""
-    _need_self(visit, name)
+    _require_self(visit, name)
     given = await request.form()
     days = str(given.get("days", "30")).strip()
     scopes: Any = tuple(word for word in SCOPES if word in given.getall("scopes", []))
@@ -74,29 +78,31 @@ async def create(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str
     except Unavailable:
         raise
     except StewardError as error:
-        return await _page(visit, pages, name, error=str(error))
-    return await _page(visit, pages, name, made=answer)
+        return await _make_user_page(visit, pages, name, error=str(error))
+    return await _make_user_page(visit, pages, name, made=answer)
 
 
 @post("/users/{name:str}/revoke", include_in_schema=False, status_code=303)
-async def revoke(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def revoke(
+    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+) -> Response[Any]:
     """Revoke a token or a session."""
-    _need_self(visit, name)
+    _require_self(visit, name)
     number = str((await request.form()).get("number", ""))
     if not number.isascii() or not number.isdigit():
         raise UsageError(f"a token has a number, not {number[:20]!r}")
     await visit.ask("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
-    return pages.redirect(f"/users/{part(name)}", visit)
+    return pages.redirect(f"/users/{quote_path_part(name)}", visit)
 
 
-def _need_self(visit: Visit, name: str) -> None:
+def _require_self(visit: AuthenticatedRequest, name: str) -> None:
     """Fail unless the user is the reader."""
     if name != visit.user:
-        raise Refused("tokens are made and taken back by whose they are", name)
+        raise PermissionRefused("tokens are made and taken back by whose they are", name)
 
 
-async def _page(
-    visit: Visit,
+async def _make_user_page(
+    visit: AuthenticatedRequest,
     pages: Renderer,
     name: str,
     *,
@@ -105,16 +111,16 @@ async def _page(
 ) -> Response[Any]:
     """Return the page of a user, with a new token or an error message if given."""
     if not name or len(name) > _LONGEST_NAME:
-        raise NoSuchPage("there is no such user")
+        raise PageNotFound("there is no such user")
     jobs: JobsAnswer
-    members: AccountPage | None
-    used: UsageAnswer | None
+    members: AccountReply | None
+    used: UsageReply | None
     tokens: TokenListAnswer | None
     jobs, members, used, tokens = await asyncio.gather(
         visit.ask("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
-        _members(visit, name),
-        _used(visit, name),
-        _tokens(visit, name),
+        _fetch_accounts(visit, name),
+        _fetch_usage(visit, name),
+        _fetch_tokens(visit, name),
     )
     return pages.page(
         "user.html",
@@ -127,36 +133,36 @@ async def _page(
         jobs=jobs,
         members=members,
         used=used,
-        plot=_plot(used) if used else None,
+        plot=_plot_usage(used) if used else None,
         tokens=tokens,
         scopes=SCOPES,
         now=utc_now(),
     )
 
 
-async def _members(visit: Visit, name: str) -> AccountPage | None:
+async def _fetch_accounts(visit: AuthenticatedRequest, name: str) -> AccountReply | None:
     """Return the user's accounts, or None without a bank."""
     if not visit.me.bank:
         return None
-    answer: AccountPage = await visit.ask("bank.user_show", UserShowRequest(users=(name,)))
+    answer: AccountReply = await visit.ask("bank.user_show", UserShowRequest(users=(name,)))
     return answer
 
 
-async def _used(visit: Visit, name: str) -> UsageAnswer | None:
+async def _fetch_usage(visit: AuthenticatedRequest, name: str) -> UsageReply | None:
     """Return the user's usage by month, as far as the reader may see it."""
     if not visit.me.bank:
         return None
     try:
-        answer: UsageAnswer = await visit.ask(
+        answer: UsageReply = await visit.ask(
             "bank.usage", UsageRequest(by=("month",), users=(name,), since="now-365days")
         )
-    except Refused:
+    except PermissionRefused:
         # Other users' usage is visible only to coordinators: the page omits it.
         return None
     return answer
 
 
-async def _tokens(visit: Visit, name: str) -> TokenListAnswer | None:
+async def _fetch_tokens(visit: AuthenticatedRequest, name: str) -> TokenListAnswer | None:
     """Return the user's own tokens and sessions; None for anybody else."""
     if name != visit.user:
         return None
@@ -166,12 +172,12 @@ async def _tokens(visit: Visit, name: str) -> TokenListAnswer | None:
     return answer
 
 
-def _plot(used: UsageAnswer) -> Plot | None:
+def _plot_usage(used: UsageReply) -> Plot | None:
     """Plot the usage by month, or return None for fewer than two months."""
     months = {row.month: row.amount for row in used.rows if row.month}
     if len(months) < 2:
         return None
-    zone = zone_of(used.zone)
+    zone = find_zone(used.zone)
     starts = [
         datetime(int(month[:4]), int(month[5:7]), 1, tzinfo=zone).timestamp() for month in months
     ]

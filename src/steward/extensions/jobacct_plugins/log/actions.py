@@ -7,27 +7,27 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.context import AccountingRoom
+from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.errors import Refused, StewardError
+from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.usage import AccountingExpire
-from steward.extensions.jobacct_plugins.consumer import location_of
-from steward.extensions.jobacct_plugins.log.files import Calendar, Day, days_in
+from steward.core.usage import AccountingExpiry
+from steward.extensions.jobacct_plugins.consumer import log_location
+from steward.extensions.jobacct_plugins.log.files import JobLogDay, LogCalendar, list_log_days
 from steward.extensions.jobacct_plugins.log.reader import raw_records
-from steward.extensions.jobacct_plugins.registry import LOG, types_of
-from steward.slurm.times import parse_time, zone_called
+from steward.extensions.jobacct_plugins.registry import LOG_TYPE, parse_plugin_types
+from steward.slurm.times import load_zone, parse_time
 
 _CHUNK_BYTES: Final = 256 * 1024
 """Size of a chunk of a dump, in bytes."""
-_MOST_TOLD: Final = 20
+_MAX_EXAMPLES: Final = 20
 """Most examples of invalid lines in an answer."""
 
 
-class OperatorsOnly(Refused):
+class LogOperatorsOnly(PermissionRefused):
     """Refusal: the caller is no operator."""
 
 
@@ -115,32 +115,32 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0
 
 
-def dump(
-    room: AccountingRoom, asker: Asker, request: DumpRequest
+def dump_log(
+    room: AccountingContext, asker: Asker, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
     """Dump the job log; operators only."""
-    _only_operators(room, asker, "read the job log")
-    zone = zone_called(request.zone)
+    _require_operator(room, asker, "read the job log")
+    zone = load_zone(request.zone)
     since = parse_time(request.since, room.now(), zone) if request.since else None
     until = parse_time(request.until, room.now(), zone) if request.until else None
-    return _dump(room, since, until)
+    return _dump_records(room, since, until)
 
 
-def _dump(
-    room: AccountingRoom, since: datetime | None, until: datetime | None
+def _dump_records(
+    room: AccountingContext, since: datetime | None, until: datetime | None
 ) -> Iterator[DumpChunk | DumpAnswer]:
     """Yield chunks of records of a time range, then the totals."""
-    calendar = Calendar(room.settings.cluster)
+    calendar = LogCalendar(room.settings.cluster)
     examples: list[str] = []
     records = passed_over = 0
 
     def told(path: str, number: int, why: str) -> None:
         nonlocal passed_over
         passed_over += 1
-        if len(examples) < _MOST_TOLD:
+        if len(examples) < _MAX_EXAMPLES:
             examples.append(f"{path}:{number}: {why}")
 
-    for day in days_in(location_of(room.settings)):
+    for day in list_log_days(log_location(room.settings)):
         if since is not None and calendar.end_of(day.day) <= since:
             continue
         chunk: list[bytes] = []
@@ -150,24 +150,24 @@ def _dump(
             size += len(line)
             chunk.append(line)
             if size >= _CHUNK_BYTES:
-                yield _chunk(chunk)
+                yield _build_chunk(chunk)
                 chunk, size = [], 0
         if chunk:
-            yield _chunk(chunk)
+            yield _build_chunk(chunk)
     yield DumpAnswer(records=records, passed_over=passed_over, examples=tuple(examples))
 
 
-def _chunk(lines: list[bytes]) -> DumpChunk:
+def _build_chunk(lines: list[bytes]) -> DumpChunk:
     return DumpChunk(b"".join(lines).decode("utf-8", "replace"))
 
 
-def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> ExpireAnswer:
+def expire_books(room: AccountingContext, asker: Asker, request: ExpireRequest) -> ExpireAnswer:
     """Order the removal of old accounting data, or list it; operators only."""
-    _only_operators(room, asker, "have books forgotten")
-    before = _before(room, request, zone_called(request.zone))
-    calendar = Calendar(room.settings.cluster)
-    days = () if request.keep_log else days_in(location_of(room.settings))
-    going = [_going(day) for day in days if calendar.end_of(day.day) <= before]
+    _require_operator(room, asker, "have books forgotten")
+    before = _parse_before(room, request, load_zone(request.zone))
+    calendar = LogCalendar(room.settings.cluster)
+    days = () if request.keep_log else list_log_days(log_location(room.settings))
+    going = [_expire_day(day) for day in days if calendar.end_of(day.day) <= before]
     try:
         jobs = room.jobs.expirable(before)
     except SqliteUnavailable:
@@ -175,11 +175,11 @@ def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> Expire
     if request.yes:
         if room.order is None:
             raise ExpireError("nothing can be forgotten from here: ask the daemon")
-        room.order([_order(room, asker, request, name, before) for name in room.clusters])
+        room.order([_expire_event(room, asker, request, name, before) for name in room.clusters])
     return ExpireAnswer(done=request.yes, before=before, days=tuple(going), jobs=jobs)
 
 
-def _before(room: AccountingRoom, request: ExpireRequest, zone: tzinfo) -> datetime:
+def _parse_before(room: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
     """Parse the request's time, and check that it is past and sacct can still read the log."""
     before = parse_time(request.before, room.now(), zone)
     if before > room.now():
@@ -187,7 +187,7 @@ def _before(room: AccountingRoom, request: ExpireRequest, zone: tzinfo) -> datet
     of = room.settings.accounting
     if not request.keep_log:
         return before
-    if LOG not in types_of(of.type):
+    if LOG_TYPE not in parse_plugin_types(of.type):
         raise AccountingUsage("there is no job log that could keep them: leave out --keep-log")
     if (room.now() - before).days <= of.close_after_days:
         raise AccountingUsage(
@@ -198,12 +198,12 @@ def _before(room: AccountingRoom, request: ExpireRequest, zone: tzinfo) -> datet
     return before
 
 
-def _going(day: Day) -> ExpireDay:
+def _expire_day(day: JobLogDay) -> ExpireDay:
     return ExpireDay(day=day.day, length=day.length)
 
 
-def _order(
-    room: AccountingRoom, asker: Asker, request: ExpireRequest, cluster: str, before: datetime
+def _expire_event(
+    room: AccountingContext, asker: Asker, request: ExpireRequest, cluster: str, before: datetime
 ) -> Event:
     """Build the event that orders the expiry on one cluster."""
     now = room.now()
@@ -214,16 +214,16 @@ def _order(
         at=now,
         seen_at=now,
         source="expire",
-        body=AccountingExpire(
+        body=AccountingExpiry(
             before=before, asked_by=asker.user or str(asker.uid), keep_log=request.keep_log
         ),
     )
 
 
-def _only_operators(room: AccountingRoom, asker: Asker, what: str) -> None:
+def _require_operator(room: AccountingContext, asker: Asker, what: str) -> None:
     """Raise OperatorsOnly unless the caller is an operator."""
     if not room.is_operator(asker):
-        raise OperatorsOnly(f"only operators may {what}", asker)
+        raise LogOperatorsOnly(f"only operators may {what}", asker)
 
 
 DUMP: Final = Action(
@@ -231,7 +231,7 @@ DUMP: Final = Action(
     help="Write the job log out, record by record.",
     request=DumpRequest,
     answer=DumpAnswer,
-    run=dump,
+    run=dump_log,
     stream=True,
     items=(DumpChunk,),
     only_reads=True,
@@ -243,7 +243,7 @@ EXPIRE: Final = Action(
     help="Forget the books of old jobs.",
     request=ExpireRequest,
     answer=ExpireAnswer,
-    run=expire,
+    run=expire_books,
     writes=True,
     role="operator",
 )

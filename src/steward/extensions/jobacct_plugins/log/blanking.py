@@ -1,6 +1,6 @@
 """Blanking of private text in the job log for jobs whose scripts were purged.
 
-:class:`Blanking` knows the purged scripts, learns which runs belong to them, and blanks names,
+:class:`PurgeBlanker` knows the purged scripts, learns which runs belong to them, and blanks names,
 comments and the like in their records. The consumer uses it for new lines, ``packing`` for a day
 that closes, and the program below for the days that exist already:
 
@@ -19,24 +19,24 @@ from typing import BinaryIO, Final
 import msgspec
 
 from steward.core.errors import StewardError
-from steward.core.timestamps import micros
+from steward.core.timestamps import to_micros
 from steward.extensions.jobacct_plugins.log.files import (
-    LATE,
-    NEW,
-    OPEN,
-    PACKED,
-    created,
+    LATE_SUFFIX,
+    NEW_SUFFIX,
+    OPEN_SUFFIX,
+    PACKED_SUFFIX,
+    create_log_file,
     stop_with_parent,
-    sync,
+    sync_file,
 )
-from steward.extensions.jobacct_plugins.log.reader import Source, records_of
-from steward.extensions.jobacct_plugins.log.state import Keeping, Purge
+from steward.extensions.jobacct_plugins.log.reader import LogSource, read_raw_lines
+from steward.extensions.jobacct_plugins.log.state import LogState, PurgedScript
 from steward.jobs.identity import PROMPT_US, SLACK_US
 from steward.jobs.run_merge import PRIVATE
 
-_BLOCK: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
 """Most bytes of one read."""
-_HELD: Final = (("job", PRIVATE), ("line", PRIVATE), ("start", ("name",)))
+_PRIVATE_FIELDS: Final = (("job", PRIVATE), ("line", PRIVATE), ("start", ("name",)))
 """Fields of a record that hold text written by a person."""
 
 
@@ -45,7 +45,7 @@ class _Ids(msgspec.Struct, frozen=True):
     het_job_id: int = 0
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _BlankHead(msgspec.Struct, frozen=True):
     cluster: str
     job_id: int
     submit: datetime
@@ -53,12 +53,12 @@ class _Head(msgspec.Struct, frozen=True):
     job: _Ids = _Ids()
 
 
-_head_of = msgspec.json.Decoder(_Head).decode
-_decode = msgspec.json.Decoder().decode
+_decode_head = msgspec.json.Decoder(_BlankHead).decode
+_decode_json = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Blanking:
+class PurgeBlanker:
     """Purged scripts, and the runs that used them.
 
     A script was written at its job's first submission and has the job id of its array's or het
@@ -68,7 +68,7 @@ class Blanking:
         purges: The purged scripts.
     """
 
-    def __init__(self, purges: Iterable[Purge] = ()) -> None:
+    def __init__(self, purges: Iterable[PurgedScript] = ()) -> None:
         self._scripts: dict[tuple[str, int], list[int]] = {}
         self._runs: set[tuple[str, int, int]] = set()
         self.add(purges)
@@ -76,32 +76,32 @@ class Blanking:
     def __bool__(self) -> bool:
         return bool(self._scripts)
 
-    def add(self, purges: Iterable[Purge]) -> None:
+    def add(self, purges: Iterable[PurgedScript]) -> None:
         """Add purged scripts."""
         for cluster, job_id, written_us in purges:
             self._scripts.setdefault((cluster, job_id), []).append(written_us)
 
     def learn(self, line: bytes) -> None:
         """Remember the record's run if it belongs to a purged script."""
-        head = _read(line)
+        head = _parse_head(line)
         if head is None:
             return
         leader = head.job.array_job_id or head.job.het_job_id or head.job_id
-        first_us = micros(head.first_submit)
+        first_us = to_micros(head.first_submit)
         for written_us in self._scripts.get((head.cluster, leader), ()):
             if -SLACK_US <= written_us - first_us <= PROMPT_US:
-                self._runs.add(_run(head))
+                self._runs.add(_run_key(head))
 
     def blank(self, line: bytes) -> bytes:
         """Blank a record's private text if its run is affected; the length stays the same."""
         if not self._runs:
             return line
-        head = _read(line)
-        if head is None or _run(head) not in self._runs:
+        head = _parse_head(line)
+        if head is None or _run_key(head) not in self._runs:
             return line
-        record = _decode(line)
+        record = _decode_json(line)
         found = False
-        for holder, names in _HELD:
+        for holder, names in _PRIVATE_FIELDS:
             inner = record.get(holder)
             if isinstance(inner, dict):
                 for name in names:
@@ -120,22 +120,22 @@ class Blanking:
         return b"".join(old if new is old else new.rstrip() + b"\n" for old, new in blanked)
 
 
-def _read(line: bytes) -> _Head | None:
+def _parse_head(line: bytes) -> _BlankHead | None:
     """Parse the head of a line's record; None if it is invalid."""
     try:
-        head = _head_of(line)
-        _run(head)
-        micros(head.first_submit)
+        head = _decode_head(line)
+        _run_key(head)
+        to_micros(head.first_submit)
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, OverflowError):
         return None
     return head
 
 
-def _run(head: _Head) -> tuple[str, int, int]:
-    return head.cluster, head.job_id, micros(head.submit)
+def _run_key(head: _BlankHead) -> tuple[str, int, int]:
+    return head.cluster, head.job_id, to_micros(head.submit)
 
 
-def blanked_lines(sources: list[Source], blanking: Blanking) -> Iterator[bytes]:
+def read_blanked_lines(sources: list[LogSource], blanking: PurgeBlanker) -> Iterator[bytes]:
     """Yield the lines of a day's files with their private text blanked.
 
     Args:
@@ -143,37 +143,37 @@ def blanked_lines(sources: list[Source], blanking: Blanking) -> Iterator[bytes]:
         blanking: The purged scripts.
     """
     if blanking:
-        for line in records_of(sources):
+        for line in read_raw_lines(sources):
             blanking.learn(line)
-    for line in records_of(sources):
+    for line in read_raw_lines(sources):
         yield blanking.blank(line)
 
 
-def _look_over(location: str, day: str, lengths: dict[str, int], blanking: Blanking) -> bool:
+def _blank_day(location: str, day: str, lengths: dict[str, int], blanking: PurgeBlanker) -> bool:
     """Blank a day's growing files if they hold purged text; return True if the day holds any."""
-    packed = f"{location}/{day}{PACKED}"
-    sources: list[Source] = [(packed, None)] if os.path.exists(packed) else []
-    growing = [f"{day}{kind}" for kind in (OPEN, LATE) if f"{day}{kind}" in lengths]
+    packed = f"{location}/{day}{PACKED_SUFFIX}"
+    sources: list[LogSource] = [(packed, None)] if os.path.exists(packed) else []
+    growing = [f"{day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX) if f"{day}{kind}" in lengths]
     growing = [name for name in growing if os.path.exists(f"{location}/{name}")]
     sources += [(f"{location}/{name}", lengths[name]) for name in growing]
-    for line in records_of(sources):
+    for line in read_raw_lines(sources):
         blanking.learn(line)
-    if not any(blanking.blank(line) is not line for line in records_of(sources)):
+    if not any(blanking.blank(line) is not line for line in read_raw_lines(sources)):
         return False
     if not os.path.exists(packed):
         for name in growing:
             with (
                 open(f"{location}/{name}", "rb") as file,
-                created(f"{location}/.{name}{NEW}") as new,
+                create_log_file(f"{location}/.{name}{NEW_SUFFIX}") as new,
             ):
                 _rewrite(file, lengths[name], new, blanking)
-                sync(new)
+                sync_file(new)
     return True
 
 
-def _rewrite(file: BinaryIO, length: int, new: BinaryIO, blanking: Blanking) -> None:
+def _rewrite(file: BinaryIO, length: int, new: BinaryIO, blanking: PurgeBlanker) -> None:
     """Copy the valid bytes of a file, blanked, line by line at equal length."""
-    while length and (piece := file.readline(min(_BLOCK, length))):
+    while length and (piece := file.readline(min(_READ_BYTES, length))):
         length -= len(piece)
         blanked = blanking.blank(piece)
         if len(blanked) != len(piece):
@@ -187,10 +187,10 @@ def main(arguments: list[str]) -> int:
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}
     try:
-        keeping = Keeping(database, reading=True)
-        blanking = Blanking(keeping.purges())
+        keeping = LogState(database, reading=True)
+        blanking = PurgeBlanker(keeping.purges())
         keeping.close()
-        print("found" if _look_over(location, day, lengths, blanking) else "")
+        print("found" if _blank_day(location, day, lengths, blanking) else "")
     except (StewardError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@ A record belongs to the day of its run's end, so records of unfinished runs wait
 together with the cursor: a crash in between leaves bytes beyond the known length, which are cut off
 before the batch is written again.
 
-:class:`Closing` packs a day some time after its end (process ``packing``) and blanks the text of
+:class:`DayCloser` packs a day some time after its end (process ``packing``) and blanks the text of
 purged jobs (process ``blanking``). :class:`LogPlugin` represents the log among the accounting
 plugins.
 """
@@ -31,52 +31,52 @@ from steward.core.events import (
     Event,
     utc_now,
 )
-from steward.core.timestamps import micros, moment
-from steward.core.usage import RunFact, StepAccounted, StepUsage
+from steward.core.timestamps import moment, to_micros
+from steward.core.usage import AccountedStep, RunEvent, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
-from steward.extensions.jobacct_plugins.consumer import location_of
-from steward.extensions.jobacct_plugins.log.blanking import Blanking
+from steward.extensions.jobacct_plugins.consumer import log_location
+from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker
 from steward.extensions.jobacct_plugins.log.files import (
-    LATE,
-    NEW,
-    OPEN,
-    PACKED,
-    PARQUET,
-    Calendar,
+    LATE_SUFFIX,
+    NEW_SUFFIX,
+    OPEN_SUFFIX,
+    PACKED_SUFFIX,
+    PARQUET_SUFFIX,
+    LogCalendar,
     LogFiles,
-    days_in,
+    list_log_days,
 )
 from steward.extensions.jobacct_plugins.log.records import (
-    KINDS,
+    LOG_EVENT_KINDS,
     JobAccounted,
-    lines_of,
-    record_of,
-    submit_of,
+    decode_record,
+    encode_log_lines,
+    run_submit_time,
 )
 from steward.extensions.jobacct_plugins.log.state import (
-    CLOSED,
-    SWAPPING,
-    Keeping,
-    Purge,
+    DAY_CLOSED,
+    DAY_SWAPPING,
+    LogState,
+    LogStateWriter,
+    PurgedScript,
     RunKey,
-    Writer,
-    keeping_path,
+    log_state_path,
 )
 from steward.jobs.identity import PROMPT_US
-from steward.jobs.retention import parsed_key
+from steward.jobs.retention import parse_script_key
 
 log = logging.getLogger(__name__)
 
-_IDLE: Final = timedelta(hours=1)
+_MIN_IDLE: Final = timedelta(hours=1)
 """Least idle time of a day before it is closed, so that an import does not reopen it each minute.
 """
-_AGAIN_S: Final = 3600.0
+_RETRY_S: Final = 3600.0
 """Delay before another try after a failed process, in seconds."""
-_LONGEST_S: Final = 3000.0
+_PROCESS_TIMEOUT_S: Final = 3000.0
 """Time limit of a packing or blanking process, in seconds."""
 
 
-class Closing:
+class DayCloser:
     """Closer of days: packs them, or blanks purged text in them, by a process each.
 
     Args:
@@ -90,10 +90,10 @@ class Closing:
     def __init__(
         self,
         files: LogFiles,
-        keeping: Keeping,
+        keeping: LogState,
         keeping_path: str,
-        calendar: Calendar,
-        idle: timedelta = _IDLE,
+        calendar: LogCalendar,
+        idle: timedelta = _MIN_IDLE,
     ) -> None:
         self._files = files
         self._keeping = keeping
@@ -129,7 +129,7 @@ class Closing:
             lengths: Valid lengths of its files.
 
         Raises:
-            LogUnavailable: The log's directory cannot be written now.
+            JobLogUnavailable: The log's directory cannot be written now.
             SqliteUnavailable: The state directory cannot be written now.
         """
         began = time.monotonic()
@@ -137,7 +137,7 @@ class Closing:
             log.error("the job log's day %s stays open for now", day)
             return False
         with self._keeping.writing() as writer:
-            writer.set_day(day, SWAPPING)
+            writer.set_day(day, DAY_SWAPPING)
         self._swap(day)
         log.info("closed the job log's day %s in %.1f s", day, time.monotonic() - began)
         return True
@@ -163,11 +163,11 @@ class Closing:
             return False
         if not said:
             return True
-        if os.path.exists(self._files.path(f"{day}{PACKED}")):
+        if os.path.exists(self._files.path(f"{day}{PACKED_SUFFIX}")):
             return self.close_day(day, lengths)
-        for kind in (OPEN, LATE):
+        for kind in (OPEN_SUFFIX, LATE_SUFFIX):
             # New and old file are of equal length: the known length holds for either.
-            self._files.rename(f".{day}{kind}{NEW}", f"{day}{kind}")
+            self._files.rename(f".{day}{kind}{NEW_SUFFIX}", f"{day}{kind}")
         self._files.sync_directory()
         return True
 
@@ -175,7 +175,7 @@ class Closing:
         """Run a process on a day; return its output, or None on failure."""
         parts = [
             f"{name}={lengths[name]}"
-            for kind in (OPEN, LATE)
+            for kind in (OPEN_SUFFIX, LATE_SUFFIX)
             if (name := f"{day}{kind}") in lengths
         ]
         command = [
@@ -188,13 +188,13 @@ class Closing:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=True,
-                timeout=_LONGEST_S,
+                timeout=_PROCESS_TIMEOUT_S,
             )
         except (subprocess.SubprocessError, OSError) as error:
             said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
             why = said.splitlines()[-1] if said else str(error)
             log.error("%s the job log's day %s: %s", what, day, why)
-            self._again_at[day] = time.monotonic() + _AGAIN_S
+            self._again_at[day] = time.monotonic() + _RETRY_S
             return None
         return done.stdout.decode(errors="replace").strip()
 
@@ -202,43 +202,43 @@ class Closing:
         """Complete interrupted closings, and remove temporary files.
 
         Raises:
-            LogUnavailable: The log's directory cannot be written now.
+            JobLogUnavailable: The log's directory cannot be written now.
         """
         for day, state in self._keeping.days().items():
-            if state == SWAPPING:
+            if state == DAY_SWAPPING:
                 self._swap(day)
         self._files.remove_unfinished()
 
     def remove(self, day: str) -> None:
         """Remove all files of a day."""
-        for kind in (OPEN, LATE, PACKED, PARQUET):
+        for kind in (OPEN_SUFFIX, LATE_SUFFIX, PACKED_SUFFIX, PARQUET_SUFFIX):
             self._files.remove(f"{day}{kind}")
 
     def _swap(self, day: str) -> None:
         """Rename a day's packed files into place and remove its open ones; repeatable."""
-        for kind in (PACKED, PARQUET):
-            self._files.rename(f".{day}{kind}{NEW}", f"{day}{kind}")
+        for kind in (PACKED_SUFFIX, PARQUET_SUFFIX):
+            self._files.rename(f".{day}{kind}{NEW_SUFFIX}", f"{day}{kind}")
         self._files.sync_directory()
-        for kind in (OPEN, LATE):
+        for kind in (OPEN_SUFFIX, LATE_SUFFIX):
             self._files.remove(f"{day}{kind}")
         with self._keeping.writing() as writer:
-            writer.set_day(day, CLOSED)
-            writer.forget_files([f"{day}{OPEN}", f"{day}{LATE}"])
+            writer.set_day(day, DAY_CLOSED)
+            writer.forget_files([f"{day}{OPEN_SUFFIX}", f"{day}{LATE_SUFFIX}"])
 
 
-_LOOK_EVERY_S: Final = 60.0
+_CLOSE_INTERVAL_S: Final = 60.0
 """Interval of the checks for days to close, in seconds."""
-_REMEMBERED: Final = timedelta(days=14)
+_RUN_RETENTION: Final = timedelta(days=14)
 """How long after a day's closing a correction finds its run without an end time."""
 
-_PURGES_S: Final = 86_400
+_PURGE_RETENTION_S: Final = 86_400
 """How long a purge is remembered, for records that were made before it was known, in seconds."""
 
-_MOST_INT64: Final = 2**63 - 1
+_MAX_INT64: Final = 2**63 - 1
 _encode = msgspec.json.Encoder().encode
 
 
-class _Waited(msgspec.Struct, frozen=True):
+class _WaitingLines(msgspec.Struct, frozen=True):
     """Reference to lines that wait for a run's end; they may be too many for memory.
 
     Attributes:
@@ -250,18 +250,18 @@ class _Waited(msgspec.Struct, frozen=True):
     run: RunKey
 
 
-_Piece = bytes | _Waited
+_LogPiece = bytes | _WaitingLines
 
 
-class _Batch:
+class _LogBatch:
     """Changes that a batch of events makes."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, list[_Piece]] = {}
+        self.lines: dict[str, list[_LogPiece]] = {}
         self.waiting: dict[RunKey, list[bytes]] = {}
         self.ended: dict[RunKey, str] = {}
         self.expire_before: datetime | None = None
-        self.purges: list[Purge] = []
+        self.purges: list[PurgedScript] = []
 
 
 class LogConsumer:
@@ -276,20 +276,20 @@ class LogConsumer:
     """
 
     name = "accounting.log"
-    kinds = KINDS | {ACCOUNTING_EXPIRE, ARCHIVE_PURGE}
+    kinds = LOG_EVENT_KINDS | {ACCOUNTING_EXPIRE, ARCHIVE_PURGE}
     batch_events = 100
 
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
-        self._files = LogFiles(location_of(settings))
-        self._keeping = Keeping(keeping_path(settings.state_dir))
-        self._calendar = Calendar(settings.cluster)
-        self._closing = Closing(
-            self._files, self._keeping, keeping_path(settings.state_dir), self._calendar
+        self._files = LogFiles(log_location(settings))
+        self._keeping = LogState(log_state_path(settings.state_dir))
+        self._calendar = LogCalendar(settings.cluster)
+        self._closing = DayCloser(
+            self._files, self._keeping, log_state_path(settings.state_dir), self._calendar
         )
         self._close_after = timedelta(days=settings.accounting.close_after_days)
         self._now = now
         self._lengths: dict[str, int] = {}
-        self._blanking = Blanking(self._keeping.purges())
+        self._blanking = PurgeBlanker(self._keeping.purges())
         self._is_mended = False
         self._look_at = 0.0
 
@@ -301,7 +301,7 @@ class LogConsumer:
         """Write the records of events, and move the cursor to ``upto``.
 
         Raises:
-            LogUnavailable: The log's directory cannot be written now.
+            JobLogUnavailable: The log's directory cannot be written now.
             SqliteUnavailable: The state directory cannot be written now.
             Rejected: An event's body is not what its kind promises.
         """
@@ -329,23 +329,23 @@ class LogConsumer:
             self._keeping.overwrite()
             self._look_at = 0.0
 
-    def _batch_of(self, events: Sequence[Event]) -> _Batch:
+    def _batch_of(self, events: Sequence[Event]) -> _LogBatch:
         """Sort a batch's events into lines by day, waiting lines, purges and expiry."""
-        batch = _Batch()
+        batch = _LogBatch()
         for event in events:
             # Learn the batch's purges before its records: what they purge must not be written
             # either.
             if event.kind == ARCHIVE_PURGE:
-                self._blanking.add(_purged(event))
+                self._blanking.add(_purged_scripts(event))
         for event in events:
             if event.kind == ACCOUNTING_EXPIRE:
                 if not event.body.keep_log:
                     latest = batch.expire_before or event.body.before
                     batch.expire_before = max(latest, event.body.before)
             elif event.kind == ARCHIVE_PURGE:
-                batch.purges += _purged(event)
+                batch.purges += _purged_scripts(event)
             else:
-                _check(event)
+                _check_body(event)
                 self._sort(event, batch)
         return batch
 
@@ -362,14 +362,15 @@ class LogConsumer:
                 writer.wrote(name, length, written_s)
         self._lengths |= found
 
-    def _by_file(self, batch: _Batch) -> dict[str, list[_Piece]]:
+    def _by_file(self, batch: _LogBatch) -> dict[str, list[_LogPiece]]:
         """Map lines by day to lines by file: ``.late`` for days that are closed."""
         closed = self._keeping.days() if batch.lines else {}
         return {
-            f"{day}{LATE if day in closed else OPEN}": pieces for day, pieces in batch.lines.items()
+            f"{day}{LATE_SUFFIX if day in closed else OPEN_SUFFIX}": pieces
+            for day, pieces in batch.lines.items()
         }
 
-    def _chunks(self, pieces: Sequence[_Piece]) -> Iterator[bytes]:
+    def _chunks(self, pieces: Sequence[_LogPiece]) -> Iterator[bytes]:
         """Yield the bytes of pieces, reading waiting lines from the database."""
         for piece in pieces:
             if isinstance(piece, bytes):
@@ -378,15 +379,15 @@ class LogConsumer:
                 yield from self._keeping.waiting(piece.run)
             else:
                 for lines in self._keeping.waiting(piece.under):
-                    yield from (_of_run(line, piece.run) for line in lines.splitlines())
+                    yield from (_assign_run(line, piece.run) for line in lines.splitlines())
 
-    def _sort(self, event: Event, batch: _Batch) -> None:
+    def _sort(self, event: Event, batch: _LogBatch) -> None:
         """Find the day of an event's records, or let them wait for it."""
         body = event.body
         if event.kind == STEP_ACCOUNTED:
             self._sort_accounted(event, body, batch)
             return
-        run = (event.cluster, body.job_id, micros(submit_of(body)), body.restarts)
+        run = (event.cluster, body.job_id, to_micros(run_submit_time(body)), body.restarts)
         lines = self._lines_of(event)
         day = self._day_of(run, batch)
         if not day and event.kind == RUN_END and body.piece_end is None:
@@ -400,10 +401,10 @@ class LogConsumer:
 
     def _lines_of(self, event: Event) -> bytes:
         """Encode an event's lines; blank text of jobs whose purge was recorded earlier."""
-        lines = lines_of(event)
+        lines = encode_log_lines(event)
         return self._blanking.blank_all(lines) if self._blanking else lines
 
-    def _purge(self, purges: Sequence[Purge], writer: Writer, noted_s: int) -> None:
+    def _purge(self, purges: Sequence[PurgedScript], writer: LogStateWriter, noted_s: int) -> None:
         """Blank waiting lines of purged scripts' jobs, and schedule days for a scan."""
         oldest_us: dict[str, int] = {}
         for cluster, _job_id, written_us in purges:
@@ -417,7 +418,7 @@ class LogConsumer:
                     writer.wait_anew(number, blanked)
         since = moment(min(oldest_us.values()))
         days = {name.partition(".")[0] for name in self._lengths}
-        days |= {day.day for day in days_in(self._files.location)}
+        days |= {day.day for day in list_log_days(self._files.location)}
         writer.purge(
             purges, noted_s, sorted(day for day in days if self._calendar.end_of(day) > since)
         )
@@ -425,7 +426,7 @@ class LogConsumer:
     def _blank_days(self) -> bool:
         """Scan one day for purged text; return True if more days may follow."""
         for day in self._keeping.looks():
-            names = {f"{day}{kind}" for kind in (OPEN, LATE)}
+            names = {f"{day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX)}
             there = {name for name in names if os.path.exists(self._files.path(name))}
             self._meet(there - self._lengths.keys(), int(self._now().timestamp()))
             if self._closing.blank_day(day, self._lengths):
@@ -435,7 +436,7 @@ class LogConsumer:
                 return True
         return False
 
-    def _day_of_old(self, cluster: str, body: RunFact | StepUsage) -> str:
+    def _day_of_old(self, cluster: str, body: RunEvent | StepUsage) -> str:
         """Return the day of a run that ended too long ago to be recorded; "" for others."""
         end = body.run_end if isinstance(body, StepUsage) else body.record.end
         if not body.correction or end is None or end >= self._remembered_since():
@@ -443,24 +444,24 @@ class LogConsumer:
         return self._calendar.day_of(cluster, end)
 
     def _remembered_since(self) -> datetime:
-        return self._now().astimezone(UTC) - self._close_after - _REMEMBERED
+        return self._now().astimezone(UTC) - self._close_after - _RUN_RETENTION
 
-    def _end(self, event: Event, run: RunKey, batch: _Batch) -> str:
+    def _end(self, event: Event, run: RunKey, batch: _LogBatch) -> str:
         """Record the end of a run and write its waiting lines first; return its day."""
         record = event.body.record
         day = self._calendar.day_of(event.cluster, record.end or event.at)
         by_submit = (*run[:3], -1)
         pieces = batch.lines.setdefault(day, [])
-        pieces += [_Waited(run, run), *batch.waiting.pop(run, ())]
-        pieces.append(_Waited(by_submit, run))
+        pieces += [_WaitingLines(run, run), *batch.waiting.pop(run, ())]
+        pieces.append(_WaitingLines(by_submit, run))
         accounted = b"".join(batch.waiting.pop(by_submit, ()))
-        pieces += [_of_run(line, run) for line in accounted.splitlines()]
+        pieces += [_assign_run(line, run) for line in accounted.splitlines()]
         batch.ended[run] = day
         return day
 
-    def _sort_accounted(self, event: Event, body: StepAccounted, batch: _Batch) -> None:
+    def _sort_accounted(self, event: Event, body: AccountedStep, batch: _LogBatch) -> None:
         """Assign an imported step to its run's day, or let it wait."""
-        named = (event.cluster, body.job_id, micros(submit_of(body)))
+        named = (event.cluster, body.job_id, to_micros(run_submit_time(body)))
         found = self._keeping.run_of_submit(*named)
         for run, day in batch.ended.items():
             if run[:3] == named:
@@ -469,20 +470,20 @@ class LogConsumer:
         if found is None:
             batch.waiting.setdefault((*named, -1), []).append(lines)
         else:
-            batch.lines.setdefault(found[1], []).append(_of_run(lines, found[0]))
+            batch.lines.setdefault(found[1], []).append(_assign_run(lines, found[0]))
 
-    def _day_of(self, run: RunKey, batch: _Batch) -> str:
+    def _day_of(self, run: RunKey, batch: _LogBatch) -> str:
         """Return the day of an ended run, from this batch or the database; "" if none."""
         if run in batch.ended:
             return batch.ended[run]
         return self._keeping.day_of(run)
 
-    def _expire(self, before: datetime, writer: Writer, lengths: dict[str, int]) -> None:
+    def _expire(self, before: datetime, writer: LogStateWriter, lengths: dict[str, int]) -> None:
         """Remove the days that ended before a time; idempotent."""
-        for day in days_in(self._files.location):
+        for day in list_log_days(self._files.location):
             if self._calendar.end_of(day.day) > before:
                 continue
-            names = [f"{day.day}{kind}" for kind in (OPEN, LATE)]
+            names = [f"{day.day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX)]
             self._closing.remove(day.day)
             writer.forget_files(names)
             writer.forget_day(day.day)
@@ -494,7 +495,7 @@ class LogConsumer:
         """Blank or close one day that is due; return the seconds until the next call.
 
         Raises:
-            LogUnavailable: The log's directory cannot be written now.
+            JobLogUnavailable: The log's directory cannot be written now.
             SqliteUnavailable: The state directory cannot be written now.
         """
         self._mend()
@@ -509,15 +510,15 @@ class LogConsumer:
             self._lengths = self._known_lengths()
             if len(due) > 1:
                 return 0.0
-        self._look_at = now_s + _LOOK_EVERY_S
+        self._look_at = now_s + _CLOSE_INTERVAL_S
         with self._keeping.writing() as writer:
             # One day less, because of time zones.
             oldest = self._remembered_since() - timedelta(days=1)
             writer.forget_runs(oldest.date().isoformat())
-            writer.forget_purges(int(self._now().timestamp()) - _PURGES_S)
+            writer.forget_purges(int(self._now().timestamp()) - _PURGE_RETENTION_S)
         if self._blanking and not self._keeping.purges():
-            self._blanking = Blanking()
-        return _LOOK_EVERY_S
+            self._blanking = PurgeBlanker()
+        return _CLOSE_INTERVAL_S
 
     def _mend(self) -> None:
         """Repair the files once after the start: cut them to their recorded lengths."""
@@ -546,27 +547,27 @@ class LogConsumer:
         self._keeping.close()
 
 
-def _of_run(line: bytes, run: RunKey) -> bytes:
+def _assign_run(line: bytes, run: RunKey) -> bytes:
     """Assign an imported record to the run that it turned out to belong to."""
-    record = record_of(line)
+    record = decode_record(line)
     assert isinstance(record, JobAccounted), "nothing else waits under a submit time alone"
     named = msgspec.structs.replace(record, restarts=run[3])
     return _encode(named) + b"\n"
 
 
-def _purged(event: Event) -> list[Purge]:
+def _purged_scripts(event: Event) -> list[PurgedScript]:
     """Return the scripts that an event purges from every sink."""
     if event.body.sink:
         return []
-    found = filter(None, map(parsed_key, event.body.script_keys))
+    found = filter(None, map(parse_script_key, event.body.script_keys))
     return [(event.cluster, job_id, mtime_ns // 1000) for job_id, mtime_ns in found]
 
 
-def _check(event: Event) -> None:
+def _check_body(event: Event) -> None:
     """Reject an event whose numbers do not fit the database."""
     body = event.body
-    restarts = 0 if isinstance(body, StepAccounted) else body.restarts
-    if not (0 < body.job_id <= _MOST_INT64 and 0 <= restarts <= _MOST_INT64):
+    restarts = 0 if isinstance(body, AccountedStep) else body.restarts
+    if not (0 < body.job_id <= _MAX_INT64 and 0 <= restarts <= _MAX_INT64):
         raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)
 
 

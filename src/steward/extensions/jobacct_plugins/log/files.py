@@ -1,8 +1,8 @@
 """Files of the job log: names, days in the clusters' zones, and crash-safe appends.
 
 A day has up to four files: ``.jsonl`` (open), ``.late.jsonl`` (records after closing),
-``.jsonl.zst`` (packed) and ``.parquet`` (sacct lines). :func:`days_in` lists days,
-:class:`Calendar` computes them, :class:`LogFiles` writes.
+``.jsonl.zst`` (packed) and ``.parquet`` (sacct lines). :func:`list_log_days` lists days,
+:class:`LogCalendar` computes them, :class:`LogFiles` writes.
 
 No crash doubles or tears a line: a database records each file's length; bytes beyond it come from
 an unfinished batch and are cut off before the next write.
@@ -22,32 +22,34 @@ import msgspec
 
 from steward.accounting.errors import AccountingError, AccountingUnavailable
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.times import zone_called
+from steward.slurm.times import load_zone
 
 
-class LogError(AccountingError):
+class JobLogError(AccountingError):
     """Job log that is unusable as it is; ``offender`` is its path."""
 
 
-class LogUnavailable(AccountingUnavailable):
+class JobLogUnavailable(AccountingUnavailable):
     """Job log that cannot be read or written now; ``offender`` is its path."""
 
 
-OPEN: Final = ".jsonl"
+OPEN_SUFFIX: Final = ".jsonl"
 """Suffix of the growing file of an open day."""
-LATE: Final = ".late.jsonl"
+LATE_SUFFIX: Final = ".late.jsonl"
 """Suffix of the growing file for records that arrive after a day's closing."""
-PACKED: Final = ".jsonl.zst"
+PACKED_SUFFIX: Final = ".jsonl.zst"
 """Suffix of the packed records of a closed day (zstd)."""
-PARQUET: Final = ".parquet"
+PARQUET_SUFFIX: Final = ".parquet"
 """Suffix of the sacct lines of a closed day."""
-NEW: Final = ".new"
+NEW_SUFFIX: Final = ".new"
 """Suffix of a file that is being made; a dot in front of its name hides it, too."""
 
-_NAME: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(\.jsonl|\.late\.jsonl|\.jsonl\.zst|\.parquet)")
+_FILE_PATTERN: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})(\.jsonl|\.late\.jsonl|\.jsonl\.zst|\.parquet)"
+)
 
 
-class Day(msgspec.Struct, frozen=True, kw_only=True):
+class JobLogDay(msgspec.Struct, frozen=True, kw_only=True):
     """One day of a log, as its directory holds it.
 
     Attributes:
@@ -68,33 +70,35 @@ def day_name(day: date) -> str:
     return day.isoformat()
 
 
-def days_in(location: str) -> list[Day]:
+def list_log_days(location: str) -> list[JobLogDay]:
     """List the days of a log, the oldest first.
 
     Raises:
-        LogUnavailable: The directory cannot be read now.
+        JobLogUnavailable: The directory cannot be read now.
     """
     found: dict[str, dict[str, os.DirEntry[str]]] = {}
     try:
         with os.scandir(location) as entries:
             for entry in entries:
-                match = _NAME.fullmatch(entry.name)
+                match = _FILE_PATTERN.fullmatch(entry.name)
                 if match and _is_date(match[1]) and entry.is_file(follow_symlinks=False):
                     found.setdefault(match[1], {})[match[2]] = entry
-        return [_day(day, files) for day, files in sorted(found.items())]
+        return [_build_day(day, files) for day, files in sorted(found.items())]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise LogUnavailable(
+        raise JobLogUnavailable(
             f"the job log in {location} cannot be read: {error.strerror}", location
         ) from error
 
 
-def _day(day: str, files: "dict[str, os.DirEntry[str]]") -> Day:
-    return Day(
+def _build_day(day: str, files: "dict[str, os.DirEntry[str]]") -> JobLogDay:
+    return JobLogDay(
         day=day,
-        records=tuple(files[kind].path for kind in (PACKED, OPEN, LATE) if kind in files),
-        parquet=files[PARQUET].path if PARQUET in files else "",
+        records=tuple(
+            files[kind].path for kind in (PACKED_SUFFIX, OPEN_SUFFIX, LATE_SUFFIX) if kind in files
+        ),
+        parquet=files[PARQUET_SUFFIX].path if PARQUET_SUFFIX in files else "",
         length=sum(entry.stat(follow_symlinks=False).st_size for entry in files.values()),
     )
 
@@ -107,27 +111,27 @@ def _is_date(text: str) -> bool:
     return True
 
 
-def units_of(path: str) -> Iterable[tuple[str, ...]]:
+def file_units(path: str) -> Iterable[tuple[str, ...]]:
     """Return the files of a log by day, or a single file as one unit.
 
     Args:
         path: A log's directory, or one file of records.
 
     Raises:
-        LogError: It is neither.
-        LogUnavailable: It cannot be read now.
+        JobLogError: It is neither.
+        JobLogUnavailable: It cannot be read now.
     """
     if os.path.isdir(path):
-        units = [day.records for day in days_in(path) if day.records]
+        units = [day.records for day in list_log_days(path) if day.records]
         if not units:
-            raise LogError(f"{path} holds no job log", path)
+            raise JobLogError(f"{path} holds no job log", path)
         return units
     if not os.path.exists(path):
-        raise LogError(f"there is no job log {path}", path)
+        raise JobLogError(f"there is no job log {path}", path)
     return [(path,)]
 
 
-class Calendar:
+class LogCalendar:
     """Days in the time zones of the clusters.
 
     Args:
@@ -135,8 +139,8 @@ class Calendar:
     """
 
     def __init__(self, clusters: Mapping[str, ClusterSettings]) -> None:
-        self._zones = {name: zone_called(of.timezone) for name, of in clusters.items()}
-        self._other = zone_called("")
+        self._zones = {name: load_zone(of.timezone) for name, of in clusters.items()}
+        self._other = load_zone("")
 
     def day_of(self, cluster: str, moment: datetime) -> str:
         """Return the day of a moment in the cluster's zone."""
@@ -184,13 +188,13 @@ class LogFiles:
             chunks: Bytes to append.
 
         Raises:
-            LogUnavailable: It cannot be written now.
+            JobLogUnavailable: It cannot be written now.
         """
         with self._translated(name):
             self._prepare()
             fd = self._open(name)
             try:
-                length = _fit(fd, length, self.path(name))
+                length = _truncate_to(fd, length, self.path(name))
                 written = _write(fd, chunks)
                 os.fsync(fd)
             finally:
@@ -203,7 +207,7 @@ class LogFiles:
         """Cut a file to a length; return the resulting length, 0 where there is no file.
 
         Raises:
-            LogUnavailable: It cannot be done now.
+            JobLogUnavailable: It cannot be done now.
         """
         with self._translated(name):
             if not os.path.exists(self.path(name)):
@@ -214,7 +218,7 @@ class LogFiles:
                 return 0
             fd = self._open(name)
             try:
-                return _fit(fd, length, self.path(name))
+                return _truncate_to(fd, length, self.path(name))
             finally:
                 os.close(fd)
 
@@ -222,7 +226,7 @@ class LogFiles:
         """Return the valid length of an unrecorded file: up to its last newline.
 
         Raises:
-            LogUnavailable: It cannot be read now.
+            JobLogUnavailable: It cannot be read now.
         """
         path = self.path(name)
         with self._translated(name):
@@ -255,7 +259,7 @@ class LogFiles:
             if not os.path.isdir(self.location):
                 return
             for name in os.listdir(self.location):
-                if name.startswith(".") and name.endswith(NEW):
+                if name.startswith(".") and name.endswith(NEW_SUFFIX):
                     os.unlink(self.path(name))
 
     def sync_directory(self) -> None:
@@ -282,10 +286,10 @@ class LogFiles:
             yield
         except OSError as error:
             path = self.path(name)
-            raise LogUnavailable(f"the job log: {path}: {error.strerror}", path) from error
+            raise JobLogUnavailable(f"the job log: {path}: {error.strerror}", path) from error
 
 
-def _fit(fd: int, length: int, path: str) -> int:
+def _truncate_to(fd: int, length: int, path: str) -> int:
     """Cut a file to a length; return the shorter length if bytes are missing."""
     size = os.fstat(fd).st_size
     if size < length:
@@ -316,7 +320,7 @@ def _flush(fd: int, data: bytearray) -> int:
     return len(data)
 
 
-MODE: Final = 0o600
+LOG_FILE_MODE: Final = 0o600
 """Mode of the log's files."""
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -328,13 +332,13 @@ def stop_with_parent() -> None:
     os.umask(0o077)
 
 
-def created(path: str) -> Any:
+def create_log_file(path: str) -> Any:
     """Create a file, open for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, MODE), "wb")
+    return os.fdopen(os.open(path, flags, LOG_FILE_MODE), "wb")
 
 
-def sync(file: Any) -> None:
+def sync_file(file: Any) -> None:
     """Flush and fsync a file."""
     file.flush()
     os.fsync(file.fileno())

@@ -14,35 +14,35 @@ import msgspec
 
 from steward.core.drivers import PARQUET as PARQUET_DRIVER
 from steward.core.errors import StewardError
-from steward.core.records import FIELDS, Line
-from steward.extensions.jobacct_plugins.log.blanking import Blanking, blanked_lines
+from steward.core.records import USAGE_LINE_FIELDS, UsageLine
+from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker, read_blanked_lines
 from steward.extensions.jobacct_plugins.log.files import (
-    LATE,
-    MODE,
-    NEW,
-    OPEN,
-    PACKED,
-    PARQUET,
-    LogUnavailable,
-    created,
+    LATE_SUFFIX,
+    LOG_FILE_MODE,
+    NEW_SUFFIX,
+    OPEN_SUFFIX,
+    PACKED_SUFFIX,
+    PARQUET_SUFFIX,
+    JobLogUnavailable,
+    create_log_file,
     stop_with_parent,
-    sync,
+    sync_file,
 )
-from steward.extensions.jobacct_plugins.log.reader import Source, lines_of_unit
-from steward.extensions.jobacct_plugins.log.state import Keeping
-from steward.jobs.lines import rank_of
+from steward.extensions.jobacct_plugins.log.reader import LogSource, read_unit_lines
+from steward.extensions.jobacct_plugins.log.state import LogState
+from steward.jobs.lines import rank_step
 
-_LEVEL: Final = 9
+_ZSTD_LEVEL: Final = 9
 """zstd compression level."""
-_MEMORY: Final = "512MB"
+_MEMORY_LIMIT: Final = "512MB"
 """Memory limit of DuckDB."""
-_KEYS: Final = {"cluster", "step"}
+_KEY_FIELDS: Final = {"cluster", "step"}
 """Text fields that must not be NULL, as they identify a line."""
 _encode = msgspec.json.Encoder().encode
-_HINTS: Final = get_type_hints(Line)
+_HINTS: Final = get_type_hints(UsageLine)
 
 
-def pack(location: str, day: str, lengths: dict[str, int], blanking: Blanking) -> str:
+def pack_records(location: str, day: str, lengths: dict[str, int], blanking: PurgeBlanker) -> str:
     """Pack a day's records, with purged text blanked; return the path of the new file.
 
     Args:
@@ -53,24 +53,24 @@ def pack(location: str, day: str, lengths: dict[str, int], blanking: Blanking) -
     """
     import zstandard
 
-    packed = f"{location}/{day}{PACKED}"
-    sources: list[Source] = [(packed, None)] if os.path.exists(packed) else []
+    packed = f"{location}/{day}{PACKED_SUFFIX}"
+    sources: list[LogSource] = [(packed, None)] if os.path.exists(packed) else []
     sources += [
         (f"{location}/{name}", lengths[name])
-        for name in (f"{day}{OPEN}", f"{day}{LATE}")
+        for name in (f"{day}{OPEN_SUFFIX}", f"{day}{LATE_SUFFIX}")
         if name in lengths and os.path.exists(f"{location}/{name}")
     ]
-    path = f"{location}/.{day}{PACKED}{NEW}"
-    with created(path) as file:
-        writer = zstandard.ZstdCompressor(level=_LEVEL).stream_writer(file, closefd=False)
+    path = f"{location}/.{day}{PACKED_SUFFIX}{NEW_SUFFIX}"
+    with create_log_file(path) as file:
+        writer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(file, closefd=False)
         with writer:
-            for line in blanked_lines(sources, blanking):
+            for line in read_blanked_lines(sources, blanking):
                 writer.write(line)
-        sync(file)
+        sync_file(file)
     return path
 
 
-def write_parquet(lines: Iterable[Line], path: str) -> None:
+def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
     """Write lines as Parquet (zstd), in sacct's order.
 
     Args:
@@ -78,29 +78,31 @@ def write_parquet(lines: Iterable[Line], path: str) -> None:
         path: The file; names beside it that continue with ``.lines`` are used for temporary data.
 
     Raises:
-        LogUnavailable: DuckDB is not installed.
+        JobLogUnavailable: DuckDB is not installed.
     """
     try:
         import duckdb
     except ImportError as error:
-        raise LogUnavailable(PARQUET_DRIVER.missing, PARQUET_DRIVER.part) from error
+        raise JobLogUnavailable(PARQUET_DRIVER.missing, PARQUET_DRIVER.part) from error
 
-    between = f"{path}.lines{NEW}"
+    between = f"{path}.lines{NEW_SUFFIX}"
     try:
-        with created(between) as file:
+        with create_log_file(between) as file:
             for line in lines:
                 # Add the rank as one more field beside the line's own.
-                rank = b'{"rank":%d,' % rank_of(line.step)
+                rank = b'{"rank":%d,' % rank_step(line.step)
                 file.write(rank + _encode(line)[1:] + b"\n")
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, MODE))
+        os.close(
+            os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, LOG_FILE_MODE)
+        )
         with duckdb.connect() as database:
-            database.execute(f"SET memory_limit = '{_MEMORY}'")
+            database.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
             database.execute("SET threads = 2")
-            database.execute(f"SET temp_directory = {_quoted(f'{path}.spill{NEW}')}")
-            database.execute(_COPY.format(between=_quoted(between), path=_quoted(path)))
+            database.execute(f"SET temp_directory = {_quote_sql(f'{path}.spill{NEW_SUFFIX}')}")
+            database.execute(_COPY.format(between=_quote_sql(between), path=_quote_sql(path)))
         fd = os.open(path, os.O_RDONLY)
         try:
-            os.fchmod(fd, MODE)
+            os.fchmod(fd, LOG_FILE_MODE)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -109,14 +111,14 @@ def write_parquet(lines: Iterable[Line], path: str) -> None:
             os.unlink(between)
 
 
-def _type(field: str) -> str:
+def _sql_type(field: str) -> str:
     return "VARCHAR" if _HINTS[field] is str else "BIGINT"
 
 
-def _selected() -> Iterator[str]:
+def _select_columns() -> Iterator[str]:
     """Yield SQL columns that restore the defaults a line's JSON leaves out; text stays NULL."""
-    for field in msgspec.structs.fields(Line):
-        if field.name in _KEYS:
+    for field in msgspec.structs.fields(UsageLine):
+        if field.name in _KEY_FIELDS:
             yield f'coalesce("{field.name}", \'\') AS "{field.name}"'
         elif isinstance(field.default, int):
             yield f'coalesce("{field.name}", {field.default}) AS "{field.name}"'
@@ -124,9 +126,9 @@ def _selected() -> Iterator[str]:
             yield f'"{field.name}"'
 
 
-_COLUMNS: Final = ", ".join(f"'{field}': '{_type(field)}'" for field in FIELDS)
+_COLUMNS: Final = ", ".join(f"'{field}': '{_sql_type(field)}'" for field in USAGE_LINE_FIELDS)
 _COPY: Final = (
-    f"COPY (SELECT {', '.join(_selected())} "  # noqa: S608 - our own names; paths are quoted
+    f"COPY (SELECT {', '.join(_select_columns())} "  # noqa: S608 - our own names; paths are quoted
     "FROM read_json({between}, format = 'newline_delimited', "
     f"columns = {{{{'rank': 'BIGINT', {_COLUMNS}}}}}, ignore_errors = true) "
     "ORDER BY cluster, job_id, submit_us, restarts, piece_us = 0, piece_us, rank, step) "
@@ -135,7 +137,7 @@ _COPY: Final = (
 """SQL that reads lines as JSON and writes them as sorted Parquet."""
 
 
-def _quoted(text: str) -> str:
+def _quote_sql(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -145,10 +147,10 @@ def main(arguments: list[str]) -> int:
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}
     try:
-        keeping = Keeping(database, reading=True)
-        packed = pack(location, day, lengths, Blanking(keeping.purges()))
-        lines = lines_of_unit([(packed, None)], is_superseded=keeping.is_superseded)
-        write_parquet(lines, f"{location}/.{day}{PARQUET}{NEW}")
+        keeping = LogState(database, reading=True)
+        packed = pack_records(location, day, lengths, PurgeBlanker(keeping.purges()))
+        lines = read_unit_lines([(packed, None)], is_superseded=keeping.is_superseded)
+        write_parquet(lines, f"{location}/.{day}{PARQUET_SUFFIX}{NEW_SUFFIX}")
         keeping.close()
     except (StewardError, OSError) as error:
         print(error, file=sys.stderr)

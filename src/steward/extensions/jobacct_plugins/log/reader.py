@@ -1,6 +1,6 @@
 """Reader of the job log: raw records, or the lines that sacct shows for them.
 
-:func:`read_lines` and :func:`lines_of_unit` merge records into sacct lines, :func:`raw_records`
+:func:`read_lines` and :func:`read_unit_lines` merge records into sacct lines, :func:`raw_records`
 yields records in a time range. A log may be anybody's file: a line that is no record is counted and
 skipped. A file is read twice, first to find the last record of each run, so that memory holds only
 the runs that are still incomplete at that point.
@@ -14,35 +14,35 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from steward.accounting.job_log import JobLog, PassedOver
-from steward.core.records import Line
-from steward.core.timestamps import micros
+from steward.accounting.job_log import JobLog, SkippedLine
+from steward.core.records import UsageLine
+from steward.core.timestamps import to_micros
 from steward.extensions.jobacct_plugins.log.files import (
-    PACKED,
-    LogError,
-    LogUnavailable,
-    days_in,
-    units_of,
+    PACKED_SUFFIX,
+    JobLogError,
+    JobLogUnavailable,
+    file_units,
+    list_log_days,
 )
 from steward.extensions.jobacct_plugins.log.records import (
-    AnyRecord,
-    Head,
+    AnyJobLogRecord,
+    RecordHead,
     RunRecords,
-    head_of,
-    record_of,
+    decode_head,
+    decode_record,
 )
 
-_LONGEST_LINE: Final = 8 << 20
+_MAX_LINE_BYTES: Final = 8 << 20
 """Longest line in bytes. Steward's records are shorter; a foreign file must not fill the memory."""
 
 RunKey = tuple[str, int, int, int]
 """Run: cluster, job id, its own submit time in µs, restarts."""
 
-Source = tuple[str, int | None]
+LogSource = tuple[str, int | None]
 """File, and how many of its bytes are valid; None for all."""
 
 
-def read_lines(path: str, passed_over: PassedOver | None = None) -> Iterator[Line]:
+def read_lines(path: str, passed_over: SkippedLine | None = None) -> Iterator[UsageLine]:
     """Yield the sacct lines that a job log holds, each run before its steps.
 
     Args:
@@ -50,19 +50,19 @@ def read_lines(path: str, passed_over: PassedOver | None = None) -> Iterator[Lin
         passed_over: Called for each line that is no record.
 
     Raises:
-        LogError: There is no such log, or it cannot be unpacked.
-        LogUnavailable: It cannot be read now.
+        JobLogError: There is no such log, or it cannot be unpacked.
+        JobLogUnavailable: It cannot be read now.
     """
-    for files in units_of(path):
-        yield from lines_of_unit([(file, None) for file in files], passed_over=passed_over)
+    for files in file_units(path):
+        yield from read_unit_lines([(file, None) for file in files], passed_over=passed_over)
 
 
-def lines_of_unit(
-    sources: Sequence[Source],
+def read_unit_lines(
+    sources: Sequence[LogSource],
     *,
     is_superseded: Callable[[RunKey], bool] = lambda _: False,
-    passed_over: PassedOver | None = None,
-) -> Iterator[Line]:
+    passed_over: SkippedLine | None = None,
+) -> Iterator[UsageLine]:
     """Yield the sacct lines of one day's files, in which later records correct earlier ones.
 
     Args:
@@ -72,14 +72,14 @@ def lines_of_unit(
     """
     last: dict[int, int] = {}
     requeued: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    for number, head in enumerate(map(_head, _raw(sources, passed_over))):
+    for number, head in enumerate(map(_parse_head, _read_lines_raw(sources, passed_over))):
         if head is not None:
-            key = _key(head)
+            key = _run_key(head)
             last[hash(key)] = number
             if head.restarts:
                 requeued.setdefault(key[:2], set()).add(key[2:])
 
-    def lines(key: RunKey, run: RunRecords) -> Iterator[Line]:
+    def lines(key: RunKey, run: RunRecords) -> Iterator[UsageLine]:
         later = requeued.get(key[:2], ())
         is_followed = any(submit >= key[2] and restarts > key[3] for submit, restarts in later)
         is_latest = not is_followed and not is_superseded(key)
@@ -91,10 +91,10 @@ def lines_of_unit(
                 passed_over(sources[0][0], 0, f"job {key[1]}: {error}")
 
     open_runs: dict[RunKey, RunRecords] = {}
-    for number, line in enumerate(_raw(sources, None)):
-        record = _record(line)
+    for number, line in enumerate(_read_lines_raw(sources, None)):
+        record = _parse_record(line)
         if record is not None:
-            key = _key(record)
+            key = _run_key(record)
             open_runs.setdefault(key, RunRecords()).add(record)
             if last.get(hash(key)) == number:
                 yield from lines(key, open_runs.pop(key))
@@ -107,7 +107,7 @@ def raw_records(
     files: Sequence[str],
     since: datetime | None,
     until: datetime | None,
-    passed_over: PassedOver | None = None,
+    passed_over: SkippedLine | None = None,
 ) -> Iterator[bytes]:
     """Yield the records of a log unchanged, one line each, for a range of time.
 
@@ -118,110 +118,112 @@ def raw_records(
         passed_over: Called for each line that is no record.
 
     Raises:
-        LogError: A file cannot be unpacked.
-        LogUnavailable: It cannot be read now.
+        JobLogError: A file cannot be unpacked.
+        JobLogUnavailable: It cannot be read now.
     """
-    for line in _raw([(path, None) for path in files], passed_over):
-        record = _record(line)
+    for line in _read_lines_raw([(path, None) for path in files], passed_over):
+        record = _parse_record(line)
         if record is None:
             continue
         if (since is None or record.at >= since) and (until is None or record.at < until):
             yield line if line.endswith(b"\n") else line + b"\n"
 
 
-def _raw(sources: Sequence[Source], passed_over: PassedOver | None) -> Iterator[bytes]:
+def _read_lines_raw(
+    sources: Sequence[LogSource], passed_over: SkippedLine | None
+) -> Iterator[bytes]:
     """Yield every line of the files; report those that are no record."""
     for path, length in sources:
-        with _opened(path, length) as file:
-            for number, line in enumerate(_bounded(file, path), start=1):
-                if passed_over is not None and (why := _why_not(line)):
+        with _open_source(path, length) as file:
+            for number, line in enumerate(_read_bounded_lines(file, path), start=1):
+                if passed_over is not None and (why := _explain_invalid(line)):
                     passed_over(path, number, why)
                 yield line
 
 
-_NO_RECORD: Final = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, OverflowError)
+_INVALID_RECORD_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, OverflowError)
 """Errors of an invalid record; a time without a zone raises a TypeError in arithmetic."""
 
 
-def _why_not(line: bytes) -> str:
+def _explain_invalid(line: bytes) -> str:
     """Return why a line is no record; "" if it is one."""
     try:
-        _checked(record_of(line))
-    except _NO_RECORD as error:
+        _validate_record(decode_record(line))
+    except _INVALID_RECORD_ERRORS as error:
         return str(error)
     return ""
 
 
-def _record(line: bytes) -> AnyRecord | None:
+def _parse_record(line: bytes) -> AnyJobLogRecord | None:
     try:
-        return _checked(record_of(line))
-    except _NO_RECORD:
+        return _validate_record(decode_record(line))
+    except _INVALID_RECORD_ERRORS:
         return None
 
 
-def _checked(record: AnyRecord) -> AnyRecord:
-    _key(record)
-    micros(record.at)
+def _validate_record(record: AnyJobLogRecord) -> AnyJobLogRecord:
+    _run_key(record)
+    to_micros(record.at)
     return record
 
 
-def _head(line: bytes) -> Head | None:
+def _parse_head(line: bytes) -> RecordHead | None:
     try:
-        head = head_of(line)
-        _key(head)
-    except _NO_RECORD:
+        head = decode_head(line)
+        _run_key(head)
+    except _INVALID_RECORD_ERRORS:
         return None
     return head
 
 
-def _key(head: Head | AnyRecord) -> RunKey:
-    return head.cluster, head.job_id, micros(head.submit), head.restarts
+def _run_key(head: RecordHead | AnyJobLogRecord) -> RunKey:
+    return head.cluster, head.job_id, to_micros(head.submit), head.restarts
 
 
-def _bounded(file: BinaryIO, path: str) -> Iterator[bytes]:
+def _read_bounded_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
     """Yield the lines of a file; of a too long one only its start, which is no record."""
     while True:
         try:
-            line = file.readline(_LONGEST_LINE)
+            line = file.readline(_MAX_LINE_BYTES)
             if not line:
                 return
             rest = line
-            while not rest.endswith(b"\n") and len(rest) == _LONGEST_LINE:
-                rest = file.readline(_LONGEST_LINE)
+            while not rest.endswith(b"\n") and len(rest) == _MAX_LINE_BYTES:
+                rest = file.readline(_MAX_LINE_BYTES)
         except OSError as error:
-            raise LogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
+            raise JobLogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
-            raise LogError(f"{path} cannot be unpacked: {error}", path) from error
+            raise JobLogError(f"{path} cannot be unpacked: {error}", path) from error
         yield line
 
 
 @contextmanager
-def _opened(path: str, length: int | None) -> Iterator[BinaryIO]:
+def _open_source(path: str, length: int | None) -> Iterator[BinaryIO]:
     """Open a file for reading, unpacked, and limited to its valid bytes."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - it is closed below
     except OSError as error:
-        raise LogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
+        raise JobLogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
     with file:
-        if path.endswith((PACKED, f"{PACKED}.new")):
-            with _unpacked(file) as stream:
+        if path.endswith((PACKED_SUFFIX, f"{PACKED_SUFFIX}.new")):
+            with _decompress(file) as stream:
                 yield stream
         elif length is None:
             yield file
         else:
-            yield io.BufferedReader(_Begin(file, length))
+            yield io.BufferedReader(_FileStart(file, length))
 
 
-def _unpacked(file: BinaryIO) -> AbstractContextManager[Any]:
+def _decompress(file: BinaryIO) -> AbstractContextManager[Any]:
     import zstandard
 
     reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     return io.BufferedReader(reader, 1 << 20)
 
 
-class _Begin(io.RawIOBase):
+class _FileStart(io.RawIOBase):
     """First bytes of a file: bytes appended after them are invisible.
 
     Args:
@@ -245,10 +247,10 @@ class _Begin(io.RawIOBase):
         return len(data)
 
 
-def records_of(sources: Iterable[Source]) -> Iterator[bytes]:
+def read_raw_lines(sources: Iterable[LogSource]) -> Iterator[bytes]:
     """Yield the lines of files unchanged, invalid ones included."""
-    return _raw(list(sources), None)
+    return _read_lines_raw(list(sources), None)
 
 
-JOB_LOG: Final = JobLog(read_lines=read_lines, days_in=days_in)
+JOB_LOG: Final = JobLog(read_lines=read_lines, days_in=list_log_days)
 """Registration of the job log's reader with accounting."""

@@ -1,7 +1,7 @@
 """Job log records: one JSON object on each line, with the id of the event it comes from.
 
-:func:`lines_of` encodes events as lines; :data:`record_of` and :data:`head_of` decode them.
-:class:`RunRecords` merges a run's records into the lines that sacct shows.
+:func:`encode_log_lines` encodes events as lines; :data:`decode_record` and :data:`decode_head`
+decode them. :class:`RunRecords` merges a run's records into the lines that sacct shows.
 
 A record holds the data of its event. One with ``correction`` replaces an earlier record of its run;
 one with ``withdrawn`` removes it. Readers apply both.
@@ -14,18 +14,20 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_ACCOUNTED, STEP_USAGE, Event
-from steward.core.records import JobRecord, Line
-from steward.core.timestamps import micros, moment
-from steward.core.usage import RunFact, StepAccounted, StepEnd, StepStart, StepUsage, TaskUsage
-from steward.jobs.lines import rank_of
-from steward.jobs.usage import add_steps, as_step_of, run_line, step_line
-from steward.slurm.job_states import base_state
+from steward.core.records import JobRecord, UsageLine
+from steward.core.timestamps import moment, to_micros
+from steward.core.usage import AccountedStep, RunEvent, StepEnd, StepStart, StepUsage, TaskUsage
+from steward.jobs.lines import rank_step
+from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_step_line
+from steward.slurm.job_states import strip_state_suffix
 
-VERSION: Final = 1
+RECORD_VERSION: Final = 1
 """Version of the record format; new versions only add fields."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
+class JobLogRecord(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"
+):
     """Fields that every record has.
 
     Attributes:
@@ -49,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     at: datetime
 
 
-class JobStart(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_START"):
+class JobStart(JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_START"):
     """Start of a run."""
 
     job: JobRecord
@@ -57,7 +59,7 @@ class JobStart(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_S
     source: str = ""
 
 
-class JobSuspend(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_SUSPEND"):
+class JobSuspend(JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_SUSPEND"):
     """Suspension or resumption of a run, as ``job.state`` says."""
 
     job: JobRecord
@@ -65,7 +67,9 @@ class JobSuspend(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB
     source: str = ""
 
 
-class JobTerminated(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TERMINATED"):
+class JobTerminated(
+    JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TERMINATED"
+):
     """End of a run; with ``piece_end``, of a former size of a resized job."""
 
     job: JobRecord
@@ -74,7 +78,7 @@ class JobTerminated(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     source: str = ""
 
 
-class JobStep(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_STEP"):
+class JobStep(JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_STEP"):
     """End of a step on a node; its tasks follow as records of their own.
 
     Attributes:
@@ -101,7 +105,7 @@ class JobStep(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_ST
     withdrawn: bool = False
 
 
-class JobTask(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TASK"):
+class JobTask(JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TASK"):
     """End of one task of a step."""
 
     step: str
@@ -110,17 +114,19 @@ class JobTask(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TA
     task: TaskUsage
 
 
-class JobAccounted(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_ACCOUNTED"):
+class JobAccounted(
+    JobLogRecord, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_ACCOUNTED"
+):
     """Step as imported from other accounting records; Steward's own records take precedence."""
 
-    line: Line
+    line: UsageLine
 
 
-AnyRecord = JobStart | JobSuspend | JobTerminated | JobStep | JobTask | JobAccounted
+AnyJobLogRecord = JobStart | JobSuspend | JobTerminated | JobStep | JobTask | JobAccounted
 """Any line of the log."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class RecordHead(msgspec.Struct, frozen=True):
     """Fields that identify a record's run, for a reader that only scans lines."""
 
     record: str
@@ -132,16 +138,16 @@ class Head(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-record_of = msgspec.json.Decoder(AnyRecord).decode
+decode_record = msgspec.json.Decoder(AnyJobLogRecord).decode
 """Decode a line into a record; raises ``msgspec.MsgspecError``."""
 
-head_of = msgspec.json.Decoder(Head).decode
+decode_head = msgspec.json.Decoder(RecordHead).decode
 """Decode the head of a line's record; raises ``msgspec.MsgspecError``."""
 
 
-def submit_of(body: RunFact | StepUsage | StepAccounted) -> datetime:
+def run_submit_time(body: RunEvent | StepUsage | AccountedStep) -> datetime:
     """Return the run's own submit time in whole seconds, as Slurm has it."""
-    if isinstance(body, RunFact):
+    if isinstance(body, RunEvent):
         submit = body.record.submit or body.first_submit
     elif isinstance(body, StepUsage):
         submit = body.submit or body.first_submit
@@ -150,33 +156,33 @@ def submit_of(body: RunFact | StepUsage | StepAccounted) -> datetime:
     return submit.replace(microsecond=0)
 
 
-def lines_of(event: Event) -> bytes:
+def encode_log_lines(event: Event) -> bytes:
     """Encode a run's event as lines of the log, each with its newline."""
-    return b"".join(_encode(record) + b"\n" for record in _records(event))
+    return b"".join(_encode(record) + b"\n" for record in _convert_event(event))
 
 
-def _records(event: Event) -> Iterator[Record]:
+def _convert_event(event: Event) -> Iterator[JobLogRecord]:
     """Yield the records of an event."""
     body = event.body
     head: dict[str, Any] = {
-        "v": VERSION,
+        "v": RECORD_VERSION,
         "event": f"{event.cluster}/{event.key}",
         "cluster": event.cluster,
         "job_id": body.job_id,
-        "submit": submit_of(body),
+        "submit": run_submit_time(body),
         "at": event.at,
     }
-    if isinstance(body, StepAccounted):
+    if isinstance(body, AccountedStep):
         yield JobAccounted(**head, restarts=0, first_submit=body.submit, line=body.line)
         return
     head |= {"restarts": body.restarts, "first_submit": body.first_submit}
     if isinstance(body, StepUsage):
-        yield from _step(head, body)
+        yield from _step_records(head, body)
     else:
-        yield _run(head, event.kind, body)
+        yield _run_record(head, event.kind, body)
 
 
-def _run(head: dict[str, Any], kind: str, fact: RunFact) -> Record:
+def _run_record(head: dict[str, Any], kind: str, fact: RunEvent) -> JobLogRecord:
     """Build the record of a run's start, suspension or end."""
     told = {
         **head,
@@ -189,7 +195,7 @@ def _run(head: dict[str, Any], kind: str, fact: RunFact) -> Record:
     return {RUN_START: JobStart, RUN_SUSPEND: JobSuspend}[kind](**told)
 
 
-def _step(head: dict[str, Any], usage: StepUsage) -> Iterator[Record]:
+def _step_records(head: dict[str, Any], usage: StepUsage) -> Iterator[JobLogRecord]:
     """Yield the record of a step on a node, then those of its tasks."""
     launch: dict[str, Any] = {
         "step": usage.step,
@@ -211,7 +217,7 @@ def _step(head: dict[str, Any], usage: StepUsage) -> Iterator[Record]:
         yield JobTask(**of_task, **launch, task=task)
 
 
-KINDS: Final = frozenset({RUN_START, RUN_SUSPEND, RUN_END, STEP_USAGE, STEP_ACCOUNTED})
+LOG_EVENT_KINDS: Final = frozenset({RUN_START, RUN_SUSPEND, RUN_END, STEP_USAGE, STEP_ACCOUNTED})
 """Kinds of events that the log is made of."""
 
 
@@ -229,16 +235,16 @@ class RunRecords:
         self._tasks: dict[_Launch, dict[int, TaskUsage]] = {}
         self._accounted: dict[str, JobAccounted] = {}
 
-    def add(self, record: AnyRecord) -> None:
+    def add(self, record: AnyJobLogRecord) -> None:
         """Add the next record of the run."""
         if isinstance(record, JobTask):
-            of_launch = self._tasks.setdefault(_launch(record), {})
+            of_launch = self._tasks.setdefault(_launch_key(record), {})
             of_launch[record.task.task] = record.task
         elif isinstance(record, JobStep) and record.withdrawn:
-            self._launches.pop(_launch(record), None)
-            self._tasks.pop(_launch(record), None)
+            self._launches.pop(_launch_key(record), None)
+            self._tasks.pop(_launch_key(record), None)
         elif isinstance(record, JobStep):
-            self._launches[_launch(record)] = record
+            self._launches[_launch_key(record)] = record
         elif isinstance(record, JobAccounted):
             self._accounted[record.line.step] = record
         elif isinstance(record, JobTerminated) and record.piece_end is not None:
@@ -247,7 +253,7 @@ class RunRecords:
             # A record of the start, however late it comes, does not replace the end.
             self._of_run = record
 
-    def lines(self, *, is_latest: bool) -> Iterator[Line]:
+    def lines(self, *, is_latest: bool) -> Iterator[UsageLine]:
         """Yield lines of the run's former sizes, then of the run, each before its steps.
 
         Args:
@@ -255,28 +261,30 @@ class RunRecords:
         """
         ends = sorted(self._pieces)
         for end in ends:
-            yield from self._part(self._pieces[end], _fact(self._pieces[end]), is_latest=False)
+            yield from self._part(
+                self._pieces[end], _to_run_fact(self._pieces[end]), is_latest=False
+            )
         if self._of_run is None:
             return
-        fact = _fact(self._of_run)
+        fact = _to_run_fact(self._of_run)
         if ends:
             # The current size began where the last former one ended.
             current = msgspec.structs.replace(fact.record, start=ends[-1])
             fact = msgspec.structs.replace(fact, record=current)
         # A requeued job has another run, even if no record of it has arrived yet.
-        is_latest = is_latest and base_state(fact.record.state) != "REQUEUED"
+        is_latest = is_latest and strip_state_suffix(fact.record.state) != "REQUEUED"
         yield from self._part(self._of_run, fact, is_latest=is_latest)
 
     def _part(
-        self, record: JobTerminated | JobStart | JobSuspend, fact: RunFact, *, is_latest: bool
-    ) -> Iterator[Line]:
+        self, record: JobTerminated | JobStart | JobSuspend, fact: RunEvent, *, is_latest: bool
+    ) -> Iterator[UsageLine]:
         """Yield the line of the run or a former size, then the lines of its steps."""
-        run = run_line(record.cluster, fact, is_latest=is_latest, source=record.source)
-        steps = sorted(self._steps(run), key=lambda line: (rank_of(line.step), line.step))
+        run = build_run_line(record.cluster, fact, is_latest=is_latest, source=record.source)
+        steps = sorted(self._steps(run), key=lambda line: (rank_step(line.step), line.step))
         yield add_steps(run, steps)
         yield from steps
 
-    def _steps(self, run: Line) -> Iterator[Line]:
+    def _steps(self, run: UsageLine) -> Iterator[UsageLine]:
         """Yield the lines of the steps that ran in one piece of the run."""
         by_step: dict[str, list[StepUsage]] = {}
         for launch in {**self._launches, **self._tasks}:
@@ -284,20 +292,20 @@ class RunRecords:
                 usage = self._usage(run, launch)
                 by_step.setdefault(usage.step, []).append(usage)
         for launches in by_step.values():
-            yield step_line(run, launches, is_over=isinstance(self._of_run, JobTerminated))
+            yield build_step_line(run, launches, is_over=isinstance(self._of_run, JobTerminated))
         if run.piece_us:
             return
         known = {step for step, _, _ in {**self._launches, **self._tasks}}
         for step, accounted in self._accounted.items():
             if step not in known:
-                yield as_step_of(run, accounted.line)
+                yield adopt_step_line(run, accounted.line)
 
     def _piece_at(self, us: int) -> int:
         """Return the end (µs) of the piece that contains this moment; 0 for the current size."""
-        ends = (micros(end) for end in sorted(self._pieces))
+        ends = (to_micros(end) for end in sorted(self._pieces))
         return next((end_us for end_us in ends if us < end_us), 0)
 
-    def _usage(self, run: Line, launch: _Launch) -> StepUsage:
+    def _usage(self, run: UsageLine, launch: _Launch) -> StepUsage:
         """Build the usage of one launch from its records."""
         tasks = self._tasks.get(launch, {})
         usage = StepUsage(
@@ -317,12 +325,12 @@ class RunRecords:
         )
 
 
-def _launch(record: JobStep | JobTask) -> _Launch:
+def _launch_key(record: JobStep | JobTask) -> _Launch:
     return record.step, record.node, record.launched_us
 
 
-def _fact(record: JobTerminated | JobStart | JobSuspend) -> RunFact:
-    return RunFact(
+def _to_run_fact(record: JobTerminated | JobStart | JobSuspend) -> RunEvent:
+    return RunEvent(
         job_id=record.job_id,
         first_submit=record.first_submit,
         restarts=record.restarts,

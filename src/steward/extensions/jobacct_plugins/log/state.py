@@ -1,18 +1,24 @@
 """State database of the job log's consumer: cursor, file lengths, days, and lines that wait.
 
 Cursor and lengths change in one transaction, so after a crash they tell which bytes of the files
-are valid. Records of runs that have not ended wait in table ``waiting``. :class:`Keeping` reads,
-:class:`Writer` writes within one transaction. The file is ``accounting-log.db`` in the state
-directory.
+are valid. Records of runs that have not ended wait in table ``waiting``. :class:`LogState` reads,
+:class:`LogStateWriter` writes within one transaction. The file is ``accounting-log.db`` in the
+state directory.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.sqlite import (
+    Connection,
+    open_database,
+    open_reader,
+    transaction,
+    translate_errors,
+)
 
-MIGRATIONS: Final = (
+LOG_MIGRATIONS: Final = (
     """
     CREATE TABLE cursor (position INTEGER NOT NULL, location TEXT NOT NULL);
     INSERT INTO cursor VALUES (0, '');
@@ -58,26 +64,26 @@ MIGRATIONS: Final = (
     CREATE TABLE look (day TEXT PRIMARY KEY) WITHOUT ROWID;
     """,
 )
-CLOSED: Final = 0
+DAY_CLOSED: Final = 0
 """State of a day that is packed."""
-SWAPPING: Final = 1
+DAY_SWAPPING: Final = 1
 """State of a day whose packed files are being renamed into place."""
 
 RunKey = tuple[str, int, int, int]
 """Run: cluster, job id, its own submit time in µs, restarts."""
 
-Purge = tuple[str, int, int]
+PurgedScript = tuple[str, int, int]
 """Purged script: cluster, job id, time it was written in µs."""
 
-_OF_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
+_WHERE_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
 
 
-def keeping_path(state_dir: str) -> str:
+def log_state_path(state_dir: str) -> str:
     """Return the path of the consumer's database."""
     return f"{state_dir}/accounting-log.db"
 
 
-class Keeping:
+class LogState:
     """State database of the job log's consumer.
 
     Args:
@@ -93,15 +99,17 @@ class Keeping:
         # NORMAL: a power loss may take the last batches together with their lengths; the journal,
         # which is not trimmed for a while, delivers them again.
         self._connection: Connection = (
-            open_reader(path) if reading else open_database(path, MIGRATIONS, synchronous="NORMAL")
+            open_reader(path)
+            if reading
+            else open_database(path, LOG_MIGRATIONS, synchronous="NORMAL")
         )
         if not reading:
-            with translated(path):
+            with translate_errors(path):
                 # Overwrite blanked text: a purge leaves no copy in a free page.
                 self._connection.execute("PRAGMA secure_delete=ON")
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
-        with translated(self._path):
+        with translate_errors(self._path):
             return list(self._connection.execute(sql, values))
 
     def _value(self, sql: str, *values: object) -> Any:
@@ -126,7 +134,7 @@ class Keeping:
 
     def day_of(self, run: RunKey) -> str:
         """Return the day that holds an ended run's records; "" while the run has not ended."""
-        return self._value(f"SELECT day FROM run {_OF_RUN}", *run) or ""  # noqa: S608 - our own text
+        return self._value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
 
     def run_of_submit(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
         """Find the ended run with this submit time of its own; return it with its day."""
@@ -138,8 +146,8 @@ class Keeping:
 
     def waiting(self, run: RunKey) -> Iterator[bytes]:
         """Yield the lines that wait for a run's end, in order of arrival."""
-        sql = f"SELECT lines FROM waiting {_OF_RUN} ORDER BY number"  # noqa: S608 - likewise
-        with translated(self._path):
+        sql = f"SELECT lines FROM waiting {_WHERE_RUN} ORDER BY number"  # noqa: S608 - likewise
+        with translate_errors(self._path):
             for (lines,) in self._connection.execute(sql, run):
                 yield lines
 
@@ -155,7 +163,7 @@ class Keeping:
         """Return the waiting lines with a number."""
         return bytes(self._value("SELECT lines FROM waiting WHERE number = ?", number))
 
-    def purges(self) -> list[Purge]:
+    def purges(self) -> list[PurgedScript]:
         """Return the recently purged scripts."""
         return self._rows("SELECT cluster, job_id, written_us FROM purge")
 
@@ -172,18 +180,18 @@ class Keeping:
         return any(self._value(sql.format(table), *run) for table in ("run", "waiting"))
 
     @contextmanager
-    def writing(self) -> "Iterator[Writer]":
+    def writing(self) -> "Iterator[LogStateWriter]":
         """Open a transaction for writing.
 
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
         with transaction(self._connection, self._path) as connection:
-            yield Writer(connection)
+            yield LogStateWriter(connection)
 
     def overwrite(self) -> None:
         """Truncate the WAL, so that it keeps no copy of blanked text."""
-        with translated(self._path):
+        with translate_errors(self._path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
@@ -191,7 +199,7 @@ class Keeping:
         self._connection.close()
 
 
-class Writer:
+class LogStateWriter:
     """Changes within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
@@ -219,7 +227,7 @@ class Writer:
         """Record the end of a run, and drop its waiting lines."""
         self._connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?, ?)", (*run, day))
         for one in (run, (*run[:3], -1)):
-            self._connection.execute(f"DELETE FROM waiting {_OF_RUN}", one)  # noqa: S608 - ours
+            self._connection.execute(f"DELETE FROM waiting {_WHERE_RUN}", one)  # noqa: S608 - ours
 
     def wrote(self, name: str, length: int, written_s: int) -> None:
         """Record a file's new length."""
@@ -240,7 +248,7 @@ class Writer:
         self._connection.execute("DELETE FROM day WHERE day = ?", (day,))
         self._connection.execute("DELETE FROM run WHERE day = ?", (day,))
 
-    def purge(self, purges: Iterable[Purge], noted_s: int, days: Iterable[str]) -> None:
+    def purge(self, purges: Iterable[PurgedScript], noted_s: int, days: Iterable[str]) -> None:
         """Record purged scripts, and the days to scan for their text."""
         self._connection.executemany(
             "INSERT OR REPLACE INTO purge VALUES (?, ?, ?, ?)",
