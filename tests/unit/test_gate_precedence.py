@@ -20,7 +20,9 @@ one.renew()
 said = [policy()]
 said.append(int(subprocess.check_output([sys.executable, "-c", {_POLICY!r}])))
 for first in (False, True):
-    thread = threading.Thread(target=lambda: (first and set_real_time_priority(), said.append(policy())))
+    thread = threading.Thread(
+        target=lambda: (first and set_real_time_priority(), said.append(policy()))
+    )
     thread.start()
     thread.join()
 for _ in range(2):
