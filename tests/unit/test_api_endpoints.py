@@ -86,7 +86,7 @@ def test_what_is_called_is_called_once() -> None:
 
 def test_the_description_says_what_fields_mean() -> None:
     row = DOCUMENT["components"]["schemas"]["JobRow"]["properties"]
-    assert row["job_id"]["description"].startswith("Its raw id")
+    assert row["job_id"]["description"].startswith("Raw id")
     (users,) = [
         one for one in DOCUMENT["paths"]["/jobs"]["get"]["parameters"] if one["name"] == "users"
     ]

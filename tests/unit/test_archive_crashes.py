@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, site: Site, where: str, *events: Event) -> None:
-    """Apply events, and be killed just before (``write``) or just after the commit."""
+    """Apply events, and be killed just before (``write_bytes``) or just after the commit."""
 
     def kill(*_: object, **__: object) -> None:
         raise Killed

@@ -26,7 +26,7 @@ def test_who_asks_for_one_thing_imports_no_other_room() -> None:
     lines = (
         "import sys",
         "from steward.client.calls import get_action",
-        "action('archive.list')",
+        "get_action('archive.list')",
         "print(*sys.modules)",
     )
     words = [sys.executable, "-c", "\n".join(lines)]

@@ -312,7 +312,7 @@ def test_messages_are_valid_by_the_schema() -> None:
 
 def test_the_schema_describes_what_is_sent() -> None:
     schema = make_json_schema()
-    fields = schema["$defs"]["Message"]["properties"]
+    fields = schema["$defs"]["ScriptMessage"]["properties"]
     for sent in (
         document(),
         document(deleted=True),
@@ -320,7 +320,7 @@ def test_the_schema_describes_what_is_sent() -> None:
     ):
         for name in json.loads(encode_script_message(sent)):
             assert name in fields
-    assert set(schema["$defs"]["Message"]["required"]) <= set(
+    assert set(schema["$defs"]["ScriptMessage"]["required"]) <= set(
         json.loads(encode_script_message(document()))
     )
     assert fields["schema"] == {"enum": [SCHEMA]}

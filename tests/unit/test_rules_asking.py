@@ -15,8 +15,8 @@ from steward.automation.rules.requests import (
     CheckRulesRequest,
     ListRulesRequest,
     RulesHistoryRequest,
+    RuleTrialRequest,
     SwitchRuleRequest,
-    TestRulesRequest,
 )
 from steward.cli.app import run
 from steward.core.access import Access, Asker
@@ -47,7 +47,7 @@ def test_rules_are_for_operators(site: RulesSite) -> None:
     for name, request in (
         ("rules.check", CheckRulesRequest()),
         ("rules.list", ListRulesRequest()),
-        ("rules.test", TestRulesRequest(event={})),
+        ("rules.test", RuleTrialRequest(event={})),
         ("rules.history", RulesHistoryRequest()),
         ("rules.enable", SwitchRuleRequest(rule="mail")),
         ("rules.disable", SwitchRuleRequest(rule="mail")),
@@ -112,7 +112,7 @@ EVENT = {
     ],
 )
 def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -> None:
-    answer = actions.test_event(room_of(site.settings), OLGA, TestRulesRequest(event=event))
+    answer = actions.try_event(room_of(site.settings), OLGA, RuleTrialRequest(event=event))
     assert [(one.rule, one.matches) for one in answer.rules] == [("drain", True), ("mail", True)]
     assert answer.rules[1].parameters == {"to": ["root"], "subject": "n1"}
     assert site.world.done == []
@@ -121,8 +121,8 @@ def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -
 def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
     body = {**EVENT["body"], "failed": False}  # type: ignore[dict-item]
     event = {**EVENT, "body": body}
-    answer = actions.test_event(
-        room_of(site.settings), OLGA, TestRulesRequest(event=event, rule="mail")
+    answer = actions.try_event(
+        room_of(site.settings), OLGA, RuleTrialRequest(event=event, rule="mail")
     )
     assert [one.why_not for one in answer.rules] == ["trigger.failed is False, not equals True"]
 
@@ -146,7 +146,7 @@ def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
 )
 def test_what_is_no_event_is_told(site: RulesSite, event: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        actions.test_event(room_of(site.settings), OLGA, TestRulesRequest(event=event))
+        actions.try_event(room_of(site.settings), OLGA, RuleTrialRequest(event=event))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.automation.rules.actions import test_rules
+from steward.automation.rules.actions import try_rules
 from steward.automation.rules.criteria import normalize_operator
 from steward.automation.rules.parser import LIMIT_PARSERS, parse_rule
 from steward.automation.rules.rulebook import SHIPPED_RULES_DIR, find_rule_errors
@@ -28,7 +28,7 @@ def test_the_rules_that_are_shown_are_right(text: str) -> None:
 def test_the_event_that_is_shown_is_one() -> None:
     (event,) = blocks("json")
     rules = [parse_rule(text, "docs/rules.md") for text in blocks("yaml")]
-    answer = test_rules(json.loads(event), rules, set(), explicit=False)
+    answer = try_rules(json.loads(event), rules, set(), explicit=False)
     assert [line.matches for line in answer.rules] == [False, True]
     assert answer.rules[1].parameters == {"nodes": "n7", "reason": "failed 3 times"}
 

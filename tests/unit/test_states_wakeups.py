@@ -239,8 +239,8 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
     program = (
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-        "from steward.capture.sensor import trigger_helper\ntrigger_helper.WHOLE_S = 1\n"
-        "trigger_helper.run = lambda *words: signal.pause()\n"
+        "from steward.capture.sensor import trigger_helper\ntrigger_helper.RUN_LIMIT_S = 1\n"
+        "trigger_helper.send_wakeup = lambda *words: signal.pause()\n"
         "trigger_helper.main(['--socket', 'a', '--secret',"
         " 'b', 'c1', 'down'])\n"
     )

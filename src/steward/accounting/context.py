@@ -1,7 +1,7 @@
 """Context of the accounting actions: jobs.db, cluster names and zones, and permissions.
 
 Files are opened read-only on first use. An action shows nobody more than
-:meth:`AccountingRoom.scopes` permits.
+:meth:`AccountingContext.scopes` permits.
 """
 
 from collections.abc import Callable, Iterable, Sequence

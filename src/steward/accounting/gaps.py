@@ -1,6 +1,6 @@
 """Accounting gaps (``steward accounting gaps``): missing or doubtful accounting data.
 
-:func:`list_accounting_gaps` runs each check in ``_LOOKS`` on each cluster, plus the check for
+:func:`list_accounting_gaps` runs each check in ``_CHECKS`` on each cluster, plus the check for
 silent nodes, and returns the findings by time. Each finding says what is unknown and, if possible,
 why. Data that may still arrive are no gap: nodes report once a minute, and a worker that was down
 catches up.
@@ -134,8 +134,8 @@ def list_accounting_gaps(room: AccountingContext, asker: Asker, request: GapsReq
     """Return missing or doubtful accounting data.
 
     Raises:
-        Refused: The requester is not an operator of every cluster; findings concern all users'
-            jobs.
+        PermissionRefused: The requester is not an operator of every cluster; findings concern all
+            users' jobs.
         AccountingUsage: A time is malformed.
     """
     if not room.is_operator(asker):

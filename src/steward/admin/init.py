@@ -1,8 +1,9 @@
 """First configuration (``steward init``): write steward.toml and list the next steps.
 
 ``query_site`` reads the Slurm configuration into a :class:`SlurmSite`; :class:`InitOptions` holds
-the options of the command. ``make`` writes the configuration and creates the directories that it
-names; ``steps`` yields the commands and slurm.conf lines that are left to the administrator.
+the options of the command. ``write_configuration`` writes the configuration and creates the
+directories that it names; ``list_steps`` yields the commands and slurm.conf lines that are left to
+the administrator.
 """
 
 import os

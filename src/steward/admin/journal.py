@@ -41,7 +41,7 @@ class JournalContext:
         """Require an operator.
 
         Raises:
-            Refused: The asker is none, or not on every cluster.
+            PermissionRefused: The asker is none, or not on every cluster.
         """
         if not all(self._access.is_operator(asker, cluster) for cluster in self._clusters):
             raise PermissionRefused(
@@ -56,7 +56,7 @@ class JournalContext:
         """Find the consumer that an operator names.
 
         Raises:
-            Refused: As :meth:`admit`.
+            PermissionRefused: As :meth:`admit`.
             UsageError: There is no such consumer.
         """
         self.admit(asker)

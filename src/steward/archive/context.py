@@ -175,7 +175,7 @@ class ArchiveContext:
         Raises:
             JobNameError: The text is not a job id.
             JobNotFound: There is no such job, or the user may not see it.
-            NotYours: The job belongs to another user.
+            JobNotReadable: The job belongs to another user.
             UsageError: Several clusters have such a job.
         """
         seen = [job for job in self.jobs.find(text, cluster) if self.may_see(asker, job)]

@@ -258,7 +258,7 @@ def require_operator(
     """Raise OperatorsOnly unless the user is an operator of these clusters, or of all.
 
     Raises:
-        OperatorsOnly: The user is not an operator.
+        NotAnOperator: The user is not an operator.
     """
     is_operator = (
         all(library.access.is_operator(asker, cluster) for cluster in clusters)

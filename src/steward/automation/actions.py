@@ -4,7 +4,7 @@ Their context is :class:`AutomationContext`. ``automation.run`` is the only entr
 operations (:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
 
 The requests and replies come first, then one handler per action, then :data:`ACTIONS`, which
-registers them: ``run``, ``list_``, ``help_`` and ``audit``.
+registers them: ``run``, ``list_operations``, ``help_on_operation`` and ``list_audit``.
 """
 
 from datetime import datetime

@@ -4,8 +4,8 @@ Every reason that Steward sets ends in ``(steward: SPEAKER)``. The speaker is a 
 (``rule node-down``). A rule speaks for the site: people may replace a rule's reason, and so may
 other rules. Reasons of other people need ``--force``.
 
-First come functions on reason texts (``ours``, ``says``, ``read_signer``, ``is_replaceable_by``),
-then functions on node records, which operations call (``compose_reasons``,
+First come functions on reason texts (``sign_reason``, ``shows_reason``, ``read_signer``,
+``is_replaceable_by``), then functions on node records, which operations call (``compose_reasons``,
 ``require_own_reasons``).
 """
 
@@ -148,7 +148,7 @@ def compose_reasons(
         By node; with what slurmctld itself, or nobody, had said behind it.
 
     Raises:
-        NotYours: A node shows somebody else's reason.
+        OperationForbidden: A node shows somebody else's reason.
     """
     require_own_reasons(doing, nodes, "change the reason")
     slurm_user = _look_up_slurm_user(doing, nodes)
@@ -175,7 +175,7 @@ def require_own_reasons(
         what: What the operation does, for the message: ``resume``.
 
     Raises:
-        NotYours: A node shows somebody else's reason.
+        OperationForbidden: A node shows somebody else's reason.
     """
     if doing.force:
         return

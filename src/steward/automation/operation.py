@@ -8,7 +8,7 @@ pack where the pack has the same action.
 - :class:`OperationContext` is the context that an operation's function gets
   (:mod:`steward.automation.runner` implements it).
 - ``describe_parameters`` describes parameters, ``parse_operation_parameters`` parses them.
-- ``operations`` loads all modules of :mod:`steward.automation.operations`.
+- ``load_operations`` loads all modules of :mod:`steward.automation.operations`.
 """
 
 import difflib
@@ -113,7 +113,7 @@ class OperationContext(Protocol):
         """Check that the caller has this role on the cluster.
 
         Raises:
-            NotYours: The caller has not.
+            OperationForbidden: The caller has not.
         """
         ...
 

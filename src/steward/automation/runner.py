@@ -2,8 +2,8 @@
 
 :class:`OperationRunner` is the only way to run an operation; the automation actions and the rules
 call it. For each run it creates a :class:`OperationRun`, the context that the operation's function
-gets, and a ``_Recorder``, which writes the audit log when the operation begins to change something
-and when it ends. :class:`OperationOutcome` is the outcome.
+gets, and a ``_AuditedRun``, which writes the audit log when the operation begins to change
+something and when it ends. :class:`OperationOutcome` is the outcome.
 """
 
 import logging
@@ -166,7 +166,7 @@ class OperationRun:
         """Check that the caller has this role on the cluster.
 
         Raises:
-            NotYours: The caller has not.
+            OperationForbidden: The caller has not.
         """
         if not self._has(right, owner_uid):
             where = f" of {self.cluster}" if self.cluster else ""
@@ -313,7 +313,7 @@ class OperationRunner:
         Raises:
             UnknownOperation: No operation has this name.
             InvalidParameters: The parameters are invalid.
-            NotYours: The caller lacks permission.
+            OperationForbidden: The caller lacks permission.
             StewardError: Any other error before the first change; nothing was changed.
         """
         called, decoded = self._prepared(ref, parameters, asker)

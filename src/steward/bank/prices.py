@@ -31,7 +31,7 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 def get_permille(factors: Sequence[TimeFactor], weekday: int, minute: int) -> int:
-    """Return the factor in a minute of the week: the first that covers it, or ``WHOLE``."""
+    """Return the factor of a minute of the week: the first that covers it, else no change."""
     for factor in factors:
         if weekday in factor.days and factor.begin_min <= minute < factor.end_min:
             return factor.permille

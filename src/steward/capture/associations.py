@@ -1,8 +1,8 @@
 """Associations source: polls a cluster's Slurm for users, roles and accounts, for access checks.
 
 :class:`AssociationsPoller` queries once a minute and stores the answer in the process's
-``Standings``, which decides who may see and do what. It is registered as a consumer only to be
-called by the consumers' clock.
+``ClusterRolesFiles``, which decides who may see and do what. It is registered as a consumer only to
+be called by the consumers' clock.
 """
 
 import logging

@@ -2,8 +2,8 @@
 
 A process that is killed between writing a script to a store and appending its event leaves such a
 file. Its spool entry may be gone by the next start, so the file's own name carries cluster, job id
-and modification time. ``recover`` runs at the start of capture; it also deletes files whose event
-was trimmed, and incomplete files older than a day.
+and modification time. ``recover_lost_scripts`` runs at the start of capture; it also deletes files
+whose event was trimmed, and incomplete files older than a day.
 """
 
 import hashlib

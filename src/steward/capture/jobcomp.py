@@ -4,7 +4,7 @@ Each line is one run of a job that ended, or one part of a resized job. Fields h
 and numbers, as Slurm passes them to Lua. slurmctld writes the lines, but users choose job names and
 comments, so every field is validated by type.
 
-First comes the parser (``told``, ``parse_line_tail``, ``make_end_event``), then
+First comes the parser (``parse_line``, ``parse_line_tail``, ``make_end_event``), then
 :class:`ReadPositions`, the read positions in ``lines-CLUSTER.db``, then :class:`JobcompSource`,
 which follows the file.
 """

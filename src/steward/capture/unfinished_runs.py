@@ -2,8 +2,8 @@
 
 After a restart a controller must notice which jobs ended meanwhile, so the consumer
 :class:`UnfinishedRuns` keeps the latest record of each unfinished run in ``runs-CLUSTER.db``, and
-nothing else: its size is that of the queue. ``unfinished`` reads it, ``catch_up_runs`` adds journal
-events not applied yet.
+nothing else: its size is that of the queue. ``read_unfinished_runs`` reads it, ``catch_up_runs``
+adds journal events not applied yet.
 """
 
 import os

@@ -18,11 +18,11 @@ from steward.automation.rules.requests import (
     RulesHistoryReply,
     RulesHistoryRequest,
     RuleSummary,
-    RuleTestResult,
+    RuleTrialReply,
+    RuleTrialRequest,
+    RuleTrialResult,
     SwitchRuleReply,
     SwitchRuleRequest,
-    TestRulesReply,
-    TestRulesRequest,
 )
 from steward.cli import output
 from steward.cli.groups import CONTEXT
@@ -159,10 +159,10 @@ def try_(
     if rule and file:
         raise UsageError("give either --rule or --file")
     given = _read_event(event)
-    answer: TestRulesReply = (
+    answer: RuleTrialReply = (
         _test_file(given, file)
         if file
-        else asked.call("rules.test", TestRulesRequest(event=given, rule=rule))
+        else asked.call("rules.test", RuleTrialRequest(event=given, rule=rule))
     )
     if asked.style.json:
         print_json(answer)
@@ -174,7 +174,7 @@ def try_(
         raise typer.Exit(1)
 
 
-def _print_tried(line: RuleTestResult) -> None:
+def _print_tried(line: RuleTrialResult) -> None:
     """Print whether a rule matches an event, with the action or the reason."""
     state = "" if line.enabled else " (off)"
     if not line.matches:
@@ -189,16 +189,16 @@ def _print_tried(line: RuleTestResult) -> None:
         print(f"    {name}: {output.escape_unprintable(shown)}")
 
 
-def _test_file(given: dict[str, Any], path: str) -> TestRulesReply:
+def _test_file(given: dict[str, Any], path: str) -> RuleTrialReply:
     """Test a rule file against an event in this process."""
-    from steward.automation.rules.actions import test_rules
+    from steward.automation.rules.actions import try_rules
     from steward.automation.rules.rulebook import load_rule_file
 
     rule, wrong = load_rule_file(path, trusted=True)
     if rule is None:
         raise UsageError(wrong[0].what, path)
     on = {rule.name} if rule.enabled else set()
-    return test_rules(given, [rule], on, explicit=True)
+    return try_rules(given, [rule], on, explicit=True)
 
 
 def _read_event(path: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Calls of actions by commands: in this process, over the daemon's socket, or over HTTPS.
 
-``call`` and ``stream`` run an action at a :class:`Place`. Root and Steward's own user may read
-Steward's files, so for them the action runs in this process, whether or not a daemon runs.
-Everybody else asks over the daemon's socket or, on a host without one, over the API of the
-web pages. The action itself decides what the caller may see.
+``call_action`` and ``stream_action`` run an action at a :class:`ClientPlace`. Root and Steward's
+own user may read Steward's files, so for them the action runs in this process, whether or not a
+daemon runs. Everybody else asks over the daemon's socket or, on a host without one, over the API of
+the web pages. The action itself decides what the caller may see.
 """
 
 from collections.abc import Callable, Iterator

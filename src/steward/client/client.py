@@ -70,8 +70,8 @@ class Client:
 
         Raises:
             UsageError: There is no such action or field, or the request makes no sense.
-            Refused: Permission denied.
-            Missing: The object does not exist.
+            PermissionRefused: Permission denied.
+            NotFound: The object does not exist.
             Unavailable: Nobody answers, or not now.
             StewardError: Any other failure.
         """

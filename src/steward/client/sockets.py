@@ -1,7 +1,7 @@
 """Unix socket transport: send a request to the local daemon and decode its reply lines.
 
-``remote`` is the entry point; ``replies``, ``told`` and ``make_decode_error`` decode the lines of
-an answer and serve ``web.py`` too.
+``ask_socket`` is the entry point; ``read_replies``, ``decode_replies`` and ``make_decode_error``
+decode the lines of an answer and serve ``web.py`` too.
 """
 
 import contextlib

@@ -3,8 +3,9 @@
 Three groups of functions:
 
 * ``find_network_type`` tells whether a path is on a network file system; ``sync_filesystem``,
-  ``rename_new`` and ``may`` wrap syncfs(2), renameat2(2) and an access check as another user.
-* ``open_directory``, ``replacing`` and ``remove_unfinished`` write where others may have
+  ``rename_new`` and ``can_access`` wrap syncfs(2), renameat2(2) and an access check as another
+  user.
+* ``open_directory``, ``replace_file`` and ``remove_unfinished`` write where others may have
   planted a link or file. Root opens a path one directory at a time and follows no symbolic
   link. The directory it writes in must not be writable by others, or must be sticky and
   root's, as /tmp. A file is written under a random unused name and then renamed: a file

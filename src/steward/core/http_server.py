@@ -1,6 +1,6 @@
 """HTTP server: runs an ASGI application in uvicorn, with limits on slow and many clients.
 
-``serve`` is the entry point; every TCP listener of Steward that speaks HTTP uses it. A client
+``serve_http`` is the entry point; every TCP listener of Steward that speaks HTTP uses it. A client
 that exceeds one of the :class:`Timeouts` loses its connection; the application alone decides
 how long an answer takes. The server handles a limited number of requests at once and answers
 others with 503. It limits the open connections of one address that have sent no whole

@@ -410,11 +410,11 @@ class IncomingStores:
         raise StoreUnavailable("; ".join(reasons) or "no store is there")
 
     def open(self, body: JobScript, kept: IncomingFile) -> int:
-        """Open a file of this event for reading; raises as :meth:`Store.open`."""
+        """Open a file of this event for reading; raises as :meth:`IncomingStore.open`."""
         return self.get(body.store).open(kept)
 
     def read(self, body: JobScript, kept: IncomingFile) -> bytes:
-        """Read a file of this event; raises as :meth:`Store.read`."""
+        """Read a file of this event; raises as :meth:`IncomingStore.read`."""
         return self.get(body.store).read(kept)
 
 

@@ -1,8 +1,8 @@
 """MUNGE authentication: make and verify credentials, and bind them to HTTP requests.
 
-:class:`Munge` identifies a user on any host of a cluster through munged; it uses libmunge, or
-the commands munge and unmunge where the library is missing. ``encode`` and ``decode`` are
-the plain library calls. ``statement`` is the text of an API request that its credential covers.
+:class:`Munge` identifies a user on any host of a cluster through munged; it uses libmunge, or the
+commands munge and unmunge where the library is missing. ``encode`` and ``decode`` are the plain
+library calls. ``build_statement`` is the text of an API request that its credential covers.
 """
 
 import ctypes
@@ -200,7 +200,8 @@ class Munge:
         """Verify a credential.
 
         Raises:
-            Refused: It is none, is too old, was used before, or was made with another key.
+            PermissionRefused: It is none, is too old, was used before, or was made with another
+                key.
             MungeUnavailable: munged does not answer.
         """
         if not 0 < len(credential) <= _MOST_CREDENTIAL:

@@ -2,7 +2,7 @@
 
 Sources (polls, jobcomp, sacct) fill a :class:`JobRecord`; consumers read it from events.
 :class:`UsageLine` is a row of the job log and of the table ``line``, which sacct, job pages and
-reports read; ``FIELDS`` lists its columns.
+reports read; ``USAGE_LINE_FIELDS`` lists its columns.
 """
 
 from datetime import datetime

@@ -158,7 +158,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
         record: Latest known record of the run.
         piece_end: End time of a resized job's earlier size ("piece"). None for a run.
         correction: Whether this corrects an earlier event.
-        source: Origin of the record, see ``Line.source``; "" for Steward's own sources.
+        source: Origin of the record, see ``UsageLine.source``; "" for Steward's own sources.
         suspended_before_s: For a resized job's last size: the part of the record's suspended
             seconds that belongs to its earlier sizes.
     """

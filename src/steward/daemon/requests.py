@@ -95,7 +95,7 @@ class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: One item of a stream.
         error: The error message; this is the last line.
         exit_code: Exit code for the command.
-        kind: The error's class: ``UnknownCredential``, ``Missing``, ``UsageError`` …; "" for any
+        kind: The error's class: ``UnknownCredential``, ``NotFound``, ``UsageError`` …; "" for any
             other.
     """
 

@@ -34,7 +34,7 @@ def require_that(condition: bool, what: str) -> None:
     """Raise Wrong unless ``condition`` holds.
 
     Raises:
-        Wrong: The condition is false; ``what`` describes what was found.
+        CheckFailed: The condition is false; ``what`` describes what was found.
     """
     if not condition:
         raise CheckFailed(what)
@@ -44,7 +44,7 @@ def run_on_each(look: Callable[[T], None], things: Iterable[T]) -> None:
     """Run a check on several things, some at a time: each check starts programs and waits.
 
     Raises:
-        Wrong: The first failure.
+        CheckFailed: The first failure.
     """
     pool = ThreadPoolExecutor(_MOST_AT_ONCE)
     try:

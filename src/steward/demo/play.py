@@ -483,7 +483,7 @@ def _run_command(
     """Run a command as a user and show its output.
 
     Raises:
-        Wrong: The exit code is not the expected one.
+        CheckFailed: The exit code is not the expected one.
     """
     stage.prompt(user or _get_operator(site), command)
     code = site.show(shlex.split(command), user)

@@ -43,7 +43,7 @@ class AccountingUpdate:
     Args:
         connection: Connection to jobs.db, inside a transaction.
         now: Present time.
-        is_silent: Append no events about ended runs, see :meth:`Sayer.run`.
+        is_silent: Append no events about ended runs, see :meth:`RunEventMaker.run`.
     """
 
     def __init__(self, connection: Connection, now: datetime, *, is_silent: bool = False) -> None:

@@ -56,7 +56,7 @@ def build_run_line(
         cluster: Cluster name.
         fact: What is known about the run; for a piece, its record has the piece's times.
         is_latest: Whether it is the job's last run and not a former piece.
-        source: Where it comes from, see ``Line.source``.
+        source: Where it comes from, see ``UsageLine.source``.
     """
     record = fact.record
     return UsageLine(

@@ -73,7 +73,7 @@ class PartitionModel(_Model, frozen=True):
 
     Attributes:
         name: Partition name, case-sensitive.
-        shapes: (index into ``Picture.shapes``, number of nodes) for each shape it has.
+        shapes: (index into ``ClusterModel.shapes``, number of nodes) for each shape it has.
         nodes: Number of nodes.
         max_nodes: MaxNodes; 0 for no limit.
         min_nodes: MinNodes.

@@ -193,7 +193,7 @@ def format_job_target(record: JobRecord) -> str:
 
 
 def read_comment(admin_comment: str) -> str:
-    """Return Steward's part of an admin comment, as :meth:`Changing.comment` wrote it.
+    """Return Steward's part of an admin comment, as :meth:`JobChanges.comment` wrote it.
 
     "" if none.
     """

@@ -120,7 +120,7 @@ class MungeVerifier:
         Raises:
             UnknownCredential: The credential is invalid, or its user has no access.
             RateLimitExceeded: The user exceeds the rate limit.
-            Crowded: Too many credentials are being checked.
+            ServerBusy: Too many credentials are being checked.
             Unavailable: munged or the daemon does not answer.
         """
         # A malformed credential costs nothing: reject it uncounted and read no further.
@@ -363,7 +363,7 @@ class Authenticator:
 
         Raises:
             LoginRequired: The daemon does not know the user.
-            Forged: The request changes something and lacks a valid CSRF token.
+            CsrfError: The request changes something and lacks a valid CSRF token.
         """
         how, secret = self.bearer(request)
         if how == "proxy":

@@ -57,7 +57,7 @@ class RequestSlots(asyncio.Semaphore):
         """Wait for a place.
 
         Raises:
-            Crowded: Too many requests wait already.
+            ServerBusy: Too many requests wait already.
         """
         if self.locked() and self._waiting >= self._MOST_WAITING:
             raise ServerBusy(_BUSY_MESSAGE)
@@ -88,7 +88,7 @@ async def acquire_slot(until: contextlib.AsyncExitStack, place: asyncio.Semaphor
     """Wait for a place, and release it when the exit stack closes.
 
     Raises:
-        Crowded: No place became free in time, or too many requests wait.
+        ServerBusy: No place became free in time, or too many requests wait.
     """
     try:
         async with asyncio.timeout(_SLOT_WAIT_S):
@@ -181,7 +181,7 @@ class DaemonClient:
 
         Raises:
             DaemonUnavailable: The daemon does not answer.
-            Crowded: Too many requests run at once.
+            ServerBusy: Too many requests run at once.
             StewardError: The action failed or rejected the request.
         """
         action = ACTIONS[name]

@@ -359,7 +359,7 @@ class NoSuchJob(AccountingError, NotFound):
 
 
 def show_job_page(room: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
-    """Return the page of a job; raises as :meth:`Pages.show_job_page`."""
+    """Return the page of a job; raises as :meth:`PageBuilder.show_job_page`."""
     return PageBuilder(room).page(asker, request)
 
 

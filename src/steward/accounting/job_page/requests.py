@@ -5,7 +5,8 @@ notes, why a job waits, and array summaries.
 
 They travel over the socket and are the output of ``--json``, so they are a stable interface, see
 docs/job.md: fields are only added, with defaults. Times are UTC, sizes bytes, durations seconds
-where the name ends in ``_s``. A ``Line`` has the fields that ``steward sacct --json`` documents.
+where the name ends in ``_s``. A ``UsageLine`` has the fields that ``steward sacct --json``
+documents.
 """
 
 from datetime import datetime

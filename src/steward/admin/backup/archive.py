@@ -1,7 +1,8 @@
 """Backup file format: a tar with a manifest of checksums, compressed by zstd.
 
-``writing`` opens a new backup, which :class:`BackupWriter` fills; ``check`` verifies one against
-its manifest; ``each`` and ``content`` read members. The manifest is the last member.
+``create_backup_file`` opens a new backup, which :class:`BackupWriter` fills; ``verify_backup``
+verifies one against its manifest; ``read_members`` and ``read_member`` read members. The manifest
+is the last member.
 """
 
 import hashlib
@@ -71,7 +72,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Manifest of a backup: its origin and contents.
 
     Attributes:
-        format: See ``FORMAT``.
+        format: See ``FORMAT_VERSION``.
         steward: Version of the Steward that made it.
         host: Name of the host that it was made on.
         made_at: Time of the databases' state.

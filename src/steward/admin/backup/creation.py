@@ -1,9 +1,9 @@
 """Creation of backups while the daemon runs: a consistent state of all databases and files.
 
-``make`` begins a read transaction on every database within a few milliseconds
+``make_backup`` begins a read transaction on every database within a few milliseconds
 (:class:`DatabaseSnapshots`); from then on SQLite shows each as it was, whoever writes, and they are
 copied one by one. Each copy is checked for damage. Meanwhile the journal server does not trim
-(``_held``), so that the incoming scripts stay.
+(``_hold_journal``), so that the incoming scripts stay.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Restoring a backup: unpack it beside the state directory, then move it into place.
 
-``restore`` expects a backup that ``archive.check`` has verified. It makes databases consistent
-that were copied at slightly different moments: the journal waits until every consumer has
-reported its position.
+``restore_backup`` expects a backup that ``archive.check`` has verified. It makes databases
+consistent that were copied at slightly different moments: the journal waits until every consumer
+has reported its position.
 """
 
 import contextlib

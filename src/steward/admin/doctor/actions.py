@@ -180,7 +180,7 @@ def run_checks(room: DoctorContext, asker: Asker, request: DoctorRequest) -> Doc
     """Run all health checks, or the named ones.
 
     Raises:
-        Refused: The asker is no operator of every cluster.
+        PermissionRefused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
     if not all(room.access.is_operator(asker, name) for name in list_clusters(room.settings)):
@@ -221,7 +221,7 @@ def run_doctor(room: DoctorContext, asker: Asker, request: DoctorRequest) -> Doc
     """Run all health checks, or the named ones.
 
     Raises:
-        Refused: The asker is no operator of every cluster.
+        PermissionRefused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
     # The checks import every package, so other processes do not load them.

@@ -1,8 +1,9 @@
 """Health checks of Slurm: slurmctld, clocks, plugins, triggers, and the spool.
 
 Checks of one cluster are wrapped by ``make_cluster_check`` into the public checks ``hosts``,
-``memory``, ``cost``, ``clocks``, ``usage``, ``spank``, ``jobcomp``, ``submit``, ``triggers``;
-``answers`` and ``spool`` handle clusters themselves. ``checks.py`` lists them all.
+``check_job_memory``, ``check_poll_cost``, ``check_clocks``, ``check_usage_sources``,
+``check_spank_plugin``, ``check_jobcomp_plugin``, ``check_submit_plugin``, ``triggers``;
+``check_slurmctld`` and ``spool`` handle clusters themselves. ``checks.py`` lists them all.
 """
 
 import contextlib

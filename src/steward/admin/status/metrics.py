@@ -37,7 +37,7 @@ def show_metrics(room: StatusContext, asker: Asker, request: MetricsRequest) -> 
     """Return Steward's metrics; those of accounts only for operators.
 
     Raises:
-        Refused: The asker is neither operator nor the user of the web process.
+        PermissionRefused: The asker is neither operator nor the user of the web process.
     """
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest

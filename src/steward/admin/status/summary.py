@@ -1,7 +1,7 @@
 """Status summary: collect journal, consumers, sinks, gaps, bank, clusters and disks.
 
-``gather`` builds a StatusShowAnswer for status.show and for the metrics; parts that fail are
-listed in its ``unknown``. :class:`StatusContext` is the context of both actions and decides who
+``collect_status`` builds a StatusShowAnswer for status.show and for the metrics; parts that fail
+are listed in its ``unknown``. :class:`StatusContext` is the context of both actions and decides who
 may call them.
 """
 
@@ -70,7 +70,7 @@ class StatusContext:
         """Require an operator.
 
         Raises:
-            Refused: The asker is none, or not on every cluster.
+            PermissionRefused: The asker is none, or not on every cluster.
         """
         if not self.is_operator(asker):
             raise PermissionRefused("how Steward itself stands is for operators to see")
@@ -79,7 +79,7 @@ class StatusContext:
         """Require an operator or the user of the web process, which serves metrics.
 
         Raises:
-            Refused: The asker is neither.
+            PermissionRefused: The asker is neither.
         """
         if asker.uid != _find_uid(self.settings.web.user) and not self.is_operator(asker):
             raise PermissionRefused(
@@ -126,7 +126,7 @@ def show_status(room: StatusContext, asker: Asker, request: StatusShowRequest) -
     """Return the status of Steward itself.
 
     Raises:
-        Refused: The asker is no operator.
+        PermissionRefused: The asker is no operator.
     """
     room.admit(asker)
     return collect_status(room, gaps=request.gaps)

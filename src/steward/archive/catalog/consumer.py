@@ -2,7 +2,8 @@
 
 It is a consumer separate from the sinks, so that archiving never waits for indexing. Every step can
 be repeated: an existing use is left as it is, and the cursor moves when all months of a batch are
-durable. :func:`make_spooled_use` and :func:`make_identified_use` convert events to :class:`Use`.
+durable. :func:`make_spooled_use` and :func:`make_identified_use` convert events to
+:class:`ScriptUse`.
 """
 
 import logging

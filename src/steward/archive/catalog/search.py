@@ -285,7 +285,7 @@ def collect_page(
     after: UsePosition | None,
     longest_s: float,
 ) -> HitPage:
-    """Collect the next page of hits, for :meth:`Searcher.page`."""
+    """Collect the next page of hits, for :meth:`CatalogSearcher.page`."""
     deadline = time.monotonic() + longest_s
     hits: list[ScriptHit] = []
     last: UsePosition | None = after
@@ -301,7 +301,7 @@ def collect_page(
 
 
 def count_hits(uses: CheckedUses, *, longest_s: float) -> int | None:
-    """Count all hits, for :meth:`Searcher.count`; None if the time limit was reached."""
+    """Count all hits, for :meth:`CatalogSearcher.count`; None if the time limit was reached."""
     deadline = time.monotonic() + longest_s
     hits = 0
     for _, text in uses:
@@ -344,7 +344,7 @@ class CatalogSearcher:
             allowed: Returns whether the user may know of a use.
             limit: Maximum number of hits.
             lines: Maximum number of matching lines of each hit.
-            after: ``Page.after`` of the previous page.
+            after: ``HitPage.after`` of the previous page.
             longest_s: Time limit in seconds; a partial page is returned then.
         """
         uses = self._uses(matcher, wanted, allowed, after)

@@ -186,7 +186,7 @@ class PendingBatch:
 
         Raises:
             OSError: The tree cannot be written.
-            Gone: Bytes that must wait for their job are not in the store.
+            BytesGone: Bytes that must wait for their job are not in the store.
         """
         for ref, body in self.fresh.items():
             row = self.rows.get(ref)
@@ -305,7 +305,7 @@ class SourceFinder:
         """Return a script's two sources, and their directory in the tree ("" for a store).
 
         Raises:
-            Gone: Their location is unknown.
+            BytesGone: Their location is unknown.
             OSError: The store or the directory cannot be opened.
         """
         if row.directory:
@@ -346,7 +346,7 @@ class SourceFinder:
         """Link bytes into ``.waiting/`` until their job is known.
 
         Raises:
-            Gone: They are not in the store.
+            BytesGone: They are not in the store.
             OSError: The tree cannot be written.
         """
         fd, link = self._store(body.store)
@@ -358,7 +358,7 @@ class SourceFinder:
         self._tree.touch(WAITING_DIRECTORY)
 
     def settle(self) -> None:
-        """Make compressed files durable; see :meth:`Placer.settle`."""
+        """Make compressed files durable; see :meth:`FilePlacer.settle`."""
         self._placer.settle()
 
     def _store(self, name: str) -> tuple[int, bool]:

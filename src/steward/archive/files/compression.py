@@ -67,7 +67,7 @@ def read_blocks(
         longest: Size limit for the plain bytes of a compressed file.
 
     Raises:
-        Damaged: It is not a Zstandard frame, or it is larger than the limit.
+        DamagedFile: It is not a Zstandard frame, or it is larger than the limit.
         OSError: It cannot be read.
     """
     if not is_compressed_name(name):

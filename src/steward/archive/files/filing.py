@@ -109,7 +109,7 @@ class ScriptFiling:
         """File a captured script, or let it wait for its job's identity.
 
         Raises:
-            Gone: Its bytes are not in the store.
+            BytesGone: Its bytes are not in the store.
             OSError: The tree cannot be written.
         """
         ref = (event.cluster, event.key)
@@ -162,7 +162,7 @@ class ScriptFiling:
         """File a waiting or unverified script, under its owner if known.
 
         Raises:
-            Gone: Its bytes are not where they were.
+            BytesGone: Its bytes are not where they were.
             OSError: The tree cannot be written.
         """
         row = self._pending.rows[ref]
@@ -185,7 +185,7 @@ class ScriptFiling:
         """File a script whose job is not known yet under ``unverified/``.
 
         Raises:
-            Gone: Its bytes are not where they were.
+            BytesGone: Its bytes are not where they were.
             OSError: The tree cannot be written.
         """
         body = body or _body_decoder.decode(row.body or b"")
@@ -228,7 +228,7 @@ class ScriptFiling:
         """Apply an identity: file a script under its owner, or add the news to the manifest.
 
         Raises:
-            Gone: Its bytes are not where they were.
+            BytesGone: Its bytes are not where they were.
             OSError: The tree cannot be written.
         """
         body: JobIdentity = event.body

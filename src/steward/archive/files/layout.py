@@ -1,11 +1,11 @@
 """Archive layout: directory and file names of scripts, from presets or templates.
 
 :func:`compile_layout` makes a :class:`ArchiveLayout` from a preset or a template;
-:meth:`Layout.place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with the dates of
-the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive``
-that of itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that used these keep
-their paths. A script whose user is unconfirmed goes to ``unverified/`` if its layout has a place
-for the user.
+:meth:`ArchiveLayout.place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with the
+dates of the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive,
+``sarchive`` that of itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that
+used these keep their paths. A script whose user is unconfirmed goes to ``unverified/`` if its
+layout has a place for the user.
 
 :func:`encode_name` and :func:`encode_user` make names safe in paths; :func:`decode_name` reverses
 them.

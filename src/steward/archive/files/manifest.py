@@ -191,7 +191,7 @@ class ManifestWriter:
         lines.append(text)
 
     def flush(self) -> None:
-        """Append the collected lines; durable after :meth:`Tree.sync` or their own fsync.
+        """Append the collected lines; durable after :meth:`ArchiveTree.sync` or their own fsync.
 
         Raises:
             OSError: A manifest cannot be written; the next append repairs an incomplete line.

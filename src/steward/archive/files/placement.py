@@ -103,7 +103,7 @@ class FilePlacer:
             The names of both files; "" for a missing one.
 
         Raises:
-            Gone: The bytes are missing or were changed.
+            BytesGone: The bytes are missing or were changed.
             OSError: The tree cannot be written.
         """
         fd = self._tree.directory(target.directory, target.entry)
@@ -215,7 +215,7 @@ class FilePlacer:
         """Place bytes under a reserved name; replace what a crash left there.
 
         Raises:
-            Gone: The bytes are missing or were changed.
+            BytesGone: The bytes are missing or were changed.
             OSError: The tree cannot be written.
         """
         if self._put(fd, name, source, _is_never_claimed) is None:

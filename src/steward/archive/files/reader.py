@@ -109,7 +109,7 @@ class FilesReader:
         Raises:
             NotArchived: This archive does not have them.
             ArchiveUnavailable: They cannot be read now.
-            Damaged: The compressed file is damaged.
+            DamagedFile: The compressed file is damaged.
         """
         for last in (False, True):
             try:
@@ -196,7 +196,7 @@ def read_archived_file(path: str, longest: int = MAX_PLAIN_BYTES) -> bytes:
         longest: Size limit for the plain bytes of a compressed file.
 
     Raises:
-        Damaged: The file is compressed, and damaged or too large.
+        DamagedFile: The file is compressed, and damaged or too large.
         OSError: It cannot be read.
     """
     with os.fdopen(os.open(path, _READ), "rb") as file:

@@ -108,7 +108,7 @@ def copy_bytes(source: ByteSource, fd: int, name: str, *, settled: bool = True) 
 
     Raises:
         FileExistsError: There is a file of that name.
-        Gone: The bytes have changed.
+        BytesGone: The bytes have changed.
         OSError: They cannot be read or written.
     """
     temporary = make_temporary_name(source)

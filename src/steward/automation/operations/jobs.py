@@ -263,7 +263,7 @@ def look_up_jobs(
 
     Raises:
         UnknownJob: Slurm does not know one of them.
-        NotYours: The caller may not change one of them.
+        OperationForbidden: The caller may not change one of them.
     """
     found: dict[str, list[JobRecord]] = {}
     for name in validate_job_ids(jobids):

@@ -1,7 +1,7 @@
 """Node operations: get, down, drain, resume and update, through ``scontrol update node``.
 
 Each function checks the reason's owner first (:mod:`steward.automation.node_reasons`), then
-``changed`` applies the change and reports old and new state per node. The ``_is_*`` functions
+``change_nodes`` applies the change and reports old and new state per node. The ``_is_*`` functions
 verify after an interruption whether a change took effect. :data:`OPERATIONS` declares all.
 """
 

@@ -50,7 +50,7 @@ def require_listed_program(path: str, programs_file: str) -> None:
         programs_file: File that lists allowed programs ([actions] programs_file).
 
     Raises:
-        NotYours: It is not listed.
+        OperationForbidden: It is not listed.
         ProgramsFileError: The list or the program is writable by somebody other than root.
     """
     if path not in read_listed_programs(programs_file):

@@ -2,8 +2,8 @@
 
 Their context is :class:`RulesContext`; requests and replies are in
 :mod:`steward.automation.rules.requests`. The handlers come first, then :data:`ACTIONS`, which
-registers them, then ``tried``, the dry run of an event behind ``rules.test``, which ``steward rules
-test`` also calls without a daemon.
+registers them, then ``test_rules``, the dry run of an event behind ``rules.test``, which ``steward
+rules test`` also calls without a daemon.
 """
 
 from collections.abc import Iterable
@@ -24,11 +24,11 @@ from steward.automation.rules.requests import (
     RulesHistoryReply,
     RulesHistoryRequest,
     RuleSummary,
-    RuleTestResult,
+    RuleTrialReply,
+    RuleTrialRequest,
+    RuleTrialResult,
     SwitchRuleReply,
     SwitchRuleRequest,
-    TestRulesReply,
-    TestRulesRequest,
 )
 from steward.automation.rules.triggers import (
     FAILURE_WINDOWS,
@@ -69,7 +69,7 @@ class RulesContext:
         """Check that the caller is an operator of every cluster: rules see all jobs and nodes.
 
         Raises:
-            NotYours: The caller is not.
+            OperationForbidden: The caller is not.
         """
         if not all(self._access.is_operator(asker, name) for name in self._clusters()):
             raise OperationForbidden(
@@ -80,7 +80,7 @@ class RulesContext:
         """Check that the caller is an administrator of every cluster.
 
         Raises:
-            NotYours: The caller is not.
+            OperationForbidden: The caller is not.
         """
         if not all(self._access.is_administrator(asker, name) for name in self._clusters()):
             raise OperationForbidden("rules are switched by administrators", asker.user)
@@ -117,7 +117,7 @@ def validate_rule_files(
     """Check the rules' files and return their errors.
 
     Raises:
-        NotYours: The caller is not an operator.
+        OperationForbidden: The caller is not an operator.
     """
     room.need_operator(asker)
     rules = room.book()
@@ -143,7 +143,7 @@ def list_rules(room: RulesContext, asker: Asker, request: ListRulesRequest) -> L
     """List the rules with their switches and execution counts.
 
     Raises:
-        NotYours: The caller is not an operator.
+        OperationForbidden: The caller is not an operator.
     """
     room.need_operator(asker)
     rules = room.book()
@@ -183,11 +183,11 @@ def _read_switches_and_counts(room: RulesContext) -> tuple[dict[str, Any], dict[
         store.close()
 
 
-def test_event(room: RulesContext, asker: Asker, request: TestRulesRequest) -> TestRulesReply:
+def try_event(room: RulesContext, asker: Asker, request: RuleTrialRequest) -> RuleTrialReply:
     """Test an event against rules without running anything.
 
     Raises:
-        NotYours: The caller is not an operator.
+        OperationForbidden: The caller is not an operator.
         UsageError: The rule does not exist, or the event is invalid.
     """
     room.need_operator(asker)
@@ -196,14 +196,14 @@ def test_event(room: RulesContext, asker: Asker, request: TestRulesRequest) -> T
     named = _find_rule(rules, request.rule) if request.rule else None
     chosen = [named] if named is not None else list(rules.rules.values())
     on = {one.name for one in chosen if _is_rule_enabled(one, switches)}
-    return test_rules(request.event, chosen, on, explicit=named is not None)
+    return try_rules(request.event, chosen, on, explicit=named is not None)
 
 
 def enable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -> SwitchRuleReply:
     """Enable a rule, whatever its file says.
 
     Raises:
-        NotYours: The caller is not an administrator.
+        OperationForbidden: The caller is not an administrator.
         UsageError: The rule does not exist.
     """
     return _switch(room, asker, request.rule, enabled=True)
@@ -213,7 +213,7 @@ def disable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -
     """Disable a rule; its waiting executions will not run.
 
     Raises:
-        NotYours: The caller is not an administrator.
+        OperationForbidden: The caller is not an administrator.
         UsageError: The rule does not exist.
     """
     return _switch(room, asker, request.rule, enabled=False)
@@ -238,7 +238,7 @@ def list_executions(
     """List executions of rules, newest first.
 
     Raises:
-        NotYours: The caller is not an operator.
+        OperationForbidden: The caller is not an operator.
         TimeError: ``since`` is not a valid time.
     """
     room.need_operator(asker)
@@ -306,9 +306,9 @@ ACTIONS: Final = (
     Action(
         name="rules.test",
         help="Say what rules would make of an event.",
-        request=TestRulesRequest,
-        answer=TestRulesReply,
-        run=test_event,
+        request=RuleTrialRequest,
+        answer=RuleTrialReply,
+        run=try_event,
         only_reads=True,
         role="operator",
     ),
@@ -343,13 +343,13 @@ ACTIONS: Final = (
 # Test of an event against rules (rules.test)
 
 
-def test_rules(
+def try_rules(
     given: dict[str, Any], rules: Iterable[Rule], on: set[str], *, explicit: bool
-) -> TestRulesReply:
+) -> RuleTrialReply:
     """Test an event against rules: which match, and with which parameters each would act.
 
     Args:
-        given: Event, in one of the forms of :class:`TestRulesRequest`.
+        given: Event, in one of the forms of :class:`RuleTrialRequest`.
         rules: Rules to test.
         on: Names of the enabled rules.
         explicit: Whether to include rules for another type of trigger.
@@ -363,12 +363,12 @@ def test_rules(
         for rule in rules
         if explicit or rule.trigger == trigger.type
     ]
-    return TestRulesReply(trigger=trigger.type, payload=trigger.payload, rules=tuple(lines))
+    return RuleTrialReply(trigger=trigger.type, payload=trigger.payload, rules=tuple(lines))
 
 
-def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTestResult:
+def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTrialResult:
     """Test one rule against a trigger."""
-    line = RuleTestResult(rule=rule.name, enabled=enabled, matches=False)
+    line = RuleTrialResult(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
         why = f"it is about {rule.trigger}"
         return msgspec.structs.replace(line, why_not=why)
@@ -384,7 +384,7 @@ def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTestResult:
 
 
 def _parse_trigger(given: dict[str, Any]) -> Trigger:
-    """Convert an event in either form of :class:`TestRulesRequest` to a trigger.
+    """Convert an event in either form of :class:`RuleTrialRequest` to a trigger.
 
     Raises:
         UsageError: The event has neither form, or rules do not handle its kind.

@@ -1,9 +1,9 @@
 """Rule criteria as in StackStorm: operators that compare a trigger's payload with patterns.
 
-``missed`` finds the first criterion that fails, ``holds`` evaluates one. Operators have the names,
-aliases and results of StackStorm's: values that cannot be compared (text with a number, anything
-with an absent field) do not match. ``within`` limits the time that criteria and templates may take,
-since a regular expression can run for hours.
+``find_failed_criterion`` finds the first criterion that fails, ``matches_criterion`` evaluates one.
+Operators have the names, aliases and results of StackStorm's: values that cannot be compared (text
+with a number, anything with an absent field) do not match. ``limit_run_time`` limits the time that
+criteria and templates may take, since a regular expression can run for hours.
 """
 
 import fnmatch

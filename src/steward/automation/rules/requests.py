@@ -87,7 +87,7 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     troubles: tuple[RuleProblem, ...] = ()
 
 
-class TestRulesRequest(Request, frozen=True, kw_only=True):
+class RuleTrialRequest(Request, frozen=True, kw_only=True):
     """Request of rules.test: test an event against rules; nothing is run.
 
     Attributes:
@@ -99,7 +99,7 @@ class TestRulesRequest(Request, frozen=True, kw_only=True):
     rule: str = ""
 
 
-class RuleTestResult(ActionMessage, frozen=True, kw_only=True):
+class RuleTrialResult(ActionMessage, frozen=True, kw_only=True):
     """Outcome of a test for one rule.
 
     Attributes:
@@ -121,7 +121,7 @@ class RuleTestResult(ActionMessage, frozen=True, kw_only=True):
     error: str = ""
 
 
-class TestRulesReply(Answer, frozen=True, kw_only=True):
+class RuleTrialReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.test.
 
     Attributes:
@@ -132,7 +132,7 @@ class TestRulesReply(Answer, frozen=True, kw_only=True):
 
     trigger: str
     payload: dict[str, Any]
-    rules: tuple[RuleTestResult, ...]
+    rules: tuple[RuleTrialResult, ...]
 
 
 class SwitchRuleRequest(Request, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """Rulebook: loads the site's rule files and the shipped ones, and validates each rule.
 
-``load`` returns a :class:`Rulebook`. An invalid file disables only its own rule. A rule of the site
-replaces a shipped rule of the same name. ``signature`` changes when any file changes, so that the
-consumer and :mod:`steward.automation.rules.actions` know when to reload. ``problems`` checks a
-parsed rule against operations and trigger types; ``differences`` compares with StackStorm.
+``load_rulebook`` returns a :class:`Rulebook`. An invalid file disables only its own rule. A rule of
+the site replaces a shipped rule of the same name. ``compute_signature`` changes when any file
+changes, so that the consumer and :mod:`steward.automation.rules.actions` know when to reload.
+``find_rule_errors`` checks a parsed rule against operations and trigger types;
+``compare_with_stackstorm`` compares with StackStorm.
 """
 
 import os

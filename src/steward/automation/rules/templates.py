@@ -4,9 +4,9 @@ A parameter that is a single expression (``{{ trigger.partitions }}``) yields th
 type; in other text, values are inserted as text. Rendered output is never rendered again, whatever
 a node's reason contains, and becomes one argument of a command, never shell text.
 
-``problem`` and ``find_trigger_fields`` validate templates when a rule is loaded, ``render`` and
-``render_text`` fill them in, ``_environment`` configures the sandbox: size limits, and no filters
-or methods that make text of any length.
+``find_template_error`` and ``find_trigger_fields`` validate templates when a rule is loaded,
+``render_value`` and ``render_text`` fill them in, ``_make_environment`` configures the sandbox:
+size limits, and no filters or methods that make text of any length.
 """
 
 import re

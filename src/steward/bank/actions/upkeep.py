@@ -1,11 +1,9 @@
 """Bank operations for operators: reconcile, backfill, check, import, notices, status.
 
-- ``bank.reconcile`` compares charges with Slurm's records and corrects them.
-- ``bank.backfill`` charges runs from before the bank started.
-- ``bank.check`` verifies the ledger, and compares SU holds with live jobs.
-- ``bank.import`` imports accounts, users, money and rates of other programs.
-- ``bank.notices`` and ``bank.notices_retry`` list and retry undelivered notices.
-- ``bank.standing`` shows the state of ledger, gate and reconciliation.
+``bank.reconcile`` compares charges with Slurm's records; ``bank.backfill`` charges earlier runs;
+``bank.check`` verifies the ledger, and compares SU holds with live jobs; ``bank.import`` imports
+accounts, users, money and rates; ``bank.notices`` and ``bank.notices_retry`` list and retry
+notices; ``bank.standing`` shows the state of ledger, gate and reconciliation.
 """
 
 import logging

@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import stat
 import struct
 import time
@@ -30,6 +29,8 @@ from steward.core.listeners import restrict_socket
 from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
+    import ssl
+
     from steward.bank.gate.tls import TlsPeer
 
 

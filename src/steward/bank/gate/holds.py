@@ -9,8 +9,8 @@ pending changes of jobs, grants and allowances. Its parts:
 - `describe` and `list_possible` compare pending changes with what the queue shows.
 
 Every change also writes a fact to the outbox, for the journal and the ledger. Callers run
-everything within one transaction of the store; if it fails, :meth:`Keeper.load` rebuilds the memory
-from the database. Amounts are micro-SU, times µs since the epoch.
+everything within one transaction of the store; if it fails, :meth:`HoldKeeper.load` rebuilds the
+memory from the database. Amounts are micro-SU, times µs since the epoch.
 """
 
 import logging
@@ -212,7 +212,7 @@ class HoldKeeper:
             ask: The change, and the uid that sends it.
             user: That uid's name; "" if unknown.
             now_us: The time, µs since the epoch.
-            is_lenient: As in :meth:`Deciding.submit`.
+            is_lenient: As in :meth:`DecisionMaker.submit`.
         """
         key = (ask.cluster, _get_raw_job_id(ask))
         if self._consume_grant(key, ask, now_us):

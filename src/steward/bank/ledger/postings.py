@@ -300,7 +300,7 @@ class TransferWriter:
         charge: int | None = None,
         charge_key: str = "",
     ) -> Transfer:
-        """Write a transfer with its entries; the arguments are those of ``Session.act``.
+        """Write a transfer with its entries; the arguments are those of ``LedgerSession.act``.
 
         Args:
             kind: Kind of transfer.

@@ -4,9 +4,9 @@ The SPANK plugin writes one JSON object per line, with keys of a letter or two, 
 one for every task. Input is hostile: root on a node may send anything, so every number has bounds,
 those of what a machine can do; sums beyond them fit into no database.
 
-``parse_node_line`` parses a line to a :class:`NodeLine`. ``fold`` converts a batch of lines to
-events, many tasks of a step to one event. ``make_gap_event`` records missing lines. ``find_flaw``
-validates such events when another controller forwards them.
+``parse_node_line`` parses a line to a :class:`NodeLine`. ``aggregate_lines`` converts a batch of
+lines to events, many tasks of a step to one event. ``make_gap_event`` records missing lines.
+``find_flaw`` validates such events when another controller forwards them.
 """
 
 import hashlib

@@ -156,7 +156,7 @@ class ListenerEndpoint:
         """Authenticate a connection from the listener; None if it only asked for the settings.
 
         Raises:
-            Refused: It is not the listener, or passes no node's connection.
+            PermissionRefused: It is not the listener, or passes no node's connection.
             PeerGone: The listener disconnected or is too slow.
         """
         plain = connection.plain
@@ -186,7 +186,7 @@ def _read_peer_address(fd: int) -> str:
     """Return the peer address of a passed socket, as the kernel reports it.
 
     Raises:
-        Refused: It is not an IP connection.
+        PermissionRefused: It is not an IP connection.
     """
     try:
         with socket.socket(fileno=os.dup(fd)) as passed:

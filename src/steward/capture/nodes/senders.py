@@ -116,7 +116,7 @@ class AuthenticatedSender:
         """Check that the credential was made for this batch.
 
         Raises:
-            Refused: It was made for another.
+            PermissionRefused: It was made for another.
         """
         head = self.head
         said = claim_of(head.node, head.cluster, head.sequence, digest)
@@ -162,7 +162,7 @@ class SenderAuthenticator:
             address: Peer address of the connection.
 
         Raises:
-            Refused: The sender is not the node it claims to be.
+            PermissionRefused: The sender is not the node it claims to be.
             Unavailable: That cannot be verified now.
         """
         cluster = self._cluster(head.cluster)
@@ -219,7 +219,7 @@ class _ClusterNodes:
         """Check that a credential was made on the node by root or SlurmdUser.
 
         Raises:
-            Refused: It was made on another host or by another user.
+            PermissionRefused: It was made on another host or by another user.
             SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
         place = self._place(node)
@@ -231,7 +231,7 @@ class _ClusterNodes:
         """Check that a connection comes from the node.
 
         Raises:
-            Refused: It comes from another host.
+            PermissionRefused: It comes from another host.
             SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
         what = f"the connection comes from {address} (see [nodes] behind_nat)"

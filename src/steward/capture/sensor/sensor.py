@@ -8,7 +8,7 @@ trigger reports is recorded even if it is gone by the next poll.
 - :class:`DaemonMonitor` detects restarts and outages of slurmctld and slurmdbd.
 - :class:`ClusterSensor` polls; ``turn`` does one step.
 - :class:`ReportedStates` finds states that passed between two polls.
-- ``run`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
+- ``run_sensor`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
 """
 
 import logging

@@ -1,11 +1,11 @@
 """Configuration checks: errors that types cannot express, and what is missing on this host.
 
-``problems`` yields errors of the settings themselves: names, numbers, paths that collide, ports,
-time zones, redaction patterns; sections of components are in ``component_checks.py``. Each
+``find_problems`` yields errors of the settings themselves: names, numbers, paths that collide,
+ports, time zones, redaction patterns; sections of components are in ``component_checks.py``. Each
 problem names its key, so that ``reader.py`` can report the line. Checks use the code that later
-applies the value (layouts, patterns), so that what passes here is accepted there. ``mistakes``
-and ``doubts``, for ``steward config check`` and the doctor, look at this host too: files, users,
-Python packages.
+applies the value (layouts, patterns), so that what passes here is accepted there.
+``find_extension_problems`` and ``find_missing_resources``, for ``steward config check`` and the
+doctor, look at this host too: files, users, Python packages.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Configuration reader: parse steward.toml into Settings, with errors that name file and line.
 
-``load`` checks each key of the TOML file against the types of ``Settings``, so that an error
-names the key and suggests the nearest known one; then ``checks.py`` checks what types cannot
-express. ``render`` prints a configuration with the origin of each value.
+``load_settings`` checks each key of the TOML file against the types of ``Settings``, so that an
+error names the key and suggests the nearest known one; then ``checks.py`` checks what types cannot
+express. ``render_config`` prints a configuration with the origin of each value.
 """
 
 import os

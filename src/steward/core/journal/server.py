@@ -3,7 +3,7 @@
 :class:`JournalServer` serves the socket that ``client.py`` connects to. A commit needs no
 timer: events that arrive during one commit form the next batch, so batches grow with the
 load. ``trim`` deletes events that every consumer has passed, with the script bytes that they
-refer to; ``bound`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
+refer to; ``limit_size`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
 can be refilled. ``lock_state_dir`` ensures one Steward for each state directory.
 """
 

@@ -104,7 +104,7 @@ class MungeAuthenticator:
         """Check that a message is from the peer and has this number in this connection.
 
         Raises:
-            Refused: The credential does not match.
+            PermissionRefused: The credential does not match.
             MungeUnavailable: munged does not answer.
         """
         claim = self._munge.decode(frame.credential)
@@ -160,7 +160,8 @@ class ControllerPeers:
             address: Address that the connection comes from.
 
         Raises:
-            Refused: No host may report for this cluster, or the certificate is for another host.
+            PermissionRefused: No host may report for this cluster, or the certificate is for
+                another host.
         """
         of = self._clusters.get(cluster)
         if of is None:
@@ -204,7 +205,7 @@ def peer_uids(users: Iterable[str]) -> frozenset[int]:
     """Return the uids that Steward may run as at the peer: root, this process's, and these users'.
 
     Raises:
-        Refused: A user does not exist on this host.
+        PermissionRefused: A user does not exist on this host.
     """
     uids = {0, os.geteuid()}
     for user in users:

@@ -64,7 +64,7 @@ class ReceiverLink:
 
         Raises:
             Unavailable: The receiver or munged is unavailable.
-            Refused: The receiver does not accept this host, or its own identity is wrong.
+            PermissionRefused: The receiver does not accept this host, or its own identity is wrong.
             WireError: The answer is malformed.
         """
         if self._stream is not None:

@@ -100,7 +100,7 @@ class ControllerReceiver:
     Raises:
         ListenUnavailable: The address cannot be bound.
         TlsUnavailable: A certificate or key is unusable.
-        Refused: A user of munge_users does not exist.
+        PermissionRefused: A user of munge_users does not exist.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class ControllerReceiver:
         """Count a connection toward its cluster's limit.
 
         Raises:
-            Crowded: The cluster has too many connections, and none of them ends.
+            TooManyControllers: The cluster has too many connections, and none of them ends.
         """
         with self._entering:
             most = self._most_of_cluster

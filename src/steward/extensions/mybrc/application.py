@@ -3,9 +3,9 @@
 The API is served under both prefixes that its clients use (``/mybrc-rest``, ``/api``).
 :class:`ApiServices` holds the services, :func:`make_application` builds the application. Handlers
 are
-thin: they run in threads, because the ledger may block, and call ``answers`` and ``users``. Schema
-helpers come first, then handlers, then error handlers. Litestar is imported with this module, so
-only the serving process may import it.
+thin: they run in threads, because the ledger may block, and call ``answers`` and ``list_users``.
+    Schema helpers come first, then handlers, then error handlers. Litestar is imported with this
+    module, so only the serving process may import it.
 """
 
 import asyncio

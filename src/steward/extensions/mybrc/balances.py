@@ -358,7 +358,7 @@ def _find_largest_cost(can_pay: Callable[[int], bool], last: int | None) -> int:
     """Find the largest cost that can be paid, in micro-SU; 0 where none can.
 
     Args:
-        can_pay: Asks the server for one cost; ``DEAREST`` is known to fail.
+        can_pay: Asks the server for one cost; ``MAX_COST`` is known to fail.
         last: The result of the previous search, to start near it.
     """
     low, high = 0, MAX_COST // COST_STEP

@@ -285,7 +285,7 @@ class SearchClient:
             method: ``GET``, ``POST``, ``PUT`` or ``DELETE``.
             target: Path and query.
             body: Request body.
-            kind: Media type of ``body``: ``JSON`` or ``LINES``.
+            kind: Media type of ``body``: ``JSON_TYPE`` or ``NDJSON_TYPE``.
 
         Returns:
             The reply, whatever its status.

@@ -71,7 +71,7 @@ def count_nodes_by_state(
     """Count nodes by state.
 
     Raises:
-        Refused: The requested cluster hides its nodes from this user.
+        PermissionRefused: The requested cluster hides its nodes from this user.
         UsageError: The cluster does not exist.
     """
     clusters = room.nodes_seen(asker, request.cluster)
@@ -149,7 +149,7 @@ def show_node(room: HistoryContext, asker: Asker, request: NodeRequest) -> NodeR
     """Show the states of one node over an interval, and its down time.
 
     Raises:
-        Refused: The cluster hides its nodes from this user.
+        PermissionRefused: The cluster hides its nodes from this user.
         UsageError: The cluster, the node or a time is invalid.
     """
     cluster = room.cluster_asked(request.cluster)
@@ -247,7 +247,7 @@ def list_nodes(room: HistoryContext, asker: Asker, request: NodesRequest) -> Nod
     """Show node states, now or at a past time.
 
     Raises:
-        Refused: The requested cluster hides its nodes from this user.
+        PermissionRefused: The requested cluster hides its nodes from this user.
         UsageError: The cluster, a node list or a time is invalid.
     """
     clusters = room.nodes_seen(asker, request.cluster)
@@ -459,7 +459,7 @@ def list_job_events(
     """List the state events of a job's nodes during its run.
 
     Raises:
-        Missing: There is no such job, or the user may not see it.
+        NotFound: There is no such job, or the user may not see it.
     """
     lines = _find_run_lines(room, asker, request)
     found: dict[int, Event] = {}

@@ -60,7 +60,7 @@ class HistoryContext:
         """Return the clusters whose nodes the user may see: the requested one, or all of these.
 
         Raises:
-            Refused: The requested cluster hides its nodes from this user.
+            PermissionRefused: The requested cluster hides its nodes from this user.
             UsageError: The cluster does not exist.
         """
         if not cluster:

@@ -1,9 +1,9 @@
 """Endpoints of the HTTP API: table of methods and paths, and parsing of query and body.
 
 Each :class:`Endpoint` maps a method and path to an action of the registry and builds the action's
-request from path, query or body. ``ENDPOINTS`` are the resource paths; ``ASKS`` offers every action
-under ``/ask/NAME``. :func:`read_query` and :func:`read_json_body` read and validate HTTP input;
-``openapi.py`` describes the same parameters.
+request from path, query or body. ``ENDPOINTS`` are the resource paths; ``ACTION_ENDPOINTS`` offers
+every action under ``/ask/NAME``. :func:`read_query` and :func:`read_json_body` read and validate
+HTTP input; ``openapi.py`` describes the same parameters.
 """
 
 import functools

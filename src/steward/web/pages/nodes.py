@@ -1,8 +1,9 @@
 """Cluster and node pages: node map, node history, and node operations (drain, resume, reserve).
 
-``VERBS`` lists the operations offered to operators and administrators; :func:`build_run_request`
-turns a form into an operation, first as a dry run, and :func:`list_result_lines` shows its result.
-The handlers show the cluster now or at a past time, one node, and the change form.
+``NODE_VERBS`` lists the operations offered to operators and administrators;
+:func:`build_run_request` turns a form into an operation, first as a dry run, and
+:func:`list_result_lines` shows its result. The handlers show the cluster now or at a past time, one
+node, and the change form.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Report pages: usage, capacity, wait times and waste, as tables, plots, CSV or JSON.
 
-``KINDS`` defines the reports: the action's request, the columns and the plotted value. The handlers
-show the list, the form of a report, and its table, loaded separately because it may take a while.
+``REPORT_KINDS`` defines the reports: the action's request, the columns and the plotted value. The
+handlers show the list, the form of a report, and its table, loaded separately because it may take a
+while.
 """
 
 import csv
