@@ -34,7 +34,6 @@ from steward.core.timestamps import moment, to_micros
 if TYPE_CHECKING:
     from steward.core.records import JobRecord
 
-
 log = logging.getLogger(__name__)
 
 _GRACE: Final = timedelta(minutes=5)
