@@ -83,6 +83,10 @@ def _table(section: type[Section]) -> Iterator[str]:
     about, _, attributes = text.partition("Attributes:\n")
     first, _, more = about.strip().partition("\n")
     named = _TABLE.match(first)
+    if named is None and section is not Settings:
+        raise ValueError(
+            f"{section.__name__}: the docstring does not begin with its table: {first!r}"
+        )
     yield f"## `{named[1]}`{named[2] or ''}" if named else _TITLE
     yield ""
     if named:

@@ -72,7 +72,7 @@ def test_it_answers_with_types_wherever_it_is_asked(site: WebSite, far: Client, 
 
 def test_a_stream_comes_item_by_item(far: Client, job: int) -> None:
     *items, last = far.stream("archive.export")
-    assert type(last).__name__ == "ExportAnswer"
+    assert type(last).__name__ == "ExportReply"
     assert any(str(job) in getattr(item, "path", "") for item in items)
 
 
@@ -145,7 +145,7 @@ def test_the_examples_of_the_client_run(
     printed = capsys.readouterr().out
     assert f"{ADMINISTRATOR} token" in printed
     assert "123456789" in printed
-    assert "ExportAnswer" in printed
+    assert "ExportReply" in printed
 
 
 @pytest.mark.parametrize("number", range(len(API)))

@@ -1,4 +1,4 @@
-"""Accounting actions, registered for the command line, HTTP API and socket: sacct, job, jobs, gaps.
+"""Accounting actions for command line, HTTP API and socket: sacct, job, jobs, job_states, gaps.
 
 Their context is a :class:`steward.accounting.context.AccountingContext`.
 """

@@ -32,7 +32,9 @@ _LATENESS: Final = timedelta(minutes=5)
 _DEFAULT_DAYS: Final = 7
 _MAX_FINDINGS: Final = 10_000
 SILENT_S: Final = 900.0
+"""Default of ``silent_s``, in seconds."""
 LIMIT: Final = 1000
+"""Default of ``limit``."""
 _US: Final = 1_000_000
 _TOLERATED_CPU_S: Final = 1.0
 """Tolerated CPU time of a cgroup beyond its tasks', in seconds.
@@ -212,7 +214,7 @@ def _make_launch_finding(
 
 
 def _find_doubtful(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
-    """Find steps with doubts, or with CPU time beyond their tasks'."""
+    """Find steps with missing data (``doubts``), or with CPU time beyond their tasks'."""
     for line in room.jobs.doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
         doubts = [doubt for doubt in line.doubts.split(",") if doubt in _DOUBTS]
         if doubts:
@@ -229,7 +231,7 @@ _DOUBTS: Final = {
     "tasks-missing": "fewer tasks are known than there were",
     "lost-lines": "its node could not write down all of it",
 }
-"""Doubts about a step, except a missing end, which is reported per node."""
+"""Description of each doubt about a step, except a missing end, which is reported per node."""
 
 
 def _get_cgroup_excess_s(line: UsageLine) -> float:
@@ -318,6 +320,7 @@ _GAPS: Final = {
     "lost": "it could not write facts down, or had no room for them",
     "garbled": "it sent lines that cannot be read",
 }
+"""Description of each loss that a node reports (node.gap)."""
 
 
 def _find_silent_nodes(room: AccountingContext, request: GapsRequest) -> Iterator[Finding]:

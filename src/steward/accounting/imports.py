@@ -2,8 +2,10 @@
 
 :func:`import_days`, :func:`import_sacct_file` and :func:`import_job_log` read the source and append
 events through :class:`ImportEventMaker`, which redacts secrets and counts restarts
-(:class:`RunCounter`). ``imports.json`` keeps the position of each import, so that an interrupted
-one continues. Importing something twice is harmless: events have idempotency keys.
+(:class:`RunCounter`): job.end for each ended run, step.accounted for each of its steps. Runs that
+have not ended are left to their own cluster. ``imports.json`` keeps the position of each import
+from slurmdbd or a file of sacct (:class:`ImportPosition`), so that an interrupted one continues.
+Importing something twice is harmless: events have idempotency keys.
 """
 
 import os
@@ -106,7 +108,7 @@ class _LastRun(msgspec.Struct, frozen=True):
 
 
 class RunCounter:
-    """Counts restarts of jobs from runs in time order; sacct shows them only since 23.02."""
+    """Counter of restarts, from runs in time order; sacct shows restarts only since 23.02."""
 
     def __init__(self) -> None:
         self._last: dict[int, _LastRun] = {}
@@ -137,7 +139,7 @@ class RunCounter:
 
 
 class ImportEventMaker:
-    """Makes events of imported records and lines, in the source's order.
+    """Maker of events from imported records and lines, in the source's order.
 
     Args:
         cluster: Cluster name of the jobs.
@@ -157,10 +159,7 @@ class ImportEventMaker:
         self._runs = RunCounter()
 
     def run(self, record: JobRecord) -> Event | None:
-        """Return the event of an ended run.
-
-        None for a running one, which its own cluster reports.
-        """
+        """Return the event of an ended run; None for a running one, which its cluster reports."""
         submit, end = record.submit, record.end
         if submit is None or end is None or strip_state_suffix(record.state) not in _END_STATES:
             return None
@@ -170,7 +169,7 @@ class ImportEventMaker:
         return self._event(JOB_END, key, end, JobFacts(record=record))
 
     def step(self, record: JobRecord, line: UsageLine) -> Event | None:
-        """Return the event of a step of that run."""
+        """Return the event of a step of that run; None if the run has not ended."""
         if record.submit is None or record.end is None:
             return None
         submit_s = to_micros(record.submit) // 1_000_000

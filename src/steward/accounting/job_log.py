@@ -1,4 +1,9 @@
-"""Job log readers: the interface implemented by the extension that writes the job log."""
+"""Job log readers: the interface implemented by the extension that writes the job log.
+
+A job log (plugin jobacct/log) is a directory with one file of records per day. Closing a day packs
+its records and writes its accounting lines to a Parquet file. :func:`load_job_log` loads the
+functions by their entry point; imports and ``steward sacct`` use them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol

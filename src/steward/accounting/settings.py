@@ -38,7 +38,7 @@ class AccountingSettings(Section, frozen=True, kw_only=True):
             another package (JobAcctType).
         location: Where a plugin writes; ``<state_dir>/joblog`` if empty (JobAcctLoc).
         parameters: Options of plugins, as ``name=value`` separated by commas (JobAcctParameters).
-        close_after_days: Days after which a day of the job log is closed.
+        close_after_days: Days from the end of a day until that day of the job log is closed.
         hook_timeout_s: Maximum run time of a plugin's hook, in seconds.
         notes: Thresholds for notes of 'steward job'.
     """

@@ -1,8 +1,8 @@
 """TLS certificates for compute nodes that do not use MUNGE, made by openssl.
 
-:class:`CertificateAuthority` keeps its own CA, Steward's server certificate and one client
-certificate for each node in one directory. It never changes existing files, so that nodes can be
-added later.
+:class:`CertificateAuthority` keeps its own CA (``ca``), Steward's server certificate (``server``)
+and one client certificate for each node (``nodes/NAME``) in one directory, each as ``.crt`` and
+``.key``. It never changes existing files, so that nodes can be added later.
 """
 
 import os
@@ -57,7 +57,7 @@ class CertificateAuthority:
         """Make Steward's server certificate for these names and addresses; return True if new.
 
         Raises:
-            UsageError: A name is none.
+            UsageError: A name is neither a host's name nor an address.
             CertificateError: openssl fails.
         """
         for name in names:

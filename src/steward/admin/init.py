@@ -1,9 +1,11 @@
 """First configuration (``steward init``): write steward.toml and list the next steps.
 
 ``query_site`` reads the Slurm configuration into a :class:`SlurmSite`; :class:`InitOptions` holds
-the options of the command. ``write_configuration`` writes the configuration and creates the
-directories that it names; ``list_steps`` yields the commands and slurm.conf lines that are left to
-the administrator.
+the options of the command. From these two ``render_config_text`` makes the configuration, as text
+for people to edit; ``write_configuration`` writes it and creates the directories that it names.
+``list_steps`` yields the commands and slurm.conf lines that are left to the administrator, in the
+order of docs/safety.md: each step is of use without the next, and steps that change slurmctld say
+so.
 """
 
 import os
@@ -139,7 +141,7 @@ class InitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_user(name: str) -> bool:
-    """Return whether a user exists, as one that a package creates."""
+    """Return whether a user exists, such as one that a package creates."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -248,7 +250,7 @@ def write_configuration(wishes: InitOptions, site: SlurmSite, *, force: bool = F
 
     Raises:
         SetupError: There is a configuration, a directory is none, or nothing can be written.
-        ConfigError: What was asked for makes no configuration.
+        ConfigError: The options make no valid configuration.
     """
     account = wishes.account
     if os.geteuid() not in (0, account.pw_uid):

@@ -1,6 +1,8 @@
 """Journal actions: status, list of events, dead letters, replay, and forgetting a consumer.
 
 The journal holds events of all clusters, so only operators on every cluster may use them.
+``status``, ``list`` and ``dead`` read the file (``JournalReader``); ``replay`` and ``forget`` send
+a command to the journal's writer, so they need the running daemon.
 """
 
 import difflib
@@ -41,7 +43,7 @@ class JournalContext:
         """Require an operator.
 
         Raises:
-            PermissionRefused: The asker is none, or not on every cluster.
+            PermissionRefused: The asker is not an operator on every cluster.
         """
         if not all(self._access.is_operator(asker, cluster) for cluster in self._clusters):
             raise PermissionRefused(
@@ -182,13 +184,13 @@ class ReplayAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ForgetRequest(_Request, frozen=True, kw_only=True):
-    """journal.forget: stop waiting for this consumer, or this sink's, and drop its state."""
+    """journal.forget: stop waiting for this consumer or sink, and delete its dead letters."""
 
     consumer: str
 
 
 class ForgetAnswer(_Answer, frozen=True, kw_only=True):
-    """The consumer that was forgotten."""
+    """Name of the consumer that the journal no longer waits for."""
 
     consumer: str
 
@@ -224,7 +226,7 @@ def _list_events(room: JournalContext, asker: Asker, request: ListRequest) -> Li
 
 
 def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
-    """Return the first events after a position, or the last ones before the head."""
+    """Return the first events after a position; the last events if the request names none."""
     kinds = frozenset(request.kinds or BODIES)
 
     def between(after: int, most: int) -> list[Event]:

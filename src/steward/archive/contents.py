@@ -85,7 +85,7 @@ class ScriptContents:
 
 
 def make_script_contents(settings: Settings, stores: IncomingStores) -> ScriptContents:
-    """Make a Contents that falls back to every configured files sink."""
+    """Make script contents that fall back to every configured files sink."""
     return ScriptContents(
         stores, lambda: [FilesReader(settings, name) for name in settings.files_sinks()]
     )

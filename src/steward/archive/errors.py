@@ -13,17 +13,17 @@ class ArchiveError(StewardError):
 
 
 class LayoutError(ArchiveError, UsageError):
-    """Invalid layout in the configuration; ``offender`` is its text."""
+    """Error: invalid layout in the configuration; ``offender`` is its text."""
 
     exit_code = 2
 
 
 class ArchiveUnavailable(ArchiveError, Unavailable):
-    """Archive that cannot be written or read now; the caller retries and nothing is lost."""
+    """Error: an archive cannot be written or read now; the caller retries, nothing is lost."""
 
 
 class NotArchived(ArchiveError):
-    """Script that is not in this archive; ``offender`` is its key."""
+    """Error: a script is not in this archive; ``offender`` is its key."""
 
 
 _ADVICE = {

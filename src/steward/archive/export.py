@@ -1,9 +1,9 @@
 """Script export and secret scan: the streaming actions ``archive.export`` and ``archive.secrets``.
 
-:func:`export_scripts` yields the script and environment files of the selected jobs, newest first.
-:func:`find_script_secrets` yields lines that look like credentials. Both use
-:func:`iterate_scripts`, which yields each script once. :class:`NameSet` is its set of names, kept
-in a temporary SQLite file, so that a million names need little memory.
+:class:`NameSet` is a set of names in a temporary SQLite file, so that a million names need little
+memory. :func:`export_scripts` yields the script and environment files of the selected jobs, newest
+first. :func:`find_script_secrets` yields lines that look like credentials. Both use
+:func:`iterate_scripts`, which yields each script once.
 """
 
 import hashlib

@@ -1,13 +1,13 @@
 """Archive imports: take over scripts from job_archive, SArchive, or slurmdbd's job script store.
 
+The first part converts environments to the spool's format: a native uint32 with the number of
+entries, then each entry followed by NUL (:func:`encode_spool_environment`). job_archive wrote the
+file with its NULs turned into newlines, and its way of reading dropped all white space. SArchive's
+first versions copied the file; later ones write ``NAME=value`` lines in any order.
+
 :func:`import_tree` reads a directory tree of job_archive or SArchive; :func:`import_stored` reads
 scripts that slurmdbd stored. Both write bytes to the incoming store, redact environments and append
 job.script and job.seen events to the journal. They return counts (:class:`ScriptImportResult`).
-
-Environments are converted to the spool's format: a native uint32 with the number of entries, then
-each entry followed by NUL (:func:`encode_spool_environment`). job_archive wrote the file with its
-NULs turned into newlines, and its way of reading dropped all white space. SArchive's first versions
-copied the file; later ones write ``NAME=value`` lines in any order.
 """
 
 import logging
@@ -160,12 +160,12 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an import, as counts.
+    """Result of an import: counts, and unknown users.
 
     Attributes:
         scripts: Scripts imported.
         owned: Imported scripts with a known owner.
-        known: Scripts that the archive already had.
+        known: Scripts that the archive already had, captured or imported before.
         scriptless: Submissions whose script slurmdbd did not store.
         skipped: Files that were not regular, too large or unreadable.
         unknown_users: Names of user directories without a uid.

@@ -1,8 +1,8 @@
 """Archive queries: the actions ``archive.list``, ``.search``, ``.show``, ``.env`` and ``.diff``.
 
-``list`` and ``show_job`` read jobs.db, ``search_scripts`` the catalog or a searchable sink, and
-``show_job``, ``show_environment`` and ``diff`` read script bytes. All go through
-:class:`ArchiveContext`, which checks permissions.
+``list`` and ``show`` read jobs.db, ``search`` the catalog or a searchable sink, and ``show``,
+``env`` and ``diff`` read script bytes. All go through :class:`ArchiveContext`, which checks
+permissions.
 """
 
 import difflib
@@ -239,7 +239,7 @@ def show_job(library: ArchiveContext, asker: Asker, request: ShowRequest) -> Sho
     """Show one job, its runs and its script.
 
     Raises:
-        NoSuchJob, NotYours: See :meth:`ArchiveContext.find`.
+        JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
         NotArchived: A resubmission script was requested, and no script is archived.
         UsageError: A resubmission script was requested for a job that is not Slurm's.
     """
@@ -281,7 +281,7 @@ def show_environment(
     """Show the redacted environment that a job was submitted with.
 
     Raises:
-        NoSuchJob, NotYours: See :meth:`ArchiveContext.find`.
+        JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
         NotArchived: No environment is archived.
     """
     job, script = _find_job_and_script(library, asker, request.job, request.cluster)
@@ -305,7 +305,7 @@ def compare_scripts(library: ArchiveContext, asker: Asker, request: DiffRequest)
     """Compare the scripts of two jobs as a unified diff.
 
     Raises:
-        NoSuchJob, NotYours: See :meth:`ArchiveContext.find`.
+        JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
         NotArchived: One of the jobs has no archived script.
     """
     left, left_script = _find_job_and_script(library, asker, request.left, request.cluster)

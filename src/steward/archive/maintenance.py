@@ -1,10 +1,11 @@
 """Archive maintenance: the operators' actions verify, reindex, purge, sinks and resend.
 
 :func:`verify_sinks` recomputes checksums, :func:`rebuild_catalog` rebuilds the catalog,
-:func:`show_sinks` reports lag and errors of each sink. :func:`purge_scripts` and
-:func:`resend_scripts` append archive.purge and archive.resend events, which the sinks apply.
-Context of all: :class:`ArchiveContext`. The catalog is the consumer ``catalogue``; sinks are the
-consumers ``archive.NAME``.
+:func:`purge_scripts` orders a purge, :func:`show_sinks` reports lag and errors of each sink, and
+:func:`resend_scripts` orders a sink to archive scripts again. An order is an archive.purge or
+archive.resend event in the journal, which the sinks apply later. Context of all:
+:class:`ArchiveContext`. The catalog is the consumer ``catalogue``; sinks are the consumers
+``archive.NAME``.
 """
 
 import hashlib
@@ -255,7 +256,7 @@ def _select_files_sinks(library: ArchiveContext, name: str) -> list[str]:
 def require_operator(
     library: ArchiveContext, asker: Asker, what: str, clusters: Sequence[str] = ()
 ) -> None:
-    """Raise OperatorsOnly unless the user is an operator of these clusters, or of all.
+    """Raise NotAnOperator unless the user is an operator of these clusters, or of all.
 
     Raises:
         NotAnOperator: The user is not an operator.

@@ -68,7 +68,7 @@ class EncodedContent(MessagePart, frozen=True, kw_only=True):
 
     @classmethod
     def shortest(cls, data: bytes) -> "EncodedContent":
-        """Make the shorter content: base64 if many control characters, six bytes each in JSON."""
+        """Make the content in the shorter encoding: JSON writes control characters as six bytes."""
         controls = len(data) - len(data.translate(None, _CONTROLS))
         if 5 * controls > len(data) // 3:
             return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
@@ -293,8 +293,8 @@ def _cut_texts(record: JobRecord) -> JobRecord:
 
 
 def _is_long(text: str) -> bool:
-    # A character has at most four bytes in UTF-8.
     """Return whether a text exceeds the size limit."""
+    # A character has at most four bytes in UTF-8.
     return len(text) > _MAX_TEXT_BYTES // 4 and len(text.encode()) > _MAX_TEXT_BYTES
 
 

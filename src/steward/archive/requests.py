@@ -154,7 +154,7 @@ class JobListReply(Answer, frozen=True, kw_only=True):
 
     Attributes:
         jobs: The jobs.
-        since: Begin of the time span; None for all time.
+        since: Start of the time span; None for all time.
         until: End of the time span; None for now.
         default_days: 7 if ``since`` is the default, else 0.
         next: Token of the next page; "" if there is none.
@@ -326,7 +326,7 @@ class HitLine(ActionMessage, frozen=True, kw_only=True):
         number: Line number, from 1.
         text: The line, shortened around the first hit if it is long; undecodable bytes become
             U+FFFD.
-        spans: Positions of terms in ``text``: begin and end, in characters.
+        spans: Positions of terms in ``text``: start and end, in characters.
     """
 
     number: int
@@ -576,7 +576,7 @@ class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
     Attributes:
         scripts: Number of scripts scanned.
         suspicious: Number of scripts with a match.
-        since: Begin of the time span; None for all time.
+        since: Start of the time span; None for all time.
         default_days: 7 if ``since`` is the default, else 0.
         unreadable: Number of scripts that could not be read and were not scanned.
     """

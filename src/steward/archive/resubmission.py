@@ -304,7 +304,7 @@ def _list_submit_words(
     if record.name and "job-name" not in {option.name for option in line.components[0]}:
         added.append(
             SbatchOption("job-name", record.name)
-        )  # else it would be that of a passing file
+        )  # otherwise it would be that of the temporary file
     if record.work_dir and ("chdir" in named or _ENTERS.search(script)):
         added.append(SbatchOption("chdir", record.work_dir))
     array = _format_array_option(tasks)

@@ -40,7 +40,7 @@ class SelectionSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Time span of a selection.
 
     Attributes:
-        since: Begin; None for all time.
+        since: Start; None for all time.
         until: End; None for now.
         default_days: Length in days if the default was used, else 0.
     """

@@ -15,7 +15,7 @@ Layout = str
 
 
 class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag=""):
-    """Common settings of ``[archive.sink.NAME]``; ``kind`` selects the type of sink.
+    """[archive.sink.NAME]: one sink, where scripts are archived; its ``kind`` selects the type.
 
     Attributes:
         identity_wait_s: Longest time a script waits for its job's identity before it is archived as
@@ -33,7 +33,7 @@ class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag="")
 
 
 class LimitSettings(Section, frozen=True, kw_only=True):
-    """Retention and quota of users or accounts: ``[archive.sink.NAME.limit.LIMIT]``.
+    """[archive.sink.NAME.limit.LIMIT]: retention and quota of users or accounts in a files sink.
 
     Eviction removes the oldest scripts first, as ``retention_days`` does. If several limits apply,
     each holds.
@@ -53,7 +53,7 @@ class LimitSettings(Section, frozen=True, kw_only=True):
 
 
 class FilesSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="files"):
-    """Settings of a files sink: ``[archive.sink.NAME]`` with kind = "files".
+    """[archive.sink.NAME] with kind = "files": a directory tree.
 
     Attributes:
         path: Root directory of the tree. Default: ``<state_dir>/archive``.

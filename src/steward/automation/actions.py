@@ -3,8 +3,9 @@
 Their context is :class:`AutomationContext`. ``automation.run`` is the only entry point to
 operations (:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
 
-The requests and replies come first, then one handler per action, then :data:`ACTIONS`, which
-registers them: ``run``, ``list_operations``, ``help_on_operation`` and ``list_audit``.
+After the context come requests and replies, then the handlers (``run_operation``,
+``list_operations``, ``help_on_operation``, ``list_audit``), then :data:`ACTIONS`, which registers
+them as ``automation.run``, ``.list``, ``.help`` and ``.audit``.
 """
 
 from datetime import datetime
@@ -180,7 +181,8 @@ def run_operation(
     """Run an operation for a caller and return its result.
 
     Raises:
-        StewardError: The operation failed or the caller lacks permission; nothing was changed.
+        StewardError: The caller lacks permission, or the operation failed before its first change.
+            The reply reports a failure after that.
     """
     ran = room.runner.run(
         request.action,
@@ -234,6 +236,7 @@ def list_audit(room: AutomationContext, asker: Asker, request: AuditRequest) -> 
     """Return audit log entries: all for operators, a user's own for everybody else.
 
     Raises:
+        OperationForbidden: The caller's uid has no name, so no entry can be the caller's own.
         AuditUnavailable: The audit log cannot be read.
         TimeError: ``since`` is not a valid time.
     """

@@ -270,6 +270,7 @@ def _decode_row(
 
 
 def _dump_value(value: Any) -> str:
+    """Encode a value as JSON text."""
     return msgspec.json.encode(value).decode()
 
 

@@ -2,8 +2,9 @@
 
 Steward changes jobs with the rights of SlurmUser, so it must itself prevent that somebody releases
 through it a hold that Slurm would not let them release. The predicates read a :class:`JobRecord` of
-squeue or scontrol: priority 0 means held, the reason says by whom. ``format_requeue_mark`` and
-``is_requeue_unfinished`` write and recognize the mark of a requeue in progress.
+squeue or scontrol: priority 0 means held, the reason tells who holds the job.
+``format_requeue_mark`` and ``is_requeue_unfinished`` write and recognize the comment that marks a
+requeue in progress.
 """
 
 from collections.abc import Iterable

@@ -2,11 +2,14 @@
 
 Every reason that Steward sets ends in ``(steward: SPEAKER)``. The speaker is a person or a rule
 (``rule node-down``). A rule speaks for the site: people may replace a rule's reason, and so may
-other rules. Reasons of other people need ``--force``.
+other rules. No reason of anybody else is overwritten, and no drain ended, without ``--force``.
+
+Slurm 22.05 and 26.05 clear a node's reason when it is resumed; the releases between keep it. With
+those, the reason of a node in service is left over and belongs to nobody.
 
 First come functions on reason texts (``sign_reason``, ``shows_reason``, ``read_signer``,
-``is_replaceable_by``), then functions on node records, which operations call (``compose_reasons``,
-``require_own_reasons``).
+``is_replaceable_by``, ``is_set_by_slurmctld``), then functions on node records, which operations
+call (``has_out_state``, ``compose_reasons``, ``require_own_reasons``).
 """
 
 import re
@@ -48,7 +51,7 @@ _SLURMCTLD_REASON_PATTERN: Final = re.compile(
 
 
 def sign_reason(reason: str, speaker: str, old: str = "") -> str:
-    """Sign a reason for Slurm and append what slurmctld had said before.
+    """Sign a reason for Slurm and append slurmctld's own previous reason.
 
     Args:
         reason: Reason as the caller gave it.
@@ -145,7 +148,8 @@ def compose_reasons(
         reason: Reason as the caller gave it.
 
     Returns:
-        By node; with what slurmctld itself, or nobody, had said behind it.
+        Signed reason by node, followed by a previous reason that slurmctld set or that belongs to
+        nobody.
 
     Raises:
         OperationForbidden: A node shows somebody else's reason.
@@ -167,7 +171,7 @@ def compose_reasons(
 def require_own_reasons(
     doing: OperationContext, nodes: "Mapping[str, NodeRecord]", what: str
 ) -> None:
-    """Raise NotYours if any of the nodes shows somebody else's reason.
+    """Raise OperationForbidden if any of the nodes shows somebody else's reason.
 
     Args:
         doing: Context of the operation: speaker and ``force``.

@@ -1,14 +1,15 @@
 """Operations of automation: how one is declared, its parameters parsed, and the list of all.
 
 An :class:`Operation` is declared once; command line, API, rules, StackStorm pack and docs derive
-from it. Its parameters are a Struct whose fields carry ``Annotated`` with
-``msgspec.Meta(description=…)``. Its result is plain JSON, in the same form as StackStorm's slurm
-pack where the pack has the same action.
+from it. Its ``ref`` is its name, such as ``slurm.node.drain``. Its parameters are a Struct whose
+fields carry ``Annotated`` with ``msgspec.Meta(description=…)``. Its result is plain JSON, in the
+same form as StackStorm's slurm pack where the pack has the same action.
 
 - :class:`OperationContext` is the context that an operation's function gets
   (:mod:`steward.automation.runner` implements it).
 - ``describe_parameters`` describes parameters, ``parse_operation_parameters`` parses them.
-- ``load_operations`` loads all modules of :mod:`steward.automation.operations`.
+- ``load_operations`` loads all modules of :mod:`steward.automation.operations`, ``find_operation``
+  looks one up by name.
 """
 
 import difflib

@@ -1,9 +1,11 @@
 """Runner of operations: checks rights, parses parameters, runs, audits and times out.
 
-:class:`OperationRunner` is the only way to run an operation; the automation actions and the rules
-call it. For each run it creates a :class:`OperationRun`, the context that the operation's function
-gets, and a ``_AuditedRun``, which writes the audit log when the operation begins to change
-something and when it ends. :class:`OperationOutcome` is the outcome.
+:class:`OperationRunner` is the only way to run an operation: command line, HTTP API, socket and
+rules all come through it. ``run`` finds the operation, parses its parameters and checks the role;
+then the operation's function runs with an :class:`OperationRun` as its context. When the function
+calls ``begin``, an ``_AuditedRun`` writes the start to the audit log; after it returns or fails,
+the end. An error before ``begin`` is raised: nothing was changed. An error after it is part of the
+:class:`OperationOutcome`.
 """
 
 import logging
@@ -149,7 +151,7 @@ class OperationRun:
         return max(0.0, self._until - time.monotonic())
 
     def begin(self) -> None:
-        """Mark the end of all checks, see ``Doing.begin``.
+        """Mark the end of all checks, see ``OperationContext.begin``.
 
         Raises:
             OperationTimeout: The time limit has passed.
@@ -179,7 +181,7 @@ class OperationRun:
         return self._has("operator")
 
     def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
-        """Ask the gate, as the caller, to admit a change of a job, see ``Doing.grant``.
+        """Ask the gate, as the caller, to admit a change, see ``OperationContext.grant``.
 
         slurmctld sees only SlurmUser, as whom Steward sends the change. If the gate is unavailable,
         its outage policy applies.
@@ -268,7 +270,7 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRunner:
-    """Runs operations for people and rules.
+    """Runner of operations for people and rules.
 
     Args:
         settings: The whole configuration.
@@ -308,7 +310,7 @@ class OperationRunner:
             timeout_s: Time limit in seconds; None for the configured one.
 
         Returns:
-            What became of it, also where it went wrong after something may have been changed.
+            The outcome, also of a failure after something may have been changed.
 
         Raises:
             UnknownOperation: No operation has this name.
@@ -423,7 +425,7 @@ class OperationRunner:
 
 
 class _AuditedRun:
-    """Runs one operation and writes its start and end to the audit log."""
+    """Run of one operation, with its start and end in the audit log."""
 
     def __init__(
         self,

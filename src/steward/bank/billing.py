@@ -1,12 +1,15 @@
 """Billing: compute the charge of a finished run from Slurm's record of it.
 
 :func:`compute_charge` is the entry point. It finds the rate, derives the TRES and seconds to charge
-(:func:`derive_use`, :func:`derive_tres`) and prices them. A resized run is charged in pieces, one
-per size. :func:`find_charge` and :func:`match_earlier_charge` match a run with its earlier charge,
-so that no run is charged twice. :func:`compute_freed` and :func:`is_final` tell what happens to the
-SU hold. :func:`find_uncounted_tres` finds TRES that rates weigh but Slurm does not track.
+(:func:`derive_use`, :func:`derive_tres`), fingerprints Slurm's record (:func:`fingerprint_run`) and
+prices the use. A run that never started costs nothing, nor does a federated job's copy that another
+cluster ran. A resized run is charged in pieces, one per size, each from the end of the one before.
+:func:`find_charge` and :func:`match_earlier_charge` match a run with its earlier charge, so that no
+run is charged twice. :func:`compute_freed` and :func:`is_final` tell what happens to the SU hold.
+:func:`find_uncounted_tres` finds TRES that rates weigh but Slurm does not track.
 
-Called by the bank's consumer, reconciliation, backfill and ``steward bank explain``.
+:class:`Pricing` holds the inputs. Called by the bank's consumer, reconciliation, backfill and
+``steward bank explain``.
 """
 
 import hashlib
@@ -559,7 +562,10 @@ class UncountedTres(msgspec.Struct, frozen=True):
 
 
 def find_uncounted_tres(rates: Iterable[Rate], picture: ClusterModel) -> list[UncountedTres]:
-    """List TRES that a cluster's rates weigh but its Slurm does not count."""
+    """List TRES that a cluster's rates weigh but its Slurm does not count.
+
+    Of such a GRES, jobs are charged what they requested; of other TRES, nothing.
+    """
     names = {
         name
         for rate in rates
@@ -570,7 +576,7 @@ def find_uncounted_tres(rates: Iterable[Rate], picture: ClusterModel) -> list[Un
 
 
 def find_fixable_tres(clusters: Iterable[Pricing]) -> list[LedgerFinding]:
-    """Return those that slurm.conf can fix as findings of the ledger check."""
+    """List uncounted TRES that slurm.conf can make Slurm count, as findings of the check."""
     return [
         LedgerFinding(kind="not-counted", what=one.what, where=f"{one.cluster}/{one.name}")
         for pricing in clusters

@@ -1,8 +1,11 @@
 """Charges of a job named by a person: ``123``, array task ``123_7``, component ``123+1``.
 
-:func:`find_job_charges` finds a job's charges, :func:`explain_uncharged` explains why there are
-none, :func:`name_charged_jobs` turns charge keys into Slurm's job ids, :func:`resolve_raw_ids`
-resolves a job id. Used by the bank's actions ``explain``, ``refund`` and ``statement``.
+- :func:`find_job_charges` finds a job's charges, or raises :class:`NotCharged`.
+- :func:`name_charged_jobs` turns charge keys into Slurm's job ids.
+- :func:`explain_uncharged` explains why a job has no charges.
+- :func:`resolve_raw_ids` resolves a job id to raw ids, with jobs.db.
+
+Used by the bank's actions ``explain``, ``refund`` and ``statement``.
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,13 @@
 """Bank consumer of journal events: charge finished runs, settle holds, update the gate.
 
-:class:`BankConsumer` reads the journal in ``steward serve``. ``apply`` confirms jobs to the gate
-and charges runs; ``tick`` pushes changes to the gate, places missing holds and runs scheduled
-work.
+:class:`BankConsumer` reads the journal in ``steward serve``. ``apply`` confirms jobs to the gate,
+charges finished runs and queues jobs that lack an SU hold. ``tick`` pushes changes of the ledger to
+the gate, places the queued holds, compares one due cluster (holds with the queue, charges with
+Slurm's records), reports complete polls to the gate, and runs scheduled work.
 
-Charges, their settlements and the cursor are one ledger transaction. What the gate is told
-before it (a job was observed, a poll was complete) may be repeated; settlements after it are
-numbered, and the gate asks for them by number.
+Charges, their settlements and the cursor are one ledger transaction. Reports to the
+gate before it (a job was observed, a poll was complete) may be repeated; settlements after it are
+numbered, so the gate applies each once.
 """
 
 import logging
@@ -72,6 +73,7 @@ _BATCH: Final = 200
 """Maximum number of events applied in one transaction."""
 
 Key = tuple[str, int]
+"""Cluster, and the raw job id that a hold is stored under."""
 
 JobKey = tuple[str, int, int]
 """Cluster, the job id its hold is stored under, and first submit time in microseconds."""
@@ -81,7 +83,7 @@ _JobEvent = tuple[Event, JobKey, Hold | None]
 
 
 class _PendingPoll(NamedTuple):
-    """Poll of a whole queue that the gate has not been told about yet.
+    """Poll of a whole queue that was not reported to the gate yet.
 
     Attributes:
         began: Start of the poll.
@@ -307,7 +309,7 @@ class BankConsumer:
         return 0.0 if has_more else _TICK_S
 
     def _tell_looks(self, now: datetime) -> bool:
-        """Tell the gate about complete polls, so that it voids holds of missing jobs.
+        """Report complete polls to the gate, so that it voids holds of missing jobs.
 
         Return True if jobs need holds first. This waits until jobs.db has applied the poll and its
         jobs are confirmed and covered: SU held for a change must not become available before the

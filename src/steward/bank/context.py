@@ -1,8 +1,10 @@
 """Context of the bank's actions: ledger, gate, jobs, cluster names, and access rights.
 
-:class:`BankContext` opens each resource on first use. :class:`Rights` decides what a caller may see
-and change; it is made only here, and no action shows amounts without it.
-:class:`BankReply` is the base of all replies.
+- :class:`BankReply` is the base of all replies.
+- :class:`Rights` decides what a caller may see and change. It is made only here, and no action
+  shows amounts without it.
+- :func:`make_led_accounts_reader` tells ``steward.core.access`` which accounts a user leads.
+- :class:`BankContext` is what each action gets; it opens each resource on first use.
 """
 
 import contextlib

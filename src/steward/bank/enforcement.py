@@ -1,12 +1,16 @@
 """Enforcement on queued jobs: place missing SU holds, and hold or cancel unpaid jobs.
 
-- :func:`build_claim` describes a job, or the remaining tasks of an array, to the gate.
-- :class:`UnpaidJobs` applies the site's rule to jobs with insufficient funds: warn, hold, cancel or
-  credit. It releases held jobs once they can be paid.
-- :class:`HoldPlacement` compares the queue with the gate's holds and claims what is missing.
-- :func:`needs_hold` tells whether a queued job lacks a sufficient hold.
+Jobs bypass the submit plugin: requeued after their end, admitted while the gate was down, enlarged
+by an operator, submitted before there was a bank. The bank's consumer calls this module for them.
 
-It handles jobs that the gate did not decide on at submit. Called by the bank's consumer.
+- :func:`build_claim` describes a job, or the remaining tasks of an array, to the gate.
+- :class:`UnpaidJobs` applies the site's rule to jobs with insufficient funds: "warn" and "credit"
+  place a hold beyond the funds, "warn" with a comment on the job; "hold" and "cancel" stop it.
+  The ledger remembers held jobs, so that a restart does not prevent their release.
+- :class:`HoldPlacement` compares the queue with the gate's holds: ``want`` queues a job, ``turn``
+  claims its hold, ``sweep`` queues all jobs that lack one. It reads what a job needs from jobs.db,
+  never from an event, which may be outdated by then.
+- :func:`needs_hold` tells whether a queued job lacks a sufficient hold.
 """
 
 import logging
@@ -282,7 +286,7 @@ class UnpaidJobs:
                     self._release(key, kept)
 
     def forget(self, cluster: str, leader: int) -> None:
-        """Forget a finished job: nothing needs to be released any more.
+        """Forget a finished job, which needs no release any more.
 
         Raises:
             LedgerUnavailable: The ledger is unavailable.
@@ -600,7 +604,7 @@ class HoldPlacement:
             try:
                 return estimator.quote(describe_task(job), first_submit).amount
             except (NoRate, NoEstimate):
-                return _NO_LIMIT  # the gate says so, and why
+                return _NO_LIMIT  # first, so that the gate rejects the claim and gives the reason
 
         dearest = max(shapes.values(), key=cost)
         return [dearest, *(job for job in ordered if job is not dearest)]

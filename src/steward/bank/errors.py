@@ -11,11 +11,11 @@ from steward.core.errors import (
 
 
 class BankError(StewardError):
-    """Error of a bank operation that cannot be done; ``offender`` is the object concerned."""
+    """Error: a bank operation cannot be done; ``offender`` is the object concerned."""
 
 
 class BankUsage(UsageError):
-    """Error in a request to the bank, such as an unknown account or an invalid amount."""
+    """Error: a request to the bank is invalid, such as an unknown account or a wrong amount."""
 
 
 class NotInBank(BankUsage, NotFound):
@@ -23,7 +23,7 @@ class NotInBank(BankUsage, NotFound):
 
 
 class BankRefused(PermissionRefused):
-    """Rejection: the caller lacks the right, or the account has insufficient funds."""
+    """Error: the caller lacks the right, or the account has insufficient funds."""
 
 
 class LedgerUnavailable(Unavailable):

@@ -2,8 +2,11 @@
 
 :class:`GateSync` pushes whatever the ledger has newer than the gate, so that either can be killed,
 restored or replaced at any time; with a shared ledger it also keeps the lease of the deciding
-gate. :class:`ClusterModels` queries each cluster's configuration from its Slurm and keeps it in
-the ledger. :func:`load_pricing` gives other processes the inputs of charges.
+gate. The bank's consumer calls ``push`` about every second: it queries the clusters that are due,
+renews the lease, then sends the rules, balances, settlements and models that the gate lacks.
+
+:class:`ClusterModels` queries each cluster's configuration from its Slurm and keeps it in the
+ledger. :func:`load_pricing` gives other processes the inputs of charges.
 """
 
 import logging
@@ -166,7 +169,7 @@ class GateSync:
             after = settlements[-1].seq
 
     def _keep_lease(self) -> None:
-        """With a shared ledger, hold the lease that lets only one gate decide."""
+        """Hold the lease that lets only one gate decide, if the ledger is shared."""
         if not self._settings.bank.database.startswith("postgresql"):
             return
         began = self._clock()
@@ -342,7 +345,7 @@ def load_cluster_model(ledger: "Ledger", cluster: str) -> ClusterModel | None:
     try:
         return msgspec.json.decode(kept, type=ClusterModel) if kept else None
     except msgspec.MsgspecError:
-        return None  # of another version of Steward: there will be a new one within a minute
+        return None  # written by another version of Steward; the bank replaces it in a minute
 
 
 def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:

@@ -4,10 +4,10 @@
 - :func:`read_bank_config`: ``bank-config.toml`` of slurm-banking-plugins (rates).
 - :func:`read_csv`: a table of accounts, users and allocations; see ``COLUMNS``.
 - :func:`read_dump`, :func:`read_associations`: accounts and users from ``sacctmgr dump``, or from
-  slurmdbd.
+  slurmdbd. Slurm's own limits are not imported: they limit what runs, not money.
 
-Imports are repeatable: existing entries stay, and money has an idempotency key made from the
-contents of its line.
+``steward.bank.actions.upkeep`` calls one reader, then :func:`apply_plan`. Imports are repeatable:
+existing entries stay, and money has an idempotency key made from the contents of its line.
 """
 
 import csv
@@ -252,7 +252,7 @@ def _reject_changed_lines(
     for made in t.transfers.keyed(f"{by.key}/"):
         account, *rest = made.key.removeprefix(f"{by.key}/").rsplit("/", 3)
         if len(rest) != 3 or account != made.account:
-            continue  # of a file whose name begins with this one's
+            continue  # from another file, whose name begins with this one's
         known.add(made.key)
         if made.key in money:
             continue
@@ -340,6 +340,10 @@ _KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
 
 def read_bank_config(text: str, cluster: str) -> ImportPlan:
     """Read a ``bank-config.toml`` into a plan: one rate for each partition.
+
+    ``PartitionPrice`` has the price of a CPU hour by partition, ``QosMultiplier`` the factors of
+    QOSes; numbers may be written as text. A QOS without a multiplier counts once, and a partition
+    without a price is rejected, both there and here.
 
     Args:
         text: Content of the file.
@@ -450,6 +454,10 @@ TimeParser = Callable[[str], datetime | None]
 
 def read_csv(text: str, moment: TimeParser) -> ImportPlan:
     """Read a CSV table into a plan.
+
+    The first line names the columns, in any order; only ``account`` is required. A line with a
+    ``user`` adds the user to the account. One with an ``amount`` grants an allocation if it has an
+    ``end``, otherwise a deposit. A line may do all of this.
 
     Args:
         text: The table.
@@ -669,7 +677,7 @@ def add_user(plan: ImportPlan, user: str, account: str) -> None:
 
 
 def add_owners(plan: ImportPlan, owners: Mapping[str, Iterable[str]]) -> None:
-    """Make coordinators the owners of their accounts."""
+    """Make coordinators the owners of their accounts, as far as the plan has these."""
     for account, users in owners.items():
         known = plan.accounts.get(account)
         if known is not None:

@@ -1,8 +1,8 @@
 """Amounts of money: parse, round and format; integer micro-SU inside Steward.
 
+Calculations use fractions and round once, half up, at the end (:func:`round_half_up`).
 :func:`parse_money` reads an amount typed by a person, :func:`format_money` formats one for people,
-:func:`format_money_exact` for programs. Calculations use fractions and round once, half up, at the
-end.
+with the site's :class:`Unit`, and :func:`format_money_exact` for programs.
 """
 
 import re

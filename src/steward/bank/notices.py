@@ -1,10 +1,13 @@
 """Bank notices: mails and webhook posts about used-up allocations, and monthly statements.
 
-- :class:`Notice`, :func:`send_notice`: deliver a notice. The sender repeats until no error is
-  raised, so a mail may arrive twice rather than never. :func:`split_notice` splits a notice by way
-  first, so that a failing webhook does not repeat the mail.
-- :func:`queue_threshold_notices`: find thresholds crossed since the last check.
+- :class:`Notice`, :func:`split_notice`, :func:`send_notice`: deliver a notice. The caller repeats
+  until no error is raised, so a mail may arrive twice rather than never. It first splits a notice
+  by way (mail, webhook), so that a failing webhook does not repeat the mail.
+- :func:`queue_threshold_notices`: find thresholds crossed since the last check. Each is reported
+  once, and again if it is crossed again after a deposit.
 - :func:`queue_statements`: put last month's statements into the outbox.
+
+``steward.bank.scheduled_work`` queues notices in the ledger's outbox, and sends them from there.
 
 A webhook's URL is a secret: messages name only its host.
 """
@@ -296,6 +299,9 @@ _MAX_LINES: Final = 2000
 
 def queue_statements(ledger: "Ledger", settings: Settings, now: datetime) -> int:
     """Put the statements of last month into the outbox, once.
+
+    The same transaction marks the month in the ledger, so each month is sent once, whenever the
+    daemon runs.
 
     Args:
         ledger: The ledger.

@@ -1,11 +1,11 @@
 """Prices: find the rate of a job, and compute the price of resource use exactly.
 
 - :func:`get_permille`, :func:`get_highest_permille`, :func:`split_by_factor`: factors by time of
-  day and week.
+  day and week, as the clock on the cluster's wall shows it.
 - :func:`find_rate`: the rate that applies to a job for its whole life.
-- :func:`compute_price`: the price of past use (a charge); :func:`compute_highest_price`: the
-  highest price
-  of future use (an estimate), with the dearest value for everything still unknown.
+- :func:`compute_price`: the price of past use (a charge).
+- :func:`compute_highest_price`: the highest price of future use (an estimate), with the dearest
+  value for everything still unknown.
 
 Amounts are exact fractions of micro-SU and rounded once, at the end. Each price lists its
 steps, for people.
@@ -56,6 +56,9 @@ def split_by_factor(
     factors: Sequence[TimeFactor], start: datetime, seconds: int, zone: tzinfo
 ) -> dict[int, int]:
     """Divide a period of time by the factor that applies.
+
+    An hour that a change to summer time skips costs nothing, and one that comes twice is charged
+    twice, because jobs run for exactly that long.
 
     Args:
         factors: The factors; the first that covers a moment applies.

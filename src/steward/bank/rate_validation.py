@@ -85,7 +85,7 @@ def list_rate_warnings(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
     try:
         picture = msgspec.json.decode(kept, type=ClusterModel) if kept else None
     except msgspec.MsgspecError:
-        picture = None  # of another version of Steward: there will be a new one within a minute
+        picture = None  # written by another version of Steward; the bank replaces it in a minute
     if picture is None:
         return ()
     return (*list_weight_warnings(rate.weights, picture), *_list_partition_warnings(rate, picture))

@@ -1,9 +1,9 @@
 """Reconciliation of charges with Slurm's records (jobs.db and slurmdbd), and backfill.
 
 - :class:`DueCharges` computes what runs are due by the records.
-- :func:`reconcile_cluster` compares a cluster on request; :class:`RegularReconciliation` does it
-  regularly in
-  the bank's process. Both post corrections, and return or log each :class:`ChargeDifference`.
+- :func:`reconcile_cluster` compares a cluster on request and corrects the ledger.
+- :class:`RegularReconciliation` does so in the bank's process: for new ends at every turn, for the
+  last day every hour, and for runs without a rate whenever rates change.
 - :func:`backfill_cluster` charges runs from before the bank started.
 
 jobs.db takes precedence: when a finished job was requeued, it knows which end of a run counts,
@@ -227,10 +227,7 @@ def _time_sort_key(record: JobRecord) -> tuple[int, int]:
 
 
 def _is_same_run(fact: RunEvent, record: JobRecord) -> bool:
-    """Return True if a row of slurmdbd is for a run that jobs.db has.
-
-    Pieces of a resized run match if they end at the same time.
-    """
+    """Return True if a row of slurmdbd is for a run of jobs.db; pieces match by their end."""
     submit = fact.record.submit
     if submit is None or record.submit is None:
         return False
@@ -317,14 +314,11 @@ OVERLAP: Final = timedelta(minutes=10)
 """Overlap of two comparisons, because slurmdbd may learn of ends late."""
 
 HOURLY_PERIOD: Final = timedelta(days=1)
-"""Period compared again every hour, and after the bank was down.
-
-slurmctld may report to slurmdbd hours late, and operators may enter ends of jobs that
-slurmctld forgot: such ends have times that were compared long ago.
-"""
+"""Period compared again every hour and after the bank was down: slurmctld may report to slurmdbd
+hours late, and operators may enter ends that slurmctld forgot, with times compared long ago."""
 
 _HOURLY_INTERVAL: Final = timedelta(hours=1)
-"""Interval of comparisons over the longer period FAR."""
+"""Interval of comparisons of the last ``HOURLY_PERIOD``."""
 
 
 class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -512,7 +506,7 @@ def post_due_charges(
 def _is_different(before: Charge, due: Charge) -> bool:
     """Return True if amount or account of a charge differ from the one due."""
     if before.source == SACCT_SOURCE and due.source != SACCT_SOURCE:
-        return False  # slurmdbd was asked because jobs.db did not know
+        return False  # slurmdbd decided, because jobs.db lacked the facts
     return (before.amount, before.account) != (due.amount, due.account)
 
 
@@ -748,8 +742,8 @@ def backfill_cluster(
 ) -> BackfillResult:
     """Charge all runs that ended in a period and have no charge yet.
 
-    A repeat charges nothing twice: each run has its own key. Existing charges stay unchanged;
-    :func:`steward.bank.reconciliation.reconcile_cluster` corrects them.
+    The runs come from jobs.db, with those imported into it, and from slurmdbd. A repeat charges
+    nothing twice, by the runs' keys; :func:`reconcile_cluster` corrects existing charges.
 
     Args:
         settings: The whole configuration.

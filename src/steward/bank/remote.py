@@ -1,9 +1,12 @@
 """Remote banks: interface of the extensions that report SU holds and charges to one.
 
-:class:`RemoteBank` is what an extension offers, :func:`load_remote_banks` loads them. A job may be
-charged twice: by this bank, and by a client's report through the myBRC API.
-:func:`list_own_charges` and :func:`cancel_reported_charges` keep the bank's own charge and set the
-reported one to zero.
+:class:`RemoteBank` is what an extension offers, :func:`load_remote_banks` loads them.
+
+A job may also be charged twice: by this bank, and by a client's report through the myBRC API.
+:func:`list_own_charges`, :func:`is_same_job` and :func:`cancel_reported_charges` keep the bank's
+own charge and set the reported one to zero. A requeued job has one id in all runs, but a submit
+time for each. Steward keeps the first one and a client may report any, so :func:`is_same_job`
+compares times.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,8 @@
 """Scheduled work of the bank: expire allocations, report thresholds, send notices.
 
 :class:`ScheduledWork` also sends monthly statements, copies the gate's holds and rejections into
-journal and ledger, and deletes old rejections and settlements. The bank's consumer calls ``turn``
-every second.
+journal and ledger (``take_facts``), and deletes old rejections and settlements. The bank's consumer
+calls ``take_facts`` and ``turn`` about every second.
 
 Events and notices are put into the ledger's outbox in the transaction that causes them, and
 sent from there: an unavailable journal or mail server only delays them.
@@ -198,7 +198,7 @@ class ScheduledWork:
         queue_statements(self._ledger, self._settings, now)
 
     def _forget(self, now: datetime) -> None:
-        """Once a day, delete rejections older than 90 days, and settlements a day after use."""
+        """Delete, once a day, rejections older than 90 days, and settlements a day after use."""
         if not self._is_due(self._forget_at, now):
             return
         self._forget_at = now + timedelta(seconds=_HOUR_S)

@@ -1,8 +1,9 @@
-"""Captured scripts: has a script been captured before? Looks in the journal, then in jobs.db.
+"""Captured scripts: look up in the journal and in jobs.db whether a script was captured before.
 
-A job may be pending for longer than the journal keeps the key of its script (months), while its
-spool entry stays. Capturing it again would store the script twice, and would restore one that was
-purged. jobs.db remembers captured scripts for good.
+:class:`CapturedScripts` is what a capture worker asks before it takes a spool entry. A job may be
+pending for longer than the journal keeps the key of its script (months), while its spool entry
+stays. Capturing it again would store the script twice, and would restore one that was purged.
+jobs.db remembers captured scripts for good.
 """
 
 import logging

@@ -6,7 +6,8 @@ comments, so every field is validated by type.
 
 First comes the parser (``parse_line``, ``parse_line_tail``, ``make_end_event``), then
 :class:`ReadPositions`, the read positions in ``lines-CLUSTER.db``, then :class:`JobcompSource`,
-which follows the file.
+which follows the file. A position is stored once the journal has the events: after a crash some of
+them are appended again, under the same keys, which the journal ignores.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ _MAX_UID: Final = 2**32 - 1
 
 
 class LineError(StewardError):
-    """A line is not valid; ``offender`` holds its beginning."""
+    """Error: a line is not valid; ``offender`` holds its beginning."""
 
 
 # Parser of lines
@@ -461,7 +462,7 @@ class JobcompSource:
             return parse_line_tail(line, self._people), False
 
     def _gap(self, name: str, why: str, lines: int, at: datetime) -> Event:
-        """Build a node.gap event about slurmctld's lines."""
+        """Build a node.gap event about lost or garbled lines of slurmctld."""
         return Event(
             kind=NODE_GAP,
             cluster=self._cluster,

@@ -4,8 +4,9 @@ The writer opens the file for each line, so a renamed file grows a moment longer
 it until it has been quiet for some seconds before it moves on to the successor. It detects a file
 that was copied and truncated in place by its first bytes.
 
+:class:`ReadPosition` is a stored position, :class:`LineBatch` what is read in one step.
 :class:`LogFollower` is the entry point: ``look`` processes inotify events, ``batches`` yields new
-lines. :class:`ReadPosition` is a stored position. Used by :mod:`steward.capture.jobcomp`.
+lines. Used by :mod:`steward.capture.jobcomp`.
 """
 
 import contextlib

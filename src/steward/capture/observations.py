@@ -1,9 +1,14 @@
 """Observations of Slurm's queue: compares polls and emits job.seen, job.state and job.end events.
 
-:class:`QueueObserver` remembers, per raw job id, the latest run that Slurm has shown; ``take``
-returns the events for what is new. Event keys derive from what Slurm shows, so a source that has
-forgotten everything only repeats events, which the journal ignores. Memory per job is small,
-because a queue may hold a hundred thousand. Used by :mod:`steward.capture.queue_polls`.
+:class:`QueueObserver` remembers, per raw job id, the latest run that Slurm has shown. ``take``
+returns the events for what is new: job.seen for a new run, changed facts or the first complete
+record, job.state for a change of state or allocation, job.end for an end. ``absent`` and ``lose``
+end the runs that disappeared. ``wanted`` and ``wanted_again`` name the jobs whose complete record
+(scontrol) is to be queried.
+
+Event keys derive from what Slurm shows, so a source that has forgotten everything only repeats
+events, which the journal ignores. Memory per job is small, because a queue may hold a hundred
+thousand. Used by :mod:`steward.capture.queue_polls`.
 """
 
 import hashlib
@@ -52,7 +57,7 @@ _get_requested: Final = attrgetter(
     *("cpus", "nodes", "tasks", "min_memory_mib", "licenses"),
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
 )
-"""Returns the requested resources of a record."""
+"""Function that returns the requested resources of a record."""
 _HELD_REASONS: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 """Reasons of held jobs."""
 _MAX_PENDING_QUERIES: Final = 20_000
@@ -62,7 +67,7 @@ _MAX_KEYS_PER_RUN: Final = 32
 
 
 class _ObservedRun:
-    """What is remembered of the latest run of a job id."""
+    """Facts remembered of the latest run of a job id."""
 
     __slots__ = (
         *("allocation", "digest", "is_whole", "last", "name", "over", "request", "state"),
@@ -173,7 +178,7 @@ class QueueObserver:
             self._wanted.pop()
 
     def ended(self, record: JobRecord) -> None:
-        """Record that another source reported a run's end, so it is not lost when it disappears.
+        """Record that another source reported a run's end, so that it does not count as lost.
 
         Its complete record is queried while slurmctld still has it.
         """
@@ -220,8 +225,8 @@ class QueueObserver:
             present: Raw ids in the queue.
 
         Returns:
-            The jobs that are gone without an end that we have seen, and the array tasks
-            that may be pending again, folded into their array's row.
+            The jobs that are gone although no end was observed, and the array tasks that may be
+            pending again, folded into their array's row.
         """
         gone = [job_id for job_id in self._runs if job_id not in present]
         lost, folded = [], []

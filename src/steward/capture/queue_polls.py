@@ -2,12 +2,14 @@
 
 :class:`QueuePoller` is a consumer that the daemon runs. ``tick`` polls the queue when due and
 appends events (:mod:`steward.capture.observations`); ``apply`` asks for the owners of new scripts.
-Helpers:
+One poll serves all parts of Steward. It costs slurmctld locks, so the next one waits at least
+``COST_FACTOR`` (20) times as long as the last one took, even if the bank waits for it. Queries of
+single jobs cost next to nothing. An unavailable Slurm is no error: it is logged once and retried.
+Its helpers come first:
 
 - :class:`UnconfirmedHolds` schedules an early poll for SU holds whose job no poll has shown yet.
-  The bank
-  places a hold whenever slurmctld asks, also for jobs that never exist (``sbatch --test-only``);
-  only a poll of the whole queue can tell.
+  The bank places a hold whenever slurmctld asks, also for jobs that never exist
+  (``sbatch --test-only``); only a poll of the whole queue can tell.
 - :class:`CancelledRuns` asks slurmdbd who cancelled a job.
 - :class:`QueryRateLimit` limits the rate of single-job queries.
 """
@@ -50,8 +52,8 @@ HOLD_KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_R
 """Kinds of events about SU holds."""
 
 _HOLD_SHOWN_S: Final = 6.0
-"""A poll that starts this many seconds after a hold was placed shows its job; before, the gate
-waits.
+"""Age of a hold, in seconds, from which a poll tells whether its job exists. For a younger hold the
+gate waits for a later poll.
 """
 _HOLD_IGNORED_S: Final = 60.0
 """Age in seconds from which a placed hold is ignored."""
@@ -124,6 +126,9 @@ class _CancelledRun(msgspec.Struct):
 
 class CancelledRuns:
     """Cancelled runs of a cluster of which slurmdbd is to say who cancelled them.
+
+    slurmctld does not show it, and slurmdbd may learn it seconds after the end. So each run is
+    queried some seconds later, several times at growing intervals, then dropped.
 
     Args:
         cluster: Name of the cluster in events.
@@ -442,7 +447,10 @@ class QueuePoller:
             log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 
     def _tell_look(self, queue: QueueSnapshot, append: Append) -> None:
-        """Report that jobs not reported until now were not in the queue at the poll's start."""
+        """Append queue.looked: a job not reported by now was not in the queue when the poll began.
+
+        At most one every few seconds, because each is an event.
+        """
         now = self._clock()
         if now < self._told_at + _QUEUE_LOOKED_INTERVAL_S:
             return

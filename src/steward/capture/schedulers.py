@@ -1,12 +1,14 @@
 """Schedulers whose spools can be captured: protocols that each implements, and file helpers.
 
-Entry points provide a :class:`Scheduler`, loaded by ``load_scheduler``; it opens a
-:class:`WatchedSpool`, which yields :class:`CapturedEntry` scripts. Slurm's is in
-:mod:`steward.capture.slurm_spool`.
+The helpers come first. They secure a file that a scheduler may still be writing or about to remove:
+a read lease tells whether a writer still has the file open (``is_written``), and an open descriptor
+keeps the bytes whatever is unlinked (``read_whole``).
 
-The helpers secure a file that a scheduler may still be writing or about to remove: an open
-descriptor keeps the bytes whatever is unlinked (``read_whole``), and a read lease tells whether a
-writer still has the file open (``is_written``).
+An entry point of the group ``steward.scheduler`` provides a :class:`Scheduler`, so that another one
+can be a separate package; capture itself knows no scheduler's formats. ``load_scheduler`` loads it
+by name. Given a :class:`SpoolPlan`, it opens a :class:`WatchedSpool`, which yields
+:class:`CapturedEntry` scripts with their :class:`EntryContents`. Slurm's is in
+:mod:`steward.capture.slurm_spool`.
 """
 
 import errno
@@ -123,7 +125,7 @@ def _read_growing(fd: int, data: bytes, most: int) -> bytes | None:
 
 
 class SchedulerError(StewardError):
-    """A scheduler cannot be used; ``offender`` is its name."""
+    """Error: a scheduler cannot be used; ``offender`` is its name."""
 
 
 class EntryContents(msgspec.Struct, frozen=True):
@@ -131,8 +133,8 @@ class EntryContents(msgspec.Struct, frozen=True):
 
     Attributes:
         script: Script as submitted; None if there is none to keep, with a flag that says why.
-        environment: Environment in the form of ``environment.py``, redacted.
-        flags: Anomalies, see ``events.JobScript``.
+        environment: Environment as ``steward.slurm.environment`` represents it, redacted.
+        flags: Anomalies, see ``steward.core.events.JobScript``.
         directory: Submit directory according to the spool, if the environment does not name it.
         host: Submit host according to the spool, likewise.
         events: Facts about the job from the spool itself, redacted.
@@ -147,7 +149,7 @@ class EntryContents(msgspec.Struct, frozen=True):
 
 
 class EnvironmentUnreadable(OSError):
-    """An environment cannot be read now, but its script can.
+    """Error: an environment cannot be read now, but its script can.
 
     Args:
         error: Cause.
@@ -191,7 +193,7 @@ class WatchedSpool(Protocol):
 
     @property
     def ready(self) -> deque[CapturedEntry]:
-        """Scripts ready to be read, oldest first; whoever removes one from the queue closes it."""
+        """Scripts ready to be read, oldest first; the caller that removes one closes it."""
 
     @property
     def vanished(self) -> list[int]:

@@ -1,4 +1,9 @@
-"""Settings of sources: sections ``[nodes]`` and ``[sensor]`` of the configuration."""
+"""Settings of sources: sections ``[nodes]`` and ``[sensor]`` of the configuration.
+
+:class:`NodesSettings` is for the receiver of compute nodes' reports, :class:`SensorSettings` for
+the sensor. Settings of the spool and of queue polls belong to each cluster, see
+``steward.slurm.settings``.
+"""
 
 from typing import Final
 

@@ -1,13 +1,14 @@
 """Slurm spool: captures job scripts and environments from StateSaveLocation, through inotify.
 
-slurmctld writes ``hash.N/job.ID/environment`` and then ``script``, which ends in one NUL, without
-rename or fsync, and removes the directory MinJobAge after the job's end.
+slurmctld writes ``hash.N/job.ID/environment`` (N is ID modulo 10) and then ``script``, which ends
+in one NUL, without rename or fsync, and removes the directory MinJobAge after the job's end.
 
-:class:`SlurmSpool` watches some hash directories. It takes a script when its writer has closed it
-and holds its descriptor as :class:`HeldScript`, so that an unlink cannot take the bytes. It scans
-everything at start, after an inotify overflow, when a hash directory appears, and at an interval on
-network file systems. ``read_spooled_script`` reads a single script. :data:`SLURM` is the entry
-point (:class:`steward.capture.schedulers.Scheduler`).
+:class:`SlurmSpool` first watches its hash directories, then scans them, so that it misses nothing.
+It takes a script when its writer has closed it and holds its descriptor as :class:`HeldScript`, so
+that an unlink cannot take the bytes. It scans everything at start, after an inotify overflow, when
+a hash directory appears, and at an interval on network file systems. Other files there are foreign
+and ignored. ``read_spooled_script`` reads a single script without a watch. :data:`SLURM` is what
+the entry point ``slurm`` names (:class:`steward.capture.schedulers.Scheduler`).
 """
 
 import errno
@@ -54,7 +55,7 @@ SCRIPT_WITHOUT_NUL = "script-no-nul"
 
 
 class _ForeignError(Exception):
-    """The file was not made by slurmctld."""
+    """Error: the file was not made by slurmctld."""
 
 
 class HeldScript(msgspec.Struct, frozen=True):
@@ -635,7 +636,7 @@ class _SlurmScheduler:
     default_root = ""
 
     def share_of(self, job_id: int, of: int) -> int:
-        """See :func:`assign_share`."""
+        """Return which of ``of`` processes handles a job's spool entry."""
         return assign_share(job_id, of)
 
     def open(self, plan: SpoolPlan) -> WatchedSpool:

@@ -2,8 +2,8 @@
 
 After a restart a controller must notice which jobs ended meanwhile, so the consumer
 :class:`UnfinishedRuns` keeps the latest record of each unfinished run in ``runs-CLUSTER.db``, and
-nothing else: its size is that of the queue. ``read_unfinished_runs`` reads it, ``catch_up_runs``
-adds journal events not applied yet.
+nothing else: its size is that of the queue. At a start ``read_unfinished_runs`` reads it and
+``catch_up_runs`` adds journal events not applied yet, for :mod:`steward.capture.queue_polls`.
 """
 
 import os
@@ -103,7 +103,7 @@ class UnfinishedRuns:
 
 
 def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
-    """Return the latest record by raw job id that events tell, None if the run is over."""
+    """Return the latest record of each raw job id in events; None if the run is over."""
     found: dict[int, JobRecord | None] = {}
     for event in events:
         if event.cluster != cluster:
@@ -122,8 +122,8 @@ def catch_up_runs(
 ) -> list[JobRecord]:
     """Add journal events after a position to known records of unfinished runs.
 
-    The consumer may be some events behind, and after a crash of slurmctld nobody shows again what
-    it forgot.
+    The consumer may be some events behind. After a crash of slurmctld only the journal still has
+    the runs that slurmctld forgot.
 
     Args:
         known: Records up to the position.

@@ -157,7 +157,7 @@ def help_(asked: CommandCall, ref: Ref) -> None:
 
 
 def _describe_effect(one: OperationDescription) -> str:
-    """Describe whether an operation changes the cluster."""
+    """Describe whether an operation changes the cluster, and whether other hosts may run it."""
     if not one.changes:
         return "changes nothing"
     return "is in the audit log" + ("" if one.remote else ", and not to be had from other hosts")
@@ -226,7 +226,7 @@ def audit(
 
 
 def _format_requester(row: "AuditRow") -> str:
-    """Format the user of an audit row, and who asked on their behalf."""
+    """Format the user of an audit row, and the name that signs reasons if it differs."""
     user = row.user or str(row.uid)
     return user if row.speaker == user else f"{user} for {row.speaker}"
 

@@ -210,7 +210,7 @@ def search(
 def _fetch_all_hits(
     place: ClientPlace, request: SearchRequest, *, all_of_them: bool
 ) -> SearchReply:
-    """Fetch pages of search hits until the limit is reached."""
+    """Fetch pages of search hits, up to the limit or all of them."""
     first: SearchReply = call_action(place, get_action("archive.search"), request)
     hits, answer = list(first.hits), first
     while answer.next and (all_of_them or len(hits) < request.limit):
@@ -295,7 +295,7 @@ _DIFF_FAILED = 2
 
 
 class ScriptMissing(StewardError):
-    """The job has no archived script."""
+    """Error: the job has no archived script."""
 
 
 def show(

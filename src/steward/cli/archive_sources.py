@@ -1,4 +1,4 @@
-"""``steward archive watch``, ``consume`` and ``import``: fill an archive from spool or Kafka.
+"""``steward archive watch``, ``import`` and ``consume``: fill an archive from spool, tree or Kafka.
 
 ``watch`` and ``consume`` need no configuration file: they write the settings that their options
 make into the archive's directory and become a daemon with them; other commands find the settings
@@ -46,7 +46,7 @@ _HEADING: Final = "# Written by 'steward archive {}' each time it starts.\n"
 
 
 class SetUpError(StewardError):
-    """The archive cannot be set up."""
+    """Error: the archive cannot be set up."""
 
 
 def locate_archive_settings(root: str) -> str:
@@ -55,7 +55,9 @@ def locate_archive_settings(root: str) -> str:
 
 
 def choose_state_dir(root: str, name: str) -> str:
-    """Return the directory for databases: in the archive, or at home if that is on NFS or the like.
+    """Return the directory for databases: in the archive, unless that is on NFS or the like.
+
+    Then it is below the user's home, or for root below /var/lib/steward.
 
     Args:
         root: The archive's directory; it need not exist yet.

@@ -109,7 +109,7 @@ SinkOption = Annotated[
 
 
 class NoMatch(StewardError):
-    """A job or user named on the command line does not exist."""
+    """Error: no archived script matches the jobs or users named on the command line."""
 
 
 def export(
@@ -164,7 +164,7 @@ def export(
     )
     first = next(items)
     if isinstance(first, ExportReply) and not first.jobs and (jobs or users):
-        # Fail if a named job or user does not exist: the caller might not notice otherwise.
+        # Fail if -j or -u matches no script: the caller might not notice otherwise.
         raise NoMatch("no script of such a job is here to be exported: nothing was written")
     answer: ExportReply | None = None
     with ProgressLine() as bar, place:
@@ -411,7 +411,7 @@ def sinks(
 
 
 def _format_age(seconds: float | None) -> str:
-    """A duration as Slurm writes elapsed times: ``03:07``, ``1-02:03:04``; "" for None."""
+    """Format a duration as Slurm writes elapsed times: ``03:07``, ``1-02:03:04``; "" for None."""
     if seconds is None:
         return ""
     minutes, rest = divmod(int(seconds), 60)

@@ -65,8 +65,8 @@ ASCII: Final = ChartSigns()
 def choose_signs() -> ChartSigns:
     """Return the characters that standard output can show.
 
-    Only ASCII if it is not a terminal, or its encoding is not UTF-8. The width is 60 to 110
-    columns.
+    Only ASCII if it is not a terminal, its encoding is not UTF-8, or ``TERM`` is empty or "dumb".
+    The width is 60 to 110 columns on a terminal, else the default of 80.
     """
     width = _DEFAULT_WIDTH
     if not sys.stdout.isatty():

@@ -1,8 +1,7 @@
 """Export targets of ``steward archive export``: a directory, or a tar on disk or stdout.
 
 :func:`open_target` selects :class:`DirectoryTarget` or :class:`TarTarget` from the name or format.
-Both write a ``MANIFEST_NAME.jsonl`` of lengths and checksums. A file has its final name only when
-it is
+Both write a ``MANIFEST.jsonl`` of lengths and checksums. A file has its final name only when it is
 complete: until then :class:`PartialFile` calls it ``NAME.part``, locked against other exports; a
 later export replaces what a killed one left there.
 """
@@ -103,7 +102,7 @@ MANIFEST_NAME = "MANIFEST.jsonl"
 
 
 class ExportError(StewardError):
-    """The export cannot be written."""
+    """Error: the export cannot be written."""
 
 
 class ExportTarget(Protocol):
@@ -218,9 +217,9 @@ def format_manifest_line(file: ExportFile) -> bytes:
 class DirectoryTarget:
     """Export to a directory, created if absent; a foreign file or another export in it is an error.
 
-    The manifest is called ``MANIFEST_NAME.jsonl.part`` until all files are written; its lines list
-    the complete files. An interrupted export can be repeated in the same directory: identical files
-    are kept.
+    The manifest is called ``MANIFEST.jsonl.part`` until all files are written; its lines list the
+    complete files. An interrupted export can be repeated in the same directory: identical files are
+    kept.
 
     Args:
         path: The directory.

@@ -1,8 +1,9 @@
 """``steward job``: job page in the terminal, with state, timeline, efficiency, steps and tasks.
 
-:func:`job` is the command; it sends ``accounting.job`` and prints :func:`layout_reply` the reply:
-:func:`layout_job_page` for a job, :func:`layout_array` for the summary of an array. ``charts.py``
-draws bars and tables. ``steward mail`` appends the same page to mails.
+In order: the tables of sizes, steps and tasks; :func:`layout_array`, the summary of an array;
+:func:`layout_job_page`, the page of a job; and the command :func:`job`, which sends
+``accounting.job`` and prints the reply by :func:`layout_reply`. ``charts.py`` draws bars and
+tables. ``steward mail`` appends the same page to mails.
 """
 
 import sys

@@ -147,7 +147,7 @@ def _make_page_request(subject: str) -> PageRequest | None:
     if given.get("SLURM_JOB_MAIL_TYPE") not in _END_MAIL_TYPES:
         return None
     array = given.get("SLURM_ARRAY_JOB_ID", "")
-    # Only users of ARRAY_TASKS get a mail for one task, and it contains no array summary.
+    # Mails about single tasks, for --mail-type=ARRAY_TASKS only, do not say "Array Summary".
     if array.isdecimal() and "Array Summary" in subject:
         return PageRequest(job=array, array=True)
     job = given.get("SLURM_JOB_ID", "")

@@ -5,7 +5,7 @@ sacct(1), ``-n`` and ``-P`` for output.
 
 In order: callbacks that check options, the option types, :func:`make_style` and :func:`select_jobs`
 (options to output format and request fields), and the decorators ``with_call``,
-``with_call_and_columns`` and ``with_json_call``. A decorated command receives an
+``with_call_and_columns`` and ``with_json_call``. A decorated command receives a
 :class:`CommandCall`: the output style, and :meth:`CommandCall.call` to send a request to the
 daemon.
 """
@@ -285,7 +285,7 @@ def _make_column_call(
     config: Config = "",
     socket: Socket = "",
 ) -> CommandCall:
-    """Options of commands that print a table with chosen columns."""
+    """Make the call of a command that prints a table whose columns may be chosen."""
     return CommandCall(
         make_style(as_json, parsable, noheader, columns), ClientPlace(config=config, socket=socket)
     )
@@ -298,12 +298,12 @@ def _make_call(
     config: Config = "",
     socket: Socket = "",
 ) -> CommandCall:
-    """Options of commands that print a table."""
+    """Make the call of a command that prints a table."""
     return _make_column_call("", as_json, parsable, noheader, config, socket)
 
 
 def _make_json_call(as_json: Json = False, config: Config = "", socket: Socket = "") -> CommandCall:
-    """Options of commands that print no table."""
+    """Make the call of a command that prints no table."""
     return _make_column_call("", as_json, config=config, socket=socket)
 
 
@@ -320,7 +320,7 @@ def with_options(
     The function's result becomes the command's first argument.
 
     Args:
-        common: Its parameters are options and arguments in Typer's notation.
+        common: Function whose parameters are options and arguments in Typer's notation.
     """
 
     def given(command: Callable[Concatenate[T, P], None]) -> Command[P]:

@@ -1,4 +1,4 @@
-"""Print command output: tables, CSV, facts, JSON, scripts and a progress bar.
+"""Print command output: tables, CSV, facts, JSON, scripts and a progress line.
 
 All CLI commands print through this module. On a terminal Rich draws colours, and output longer than
 the screen goes through a pager; a pipe gets plain aligned text. Programs ask for ``--parsable2`` or

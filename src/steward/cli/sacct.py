@@ -31,11 +31,11 @@ _RULE = "-" * 80
 
 
 class SacctOutputError(StewardError):
-    """The output cannot be written."""
+    """Error: the output cannot be written."""
 
 
 def execute_sacct(words: list[str]) -> int:
-    """Run a command line, without the word ``stream_lines``, and return the exit code."""
+    """Run a command line, without the word ``sacct``, and return the exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG"))
     return run_command(lambda: _run_query(words), debug=debug)
 

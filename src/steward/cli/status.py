@@ -36,7 +36,7 @@ from steward.core.poll_status import LONG_INTERVAL_S
 
 
 class StatusUnavailable(Unavailable):
-    """The output file cannot be written."""
+    """Error: the output file cannot be written."""
 
 
 class _StatusRow(msgspec.Struct, frozen=True):

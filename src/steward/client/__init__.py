@@ -1,7 +1,7 @@
 """Client of Steward for programs, commands and packs, on this host or over HTTPS.
 
-:class:`Client` is for programs; the other modules find the daemon to ask and decode its
-answers, for ``Client`` and for the command line.
+:class:`Client` is for programs; commands use ``calls.py``. For both, ``places.py`` finds the
+daemon or the files to use; ``sockets.py`` and ``web.py`` send the request and decode the answer.
 """
 
 from steward.client.client import Client

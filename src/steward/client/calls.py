@@ -1,9 +1,10 @@
 """Calls of actions by commands: in this process, over the daemon's socket, or over HTTPS.
 
-``call_action`` and ``stream_action`` run an action at a :class:`ClientPlace`. Root and Steward's
-own user may read Steward's files, so for them the action runs in this process, whether or not a
-daemon runs. Everybody else asks over the daemon's socket or, on a host without one, over the API of
-the web pages. The action itself decides what the caller may see.
+``call_action`` and ``stream_action`` run an action at a ``ClientPlace``. ``find_place`` chooses
+settings, a socket or an API; ``choose_transport`` makes the function that uses it. Root and
+Steward's own user may read Steward's files, so for them the action runs in this process, whether or
+not a daemon runs. Everybody else asks over the daemon's socket or, on a host without one, over the
+API of the web pages. In each case the action itself decides what the caller may see.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 RunAction = Callable[[Action, Any], Iterator[Any]]
-"""Run an action: yield the items of its stream, if it is one, then its answer."""
+"""Function that runs an action: yields the items of its stream, if it is one, then its answer."""
 
 
 def call_action(place: ClientPlace, action: Action, request: Any) -> Any:
@@ -51,7 +52,7 @@ def call_action(place: ClientPlace, action: Action, request: Any) -> Any:
         request: A value of the action's request type.
 
     Raises:
-        DaemonUnavailable: No daemon answers where it should.
+        DaemonAway: No daemon answers where it should.
         StewardError: The action rejects the request or fails.
     """
     answer = None
@@ -87,7 +88,7 @@ def ask_daemon(way: str | RemoteApi, action: Action, request: Any, key: str = ""
 
 
 def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
-    """Find the place to ask: settings, if their files are ours to read; else a socket or pages.
+    """Find the place to ask: settings, if this user may read their files; else a socket or API.
 
     Raises:
         UsageError: Several places were named, or the named one cannot be used.

@@ -1,4 +1,9 @@
-"""Client for programs: run any action by name and get a typed answer."""
+"""Client for programs: run any action by name and get a typed answer.
+
+:class:`Client` finds its Steward when it is made: settings, whose files it then reads in this
+process, a daemon's socket, or the HTTP API of the web pages. ``ask`` returns an answer, ``stream``
+yields the items before it too.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +32,7 @@ class Client:
         config: Configuration file whose state directory to read, instead of a url.
 
     Raises:
-        UsageError: More than one of them is given, or what is given cannot be used.
+        UsageError: More than one of them is given, or the one given cannot be used.
 
     Example:
         >>> client = Client()
@@ -69,10 +74,10 @@ class Client:
             A value of the action's answer type; of a stream the last one.
 
         Raises:
-            UsageError: There is no such action or field, or the request makes no sense.
+            UsageError: There is no such action or field, or the request is invalid.
             PermissionRefused: Permission denied.
             NotFound: The object does not exist.
-            Unavailable: Nobody answers, or not now.
+            Unavailable: No daemon answers, or a dependency is unavailable now.
             StewardError: Any other failure.
         """
         answer = None

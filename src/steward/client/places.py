@@ -1,8 +1,11 @@
 """Places to send requests to: options, client.toml, environment, and files of this host.
 
 :class:`ClientPlace` holds the options of a command, :class:`RemoteApi` the address and token of a
-remote API, :class:`ClientFile` the content of ``/etc/steward/client.toml``. The functions find the
-settings, socket or API to use; the errors of the client are here too.
+remote API, :class:`ClientFile` the content of ``/etc/steward/client.toml``. ``calls.find_place``
+combines the functions here: ``find_readable_settings`` and ``is_owner`` for work on Steward's
+files, ``find_archive_socket``, ``read_user_api`` (the environment) and ``read_host_place``
+(client.toml) for a daemon. ``require_settings`` is for commands that work on the files alone. The
+errors of the client are here too.
 """
 
 import os
@@ -69,9 +72,9 @@ ARCHIVE_SETTINGS: Final = "steward.toml"
 ARCHIVE_SOCKET: Final = "steward.sock"
 """Name of the daemon's socket in ARCHIVE_STATE."""
 URL: Final = "STEWARD_URL"
-"""Environment variable with the address of another host's Steward …"""
+"""Environment variable with the address of another host's Steward."""
 MUNGE_SOCKET: Final = "STEWARD_MUNGE_SOCKET"
-"""… and the one with the socket of another munged."""
+"""Environment variable with the socket of another munged than the host's usual one."""
 
 
 class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +109,7 @@ def require_settings(place: ClientPlace) -> Settings:
     """Return the settings for a command that works on Steward's files directly.
 
     Raises:
-        UsageError: Nothing is configured here, or it is not ours to work on.
+        UsageError: Nothing is configured here, or this user may not change its files.
     """
     settings = find_readable_settings(place)
     if settings is None:
@@ -134,7 +137,7 @@ def find_readable_settings(place: ClientPlace) -> Settings | None:
                 place.archive,
             ) from None
         except OSError:
-            pass  # loading it says why it cannot be read
+            pass  # loading it reports why it cannot be read
         return load_settings(path)
     if place.config:
         return load_settings(place.config)
@@ -148,7 +151,7 @@ def get_archive_config_path(archive: str) -> str:
 
 
 def find_archive_socket(place: ClientPlace) -> str:
-    """Return an archive's socket if only its owner may read its settings; else ""."""
+    """Return the socket in an archive whose settings this user may not read; "" for others."""
     if not place.archive:
         return ""
     settings = get_archive_config_path(place.archive)
@@ -173,7 +176,7 @@ def is_owner(settings: Settings) -> bool:
     try:
         status = os.stat(settings.state_dir)
     except OSError:
-        return False  # not even visible: somebody else's
+        return False  # not even visible: it belongs to another user
     return status.st_uid == uid
 
 

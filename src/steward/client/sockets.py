@@ -1,7 +1,7 @@
 """Unix socket transport: send a request to the local daemon and decode its reply lines.
 
-``ask_socket`` is the entry point; ``read_replies``, ``decode_replies`` and ``make_decode_error``
-decode the lines of an answer and serve ``web.py`` too.
+``ask_socket`` is the entry point; it retries for 10 s while the daemon is busy. ``decode_replies``,
+``read_replies`` and ``make_decode_error`` decode the lines of an answer and serve ``web.py`` too.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from steward.daemon.requests import (
 )
 
 _CONNECT_S: Final = 10
-"""Longest wait for a place in the daemon's queue, and for retries while it is busy."""
+"""Longest wait for a place in the daemon's queue, and for retries while it is busy, in seconds."""
 _TIMEVAL: Final = struct.Struct("ll")
 SILENCE_S: Final = 330.0
 """Longest silence within an answer, in seconds: slightly more than an action may take."""
@@ -43,7 +43,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
         key: Idempotency key; "" for none.
 
     Raises:
-        DaemonUnavailable: No daemon answers.
+        DaemonAway: No daemon answers.
         ClientError: Its answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
@@ -64,7 +64,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
 
 def _send_request(path: str, action: Action, request: Any, key: str) -> Iterator[Any]:
     with _connect_socket(path) as connection:
-        # A rejected client's request is not read; the reason is read next.
+        # The daemon does not read the request of a client that it rejects; its reply says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(encode_request_line(action.name, request, key=key))
         with connection.makefile("rb") as lines:
@@ -96,7 +96,7 @@ def read_replies(lines: BinaryIO, who: str) -> Iterator[ReplyLine]:
     """Read the reply lines of an answer; only the last line ends it.
 
     Raises:
-        DaemonUnavailable: They break off.
+        DaemonAway: They break off.
         ClientError: A line is invalid.
     """
     while True:

@@ -1,7 +1,9 @@
 """HTTPS transport: send requests to the API of Steward's pages, for hosts without a daemon.
 
-``ask_https`` is the entry point. The user is identified by a token, from ``STEWARD_TOKEN`` or
-a file that nobody else can read; without one, by this host's munged.
+``ask_https`` is the entry point: one POST to ``/api/v1/ask/ACTION``, answered by a JSON object, by
+one JSON object a line for a stream, or by a problem document (RFC 9457), which becomes the
+exception for its status. The user is identified by a token, from ``STEWARD_TOKEN`` or a file that
+nobody else can read; without one, by this host's munged.
 """
 
 import os
@@ -76,7 +78,7 @@ def ask_https(web: RemoteApi, action: Action, request: Any, key: str = "") -> It
 
     Raises:
         UsageError: The address is invalid, or there is neither a token nor MUNGE.
-        DaemonUnavailable: Nobody answers there.
+        DaemonAway: No Steward answers there.
         ClientError: The answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
@@ -152,7 +154,7 @@ def _check_token(token: str, where: str) -> str:
 
 
 def _parse_url(url: str) -> SplitResult:
-    """Parse and check the URL of the pages; plain HTTP only to this host."""
+    """Parse and check the URL of the pages; plain HTTP is allowed only to this host."""
     try:
         found = urlsplit(url)
         found.port  # noqa: B018 - raises where it is none

@@ -1,10 +1,16 @@
 """Access control: roles, what each may see, token scopes, and role data from Slurm.
 
-:class:`Access` makes every decision, from data that its caller provides; it queries nobody.
-Roles are Slurm's AdminLevel and coordinators. Job records follow the cluster's PrivateData;
-scripts and environments belong to their owner and the operators. ``check_scope`` limits API
-tokens to the actions of their scopes. :class:`ClusterRolesFiles` stores each cluster's roles in a
-status file, and ``make_access`` puts all of it together.
+:class:`Access` is the one place that decides who may see and do what, from data that its caller
+provides; it queries nobody. Roles are Slurm's AdminLevel and coordinators. Job records follow the
+cluster's PrivateData; scripts and environments belong to their owner and the operators.
+
+``check_scope`` limits API tokens to the actions of their scopes. A token never permits more than
+its user may do: the action itself decides that. An action without a scope here takes ``admin``, so
+that a new one is never open by accident.
+
+:class:`ClusterRolesFiles` stores each cluster's roles in a status file: one process queries Slurm
+at intervals and the processes that answer requests read the file, so no request waits for Slurm.
+``make_access`` makes an :class:`Access` from the configuration and these files.
 """
 
 import os
@@ -92,8 +98,8 @@ class Access:
     Args:
         settings: Section [access] of the configuration.
         own_uid: Uid that Steward runs as.
-        standing: Returns a cluster's roles; None if Slurm was never asked or never answered,
-            which lets nobody see more than their own jobs.
+        standing: Returns a cluster's roles; None if Slurm was never queried or never answered:
+            users then see only their own jobs.
         led: Returns the bank accounts that a user leads, from the user name and the accounts
             that the user coordinates; None without a bank.
     """
@@ -139,7 +145,7 @@ class Access:
         )
 
     def may_see_nodes(self, asker: Asker, cluster: str) -> bool:
-        """Return whether the asker may see nodes: everyone, unless PrivateData says ``nodes``."""
+        """Return whether the asker may see nodes: only operators if PrivateData says ``nodes``."""
         return self.may_see_all(asker, cluster, "nodes")
 
     def may_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
@@ -178,7 +184,7 @@ class Access:
             return VisibleJobs(everything=True)
         by_account = self._settings.coordinators_read_scripts
         accounts = self.led(asker, cluster) if by_account else frozenset()
-        # A uid without a name owns nothing: it may have belonged to somebody else.
+        # A uid that has no name now owns nothing: it may have belonged to another user.
         uid = asker.uid if asker.user else None
         return VisibleJobs(uid=uid, user=asker.user, accounts=accounts)
 
@@ -233,7 +239,7 @@ _PACKAGE_SCOPES: Final[dict[str, TokenScope]] = {
     "archive": "scripts",
     **dict.fromkeys(("rules", "journal", "credentials"), "admin"),
 }
-"""Scope of a package's actions, except …"""
+"""Scope of a package's actions, by package; ``_ACTION_SCOPES`` has the exceptions."""
 
 _ACTION_SCOPES: Final[dict[str, TokenScope]] = {
     **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
@@ -256,7 +262,7 @@ _ACTION_SCOPES: Final[dict[str, TokenScope]] = {
     "automation.run": "actions",
     "credentials.me": "read",
 }
-"""… these."""
+"""Scope of single actions that need another one than the rest of their package."""
 
 READ_SCOPES: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
 """Scopes whose actions change nothing."""
@@ -278,7 +284,7 @@ def check_scope(asker: Asker, action: str) -> None:
     """Reject an action for which the asker's token has no scope.
 
     Raises:
-        ScopeRefused: The token has another scope.
+        ScopeRefused: The token lacks the scope.
     """
     if asker.scopes is None or action in UNSCOPED_ACTIONS:
         return
@@ -292,7 +298,7 @@ def check_scope(asker: Asker, action: str) -> None:
 
 
 def has_explicit_scope(action: str) -> bool:
-    """Return whether this action has an explicit scope, rather than the default "admin"."""
+    """Return whether this action or its package has a scope here, not the default "admin"."""
     return action in _ACTION_SCOPES or action.partition(".")[0] in _PACKAGE_SCOPES
 
 
@@ -307,7 +313,7 @@ class ClusterRolesUnavailable(Unavailable):
 
 
 class ClusterRolesFiles:
-    """Stored roles of all clusters, one status file each.
+    """Stored roles of all clusters, one status file each (``standing-CLUSTER.json``).
 
     Args:
         state_dir: Steward's state directory.
@@ -332,8 +338,8 @@ class ClusterRolesFiles:
         try:
             found = read_status(self._path(cluster), ClusterRoles)
         except StewardError:
-            return None  # no cluster of ours: nothing is granted
-        # Without a file nothing is known, and nothing is granted.
+            return None  # not the name of a cluster: nothing is granted
+        # Without a recent file no role is known: users then see only their own jobs.
         return found[0] if found and time.time() - found[1] < MAX_ROLES_AGE_S else None
 
     def version(self, cluster: str) -> tuple[int, int]:

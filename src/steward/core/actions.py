@@ -1,9 +1,11 @@
 """Actions: their declaration, decoding of requests, and the registry that runs them by name.
 
 Each package declares its actions as :class:`Action` values with the Structs of request and
-answer. The command line, the socket, HTTP and rules all run them through
-:meth:`Registry.call`, so a request is decoded and its token scope checked in one place; the
-action's function decides what the asker may see.
+answer. The command line, the socket, HTTP and rules all run them through the :class:`Registry`:
+``decode`` makes the request from plain values, then ``call`` checks the token's scope, takes the
+operator rights from an asker of rank ``reads`` if the action changes anything, makes the
+package's context at its first action, and runs ``action.run(context, asker, request)``. That
+function decides what the asker may see.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +29,7 @@ class ActionError(UsageError):
 
 def has_valid_integers(value: Any) -> bool:
     """Return whether all integers in plain values lie within the bounds of a request."""
-    # Iterative, because the client also chooses how deep the values are nested.
+    # Iterative, because the client chooses how deep the values are nested.
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -119,7 +121,7 @@ def decode_request(action: Action, args: Any) -> Any:
 
 
 ContextMaker = Callable[[], Any]
-"""Make a package's context, when its first action is called."""
+"""Function that makes a package's context; called once, for the package's first action."""
 
 
 class Registry:
@@ -178,7 +180,7 @@ class Registry:
 
         Args:
             name: Name of the action.
-            asker: The caller, as the kernel or a token says.
+            asker: The caller, as the kernel, MUNGE or a token identifies it.
             request: A value of the action's request type.
 
         Raises:

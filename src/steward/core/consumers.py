@@ -1,10 +1,14 @@
-"""Consumers: the interface of what applies events, and the loop that feeds it from the journal.
+"""Consumers: their interface, and the loop that feeds them events from the journal.
 
 A :class:`Consumer` commits its own cursor in the same transaction as its effect, so that a
 batch is applied once however often the process is killed. :class:`Feed` reads the journal for
-one consumer and ``feed_all`` runs the feeds of a process. *Unavailable* stops a consumer and
-is retried indefinitely with back-off. *Rejected* concerns one event: after three attempts it
-becomes a dead letter with its error, and the next event follows.
+one consumer and ``feed_all`` runs the feeds of a process. Each turn of a feed calls the
+consumer's ``tick`` when due, applies dead letters that are marked for a retry, applies the next
+batch, and reports position and rate (:class:`ApplyRate`) to the journal's writer.
+
+*Unavailable* stops a consumer and is retried indefinitely with back-off. *Rejected* concerns one
+event: after three attempts it becomes a dead letter with its error, and the next event follows.
+An unexpected exception counts as a rejection of the event that causes it.
 """
 
 import logging
@@ -160,7 +164,8 @@ class Feed:
         consumer: The consumer.
         reader: The journal, for reading.
         link: Connection to the journal's writer.
-        registered: Whether the journal waits for this consumer before it trims.
+        registered: Whether the journal waits for this consumer before it trims, and stores its
+            dead letters.
         clock: Monotonic clock, in seconds.
         longest_nap_s: Longest time until the next turn, in seconds.
     """
@@ -281,8 +286,8 @@ class Feed:
             except Unavailable:
                 raise
             except Exception:
-                # A bug of ours. It must not stop the events behind it, so the culprit is found by
-                # applying them one at a time; alone, it counts as rejected.
+                # A bug in Steward. It must not stop the events after it, so apply them one at a
+                # time to find the culprit; alone, it counts as rejected.
                 log.exception("%s failed on a batch of %d", self.consumer.name, len(good))
                 if len(good) <= 1:
                     if not good:
@@ -340,7 +345,7 @@ class Feed:
             except Unavailable:
                 raise
             except Exception:
-                # A bug of ours: left to be retried at every start, it would break every start.
+                # A bug in Steward: if marked for a retry, it would break every start.
                 log.exception("%s failed on event %d", self.consumer.name, event.id)
                 self._set_aside(event, "an internal error, see the log")
             else:

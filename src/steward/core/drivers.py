@@ -1,4 +1,4 @@
-"""Optional drivers: Python packages for brokers, search servers and databases, and how to install.
+"""Optional drivers: Python packages for brokers, search servers and databases; how to install them.
 
 Each belongs to an optional part: an extra of the wheel, and a package ``steward-PART``. If the
 configuration names a part that is not installed, that part is unavailable and the rest of

@@ -84,8 +84,8 @@ PollCause = Literal["trigger", "reconcile", "start"]
 class NodeStatesFile(msgspec.Struct, frozen=True, kw_only=True):
     """Status file ``nodes-CLUSTER.json``: node states at the sensor's last poll.
 
-    The sensor writes it for pages and commands that show nodes, because no event says that jobs
-    start and end on a node.
+    The sensor writes it for pages and commands that show nodes, because no event reports that a
+    job starts or ends on a node.
 
     Attributes:
         states: Node names by state.

@@ -56,7 +56,7 @@ def load_offer(group: str, name: str) -> Any:
     try:
         return offers[name].load()
     except Exception as error:
-        # Whatever an installed package does wrong, the error names it.
+        # An installed package may raise anything; the error names the package.
         raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error
 
 

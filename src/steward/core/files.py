@@ -2,7 +2,8 @@
 
 Three groups of functions:
 
-* ``find_network_type`` tells whether a path is on a network file system; ``sync_filesystem``,
+* ``find_network_type`` tells whether a path is on a network file system: capture and SQLite must
+  stay off these, since a stall of the server would stall them. ``sync_filesystem``,
   ``rename_new`` and ``can_access`` wrap syncfs(2), renameat2(2) and an access check as another
   user.
 * ``open_directory``, ``replace_file`` and ``remove_unfinished`` write where others may have
@@ -12,7 +13,7 @@ Three groups of functions:
   that had its name is replaced, never written to. Without root, a planted link leads no
   further than the caller's own rights, so the directory is opened plainly.
 * ``write_status`` and ``read_status`` handle status files: small JSON files that one process
-  writes atomically for others.
+  writes atomically for others. They are not synced, because none is needed after a power loss.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ _NETWORK_TYPES = {
 }
 """Network file systems by the kernel's type, with their usual names.
 
-Autofs counts as one: what it will mount is unknown before the first access.
+Autofs counts as a network file system: the type it mounts is unknown before the first access.
 """
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 """Octal escapes in mountinfo: blanks, tabs, newlines and backslashes of a mount point."""
@@ -258,14 +259,17 @@ def open_directory(
 ) -> int:
     """Open a directory for writing files in it, and return its descriptor.
 
+    All checks are made only if the caller is root.
+
     Args:
         path: The directory.
         make: Mode for creating it and missing parents; None to create nothing.
         trusted: Uids that may own the directory, besides root.
-        checks: Whether others must have no write permission on it.
+        checks: Whether it must be safe: owned by root or a trusted uid, and not writable by others
+            unless it is sticky.
 
     Raises:
-        UnsafePath: The caller is root, and a link is on the way, or others may write to it.
+        UnsafePath: The caller is root, and a link is on the way, or the directory is not safe.
         OSError: It cannot be opened or created.
     """
     path = os.path.abspath(path)
@@ -310,7 +314,7 @@ def _enter_directory(
 
 
 def _require_safe_owner(found: os.stat_result, path: str, trusted: Collection[int]) -> None:
-    """Refuse a directory whose entries others can replace.
+    """Check that nobody but root and trusted users can replace a directory's entries.
 
     Raises:
         UnsafePath: Others can replace its entries.
@@ -362,7 +366,7 @@ def replace_file(
 
     Raises:
         FileExistsError: ``is_new``, and something has its name.
-        UnsafePath: Others could have planted what is there.
+        UnsafePath: The caller is root, and others could have planted a link or file there.
         OSError: It cannot be written.
     """
     with open_parent(path, trusted=trusted) as (directory, name):
@@ -427,7 +431,7 @@ def write_status(path: str, value: Any) -> None:
         value: A Struct.
 
     Raises:
-        NotLeft: It cannot be written.
+        StatusWriteError: It cannot be written.
     """
     fresh = f"{path}.{os.getpid()}"
     try:
@@ -440,7 +444,11 @@ def write_status(path: str, value: Any) -> None:
 
 
 def read_status(path: str, kind: type[T]) -> tuple[T, float] | None:
-    """Read a status file and its modification time (s), or None if absent or unreadable."""
+    """Read a status file; return its value and modification time in seconds since the epoch.
+
+    Returns:
+        None if it is absent, unreadable or of another type.
+    """
     try:
         with open(path, "rb") as file:
             at_s = os.fstat(file.fileno()).st_mtime

@@ -1,10 +1,11 @@
 """HTTP server: runs an ASGI application in uvicorn, with limits on slow and many clients.
 
-``serve_http`` is the entry point; every TCP listener of Steward that speaks HTTP uses it. A client
-that exceeds one of the :class:`Timeouts` loses its connection; the application alone decides
-how long an answer takes. The server handles a limited number of requests at once and answers
-others with 503. It limits the open connections of one address that have sent no whole
-request, have not finished the TLS handshake, or do not read their answer.
+``open_http_listener`` and ``serve_http`` run a server from its :class:`ServerConfig`; every
+TCP listener of Steward that speaks HTTP uses them. :class:`TimeLimitedProtocol` and
+``limit_body_time`` drop a client that exceeds one of the :class:`Timeouts`; the application alone
+decides how long an answer takes. ``limit_concurrency`` answers requests above the limit with 503,
+``answer_head`` answers HEAD. A ``ConnectionLimit`` limits the open connections of one address that
+have sent no whole request, have not finished the TLS handshake, or do not read their answer.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ _GRACE_S: Final = 3
 _MAX_CONCURRENT_REQUESTS: Final = 512
 """Most concurrent requests; others are answered with 503."""
 _MAX_IDLE_CONNECTIONS: Final = 256
-"""Most connections without a whole request …"""
+"""Most connections without a whole request, of all clients together."""
 _MAX_IDLE_OF_ADDRESS: Final = 32
-"""… and most of them from one address."""
+"""Most connections without a whole request from one address."""
 _BACKLOG: Final = 1024
 """Connections that the kernel queues."""
 _MAX_READ_PAUSE_S: Final = 60.0
@@ -113,7 +114,7 @@ class TimeLimitedProtocol(H11Protocol):
             self._unread = None
 
     def _count(self) -> None:
-        """Tell the crowd whether the client waits for us, or we for the client."""
+        """Count the connection in the limit only while the server waits for the client."""
         cycle: RequestResponseCycle | None = self.cycle
         is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
         if is_whole and self._unread is None:
@@ -187,8 +188,8 @@ def limit_body_time(app: Any, request_s: float) -> Any:
 def limit_concurrency(app: Any) -> Any:
     """Wrap an application so that it answers 503 above a number of concurrent requests.
 
-    uvicorn's own limit counts connections: those that :class:`ConnectionLimit` has just ended count
-    for a moment, so that it rejected requests of others.
+    uvicorn's own limit counts connections: those that ``ConnectionLimit`` has just shut down count
+    for a moment longer, so it rejected requests of other clients.
     """
     at_once = 0
 

@@ -5,7 +5,11 @@ A :class:`IncomingStore` is one flat directory: ``.incoming`` on the archive's f
 is written once, under a name that holds cluster, job, spool time and length: writing it again
 is harmless, and the name alone identifies a complete file whose event was lost in a crash.
 Sinks link or read files here; trimming the journal deletes them. :class:`IncomingStores` holds all
-stores of a configuration.
+stores of a configuration; ``make_stores`` makes it.
+
+Capture calls ``check`` and ``write`` for the scripts and environments of a batch, then
+``take_unsynced``; another thread calls ``UnsyncedFiles.sync`` and appends the job.script events
+when the files are durable. The events name store and file.
 """
 
 import errno
@@ -29,7 +33,7 @@ MARKER = ".steward-archive"
 """File in an archive's root: if it is missing, the archive's file system is not mounted."""
 
 _MAX_SINGLE_SYNCS = 8
-"""Most files to sync one by one; a larger batch takes one syncfs(2)."""
+"""Most files to sync one by one; a larger batch is synced with one syncfs(2)."""
 
 _NAME = re.compile(
     r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>\d+)\.(?P<mtime>\d+)\.(?P<length>\d+)\.(?P<what>script|env)"
@@ -45,7 +49,7 @@ class StoreUnavailable(Unavailable):
 
 
 class IncomingName(msgspec.Struct, frozen=True):
-    """Parts of the name of an incoming file."""
+    """Parts of the name of an incoming file; ``length`` is in bytes."""
 
     cluster: str
     job_id: int
@@ -121,7 +125,7 @@ class IncomingStore:
         """Check that the directory is still the one that was opened; reopen a replaced one.
 
         Raises:
-            StoreUnavailable: The file system was unmounted, or the directory cannot be used.
+            StoreUnavailable: The file system was unmounted, or the directory is gone or unusable.
             StoreError: The directory is on a network file system (by now).
         """
         if self._fd < 0:
@@ -235,7 +239,7 @@ class IncomingStore:
         """Return the absolute path of an incoming file.
 
         Raises:
-            StoreError: The name is not one of ours.
+            StoreError: The name is not that of an incoming file.
         """
         if parse_incoming_filename(kept.path) is None:
             raise StoreError(f"{kept.path!r} is not the name of a kept file", kept)

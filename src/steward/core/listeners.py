@@ -1,8 +1,11 @@
-"""Listening sockets: parse addresses, open TCP and Unix listeners, limit and identify peers.
+"""Listening sockets: parse addresses, limit and identify peers, open TCP and Unix listeners.
 
-``open_tcp_listener`` and ``open_unix_listener`` open sockets; ``restrict_socket`` restricts a Unix
-socket to some users. :class:`ConnectionLimit` limits idle connections of each peer, through
-:class:`ReportingListener`. ``find_peer_uid`` asks the kernel who a local TCP client is.
+``split_host_port``, ``is_within``, ``is_ipv6``, ``get_limit_key`` and ``normalize_host`` handle
+addresses. :class:`ConnectionLimit` limits the connections of each peer that have no whole request:
+a :class:`ReportingListener` calls ``come`` for each accepted connection, the server's protocol
+calls ``ask`` when a request is whole, ``rest`` after its answer and ``leave`` at the end.
+``find_peer_uid`` asks the kernel who a local TCP client is. ``open_tcp_listener`` and
+``open_unix_listener`` open sockets; ``restrict_socket`` restricts a Unix socket to some users.
 """
 
 import contextlib
@@ -71,7 +74,7 @@ def is_within(address: str, networks: Sequence[str]) -> bool:
 
 
 def is_ipv6(address: str) -> bool:
-    """Return whether an address is IPv6: MUNGE reports IPv4 addresses only."""
+    """Return whether an address is IPv6; MUNGE reports IPv4 addresses only."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -91,7 +94,7 @@ def get_limit_key(address: str) -> str:
 
 
 class _IdleConnection:
-    """A connection without a whole request."""
+    """A connection; ``is_counted`` while it has no whole request, ``since`` then."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection = connection
@@ -104,8 +107,8 @@ class ConnectionLimit:
     """Limit on connections without a whole request, by peer.
 
     A peer is a user of this host, a shared network, or an address. If there are too many
-    connections, the oldest one of the peer that exceeds its limit most is shut down: a new
-    client is served, whatever others leave open.
+    connections, the oldest one of the peer that exceeds its limit most is shut down, so that
+    connections that others leave open never keep a new client out.
 
     Args:
         of_one: Limit for one peer; a shared network, or a user who connects from an address in
@@ -148,18 +151,18 @@ class ConnectionLimit:
             found.is_counted = False
 
     def rest(self, number: int) -> None:
-        """Count a connection again: it has its answer."""
+        """Count a connection again: it has its answer, or its client does not read it."""
         found = self._open.get(number)
         if found is not None and not found.is_counted:
             found.is_counted, found.since = True, time.monotonic()
             self._bound()
 
     def has(self, number: int) -> bool:
-        """Return whether a connection has not been shut down."""
+        """Return whether a connection is still open, that is, neither shut down nor removed."""
         return number in self._open
 
     def leave(self, number: int) -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._open.pop(number, None)
 
     def _peer(self, connection: socket.socket, address: str) -> str:
@@ -185,7 +188,7 @@ class ConnectionLimit:
             of_most = {key: one for key, one in counted.items() if one.peer == most}
             oldest = self._open.pop(min(of_most, key=lambda key: of_most[key].since))
             with contextlib.suppress(OSError):
-                # Only shut down: whoever reads the connection sees its end and closes it.
+                # Only shut down, not closed: its reader sees the end and closes it.
                 socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
 
 
@@ -195,7 +198,7 @@ def find_peer_uid(connection: socket.socket) -> int | None:
     The kernel is asked about that one socket (sock_diag(7), Linux 3.3).
 
     Returns:
-        The uid; None for a peer on another host, or where the kernel does not tell.
+        The uid; None for a peer on another host, or if the kernel does not report it.
 
     Raises:
         PeerClosed: No process has the other end any more.

@@ -1,7 +1,9 @@
 """Logging of the daemon's processes: one line per record, logfmt or JSON, to stderr or a file.
 
-``configure_logging`` configures it. It uses the standard library only: a structured logging package
-costs more memory per process than the rest of a small daemon. A line is logfmt
+``configure_logging`` installs a handler with a :class:`LineFormatter` or :class:`JsonFormatter`,
+and ``set_log_part`` names the process after a fork. The module uses only the standard library: a
+structured logging package costs more memory per process than the rest of a small daemon. Text from
+users cannot break a line or send a control sequence to a terminal. A line is logfmt
 (https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON object. If
 systemd reads stderr, each line begins with its priority, sd-daemon(3). A log file may be rotated at
 any time by renaming it; no process needs a signal.
@@ -127,7 +129,7 @@ class ReopeningFileHandler(logging.Handler):
         path: The file.
 
     Raises:
-        JobLogUnavailable: It cannot be written.
+        LogUnavailable: It cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -192,7 +194,7 @@ def configure_logging(
         path: Log file; "" for none.
 
     Raises:
-        JobLogUnavailable: The file cannot be written.
+        LogUnavailable: The file cannot be written.
     """
     to = stream or sys.stderr
     handler = ReopeningFileHandler(path) if path else logging.StreamHandler(to)
@@ -232,7 +234,7 @@ def _get_message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except (TypeError, ValueError):
-        # A wrong log call is a bug of ours, but its text must not be lost.
+        # A wrong log call is a bug in Steward, but its text must not be lost.
         return f"{record.msg!r} {record.args!r}"
 
 

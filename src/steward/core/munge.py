@@ -1,8 +1,15 @@
 """MUNGE authentication: make and verify credentials, and bind them to HTTP requests.
 
-:class:`Munge` identifies a user on any host of a cluster through munged; it uses libmunge, or the
-commands munge and unmunge where the library is missing. ``encode`` and ``decode`` are the plain
-library calls. ``build_statement`` is the text of an API request that its credential covers.
+A credential proves the uid of the process that asked munged for it, and that munged holds the
+cluster's key; munged rejects one that is too old or was decoded here before, see munge(7).
+:class:`Munge` makes and verifies credentials, with libmunge (``encode_credential``,
+``decode_credential``) or, where that is missing, with the commands munge and unmunge. Thousands of
+nodes report within a minute: a command for each would cost more than the rest of their handling,
+and unmunge also looks up the host's name, which may take seconds.
+
+``build_statement`` makes the text that the credential of an HTTP request covers, four lines: a
+version, method and path, SHA-256 of the body, and the host of the pages' address, so that a server
+that receives the credential cannot use it at another. ``describe_difference`` compares two.
 """
 
 import ctypes
@@ -21,7 +28,7 @@ from steward.core.errors import PermissionRefused, Unavailable, UsageError
 from steward.core.processes import kill_group
 
 _NAME: Final = "libmunge.so.2"
-# munge_opt_t of munge.h.
+# Members of munge_opt_t in munge.h.
 _ADDR4: Final = 5
 _SOCKET: Final = 8
 
@@ -162,7 +169,7 @@ class MungeClaim(msgspec.Struct, frozen=True):
 
     Attributes:
         uid: Uid of the process that made it.
-        address: Address of the host that made it, as its munged says.
+        address: IP address of the host that made it, as its munged reports it.
         payload: Data that it covers.
     """
 
@@ -309,7 +316,7 @@ def build_statement_from_digest(method: str, target: str, shown: str, origin: st
 
 
 def describe_difference(made: bytes, asked: bytes) -> str:
-    """Describe how a credential's text differs from its request's; "" if it does not."""
+    """Describe how a credential's text ``made`` differs from its request's; "" if it does not."""
     if made == asked:
         return ""
     made_lines, asked_lines = made.split(b"\n"), asked.split(b"\n")

@@ -1,7 +1,9 @@
 """Notifications: send mail through MailProg or sendmail, and post JSON to webhooks.
 
-``send_mail`` sends a mail through the program that was the site's MailProg, or through
-sendmail. ``post_webhook`` sends JSON to a webhook and never shows its URL, which is a secret.
+``send_mail`` sends an :class:`OutgoingMail` through the program that was the site's MailProg
+before Steward, or through sendmail. ``read_mail_body`` reads the text that slurmctld gives to
+MailProg. ``post_webhook`` sends JSON to a webhook; errors name only its host, because its URL is a
+secret of the site.
 """
 
 import os
@@ -26,7 +28,10 @@ _MOST_BODY: Final = 1024 * 1024
 _BODY_S: Final = 10.0
 """Longest wait for the mail's text, in seconds."""
 _LONGEST_PLAIN: Final = 900
-"""Longest header text in plain form, in characters: RFC 5322 allows 998 a line, unbreakable."""
+"""Longest header text in plain form, in characters; a longer one is encoded, to fold it anywhere.
+
+RFC 5322 allows 998 characters in a line.
+"""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Default PATH: slurmctld gives MailProg none."""
 
@@ -78,11 +83,11 @@ def read_mail_body() -> bytes:
 
 
 def send_mail(letter: OutgoingMail, page: str) -> None:
-    """Send a mail, with a page of text after its body.
+    """Send a mail, with the text ``page`` (the job's page) after its body.
 
     Raises:
-        MailRejected: It was refused.
-        MailNotSent: It was not sent, or nobody knows whether it was.
+        MailRejected: The program rejected it.
+        MailNotSent: It was not sent, or its fate is unknown.
     """
     said = letter.body.decode("utf-8", "replace")
     text = "\n".join(part for part in (said.rstrip("\n"), page) if part)
@@ -161,9 +166,9 @@ def _run_mail_program(words: list[str], data: bytes, timeout_s: float) -> None:
 TIMEOUT_S: Final = 10.0
 """Default time-out of a webhook, in seconds."""
 _REFUSED: Final = range(400, 500)
-"""HTTP statuses of a message rejected for good, except …"""
+"""HTTP statuses that reject a message for good, except those of ``_TRY_AGAIN``."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""… these, after which it is sent again."""
+"""HTTP statuses after which the message may be sent again."""
 
 
 class WebhookUnavailable(Unavailable):
@@ -214,5 +219,5 @@ def describe_webhook(url: str) -> str:
     try:
         host = urlsplit(url).hostname
     except ValueError:
-        host = None  # it is no URL, and that is said when it is used
+        host = None  # not a URL: sending to it reports that
     return f"the webhook at {host}" if host else "the webhook"

@@ -44,7 +44,7 @@ class PollStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PollStatusFiles:
-    """Poll status files, one for each cluster.
+    """Poll status files, one for each cluster (``look-CLUSTER.json``).
 
     Args:
         state_dir: Steward's state directory.
@@ -57,7 +57,7 @@ class PollStatusFiles:
         """Write the result of a cluster's last poll.
 
         Raises:
-            NotLeft: It cannot be written.
+            StatusWriteError: It cannot be written.
         """
         write_status(self._path(cluster), look)
 

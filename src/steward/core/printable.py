@@ -22,7 +22,7 @@ def escape_lines(text: str) -> str:
 
 
 def quote_formula(cell: str) -> str:
-    """Quote a cell that a spreadsheet would compute as a formula: users choose some of these."""
+    """Quote a cell that a spreadsheet would compute as a formula; users choose job names."""
     is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
     return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
 

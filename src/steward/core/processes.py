@@ -1,8 +1,8 @@
 """Process control: core dumps, process groups, orphans, and killing all descendants.
 
-``refuse_core_dumps`` protects secrets in memory; ``kill_group`` and ``kill_descendants`` kill a
-program and whatever it started; ``exit_with_parent`` and ``adopt_orphans`` tie children to their
-parent.
+``refuse_core_dumps`` protects secrets in memory. ``kill_group`` kills a program that leads a
+process group, ``kill_descendants`` everything that a process has started. ``exit_with_parent`` and
+``adopt_orphans`` tie children to their parent, so that none of them outlives the daemon.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def exit_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of all descendants of this process that lose their own.
 
-    Then whatever a child has started can be found and killed after the child has ended.
+    Then everything that a child has started can be found and killed after the child has ended.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -1,8 +1,11 @@
-"""Job records: JobRecord, Slurm's fields of one job, and Line, one run or step for accounting.
+"""Job records: JobRecord, Slurm's fields of one job, and UsageLine, one run or step for accounting.
 
 Sources (polls, jobcomp, sacct) fill a :class:`JobRecord`; consumers read it from events.
-:class:`UsageLine` is a row of the job log and of the table ``line``, which sacct, job pages and
-reports read; ``USAGE_LINE_FIELDS`` lists its columns.
+:class:`UsageLine` is a row of the table ``line``, which sacct, job pages and reports read.
+jobs.db, Parquet files and a job log that is read in have the same columns
+(``USAGE_LINE_FIELDS``), so that one view serves all three. It holds plain values, because there
+may be millions of them: times are µs since the epoch, UTC; 0 and "" mean unknown, except in fields
+that may be None.
 """
 
 from datetime import datetime
@@ -125,15 +128,15 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Accounting record of one run or one step, a row of the job log.
+    """Accounting record of one run, one piece of a resized job's run, or one step.
 
     Attributes:
         cluster: Name of the cluster.
         job_id: The raw job id.
         label: The job as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1; no step behind it.
         step: ``batch``, ``extern``, ``interactive``, ``0`` …; "" for the run itself.
-        first_submit_us: First submit time; identifies the job with cluster and job_id.
-        restarts: Restart count; identifies the run of that job.
+        first_submit_us: First submit time; with cluster and job_id the job's identity.
+        restarts: Restart count; with these three the run's identity.
         piece_us: End time of a resized job's earlier size ("piece"); 0 for a whole run.
         is_latest: Whether it is of the job's last run and not an earlier size: without
             --duplicates sacct shows no other.
@@ -258,4 +261,4 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 USAGE_LINE_FIELDS: Final = UsageLine.__struct_fields__
-"""Field names of a Line, which are the columns of the table ``line`` and of Parquet files."""
+"""Field names of a UsageLine, which are the columns of the table ``line`` and of Parquet files."""

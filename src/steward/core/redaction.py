@@ -1,6 +1,7 @@
 """Redaction of secrets in environments, command lines, names and paths; search in scripts.
 
-:class:`Redactor` is the one detector. Redaction happens before Steward writes anything. In
+:class:`Redactor` is the one detector, ``make_redactor`` makes it for a site. Capture calls
+``entries`` for an environment and ``record`` for a job record, before Steward writes anything. In
 environments the whole value goes, even if only its randomness suggests a secret; in submit
 lines, comments, job names and paths only the secret part goes, and only for a secret's name
 or an issuer's prefix: workflow tools name jobs by UUIDs and hashes, and look them up by name.
@@ -51,11 +52,14 @@ DEFAULT_NAMES = (
     r"COOKIE",
     r"^KRB5CCNAME$",
 )
-"""Patterns on variable names, matched in any case; names of variables with a file may match."""
+"""Patterns on variable names, matched in any case.
+
+Names of variables that only point to a file may match too.
+"""
 
 
 def _require_boundary(pattern: str) -> str:
-    """Require a word boundary before a pattern, checked last for speed: see ``DEFAULT_VALUES``."""
+    """Return a pattern with a word boundary before it, checked last: see ``DEFAULT_VALUES``."""
     return rf"{pattern}(?<=\b{pattern})"
 
 

@@ -1,4 +1,4 @@
-"""Base class of configuration sections."""
+"""Base class of configuration sections; each package's settings module derives its own from it."""
 
 import msgspec
 

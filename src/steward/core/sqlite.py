@@ -1,7 +1,8 @@
 """SQLite databases: open, create, migrate, shrink, and run transactions with the right pragmas.
 
 All of Steward opens SQLite through ``open_database`` (the writer), ``open_reader`` and
-``open_scratch`` (a temporary database). The library comes with pysqlite3, not from the system:
+``open_scratch`` (a temporary database), and writes in a ``transaction``; ``translate_errors`` turns
+the library's exceptions into Steward's. The library comes with pysqlite3, not from the system:
 releases before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and two
 SQLite libraries in one process break each other's file locks. State lives on a local disk:
 SQLite's locks are not safe on a network file system.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 OLDEST_SAFE_VERSION = (3, 51, 3)
 """Oldest SQLite release without the WAL corruption bug."""
 _MAX_IDLE_WAL_BYTES = 16 << 20
-"""Size of a write-ahead log, in bytes, above which SQLite truncates the file on restart of it."""
+"""Size, in bytes, to which SQLite truncates a larger write-ahead log when it starts it again."""
 _PERMANENT_ERRORS = ("no such", "syntax error", "malformed", "already exists")
 """Parts of error texts that mean a wrong statement or schema, not a busy database."""
 
@@ -196,7 +197,7 @@ def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Co
 
 
 def open_scratch(script: str) -> Connection:
-    """Create a temporary database, kept in memory and spilled to disk as it grows.
+    """Create a temporary database, in memory and spilled to disk as it grows; begin a transaction.
 
     It has no name and disappears with its connection.
 

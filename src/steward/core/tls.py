@@ -78,7 +78,8 @@ def _load_certificates(context: Context, certificate: str, key: str, authority: 
 def read_peer_names(connection: socket.socket) -> frozenset[str]:
     """Return the host names and addresses in the peer's certificate.
 
-    Only subject alternative names count, as in RFC 9525; a wildcard matches no host.
+    Only subject alternative names count, as in RFC 9525. A wildcard is returned as it is written,
+    so it matches no host.
     """
     certificate: dict[str, Any] = getattr(connection, "getpeercert", dict)() or {}
     return frozenset(

@@ -1,9 +1,12 @@
-"""Bodies of accounting events: steps and tasks as compute nodes report them, runs, gaps.
+"""Bodies of accounting events: steps and tasks of compute nodes, runs, gaps, plugin messages.
 
 A *launch* is one step on one node at one time: (job id, step, node, launched). A requeued job
 launches its batch step again under the same id and step, so the time belongs to the key.
-Nodes know no submit time: the consumer ``jobs`` finds the run of each launch and publishes it
-in ``step.launch`` and ``step.usage``. ``events.py`` maps event kinds to these Structs.
+Nodes know no submit time: they report :class:`StepStart`, :class:`ExitedTasks`, :class:`StepEnd`
+and :class:`NodeJob`, and the receiver adds a :class:`NodeGap` where data is missing. The consumer
+``jobs`` finds the run of each launch and publishes it as :class:`StepUsage` (``step.launch``,
+``step.usage``), and the runs themselves as :class:`RunEvent`. ``events.py`` maps event kinds to
+these Structs.
 """
 
 from datetime import datetime
@@ -135,7 +138,7 @@ class NodeGap(msgspec.Struct, frozen=True, kw_only=True):
     """node.gap: a node lost events, or reports that it may have.
 
     Attributes:
-        node: NodeName.
+        node: NodeName; ``slurmctld`` for lost lines of jobcomp.
         why: ``reboot`` (a spool in memory was lost), ``lost`` (lines that were not written),
             ``garbled`` (unreadable lines).
         lines: Number of lost lines, 0 where unknowable.

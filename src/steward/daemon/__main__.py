@@ -1,7 +1,8 @@
 """Entry point of the daemon: ``python -m steward.daemon FILE [controller]``.
 
 ``steward serve``, ``steward controller`` and ``steward archive watch`` check everything and then
-exec this with `become`, because the command line's packages would cost each daemon process memory.
+exec this with `exec_daemon`, because the command line's packages would cost each daemon process
+memory.
 """
 
 import os

@@ -1,9 +1,10 @@
 """Answers to requests on the daemon's socket, in one forked process per connection.
 
-`Service.serve` decodes a request, finds the caller's identity, runs the action and streams the
-reply. `Limits` bounds what a peer may cost; a process that takes too long or too much memory is
-killed. Most peers send one request; the web server's process, which acts for many users, may send
-more on a connection, each with the secret of its user. `socket.py` accepts the connections and
+`RequestService.serve` decodes a request, finds the caller's identity, runs the action and streams
+the reply. `PeerLimits` bounds the cost of a peer: SIGALRM kills a process that takes too long,
+and an action that needs too much memory fails. Most peers send one request; the web server's
+process, which acts for many users, may send more on a connection, each with the secret of its user.
+`_PeerWatcher` ends the process when its peer disconnects. `socket.py` accepts the connections and
 forks.
 """
 
@@ -37,14 +38,14 @@ from steward.daemon.requests import (
 log = logging.getLogger(__name__)
 
 IdentifySecret = Callable[[str], Asker]
-"""Function that identifies the owner of a secret; raises NotKnown if there is none."""
+"""Function that identifies the owner of a secret; raises UnknownCredential if there is none."""
 
 OpenRepeats = Callable[[], IdempotencyStore]
 """Function that opens the store of idempotency keys when first needed."""
 
 
 class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of what one peer may cost.
+    """Limits on connections, requests, time and memory of peers.
 
     Attributes:
         connections: Maximum number of connections served at once, of all users.
@@ -56,7 +57,7 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
         request_s: Time-out for a complete request, in seconds.
         silence_s: Longest time that an action may run without output, in seconds.
         send_s: Longest time for a peer to read one line of the reply, in seconds.
-        memory_bytes: Memory that a reply may take beyond the daemon's own, in bytes.
+        memory_bytes: Memory that a reply may take beyond what the daemon had, in bytes.
         kept: Maximum number of connections of the web server's process.
         kept_requests: Maximum number of requests on each of them.
         kept_s: Longest life of each of them, in seconds.
@@ -82,7 +83,7 @@ class RequestService:
 
     Args:
         registry: The actions. Their contexts are made in the processes that answer.
-        limits: What a peer may cost.
+        limits: Limits on peers. Defaults if None.
         knows: Identifies the owner of a session or token; None accepts no secrets.
         repeats: Store of idempotency keys; None rejects keys.
     """

@@ -1,12 +1,15 @@
 """Workers of the daemon that run consumers, the bank, the gate, and the myBRC API.
 
-Each ``..._part`` function returns a `Part` for the supervisor, with the function that runs in the
-worker's process:
+Each ``make_..._part`` function returns a `WorkerSpec` for the supervisor, with the function that
+runs in the worker's process. `run_consumers` feeds consumers from the journal, and
+`wait_for_resource` waits for a resource. The workers:
 
-- `run_consumers` feeds consumers from the journal; `patiently` waits for a resource;
-- rules (`rules_part`), accounting (`accounting_parts`: job log and third-party plugins);
-- bank (`banking_parts`): the gate, the bank's consumer, the myBRC server and the client of a remote
-  myBRC server. `Pusher` sends fresh balances to the gate.
+- ``rules`` (`make_rules_part`) decides on events and runs the actions of rules;
+- accounting (`make_accounting_parts`): the job log, and a process for each third-party plugin, so
+  that one which hangs, crashes or uses up its memory delays nothing else (`JournalAppender`);
+- the bank (`make_bank_parts`): ``gate``, ``bank`` (the ledger), ``mybrc`` (the API) and
+  ``mybrc.remote``. Each is a process: a decision must not wait for a ledger on another machine, nor
+  a charge for a slow remote server. `BalancePusher` sends fresh balances to the gate.
 
 `workers.py` assembles these with all others.
 """

@@ -1,8 +1,10 @@
 """Registry of all actions with their contexts, for the processes that run any action.
 
 ``ACTIONS`` holds every action by name; ``action_registry`` makes the registry of a configuration,
-whose contexts are created when needed. ``append_once`` and ``tell_once`` send to the journal's
-writer. A caller that needs one action uses ``daemon/registry.py``, which imports one package.
+whose contexts are created when needed. The daemon's socket and the command line of root and
+Steward's user run actions through it, so access is decided in one way. ``append_once`` and
+``tell_once`` send to the journal's writer. A caller that needs one action uses
+``daemon/registry.py``, which imports one package.
 """
 
 from collections.abc import Sequence
@@ -86,7 +88,7 @@ def action_registry(settings: Settings) -> Registry:
 
 
 def append_once(settings: Settings, new: Sequence[Event]) -> None:
-    """Append events to the journal, or say that its writer is away: somebody waits for it.
+    """Append events to the journal; fail at once if its writer is down, since a caller waits.
 
     Raises:
         JournalUnavailable: No daemon runs on the state directory.
@@ -95,7 +97,7 @@ def append_once(settings: Settings, new: Sequence[Event]) -> None:
 
 
 def tell_once(settings: Settings, verb: str, *args: Any) -> None:
-    """Have the journal's writer do something, or say that it is away: somebody waits for it.
+    """Send a request to the journal's writer; fail at once if it is down, since a caller waits.
 
     Raises:
         JournalUnavailable: No daemon runs on the state directory.

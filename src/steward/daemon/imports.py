@@ -1,9 +1,9 @@
 """Imports of old data: ``archive import`` and ``accounting import``, with or without a daemon.
 
-`take_over_tree` imports an archive of job_archive or SArchive, `take_over_stored` the scripts in
-slurmdbd, `take_over_history` jobs and steps from slurmdbd, `take_over_file` a file by sacct or a
-job log. All append events to the journal: through its writer's process if a daemon runs, otherwise
-directly (`_appending`); the next daemon then applies them.
+`import_archive_tree` imports an archive of job_archive or SArchive, `import_stored_scripts` the
+scripts in slurmdbd, `import_history` jobs and steps from slurmdbd, `import_records_file` a file by
+sacct or a job log. All append events to the journal: through its writer's process if a daemon runs,
+otherwise directly (`_open_journal`); the next daemon then applies them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

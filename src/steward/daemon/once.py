@@ -81,7 +81,7 @@ def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> Onc
     Raises:
         JournalUnavailable: A daemon runs on the same state directory.
         StoreUnavailable: Nothing can be written.
-        Unavailable: Something else that is needed is away.
+        Unavailable: Another resource, such as Slurm or a broker, is unavailable.
     """
     # SIGIO arrives when a writer meets a lease that is being dropped anyway; by default it kills.
     signal.signal(signal.SIGIO, signal.SIG_IGN)

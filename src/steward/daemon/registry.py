@@ -1,4 +1,4 @@
-"""List of all actions: maps an action's name to its declaration.
+"""List of all actions: `get_action` and `iterate_actions` import the packages that declare them.
 
 A caller that needs one action imports only the package that declares it; ``daemon/contexts.py``
 makes the registry that runs them all.
@@ -24,7 +24,7 @@ _ACTION_MODULES: Final = {
     "status": ("steward.admin.status.actions",),
     "doctor": ("steward.admin.doctor.actions",),
 }
-"""Modules that define the ACTIONS of each group."""
+"""Modules that define the ``ACTIONS`` of each group: the first word of an action's name."""
 
 
 def iterate_actions() -> Iterator[Action]:

@@ -1,8 +1,8 @@
 """Reload of the daemon's configuration: the supervisor's listener and the client's request.
 
 The supervisor listens on a Unix socket beside the daemon's own, ``SOCKET.reload``
-(`ReloadListener`). Each connection is a request (`ask_reload`). The reply is one line of JSON
-(`Reloaded`), sent when the workers of the new configuration run, or when it is rejected.
+(`ReloadListener`). Each connection is a request (`request_reload`). The reply is one line of JSON
+(`ReloadReply`), sent when the workers of the new configuration run, or when it is rejected.
 """
 
 import contextlib

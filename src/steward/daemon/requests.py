@@ -1,12 +1,13 @@
 """Protocol of the daemon's socket: one line of JSON as request, lines of JSON as reply.
 
-A request (`Ask`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection. ``"auth"``
-adds the secret of a session or token to act for its owner; ``"key"`` is an idempotency key;
-``"keep":true`` lets the web server's process send more requests on the same connection.
+A request (`ActionRequest`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection.
+``"auth"`` adds the secret of a session or token to act for its owner; ``"key"`` is an idempotency
+key; ``"keep":true`` lets the web server's process send more requests on the same connection.
 
-A reply (`Reply`) is ``{"item":…}`` for every item of a stream, then either
-``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"Refused"}``. The functions
-below encode and decode these lines; `address` and `make_directory` serve socket paths.
+A reply (`ReplyLine`) is ``{"item":…}`` for every item of a stream, then either
+``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"PermissionRefused"}``. The
+functions at the end encode and decode these lines. `shorten_socket_path` and
+`make_socket_directory` serve the paths of Unix sockets.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Start of ``steward serve``: prepare the state directory and logs, then run the supervisor.
 
-`run` also reloads the configuration on SIGHUP and on request; `workers.parts_of` says which workers
-a configuration needs.
+`run_daemon` also reloads the configuration on SIGHUP and on request; `workers.make_parts` says
+which workers a configuration needs.
 """
 
 import logging

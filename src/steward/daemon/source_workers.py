@@ -1,8 +1,10 @@
 """Workers of the daemon that run sources: jobcomp lines, the sensor, and Kafka topics.
 
-`lines_parts` and `sensor_parts` return a `Part` for each cluster. `source_of` makes the source of
-one Kafka topic; `orphans_of_others` recovers captured files whose events were lost, of clusters
-that only Kafka messages name. Queue polls and spool capture are in `workers.py`.
+`make_jobcomp_parts` and `make_sensor_parts` return a `WorkerSpec` for each cluster: in a process of
+its own, no slow work delays a sensor's poll, and a slurmctld that hangs delays only its own sensor.
+`make_kafka_source` makes the source of one Kafka topic, for the daemon or for one pass (`once.py`).
+`recover_foreign_orphans` recovers captured files whose events were lost, of clusters that only
+Kafka messages name. Queue polls and spool capture are in `workers.py`.
 """
 
 import logging

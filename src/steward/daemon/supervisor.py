@@ -1,12 +1,15 @@
 """Supervisor of the daemon: forks one process per worker, restarts it, and reports to systemd.
 
-`Part` describes a worker: its name, main function and heartbeat time-out. `Supervisor.run` starts
-the workers in order, restarts one that ends or hangs with a back-off, reloads the configuration on
-SIGHUP or request, writes each worker's status (`PartLine`), and ends all at SIGTERM. Heartbeats and
-last errors are in memory shared with the workers.
-
-`Notifier` implements sd_notify(3): datagrams of ``NAME=value`` lines to the socket in
+`SystemdNotifier` implements sd_notify(3): datagrams of ``NAME=value`` lines to the socket in
 ``NOTIFY_SOCKET``; without that variable it does nothing.
+
+`WorkerSpec` describes a worker: its name, main function and heartbeat time-out. `Supervisor.run`
+starts the workers in order, restarts one that ends or hangs with a back-off, reloads the
+configuration on SIGHUP or request (all workers restart), reports each worker's status
+(`WorkerLine`), and ends all at SIGTERM. Workers are forked without exec, to share the memory of
+loaded modules; heartbeats and last errors are in shared memory, too. A worker that cannot even be
+killed (stuck on a dead mount) is left behind at shutdown. If the supervisor is killed, the kernel
+ends its workers.
 """
 
 import ctypes
@@ -101,7 +104,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Its name in logs and in ps.
-        run: Works until the Stop is raised; calls Beat at least every ``hang_s`` / 2.
+        run: Works until the Stop is raised; sends a heartbeat at least every ``hang_s`` / 2.
         after: Workers that should have sent a heartbeat before this one starts.
         last: Whether it is stopped only after all others have ended.
         hang_s: Seconds without a heartbeat after which it counts as hung.

@@ -1,12 +1,14 @@
 """Workers that a configuration needs, and how each connects sources, journal and consumers.
 
-`parts_of` returns the list for the supervisor. ``run_...`` functions are the main functions of
-worker processes: journal, capture, queue polls, receivers of controllers and compute nodes, Kafka,
-mover, socket. `sink_makers`, `consumer_makers` and `slurm_makers` make consumers; `capturing` and
-`orphans_of` assemble spool capture and its crash recovery (also for `once.py`).
+Sources append to the journal and consumers read from it; neither knows the other.
 
-`preload` imports what web pages need before the socket's process forks: all its children share the
-modules. Only with a web server is that worth the memory; command lines can wait a little.
+`preload_page_modules` imports the modules of web pages before the socket's process forks, so that
+all its children share them. Only with a web server is that worth the memory; command lines can wait
+a little. `make_parts` returns the list of workers for the supervisor. `get_sink_factories`,
+`get_consumer_factories` and `get_slurm_factories` return factories of consumers. ``run_...``
+functions are the main functions of worker processes: journal, receivers of controllers and compute
+nodes, Kafka, mover, socket, capture. `open_capture` and `recover_orphans` assemble spool capture
+and its crash recovery (also for `once.py`).
 """
 
 import importlib

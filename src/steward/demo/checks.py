@@ -1,7 +1,7 @@
 """Checks of the demo: each claim with a function that verifies it in files and by commands.
 
-`checks` yields the claims in order; `expect` raises `Wrong` if one does not hold. They compare what
-Steward lists, prints and stores with what the demo's users submitted.
+`list_checks` yields the claims in order; `require_that` raises `CheckFailed` if one does not hold.
+The checks compare what Steward lists, prints and stores with what the demo's users submitted.
 """
 
 import os
@@ -31,7 +31,7 @@ class CheckFailed(DemoError):
 
 
 def require_that(condition: bool, what: str) -> None:
-    """Raise Wrong unless ``condition`` holds.
+    """Raise CheckFailed unless ``condition`` holds.
 
     Raises:
         CheckFailed: The condition is false; ``what`` describes what was found.

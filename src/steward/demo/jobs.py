@@ -1,7 +1,7 @@
-"""Jobs of the demo: batch scripts and submissions, each of a kind that an archive must get right.
+"""Jobs of the demo: batch scripts and submissions, one for each case that an archive must handle.
 
-`submissions` lists them: a plain job, a variant of it, an environment with secrets and non-UTF-8
-bytes, an array, a failing job, a script of 1 MB, and an interactive job.
+`list_submissions` lists them: a plain job, a variant of it, an environment with secrets and
+non-UTF-8 bytes, an array, a failing job, a script of 1 MB, and an interactive job.
 """
 
 import shlex
@@ -154,7 +154,7 @@ def list_submissions() -> tuple[Submission, ...]:
 
 
 def _make_large_script() -> bytes:
-    """Return a script of exactly LARGE bytes, most of which are not text."""
+    """Return a script of ``LARGE_SCRIPT_BYTES`` bytes, most of which are not text."""
     head = _BUNDLE_HEAD.encode()
     # sbatch rejects NUL and DOS line ends; every other byte is valid in a script.
     line = bytes(byte for byte in range(1, 256) if byte != 13)

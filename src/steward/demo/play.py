@@ -1,8 +1,9 @@
 """Script of the demo: the order in which everything is run, shown and checked.
 
-`play` brings up the site (`site.py`), submits jobs, runs commands before the reader's eyes and runs
-the checks (`checks.py`). `Stage` prints headings, prompts and results; `what_next` prints what to
-try afterwards. Functions named after the parts return how many checks failed.
+`DemoPrinter` prints headings, prompts and results; `print_next_steps` prints what to try
+afterwards. `run_demo` brings up the site (`site.py`), submits jobs, runs commands before the
+reader's eyes and runs the checks (`checks.py`). The ``_show_...`` functions of the parts return how
+many checks failed.
 """
 
 import contextlib

@@ -1,7 +1,9 @@
 """Site of the demo: a sandbox cluster with Steward's daemon in it, and its users' jobs.
 
-`Ground` knows the paths and runs commands inside the sandbox; `Site` adds the daemon, the bank,
-node agents and web server (`parts.py`), submits jobs and waits for results. Also used by tests.
+`SandboxPaths` knows the paths and runs commands inside the sandbox; `DemoSite` adds the daemon, the
+bank, node agents and web server (`parts.py`), submits jobs and waits for results. Order of calls:
+`up`, `serve`, `submit` or `order`, one of the ``wait_for_...`` methods, `stop`, `down`. Also used
+by tests.
 """
 
 import os

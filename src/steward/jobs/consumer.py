@@ -4,6 +4,13 @@
 Each event re-resolves everything known about its job id, so events may arrive late, twice and in
 any order. The consumer also appends events of its own (job.identity, run.start, run.end,
 step.usage …), through an outbox.
+
+:meth:`JobsConsumer.apply` validates the batch, appends what the outbox still holds from before a
+crash, and then in one transaction loads the group of each job id, adds the events, resolves the
+groups into jobs, makes the new events, and writes groups and outbox. After the commit the outbox
+appends the events and moves the cursor. :meth:`JobsConsumer.tick` does the same for job ids whose
+waiting time is over (table ``due``: an end without a time, a launch without an end) and for runs
+stored before the table of lines existed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -167,10 +174,7 @@ class JobsConsumer:
         return _group_by_cluster(rows)
 
     def _untold(self) -> dict[str, list[int]]:
-        """Return job ids with runs that have no line yet.
-
-        They are older than the table of lines.
-        """
+        """Return job ids with runs that have no line, because they are older than the lines."""
         rows = self._connection.execute(
             "SELECT DISTINCT cluster, job_id FROM run WHERE told IS NULL LIMIT ?", (_CHUNK,)
         )
@@ -254,7 +258,11 @@ class JobsConsumer:
         *,
         is_silent: bool = False,
     ) -> list[Event]:
-        """Resolve groups into jobs and collect the rows to write; return the events to append."""
+        """Resolve groups into jobs and collect the rows to write; return the events to append.
+
+        ``is_silent`` suppresses events about ended runs, see
+        :meth:`steward.jobs.run_events.RunEventMaker.run`.
+        """
         said: list[Event] = []
         leaders = LeaderScripts(self._connection, cluster)
         resolved = [

@@ -1,8 +1,8 @@
 """Event intake of the jobs consumer: validate an event and add it to its job id's group.
 
 :func:`validate_event` rejects events that must not reach jobs.db. :func:`add_event` puts a valid
-event into the :class:`steward.jobs.tables.JobIdGroup` of its job id; :func:`make_run_key` and
-:func:`make_launch_key` say which run or launch it concerns.
+event into the :class:`steward.jobs.tables.JobIdGroup` of its job id (:func:`get_job_id`);
+:func:`make_launch_key` and :func:`make_run_key` say which launch or run it concerns.
 """
 
 from typing import Final
@@ -26,6 +26,7 @@ _LONGEST: Final = 256
 """Longest accepted name of a node or step, in characters."""
 
 _HALTS: Final = frozenset({"RUNNING", "SUSPENDED"})
+"""States in which a time of suspension means that a run was just suspended or resumed."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -1,4 +1,4 @@
-"""Job filters and the structs that jobs.db queries return: Job, Run, Script, JobFilter.
+"""Job filters, and the structs that queries of jobs.db return: Job, Run and Script.
 
 :class:`JobFilter` says which jobs to list; :func:`build_conditions` turns it into a WHERE clause
 with bound values. :func:`build_scope_condition` adds the condition on what a person may see;
@@ -21,7 +21,7 @@ from steward.jobs.job_ids import JobName, format_job_name, parse_job_name
 
 
 class JobScope(Protocol):
-    """Jobs of one cluster that a person may see; ``core.access.VisibleJobs`` implements it."""
+    """Jobs of one cluster that a person may see, see ``steward.core.access.VisibleJobs``."""
 
     @property
     def everything(self) -> bool:
@@ -222,7 +222,7 @@ def join_or(parts: Iterable[str]) -> str:
     alternatives = list(parts)
     if len(alternatives) == 1:
         return alternatives[0]
-    # Halved rather than chained: SQLite limits the depth of expressions.
+    # Halved rather than chained: databases limit the depth of expressions.
     half = len(alternatives) // 2
     return f"({join_or(alternatives[:half])} OR {join_or(alternatives[half:])})"
 
@@ -242,7 +242,7 @@ _EVERYTHING: Final = "1"
 
 
 class _SqliteBinder:
-    """Binder that gives each bound value a name."""
+    """Binder for SQLite: each value gets a name, a list becomes one JSON value."""
 
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {}

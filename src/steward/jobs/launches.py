@@ -35,7 +35,7 @@ _T = TypeVar("_T", StepStart, StepEnd, TaskUsage)
 WITHDRAWN: Final = "-"
 ANNOUNCED: Final = "+"
 RETRACTED: Final = "*"
-"""Prefix for an announcement that was withdrawn."""
+"""Prefixes of :attr:`LaunchRow.said`: usage withdrawn, start published, start withdrawn."""
 
 _MAX_UNSTORED_TASKS: Final = 8
 """Up to this many tasks, usage is summed on each read; for more tasks the sum is stored."""
@@ -91,6 +91,9 @@ class LaunchRow(msgspec.Struct):
         said_of: The run that the last event named, if the launch has moved to another run since.
         is_news: Whether new reports came.
         is_dirty: Whether the row must be written.
+        packed: Stored form of the reports, compressed once the launch ended.
+        summed: Stored form of the usage, if the launch has many tasks.
+        open_facts: The decoded reports; None until they are needed.
     """
 
     key: LaunchKey

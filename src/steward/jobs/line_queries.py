@@ -83,7 +83,13 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
         uids: Uids.
         groups: Group names, combined with ``gids`` by OR.
         gids: Gids.
+        names: Exact job names.
+        reasons: Last pending reasons.
         constraints: Features that were all requested.
+        flags: Job flags, of which a job has at least one.
+        nodes: Range of the number of nodes.
+        cpus: Range of the number of CPUs.
+        time_limit_s: Range of time limits, in seconds.
         since_us: Begin of the time window, µs since the epoch.
         until_us: End of the time window.
         states: States at some time of the window; any if empty.
@@ -304,7 +310,7 @@ def _build_run_condition(
 
 
 class _NameConditions:
-    """Converts named jobs into conditions."""
+    """Builder of conditions for named jobs."""
 
     def __init__(
         self, wanted: LineFilter, values: _NamedBinder, table: str, holds: TaskCondition

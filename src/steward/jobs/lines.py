@@ -1,8 +1,9 @@
 """Accounting lines in jobs.db: the table ``line``, and the sums of launches it is made of.
 
-A line is what sacct shows of a run or step. Lines are made when events arrive, not when somebody
-asks. :class:`LaunchUsage` sums up one launch; the second half of the module creates, reads and
-writes the table.
+A line (:class:`steward.core.records.UsageLine`) is what sacct shows of a run or step. Lines are
+made when events arrive, not when somebody asks. :func:`sum_launch` and :func:`sum_reports` make the
+:class:`LaunchUsage` of one launch; the second half of the module creates, reads and writes the
+table.
 
 The primary key is sacct's order: by job id, each run before its steps. So a complete listing is
 one scan without a sort.
@@ -44,17 +45,26 @@ class LaunchUsage(msgspec.Struct, frozen=True, array_like=True):
         user_us: User CPU time of the tasks, µs; None if unknown.
         system_us: System CPU time of the tasks, µs.
         cgroup_us: User and system CPU time of the cgroup, µs, if it exceeds the tasks'.
-        min_cpu_us: Minimum CPU time of a task; ``min_cpu_task`` is that task.
-        max_rss_bytes: Largest peak; its task is None if no single task's.
-        rss_sum: Sum of the known peaks; ``rss_known`` is their number.
+        min_cpu_us: Minimum CPU time of a task, µs.
+        min_cpu_task: The task with that CPU time.
+        max_rss_bytes: Largest peak memory of a process.
+        max_rss_task: The task with that peak; None if it is unknown which.
+        rss_sum: Sum of the known peaks of tasks.
+        rss_known: Number of those peaks.
         peak_bytes: Peak of all processes together. Without a cgroup: the largest process's, a
             lower bound.
         minor_faults: Page faults without I/O.
         max_pages: Maximum of page faults with I/O in a task.
+        max_pages_task: The task with that maximum.
         pages_sum: Sum of page faults with I/O.
-        max_read: Maximum bytes read by a task; then that task, the sum of tasks, and the total
-            with the cgroup's.
-        max_written: Maximum bytes written by a task, likewise.
+        max_read: Maximum bytes read by a task.
+        max_read_task: The task with that maximum.
+        task_read_sum: Bytes read by all tasks.
+        read_bytes: Bytes read by the cgroup if that is more, else by all tasks.
+        max_written: Maximum bytes written by a task.
+        max_written_task: The task with that maximum.
+        task_written_sum: Bytes written by all tasks.
+        written_bytes: Bytes written by the cgroup if that is more, else by all tasks.
         lost: Lines that the node could not write.
         uid: Uid of its user as the node reported it, or None.
     """
@@ -248,7 +258,7 @@ _KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank",
 _TEXTS: Final = tuple(_HINTS[field] is str and field not in _KEY for field in USAGE_LINE_FIELDS)
 
 COLUMNS: Final = ", ".join(f'"{field}"' for field in USAGE_LINE_FIELDS)
-"""All fields of a Line in order, for a SELECT that :func:`row_to_line` reads."""
+"""All fields of a UsageLine in order, for a SELECT that :func:`row_to_line` reads."""
 
 
 def _declare_column(field: str) -> str:
@@ -339,7 +349,7 @@ def load_step_usage(connection: Connection, cluster: str, run: FullRunKey) -> li
     Args:
         connection: Connection to jobs.db.
         cluster: Cluster name.
-        run: Key of the run.
+        run: Job id, submit time and restart count of the run.
     """
     found = []
     for row in connection.execute(_STEPS, (cluster, *run)):
@@ -357,7 +367,7 @@ def drop_lines(connection: Connection, cluster: str, runs: Iterable[FullRunKey])
 
 
 def add_missing_columns(connection: Connection) -> None:
-    """Add the columns that Line gained since the table was created."""
+    """Add the columns that UsageLine gained since the table was created."""
     there = {row[1] for row in connection.execute("PRAGMA table_info(line)")}
     for field in USAGE_LINE_FIELDS:
         if field not in there:

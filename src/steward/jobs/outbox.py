@@ -1,9 +1,12 @@
-"""Outbox: events that the jobs consumer decided to append but has not appended yet.
+"""Outbox: events that a consumer decided to append to the journal but has not appended yet.
 
-An event depends on everything known when it was decided; a retry with more events at hand might
-produce another body under the same key. So events are stored in the same transaction as the data
-they follow from, and appended to the journal afterwards. Whenever the process is killed, the
-journal gets the same event.
+The jobs consumer and the automation rules use it, each with the tables ``outbox`` and ``cursor`` of
+its own database. An event depends on everything known when it was decided; a retry with more events
+at hand might produce another body under the same key. So events are stored in the same transaction
+as the data they follow from (:meth:`Outbox.put`), and appended to the journal afterwards
+(:meth:`Outbox.send`). ``send`` is also called before the next batch, for events left by a crash.
+So the journal gets the same event whenever the process is killed; appending it twice is harmless,
+because the journal ignores a known key.
 """
 
 from collections.abc import Sequence
@@ -30,11 +33,11 @@ _unpack: Final = msgspec.json.Decoder(list[_StoredEvent]).decode
 
 
 class Outbox:
-    """Table ``outbox`` of jobs.db: one row per batch of events.
+    """Table ``outbox`` of a consumer's database: one row per batch of events.
 
     Args:
-        connection: Connection to jobs.db.
-        path: Path of jobs.db.
+        connection: Connection to the database.
+        path: Path of the database.
     """
 
     def __init__(self, connection: Connection, path: str) -> None:

@@ -1,8 +1,9 @@
 """Job queries on jobs.db for views: find, list, count, and read runs and scripts.
 
-:class:`Jobs` is the read-only interface to jobs.db. It inherits :class:`ListQueries` (lists and
-counts, below) and :class:`steward.jobs.run_queries.RunQueries` (runs and steps). Every query uses
-an index and sees one consistent snapshot. :func:`list_clusters` lists the clusters with jobs.
+:class:`Jobs` is the read-only interface to jobs.db. It inherits :class:`ListQueries` (pages of
+lists, and counts), which inherits :class:`steward.jobs.run_queries.RunQueries` (runs and steps).
+Every query uses an index and sees one consistent snapshot. :func:`list_clusters` lists the clusters
+that may have jobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -169,10 +170,7 @@ class ListQueries(RunQueries):
         return found, not is_narrow or sum(found.values()) < limit
 
     def last_lines(self, jobs: Sequence[Job]) -> dict[int, UsageLine]:
-        """Return the accounting line of each job's last run, by row number.
-
-        Runs without one are left out.
-        """
+        """Return the accounting line of each job's last run, by row number; omit jobs without."""
         statement = (
             f"SELECT {COLUMNS} FROM line WHERE cluster = ? AND job_id = ? AND submit_us = ? "  # noqa: S608 -- our own columns
             "AND restarts = ? AND piece_us = 0 AND step = ''"
@@ -385,10 +383,7 @@ class Jobs(ListQueries):
     def unconfirmed(
         self, since: datetime, until: datetime, cluster: str = "", limit: int = 1000
     ) -> list[Job]:
-        """Return jobs whose script was captured in a period but which Slurm never showed.
-
-        Newest first.
-        """
+        """Return jobs of a period with a captured script that Slurm never showed, newest first."""
         return self._select(
             "job.verified = 0 AND job.purged = 0 AND job.first_submit >= :since "
             "AND job.first_submit < :until AND (:cluster = '' OR job.cluster = :cluster)",

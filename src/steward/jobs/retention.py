@@ -97,7 +97,7 @@ def _list_parts(connection: Connection, cluster: str, leaders: Sequence[int]) ->
 
 
 class LeaderScripts:
-    """Lookup that tells if the script of a task's or component's leader was purged.
+    """Lookup of purged scripts, for array tasks and het components: their leader's script counts.
 
     Args:
         connection: Connection to jobs.db.
@@ -200,7 +200,11 @@ def _is_end_report(event: Event, group: JobIdGroup) -> bool:
 
 
 def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
-    """Delete jobs that ended before a time, inside a transaction; return their number."""
+    """Delete jobs that ended before a time, inside a transaction; return their number.
+
+    A job with a script keeps its row and its runs, marked :data:`EXPIRED`, but loses lines and
+    launches. Gaps, missed jobs and unattributed launches from before the time are deleted too.
+    """
     # Queries for earlier lines must also read the closed days of the job log.
     connection.execute(
         "INSERT INTO expired VALUES (?, ?) ON CONFLICT (cluster) "

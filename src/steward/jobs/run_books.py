@@ -3,6 +3,10 @@
 :class:`AccountingUpdate` settles the groups of changed job ids. If a run changed in anything its
 steps' lines depend on, all lines of its job id are rebuilt. Otherwise only the steps with new
 events are, because a job may have thousands of steps on thousands of nodes.
+
+Order: find the run of each launch; load the other launches of job ids that must be rebuilt; write
+the lines; make the events (:class:`steward.jobs.run_events.RunEventMaker`); write the launches; and
+store in table ``due`` when to settle the job id again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +42,7 @@ _SOONER: Final = _PUT_DUE.format("min(at, excluded.at)")
 
 
 class AccountingUpdate:
-    """Updates lines, launches and events of changed job ids.
+    """Update of the lines, launches and events of changed job ids.
 
     Args:
         connection: Connection to jobs.db, inside a transaction.
@@ -85,7 +89,7 @@ class AccountingUpdate:
         return said
 
     def _complete(self, cluster: str, books: Sequence["_JobIdUpdate"]) -> None:
-        """Load all launches of these job ids."""
+        """Load all launches and imported step lines of these job ids."""
         if not books:
             return
         by_id = {book.group.job_id: book for book in books}

@@ -1,9 +1,9 @@
-"""Run events of the jobs consumer: job.identity, run.start, run.suspend, run.end, step.usage.
+"""Events that the jobs consumer appends about jobs (job.identity), runs and launches.
 
 :func:`make_identity_events` makes the events that tell the archive which job a script belongs to,
 again whenever what the archive keeps changes. :class:`RunEventMaker` makes the events about runs
-and launches of one job id. Both compare with what was published before, and publish corrections
-under new keys.
+and launches of one job id: run.start, run.suspend, run.end, step.launch and step.usage. Both
+compare with what was published before, and publish corrections under new keys.
 """
 
 import hashlib
@@ -116,10 +116,10 @@ def _digest(data: bytes) -> str:
 
 
 END_TIME_WAIT_US: Final = 120_000_000
-"""Wait for a source with the end time, if only a run's absence shows that it ended, in µs."""
+"""Longest wait for the end time of a run whose absence alone shows that it ended, in µs."""
 
 LAUNCH_END_WAIT_US: Final = 600_000_000
-"""Wait for the end of a launch, after the run's end and the last report, in µs."""
+"""Longest wait for the end of a launch, after the run's end and the last report, in µs."""
 
 
 def make_digest(value: object) -> str:
@@ -128,11 +128,13 @@ def make_digest(value: object) -> str:
 
 
 class RunEventMaker:
-    """Makes the new events about runs and launches of one job id.
+    """Maker of new events about the runs and launches of one job id.
 
     Args:
         group: Everything known about the job id; records what was published.
         now: Present time.
+
+    The events are collected in ``said``.
     """
 
     def __init__(self, group: JobIdGroup, now: datetime) -> None:
@@ -141,10 +143,7 @@ class RunEventMaker:
         self._now_us = to_micros(now)
         self.said: list[Event] = []
         self.due_us: int | None = None
-        """When to settle the job id again without a new event, µs since the epoch.
-
-        None for never.
-        """
+        """When to settle the job id again without a new event, µs since the epoch; or None."""
 
     def run(self, view: RunView, launches: list[LaunchRow], *, is_silent: bool = False) -> None:
         """Add the new events of a run.

@@ -1,9 +1,9 @@
 """Run merging: combine the observations of a run into one job record.
 
-:class:`Observation` is one observation from one source; :class:`RunFacts` keeps what matters of all
-observations of a run, in whatever order they arrive, and merges them into a record.
-:func:`choose_end` chooses among several reports of an end; :func:`merge_runs` builds the record of
-a job from its runs.
+:class:`Observation` is one observation from one source. :func:`choose_end` chooses among several
+reports of an end. :class:`RunFacts` keeps what matters of all observations of a run, in whatever
+order they arrive, and merges them into a record; :func:`merge_runs` builds the record of a job from
+its runs.
 
 Times ending in ``_us`` are µs since the epoch. Reports that slurmctld wrote at the end (jobcomp,
 slurmdbd) take precedence over polls for the same end.

@@ -175,7 +175,7 @@ class RunQueries:
         limit: int = 1000,
         after: tuple[int, int] = (0, 0),
     ) -> list[UsageLine]:
-        """Return runs, and pieces of runs, that started and ended; oldest end in the period first.
+        """Return started runs, and pieces of runs, that ended in a period, oldest end first.
 
         Args:
             since: Earliest end time.
@@ -246,7 +246,7 @@ class RunQueries:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[UsageLine]:
-        """Return steps with doubts, or whose cgroup used more CPU time than their tasks.
+        """Return steps with missing data (``doubts``), or with more cgroup than task CPU time.
 
         Args:
             since: Earliest end time of their run.
@@ -282,7 +282,7 @@ class RunQueries:
             return count_missed(self._connection, cluster)
 
     def expirable(self, before: datetime, cluster: str = "") -> int:
-        """Count the jobs that ended before a time and would be deleted."""
+        """Count the jobs that ended before a time and would be deleted; of all clusters for ""."""
         with translate_errors(self._path):
             clusters: Iterable[str] = [cluster]
             if not cluster:

@@ -35,8 +35,7 @@ class RunView(msgspec.Struct):
         is_latest: Whether it is the job's last run.
         first_submit_us: First submit time of the job, µs since the epoch.
         until_us: Submit time of the next run, µs since the epoch; None for the last run.
-        again: What a killed slurmctld ran once more after the run's end, because it had forgotten
-            it.
+        again: Repetitions of the run after its end, which a killed slurmctld had forgotten.
     """
 
     run: RunFacts

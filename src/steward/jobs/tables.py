@@ -4,6 +4,10 @@
 few queries. The last part stores and reads gaps that nodes reported and scripts that capture
 missed.
 
+Tables: ``job``, ``run`` and ``script``; ``launch`` (steps on nodes), ``accounted`` (imported steps)
+and ``line`` (accounting lines made of all); ``gap`` and ``missed`` (lost data); ``due`` (when to
+settle a job id again), ``expired`` (before when jobs were deleted), ``outbox`` and ``cursor``.
+
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
 
@@ -205,7 +209,7 @@ class PublishedIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedRun(msgspec.Struct, array_like=True):
-    """What was published about a run, to detect changes.
+    """Published events and lines of a run, to detect changes.
 
     Attributes:
         basis: Digest of what its steps' lines depend on; NO_RUN or EXPIRED if it has no lines.
@@ -232,10 +236,7 @@ class PublishedRun(msgspec.Struct, array_like=True):
 
 NO_RUN: Final = "-"
 EXPIRED: Final = "x"
-"""Basis values.
-
-Of an entry that turned out not to be a run, and of a run whose lines are deleted.
-"""
+"""Values of ``PublishedRun.basis``: the entry is not a run; the lines of the run are deleted."""
 
 
 NO_JOB: Final = 0

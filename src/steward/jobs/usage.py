@@ -1,8 +1,9 @@
 """Usage of runs and steps: build accounting lines, as sacct shows them, from reports.
 
 :func:`build_run_line` makes a run's line, :func:`build_step_line` a step's, and :func:`add_steps`
-adds the steps' usage to the run. All are pure functions, because both the jobs consumer and readers
-of a job log make lines, and must get the same result.
+adds the steps' usage to the run; :func:`adopt_step_line` takes over an imported step. All are pure
+functions, because both the jobs consumer and readers of a job log make lines, and must get the same
+result.
 """
 
 import os
@@ -326,7 +327,7 @@ def _sum_usage(spent: Sequence[LaunchUsage]) -> dict[str, Any]:
 
 
 def _list_doubts(spent: Sequence[LaunchUsage], *, is_over: bool) -> str:
-    """Return the doubts about a step, comma-separated."""
+    """Return what is missing of a step (``no-start``, ``tasks-missing`` …), comma-separated."""
     found = set()
     for one in spent:
         if one.is_startless:

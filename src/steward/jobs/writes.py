@@ -83,7 +83,7 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 class WriteBatch:
-    """Collects rows, so that each table is written by one statement.
+    """Collector of rows, so that each table is written by one statement.
 
     Args:
         connection: Connection to jobs.db, inside a transaction.

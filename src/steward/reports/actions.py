@@ -113,7 +113,8 @@ def report_cluster(room: ReportsContext, asker: Asker, request: ClusterRequest) 
     """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
     Raises:
-        PermissionRefused: PrivateData hides the usage of a requested cluster, or of every cluster.
+        PermissionRefused: PrivateData hides the usage of a requested cluster; or, if none was
+            requested, of all clusters.
         UsageError: A time or a cluster name is invalid, or a filter on jobs was given.
     """
     if request.accounts or request.users or request.partitions:

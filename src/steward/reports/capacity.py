@@ -11,8 +11,8 @@ Amounts are capped hour by hour: a part that exceeds the remaining capacity is c
 therefore cannot be summed first.
 
 :class:`Capacity` takes nodes, reservations and runs, and keeps one :class:`ResourceCounter` for
-CPUs and one for GPUs. A ledger holds five :class:`BucketSums` (sums for each bucket) and returns
-:class:`ResourceParts`. Used by ``reports.cluster``.
+CPUs and one for GPUs. A counter holds five :class:`BucketSums` (a sum for each bucket of time) and
+returns the capped :class:`ResourceParts` of each bucket. Used by ``reports.cluster``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -38,6 +38,7 @@ from steward.slurm.node_states import parse_node_state
 from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 HOUR_S = 3600
+"""Longest bucket of time in which amounts are capped, in seconds."""
 
 
 def add_full_hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
@@ -102,9 +103,11 @@ class BucketSums:
 
 _US: Final = 1_000_000
 _MAINT: Final = "MAINT"
-"""Flag of a maintenance reservation; a node inside one has the flag MAINTENANCE."""
+"""Flag of a maintenance reservation."""
 _MAINTAINED: Final = "MAINTENANCE"
+"""State flag of a node inside an active maintenance reservation."""
 _IGNORES: Final = "IGNORE_JOBS"
+"""Flag of a reservation that was created over running jobs."""
 
 _Kind = Literal["", "down", "planned_down", "maintained"]
 
@@ -299,4 +302,4 @@ def expand_reservation_nodes(reservation: ReservationSpan) -> list[str]:
     try:
         return expand_nodelist(reservation.nodes)
     except NodeListError:
-        return []  # of cores, or of licenses alone
+        return []  # a reservation of cores or licenses

@@ -49,7 +49,9 @@ class ReportsContext:
         return request.clusters or self.books.clusters
 
     def zone(self, request: ReportRequest, clusters: Sequence[str]) -> tuple[str, tzinfo]:
-        """Return the time zone of the report, with its name; "" is this host's zone.
+        """Return name and time zone of the report: the requested one, or the first cluster's.
+
+        The name "" is this host's zone.
 
         Raises:
             TimeError: The zone does not exist.

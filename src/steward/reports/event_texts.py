@@ -31,7 +31,8 @@ class EventDescription(msgspec.Struct, frozen=True, kw_only=True):
         why: The reason; "" if unknown.
         source: What triggered the check, or who reported the event.
         failed: Whether a node went from working to failing.
-        name: Bare name of the node, partition, rule, account or job.
+        name: Bare name of the subject: a node, partition, reservation, daemon, account or rule, or
+            a job's id; "" for other events.
     """
 
     subject: str

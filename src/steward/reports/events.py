@@ -1,8 +1,9 @@
 """Event listing: the action ``events.list`` reads the journal and filters by permission.
 
-Node, partition and reservation states follow PrivateData, as Slurm's own commands do. Users see
-events of jobs whose records they may see, and coordinators those of their accounts; operators see
-all. Events that the journal has trimmed are gone; ``history.events`` keeps states longer.
+Node, partition and reservation states follow PrivateData, as Slurm's own commands do. States of
+daemons are public. Users see events of jobs whose records they may see, and coordinators and owners
+those of their accounts; operators see all. Events that the journal has trimmed are gone;
+``history.events`` keeps states longer.
 
 :class:`EventsContext` is the context and decides visibility; :class:`EventItem` is an event in a
 reply, used by ``history.events`` too.
@@ -50,7 +51,7 @@ PRIVATE_DATA_WORDS: Final = {
     PARTITION_STATE: "partitions",
     RESERVATION_STATE: "reservations",
 }
-"""The PrivateData keyword that hides a kind of event."""
+"""PrivateData keyword that hides a kind of event, by kind."""
 _PUBLIC_KINDS: Final = frozenset({CONTROLLER_STATE})
 
 

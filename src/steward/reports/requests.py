@@ -26,7 +26,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     """Common fields of every report request: interval, periods, clusters and job filters.
 
     Attributes:
-        since: Begin of the interval. Default: midnight before yesterday's jobs, as in sreport.
+        since: Begin of the interval. Default: the midnight before the last one, as in sreport.
         until: End of the interval. Default: last midnight. Future time is cut off.
         zone: IANA name of the zone for parsing times and dividing periods. Default: the cluster's.
         by: Length of a period: month, week or day. Default: one period for the whole interval.
@@ -141,7 +141,7 @@ class ClusterRow(ReportRow, frozen=True, kw_only=True):
         planned_cpu_s: Idle while eligible jobs waited (sreport's "Planned").
         idle_cpu_s: Idle while no job waited.
         reported_cpu_s: Total of all parts.
-        allocated_gpu_s: The same for GPUs; there is no planned part for GPUs.
+        allocated_gpu_s: The same for GPUs, as in the next four fields; GPUs have no planned part.
         known_s: Seconds of the period for which capacity is known, that is since the sensor
             started.
         cpus: Number of CPUs at the end of the period.

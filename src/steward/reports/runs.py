@@ -1,9 +1,9 @@
 """Job runs for reports: read from the job records, and divided among reporting periods.
 
-:func:`read_runs` yields each :data:`RunPieces` once, as a sequence of :class:`RunPiece` (more than
-one if the job was resized). :class:`Periods` computes how many seconds of a piece fall into each
-period. :func:`count_gpus` and :func:`parse_memory_bytes` read TRES strings. Times ending in ``_us``
-are µs since the epoch; 0 means unknown or not yet.
+:func:`read_runs` yields each run once, as :data:`RunPieces`: a sequence of :class:`RunPiece`, more
+than one if the job was resized. :class:`Periods` computes how many seconds of a piece fall into
+each period. :func:`count_gpus` and :func:`parse_memory_bytes` read TRES strings. Times ending in
+``_us`` are µs since the epoch; 0 means unknown or not yet.
 """
 
 from bisect import bisect_right
@@ -70,7 +70,7 @@ ALL_FIELDS: Final = len(RunPiece._fields)
 FIELDS_WITHOUT_USE: Final = RunPiece._fields.index("user_us")
 """Number of leading fields without a run's measured use, which only the waste report needs."""
 CAPACITY_FIELDS: Final = RunPiece._fields.index("account")
-"""Number of leading fields that tell what a run occupied and when, but not for whom."""
+"""Number of leading fields of what a run occupied and when, without account, user and partition."""
 
 _COLUMNS: Final = tuple(
     f"coalesce(\"{name}\", '')" if name in _TEXT_FIELDS else f'"{name}"'
@@ -89,8 +89,8 @@ def read_runs(source: LineSource, wanted: LineFilter, fields: int) -> Iterator[R
     Args:
         source: The job records.
         wanted: Filter for the runs.
-        fields: Number of leading fields to read; the others are None. Reading fields takes longer
-            than counting runs.
+        fields: Number of leading fields to read; the others are None. Reading a field takes longer
+            than counting with it.
     """
     pieces: list[RunPiece] = []
     key: tuple[object, ...] = ()

@@ -4,7 +4,7 @@ from steward.core.section import Section
 
 
 class HistorySettings(Section, frozen=True, kw_only=True):
-    """Settings of ``[history]``: past states of nodes, partitions, reservations, daemons and rules.
+    """[history]: past states of nodes, partitions, reservations, daemons and rules.
 
     Attributes:
         retention_days: Days until the history is purged. The present states are never purged.

@@ -1,9 +1,10 @@
 """Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
 
-One function for each report takes :mod:`steward.reports.runs` and :class:`Periods` and returns rows
-of :mod:`steward.reports.requests`: :func:`report_accounts`, :func:`report_users`,
+One function for each report takes runs (:data:`RunPieces`) and :class:`Periods` and returns rows of
+:mod:`steward.reports.requests`: :func:`report_accounts`, :func:`report_users`,
 :func:`report_partitions`, :func:`report_waits`, :func:`report_job_counts`, :func:`report_waste`.
-``reports.actions`` calls them. Resource sums are seconds of a CPU, GPU or node.
+``reports.actions`` calls them. :func:`sum_usage` and :func:`collect_wait_times` group runs for
+them. Resource sums are seconds of a CPU, GPU or node.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,8 @@
 """Sandbox cluster as its users see it: bring it up, run programs in it, control its daemons.
 
 `Sandbox` is the main class: `up` or `load` one, `run` programs inside, `stop_service` and
-`start_service` its daemons, `configure` or `upgrade` Slurm, and take it `down`. `Inside` is a
-running program, a Popen whose signals reach the program itself. The sandbox is laid out by
+`start_service` its daemons, `configure` or `upgrade` Slurm, and take it `down`. `SandboxProcess` is
+a running program, a Popen whose signals reach the program itself. The sandbox is laid out by
 `layout.py` and kept alive by `keeper.py`; orders go to its init over a Unix socket
 (`init_process.py`).
 """

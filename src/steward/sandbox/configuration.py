@@ -1,9 +1,11 @@
 """Configuration of a sandbox's daemons: slurm.conf, slurmdbd.conf, and MariaDB's command lines.
 
-`slurm_conf_text` and `slurmdbd_conf_text` write the files; `check_slurm_conf` validates a spec
-first. `service`, `making` and `environment` describe MariaDB, which slurmdbd needs; `peopling`
-lists the sacctmgr commands for accounts and users. All daemons run on one host. The options are
-valid in Slurm 22.05, 24.11 and 26.05, see slurm.conf(5) of each.
+`make_mariadb_service`, `make_mariadb_environment` and `make_install_command` describe MariaDB,
+which slurmdbd needs. It listens on a socket in the sandbox's directory and on no port, and is fast
+because its data need not survive a power failure. `format_slurmdbd_conf` and `format_slurm_conf`
+return the texts of the files; `check_slurm_conf` validates a spec first. `list_sacctmgr_commands`
+lists the commands that add accounts and users. All daemons run on one host. The options are valid
+in Slurm 22.05, 24.11 and 26.05, see slurm.conf(5) of each.
 """
 
 import os
@@ -119,7 +121,7 @@ def make_install_command(directory: str, user: str) -> tuple[str, ...]:
 def format_slurmdbd_conf(
     *, directory: str, host: str, port: int, slurm_user: str, munge_socket: str, plugin_dir: str
 ) -> str:
-    """Write the text of slurmdbd.conf.
+    """Return the text of slurmdbd.conf.
 
     Args:
         directory: The sandbox's directory.
@@ -225,7 +227,7 @@ def format_slurm_conf(
     munge_socket: str,
     plugin_dir: str,
 ) -> str:
-    """Write the text of slurm.conf.
+    """Return the text of slurm.conf.
 
     Args:
         spec: The cluster's properties.

@@ -1,9 +1,9 @@
 """Init process of a sandbox: mounts files, starts and reaps the services, and executes orders.
 
-`Init` is the first process of the sandbox's PID namespace. `Order` and `Answer` are the JSON lines
-on its control socket, sent by `Sandbox` in `cluster.py`: status, signal, start, or a new plan.
-`EtcFiles` bind-mounts the sandbox's passwd, group and hosts files over the machine's; the functions
-at the end mount Slurm's root directory and open closed directories.
+`InitProcess` is the first process of the sandbox's PID namespace. `InitOrder` and `InitReply` are
+the JSON lines on its control socket, exchanged with `Sandbox` in `cluster.py`: status, signal,
+start, or a new plan. `EtcFiles` bind-mounts the sandbox's passwd, group and hosts files over the
+machine's; the functions at the end mount Slurm's root directory and open closed directories.
 """
 
 import os

@@ -3,7 +3,7 @@
 The keeper runs outside; its child, the init (`init_process.py`), is the first process of the
 sandbox's PID namespace and the ancestor of all that runs in it. If the keeper is killed, the kernel
 kills the init and with it everything else. Without namespaces, the init adopts orphans, and the
-survivor of the two ends what is left (`end_strays`). Started by `keeper_client.launch`.
+survivor of the two ends what is left (`kill_strays`). Started by `keeper_client.launch_keeper`.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Client side of a sandbox's keeper: start it, read its report, detach it, end it.
 
-`launch` starts the process of `keeper.py`; `report_of` waits for its one line; `keepers` reads the
-process ids that it wrote; `end`, `abandon`, `send` and `wait_for_end` stop it. Used by `Sandbox` in
+`launch_keeper` starts the process of `keeper.py`; `read_report` waits for its one line;
+`read_keepers` reads the process ids that it wrote. `detach_keeper` lets it outlive the caller;
+`end_keeper`, `abandon_keeper`, `signal_process` and `wait_for_end` stop it. Used by `Sandbox` in
 `cluster.py`.
 """
 

@@ -1,8 +1,9 @@
 """Directory of a sandbox: create it with keys, configuration and homes; read, change, remove it.
 
-`prepare` creates everything and writes the plan (`plan.py`) to the marker file; `read` loads it;
-`upgrade` and `change` modify it; `lock`, `free_directory`, `claim` and `remove` guard against two
-sandboxes in one directory; `reserve` finds free TCP ports.
+`prepare_directory` creates everything and writes the plan (`plan.py`) to the marker file;
+`read_plan` loads it; `upgrade_slurm` and `change_slurm_conf` change a sandbox that is up.
+`lock_directory`, `find_free_directory`, `remove_directory` and `claim_directory` guard against two
+sandboxes in one directory; `reserve_ports` finds free TCP ports.
 """
 
 import fcntl

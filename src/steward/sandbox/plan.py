@@ -1,8 +1,8 @@
 """Plan of a sandbox: its users, services and ports, and its /etc/passwd, group and hosts files.
 
-`make` turns a `SandboxSpec` into a `Plan` with the command lines of all services. `choose` assigns
-user ids; `passwd_text`, `group_text` and `hosts_text` are the machine's files with lines prepended;
-they are bind-mounted in the sandbox's mount namespace only.
+`make_users` assigns user ids. `format_passwd`, `format_group` and `format_hosts` return the
+machine's files with lines prepended; they are bind-mounted in the sandbox's mount namespace only.
+`make_plan` turns a `SandboxSpec` into a `SandboxPlan` with the command lines of all services.
 """
 
 import grp
@@ -77,7 +77,7 @@ def get_slurm_user(name: str) -> SandboxUser:
 
 
 def format_passwd(users: Iterable[SandboxUser]) -> str:
-    """Write the sandbox's /etc/passwd, see passwd(5).
+    """Return the text of the sandbox's /etc/passwd, see passwd(5).
 
     The password field is ``*``, not ``x``: the users have no entry in /etc/shadow, where su(1)
     would look for one. slurmd runs su to get the environment of scrontab's jobs.
@@ -90,7 +90,7 @@ def format_passwd(users: Iterable[SandboxUser]) -> str:
 
 
 def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str]]) -> str:
-    """Write the sandbox's /etc/group: one for each user and the requested ones, see group(5).
+    """Return the text of the sandbox's /etc/group, see group(5): users' and requested groups.
 
     Raises:
         SandboxError: A group name is invalid.
@@ -109,7 +109,7 @@ def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str
 
 
 def format_hosts(host: str) -> str:
-    """Write the sandbox's /etc/hosts: its own name is the loopback address."""
+    """Return the text of the sandbox's /etc/hosts: its own name is the loopback address."""
     return f"127.0.0.1 localhost {host}\n" + _read_text("/etc/hosts")
 
 

@@ -1,8 +1,9 @@
 """Installations of Slurm for a sandbox: the machine's, or a Debian root with another version.
 
-`find` returns the `Slurm` of a version: `installed` looks on this machine, `ensure` makes a root
-directory with debootstrap, once per version, in a cache. `loading` tells how to start a root's
-commands without chroot.
+`ensure_root` makes a root directory with debootstrap, once per version and in about a minute, in a
+cache. It is made beside its place and renamed when complete; nothing in it runs outside a sandbox.
+`get_loader_paths` tells how to start a root's commands without chroot. `find_slurm` returns the
+`SlurmInstallation` of a version: the machine's (`find_installed`) or a root's.
 """
 
 import fcntl

@@ -1,8 +1,8 @@
 """Records of a sandbox: the requested properties, the plan, and the processes that keep it.
 
-`SandboxSpec` holds the requested properties; `Plan`, `Service` and `User` hold the decisions made
-from it, stored in the marker file; `Keepers` are the process ids. `start_time` and `is_alive` tell
-a process from a later one with the same id.
+`SandboxSpec` holds the requested properties; `SandboxUser`, `SandboxService` and `SandboxPlan` hold
+the decisions made from it, stored in the marker file; `KeeperProcesses` are the process ids of
+keeper and init. `get_start_time` and `is_alive` tell a process from a later one with the same id.
 """
 
 import os
@@ -135,7 +135,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
         users: The ordinary users; without root only the calling user.
         slurm_user: User that slurmctld and slurmdbd run as.
         services: In the order in which they start.
-        opened: Directories above this program that other users may not enter.
+        opened: Directories above this program that other users may not enter; the sandbox opens
+            them within its mount namespace.
         ports: All TCP ports of the sandbox: slurmctld's, one for each node, and slurmdbd's if it
             runs.
         spec: The requested properties.

@@ -1,6 +1,13 @@
 """Slurm interface: the only package that runs Slurm's commands and knows their formats.
 
-It re-exports the classes and functions that other packages use, each loaded on first use.
+- ``commands`` runs every program; ``errors`` has the exceptions.
+- ``client`` (jobs, configuration), ``cluster`` (nodes, partitions, reservations), ``accounting``
+  (slurmdbd), ``pending_jobs`` and ``triggers`` query Slurm.
+- ``job_changes`` and ``cluster_changes`` change jobs, nodes, partitions and reservations.
+- ``queue``, ``sacct``, ``cluster_records``, ``cluster_model``, ``job_details`` and ``environment``
+  parse output and files; ``values``, ``tres``, ``arrays`` and ``nodelists`` parse single fields.
+
+The package re-exports the classes and functions that others use, each loaded on first use.
 """
 
 from typing import TYPE_CHECKING

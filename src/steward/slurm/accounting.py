@@ -1,7 +1,8 @@
 """slurmdbd queries: AdminLevels, coordinators, associations, ended jobs and stored scripts.
 
 :class:`SlurmdbdClient` runs sacct and sacctmgr for one cluster. Queries that cover long periods are
-in :class:`steward.slurm.sacct.SacctHistory`.
+in :class:`steward.slurm.sacct.SacctHistory`. :func:`merge_resized_runs` corrects the rows of
+resized jobs; jobs and bank apply it to imported rows too.
 
 No separator of sacct is safe against text that users write, so one query never mixes identity with
 text: one sacct prints fields that only Slurm writes, and each text field of a job gets a sacct of
@@ -207,7 +208,7 @@ class SlurmdbdClient:
         them in a row, and a script may contain the separator.
 
         Args:
-            record: The run; its ids and submit time count.
+            record: The run, identified by its ids, submit and end time.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -221,7 +222,7 @@ class SlurmdbdClient:
         """Return the submit line of a run, or "" if slurmdbd has none.
 
         Args:
-            record: The run; its ids and submit time count.
+            record: The run, identified by its ids, submit and end time.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.

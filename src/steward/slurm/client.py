@@ -125,6 +125,7 @@ class Slurm:
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
+            SlurmError: The output lacks StateSaveLocation, so it is not a configuration.
         """
         out = self._commands.run("scontrol", "show", "config")
         shown: dict[str, str] = {}
@@ -371,15 +372,12 @@ class Slurm:
         return SlurmdbdClient(self._commands, name, self.offered, self.people)
 
     def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
-        """Return the queue format.
-
-        The previous one, or a new one after ten minutes or an upgrade.
-        """
+        """Return the queue format: the given one, or a new one after ten minutes or an upgrade."""
         before = self._version
         if known is not None and time.monotonic() < self._format_until and self.version() == before:
             return known
-        # A new format has a new secret word. Where the binary cannot be inspected, ask its version
-        # too.
+        # A new format has a new secret word. The version is read again too, because an upgrade goes
+        # unnoticed where the binary cannot be inspected.
         self._version = None
         self.version()
         self._offered.clear()

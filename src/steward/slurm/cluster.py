@@ -272,7 +272,7 @@ class ClusterQueries:
         """Return node records by name.
 
         Args:
-            nodelist: Node list; "" or ``ALL`` for all nodes. A single node costs one query for it.
+            nodelist: Node list; "" or ``ALL`` for all nodes. One name queries only that node.
 
         Raises:
             UnknownNode: Slurm lacks at least one of them.
@@ -395,7 +395,7 @@ class ClusterQueries:
         ]
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return every field of some jobs, see :mod:`steward.slurm.job_details`; one query per job.
+        """Return every field of some jobs, see :mod:`steward.slurm.job_details`; jobs one by one.
 
         Args:
             jobs: Job names: ``12``, ``12_3``, ``12+1``. An array's id gives all its tasks.

@@ -98,7 +98,7 @@ _WRONG: Final = re.compile(
 
 
 class ClusterChanges:
-    """Changes nodes, partitions and reservations of one cluster.
+    """Client that changes nodes, partitions and reservations of one cluster.
 
     Needs SlurmUser, root or an administrator.
 
@@ -332,8 +332,8 @@ def _has_state(node: NodeRecord, state: NodeChange, reason: str) -> bool:
 def normalize_node_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested node changes under Slurm's key names.
 
-    ``State`` may be written ``render_node_state``, ``state_up`` or ``NodeState``, so code that
-    inspects a change must normalize its keys here first.
+    ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``, so code that inspects a
+    change must normalize its keys here first.
 
     Raises:
         WrongUpdate: A key is unknown, or is given twice.

@@ -23,7 +23,7 @@ from steward.slurm.values import decode_text, parse_number, parse_seconds
 
 ASK_PARTITIONS: Final = ("-a", "-o", "show", "partition")
 ASK_NODES: Final = ("-a", "-o", "show", "node")
-"""Arguments of scontrol that list nodes; :func:`parse_cluster_model` takes the output."""
+"""Arguments of scontrol to list partitions and nodes for :func:`parse_cluster_model`."""
 
 KILL_WAIT_S: Final = 30
 """Slurm's default for KillWait, in seconds."""
@@ -164,13 +164,14 @@ class ClusterModel(_Model, frozen=True):
 
 
 _WORD: Final = re.compile(r"(?:^| )([A-Za-z/]+)=(\S*)")
-# Fields of a node that come before any text users write, or that such text cannot contain.
 _NODE: Final = re.compile(r"^NodeName=(\S+) ", re.MULTILINE)
+# Fields of a node that come before any text users write, or that such text cannot contain.
 _SHOWN: Final = frozenset(
     ("CoresPerSocket", "CPUTot", "CPUEfctv", "Gres", "RealMemory", "Sockets", "Partitions")
 )
 
 PeopleTables = tuple[dict[int, str], dict[str, str], dict[str, str]]
+"""User names by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``."""
 
 
 def parse_cluster_model(
@@ -230,7 +231,7 @@ def parse_people(named: bytes, associations: bytes, known: NameResolver) -> Peop
         named: Output of ``sacctmgr -n -P show user format=User,DefaultAccount``.
         associations: Output of ``sacctmgr -n -P show assoc
             format=Account,User,DefaultQOS,Partition``.
-        known: Resolves names.
+        known: Resolves user names; the first table omits users without a uid on this host.
     """
     users: dict[int, str] = {}
     accounts: dict[str, str] = {}

@@ -286,7 +286,7 @@ def parse_partitions(out: bytes) -> dict[str, PartitionRecord]:
 
 
 def parse_reservations(out: bytes) -> dict[str, ReservationRecord]:
-    """Parse ``scontrol -a -o show reservation`` into records by name."""
+    """Parse ``scontrol -a -o show reservation`` into records by name; {} if there are none."""
     found: dict[str, ReservationRecord] = {}
     for line in split_records(out, "ReservationName="):
         fields = dict(split_fields(line))

@@ -58,7 +58,7 @@ _AWAY = re.compile(
 
 
 class CommandRunner:
-    """Runs Slurm's commands for one cluster.
+    """Runner of Slurm's commands for one cluster.
 
     Args:
         cluster: Cluster name, for messages.

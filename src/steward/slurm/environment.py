@@ -2,7 +2,8 @@
 
 Format: a native-endian uint32 with the number of entries, then each entry as a NUL-terminated
 string. Values may contain newlines and ``=``. A count of 0 without entries is valid. Truncated or
-miscounted files are kept as they are and flagged (:data:`TRUNCATED`, :data:`MISCOUNTED`).
+miscounted files are kept (redacted, like all) and flagged (:data:`TRUNCATED`, :data:`MISCOUNTED`);
+of a file shorter than the count, nothing is kept.
 """
 
 import struct

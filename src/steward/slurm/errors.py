@@ -1,7 +1,8 @@
 """Slurm errors: exceptions for failed commands, with the command and Slurm's message.
 
 :class:`SlurmError` is the base class. :class:`SlurmUnavailable` and its subclasses mean "try again
-later"; all others mean that a repetition fails too.
+later": Slurm, its network or its file system is down. After the others, a repetition is not
+expected to succeed.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ _GONE: Final = re.compile(
 
 
 class JobChanges:
-    """Changes jobs of one cluster. Needs SlurmUser or an operator.
+    """Client that changes jobs of one cluster. Needs SlurmUser or an operator.
 
     Args:
         cluster: Cluster name in Steward's configuration.

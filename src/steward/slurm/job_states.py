@@ -1,7 +1,8 @@
 """Job states of Slurm: full and short names, groups of states, and parsing.
 
 Short names are those of squeue(1), "JOB STATE CODES". The sets :data:`FINISHED`, :data:`PENDING`
-and :data:`WAITING` classify states; :data:`LOST` is Steward's own.
+and :data:`WAITING` classify states; the state :data:`LOST` and the reason :data:`FORGOTTEN` are
+Steward's own.
 """
 
 from typing import Final

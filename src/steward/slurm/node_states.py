@@ -1,6 +1,4 @@
-"""Node states of Slurm.
-
-Parse every spelling into one form, and tell failed nodes from healthy ones.
+"""Node states of Slurm: parse every spelling into one form, tell failed nodes from healthy ones.
 
 A state is a base and flags. ``scontrol`` writes ``IDLE+CLOUD+POWERED_DOWN`` and
 ``DOWN+DRAIN+NOT_RESPONDING``; ``sinfo`` writes ``down*``, ``drained`` or ``idle~``; JSON has a

@@ -65,7 +65,7 @@ class PendingJobs:
         self._commands = CommandRunner(cluster, settings)
 
     def outlook(self, job_id: int) -> PendingStatus | None:
-        """Return the state of a job, or None if Slurm does not know it.
+        """Return the state of a job, or None if Slurm does not know it, or no longer.
 
         Args:
             job_id: Raw id. For an array: its tasks without records of their own.

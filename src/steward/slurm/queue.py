@@ -1,8 +1,8 @@
 """Queue snapshots from squeue, in a text format that users cannot forge.
 
-:class:`QueueFormat` says what squeue prints and parses its rows; :func:`parse_queue` turns the
-output into JobRecords. :func:`complete_from_json` and :func:`complete_from_text` add the fields
-that only ``scontrol show job`` has.
+:func:`complete_from_json` and :func:`complete_from_text` add to JobRecords the fields that only
+``scontrol show job`` has. :class:`QueueFormat` says what squeue prints and parses its rows;
+:func:`parse_queue` turns the output into JobRecords.
 
 ``squeue -O 'Name:SUFFIX'`` prints a field in full and appends SUFFIX (squeue(1), ``--Format``).
 Fields written by Slurm or its administrator come first and end with the unit separator. Fields
@@ -65,7 +65,7 @@ class _Job(msgspec.Struct):
     """Job in ``scontrol show job --json``, the fields used here."""
 
     job_id: int
-    tres_req_str: str | None  # missing before 23.11; completed_by_text then reads the field
+    tres_req_str: str | None  # missing before 23.11; complete_from_text then reads the field
     user_id: int = -1
     submit_line: str | None = ""
     standard_input: str | None = ""
@@ -123,7 +123,7 @@ def complete_from_json(records: Sequence[JobRecord], out: bytes) -> list[JobReco
             changes |= _compute_suspension(
                 record, _read_moment(job.suspend_time), _read_number(job.pre_sus_time)
             )
-            record = _replace_fields(record, changes)  # noqa: PLW2901 # the same job, told in full
+            record = _replace_fields(record, changes)  # noqa: PLW2901 # the same job, completed
         completed.append(record)
     return completed
 

@@ -1,6 +1,6 @@
 """sacct output: parse rows of jobs and steps, from sacct itself or from a file.
 
-:func:`parse_job_row` and :func:`parse_step_row` make a JobRecord and an accounting Line of a row.
+:func:`parse_job_row` and :func:`parse_step_row` make a JobRecord and a UsageLine of a row.
 :class:`SacctHistory` runs sacct for a period; :func:`read_sacct_file` reads a file that ``sacct
 -P`` wrote, for imports.
 
@@ -199,7 +199,7 @@ def _clean_text(row: SacctRow, column: str) -> str:
 def _read_text_columns(row: SacctRow) -> dict[str, Any]:
     """Return the record fields that hold text."""
     texts = {field: _clean_text(row, column) for column, field in _TEXTS.items()}
-    # History runs sacct with --noconvert, because it would round sizes.
+    # SacctHistory runs sacct with --noconvert, because it would round sizes.
     return texts | {
         field: tres.shorten_sizes(texts[field]) for field in ("tres_requested", "tres_allocated")
     }
@@ -317,6 +317,8 @@ class SacctHistory:
     Args:
         commands: Runs sacct.
         cluster: ClusterName in slurm.conf.
+
+    ``passed_over`` counts the malformed rows skipped so far.
     """
 
     def __init__(self, commands: CommandRunner, cluster: str) -> None:
@@ -359,7 +361,7 @@ class SacctHistory:
                     yield dict(zip(names, map(_decode, parts), strict=True))
 
     def _known_fields(self) -> list[str]:
-        """Return those FIELDS that this sacct has."""
+        """Return those :data:`FIELDS` that this version of sacct lists; cached."""
         if not self._fields:
             # Every version's sacct lists its fields.
             known = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
@@ -405,9 +407,9 @@ def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Sacc
 
 
 def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
-    """Split output into rows of columns.
+    """Split output into rows of columns; yield None for a malformed row.
 
-    Text columns may contain newlines, first and last may not.
+    Text columns may contain newlines, the first and last column may not.
     """
     parts: list[bytes] = []
     left = b""

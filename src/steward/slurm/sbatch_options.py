@@ -1,10 +1,10 @@
 """sbatch options of Slurm 22.05 to 26.05: which take a value, short letters and aliases.
 
-:func:`expand_option` and :func:`split_letters` read options as getopt does. Price quotes and the
+:func:`split_letters` and :func:`expand_option` read options as getopt does. Price quotes and the
 resubmission of archived scripts parse submit lines with them.
 
-Source: sbatch(1), and ``sbatch --help`` of each version;
-tests/integration/test_estimate_billing.py compares both.
+Source: sbatch(1), and what sbatch of each version says of each option;
+tests/integration/test_estimate_billing.py compares the tables with sbatch.
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,9 @@
 beyond that (blanks in ``now - 1 day``, ``tomorrow``, ``uts`` with seconds since the epoch), and
 ISO 8601 with a zone, as Steward prints times. As with sacct, a time without a date is today's, and
 a date without a year is never in a later month than the present one.
+
+:func:`load_zone` loads a time zone; :func:`choose_relative_format` chooses the format of
+``SLURM_TIME_FORMAT=relative``.
 """
 
 import os
@@ -155,7 +158,7 @@ def _parse_clock(part: dict[str, str | None]) -> time:
 
 
 def _parse_iso(text: str) -> datetime | None:
-    """Parse ISO 8601 with a zone; None without one."""
+    """Parse ISO 8601 with a zone; None without one: such a text matches no form of Slurm's."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,7 +1,8 @@
 """TRES parsing: ``cpu=4,mem=8G,node=2,billing=4,gres/gpu:a100=2`` and the forms of requests.
 
 Amounts are integers by TRES name. Memory and burst buffers are in MiB. :func:`parse_gres` reads a
-node's GRES, :func:`parse_requested_gres` and :func:`parse_licenses` read a job's requests.
+node's GRES, :func:`parse_requested_gres` and :func:`parse_licenses` read a job's requests, which
+:func:`count_requested_kinds` adds up.
 """
 
 import re

@@ -1,7 +1,7 @@
 """User and group names: resolve uids and gids on this host, with a cache.
 
 Slurm's own names are not used: 22.05 prints "nobody" for an unresolved uid, and later versions
-print the number.
+print the number. Only :mod:`steward.slurm.sacct` falls back to them, for users who have left.
 """
 
 import grp

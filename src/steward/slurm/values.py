@@ -40,10 +40,7 @@ def parse_moment(raw: str) -> datetime | None:
 
 
 def parse_seconds(raw: str) -> int | None:
-    """Parse a time limit ("5:00", "2-12:00:00") into seconds.
-
-    None for UNLIMITED, NOT_SET and such.
-    """
+    """Parse a time limit ("5:00", "2-12:00:00") into seconds; None for UNLIMITED and such."""
     days, dash, clock = raw.partition("-")
     if not dash:
         days, clock = "0", raw

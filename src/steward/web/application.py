@@ -1,8 +1,10 @@
 """ASGI application of ``steward web``: routes, limits, error pages, security headers and server.
 
-:func:`build_application` combines pages, API and static files, with authentication and rate limits.
-:func:`run_web` fetches the settings from the daemon and serves until SIGTERM. Errors become HTML
-pages, or problem+json below /api/.
+:func:`build_application` combines pages, API and static files. A request passes these steps: strip
+the path prefix, check the path and the rate limit (``count``), authenticate if the handler takes a
+``visit``, run the handler, which asks the daemon, and add the security headers. Errors become HTML
+pages, or problem+json below /api/ (:func:`status_of` gives the status). :func:`run_web` fetches the
+settings from the daemon and serves until SIGTERM.
 """
 
 import asyncio

@@ -1,9 +1,12 @@
 """Authentication of web requests: cookies, tokens, proxy headers, MUNGE; rate limits and CSRF.
 
-:class:`RateLimiter` limits requests per user or address. :class:`MungeVerifier` verifies MUNGE
-credentials. :class:`AuthenticatedRequest` is an authenticated request, which handlers use to ask
-the daemon as its user. :class:`Authenticator` identifies the user of a request;
-``web/application.py`` creates it. The daemon decides on all rights.
+:class:`RateLimiter` limits requests per user or address. :class:`MungeVerifier` has the daemon
+verify MUNGE credentials. :class:`AuthenticatedRequest` is the result of authentication; handlers
+use it to ask the daemon as its user. :class:`Authenticator`, which ``web/application.py`` creates,
+handles a request in two steps. ``count``, before every handler, applies the rate limit. ``visit``,
+for handlers that need a user, finds the credential (token, MUNGE, proxy header or cookie, in this
+order), asks the daemon whose it is (cached for 10 s), and checks the CSRF token of changes by
+cookie or proxy. The daemon decides on all rights.
 """
 
 import asyncio
@@ -46,7 +49,7 @@ _BURST_S: Final = 10.0
 
 
 class RateLimiter:
-    """Rate limiter: a token bucket for each user or address.
+    """Limiter of requests: a token bucket for each user or address.
 
     Args:
         per_minute: Requests that each may send in a minute.
@@ -284,7 +287,7 @@ def is_csrf_valid(secret: str, shown: str) -> bool:
 
 
 class Authenticator:
-    """Authenticator: identifies the user of a request and applies rate limits.
+    """Authentication of requests: identifies the user, and applies rate limits.
 
     Args:
         web: Settings of the section [web].

@@ -1,9 +1,10 @@
 """Async client of the daemon's socket for ``steward web``, with limits on concurrent requests.
 
 :class:`RequestSlots` and :class:`SlotsByUser` limit what runs at once, in total and for each user;
-a request that finds no place within 15 s fails with :class:`ServerBusy`. :class:`DaemonClient`
-sends requests, reuses connections for reads, and yields the items of streams. Every connection is a
-process of the daemon.
+a request that gets no slot within 15 s fails with :class:`ServerBusy`. :class:`DaemonClient` sends
+requests, reuses connections for reads, and yields the items of streams. Every connection is a
+process of the daemon. Reads, streams, changes and checks of MUNGE credentials have separate slots,
+so that slow requests do not block pages.
 """
 
 import asyncio
@@ -31,13 +32,13 @@ from steward.daemon.requests import (
 from steward.web.errors import RequestTooLarge, WebError
 
 _SLOT_WAIT_S: Final = 15.0
-"""Longest wait for a place, in seconds."""
+"""Longest wait for a slot, in seconds."""
 _BUSY_MESSAGE: Final = "too much is asked at once: try again in a moment"
 """Message of :class:`ServerBusy`."""
 
 
 class ServerBusy(Unavailable):
-    """Too many requests run at once."""
+    """Error: too many requests run at once."""
 
 
 class RequestSlots(asyncio.Semaphore):
@@ -54,7 +55,7 @@ class RequestSlots(asyncio.Semaphore):
         self._waiting = 0
 
     async def acquire(self) -> Literal[True]:
-        """Wait for a place.
+        """Wait for a slot.
 
         Raises:
             ServerBusy: Too many requests wait already.
@@ -72,7 +73,7 @@ class SlotsByUser:
     """Separate :class:`RequestSlots` for each user or address, kept only while in use.
 
     Args:
-        most: Places of each.
+        most: Number of slots of each.
     """
 
     def __init__(self, most: int) -> None:
@@ -80,15 +81,15 @@ class SlotsByUser:
         self._of: WeakValueDictionary[str, RequestSlots] = WeakValueDictionary()
 
     def of(self, who: str) -> RequestSlots:
-        """Return the places of one user or address."""
+        """Return the slots of one user or address."""
         return self._of.setdefault(who, RequestSlots(self._most))
 
 
 async def acquire_slot(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
-    """Wait for a place, and release it when the exit stack closes.
+    """Wait for a slot, and release it when the exit stack closes.
 
     Raises:
-        ServerBusy: No place became free in time, or too many requests wait.
+        ServerBusy: No slot became free in time, or too many requests wait.
     """
     try:
         async with asyncio.timeout(_SLOT_WAIT_S):
@@ -110,7 +111,7 @@ _CONNECTIONS: Final = 12
 _STREAMS: Final = 8
 """Concurrent streams, and as many changes."""
 _STREAMS_PER_USER: Final = 4
-"""Concurrent streams and changes of one user."""
+"""Concurrent streams and changes of one user, together."""
 _READS_PER_USER: Final = 8
 """Concurrent reads of one user, out of ``_CONNECTIONS``."""
 _MUNGE_CHECKS: Final = 4
@@ -126,11 +127,11 @@ VOUCH_ACTION: Final = "credentials.vouch"
 
 
 class DaemonUnavailable(Unavailable):
-    """The daemon does not answer."""
+    """Error: the daemon does not answer."""
 
 
 class DaemonTimeout(DaemonUnavailable):
-    """The daemon did not finish in time; a repeated request would add load."""
+    """Error: the daemon did not finish in time; a repeated request would add load."""
 
 
 class _DaemonConnection:
@@ -220,7 +221,7 @@ class DaemonClient:
             yield _decode_reply(msgspec.json.Decoder(action.answer).decode, reply.answer)
 
     def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
-        """Return the places a request needs: slow ones block neither pages nor other users."""
+        """Return the slots a request needs: slow requests block neither pages nor other users."""
         if action.name == VOUCH_ACTION:
             return [self._vouching, self._free]
         if keeps:

@@ -4,19 +4,19 @@ from steward.core.errors import PermissionRefused, StewardError, UsageError
 
 
 class WebError(StewardError):
-    """The web server cannot start, or a reply is unusable."""
+    """Error: the web server cannot start, or a reply is unusable."""
 
 
 class LoginRequired(PermissionRefused):
-    """Login required: no session, or an expired one."""
+    """Error: login required, because there is no session or it expired."""
 
 
 class CsrfError(PermissionRefused):
-    """CSRF check failed: a change came without the token of a page of the session."""
+    """Error: CSRF check failed, a change came without the token of a page of the session."""
 
 
 class RateLimitExceeded(PermissionRefused):
-    """Rate limit exceeded.
+    """Error: rate limit exceeded.
 
     Args:
         what: Message in one line.
@@ -29,16 +29,16 @@ class RateLimitExceeded(PermissionRefused):
 
 
 class PageNotFound(UsageError):
-    """No page at this address."""
+    """Error: no page at this address."""
 
 
 class MalformedRequest(UsageError):
-    """Malformed API request."""
+    """Error: malformed API request."""
 
 
 class RequestTooLarge(UsageError):
-    """Request larger than the daemon accepts."""
+    """Error: the request is larger than the daemon accepts."""
 
 
 class UnsupportedMediaType(UsageError):
-    """Unsupported media type of a request's body."""
+    """Error: unsupported media type of a request's body."""

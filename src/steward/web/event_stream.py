@@ -1,8 +1,9 @@
 """Live event streams of pages and API: limits on concurrent streams, and polling for new events.
 
 :class:`StreamLimiter` bounds the streams of each user, because each holds a connection; the
-middleware :func:`release_stream` releases them. :func:`fetch_new_events` returns the events after a
-position; ``pages/events.py`` and ``api/responses.py`` send them.
+middleware :func:`release_stream` releases them. ``pages/events.py`` and ``api/responses.py`` call
+``STREAM_LIMITER.take`` before they stream. :func:`fetch_new_events` polls the daemon for the events
+after a position and makes them table rows for the events page.
 """
 
 import functools
@@ -24,7 +25,7 @@ from steward.web.errors import RateLimitExceeded
 _RETRY_AFTER_S: Final = 10.0
 """Retry-After of a rejected stream, in seconds."""
 _STREAM_KEY: Final = "steward.place"
-"""Key in a request's state that holds the function to release its place."""
+"""Key in a request's state that holds the function to release its stream."""
 
 
 class StreamLimiter:
@@ -78,7 +79,7 @@ def release_stream(app: ASGIApp) -> ASGIApp:
     waits to be read, it is left suspended until it is collected.
     """
 
-    # A module function, not a method of Streams: Litestar copies what a handler is given.
+    # A module function, not a method of StreamLimiter: Litestar copies what a handler is given.
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
@@ -137,8 +138,8 @@ async def fetch_new_events(
 ) -> NewEvents:
     """Return the events after a position that match a filter.
 
-    Ends the stream if the session has expired or lost access; returns no events while the daemon is
-    away.
+    ``is_over`` is set if the session has expired or lost access. While the daemon is unavailable,
+    there are no events.
     """
     wanted = EventsRequest(
         kinds=request.kinds,

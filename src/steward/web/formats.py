@@ -1,7 +1,8 @@
 """Formatting of values for web pages: times, durations, sizes, amounts, states and scripts.
 
 ``FILTERS`` are the template filters. Also: pretty-printed JSON, scripts highlighted by Pygments,
-and search hits with marked matches. All results are HTML-safe.
+and search hits with marked matches. Results with markup are ``Markup``; templates escape all
+others.
 """
 
 import functools

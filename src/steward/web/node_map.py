@@ -1,6 +1,6 @@
 """Node states in words and colours, and the map of a cluster's nodes by rack or partition.
 
-:func:`describe_state` translates Slurm's state (``IDLE+DRAIN``) to a word and a tone;
+:func:`describe_state` translates Slurm's state (``IDLE+DRAIN``) to a word and a severity;
 :func:`build_node_map` groups nodes by name or partition and sorts each group by state.
 :class:`NodeCache` caches the nodes of each cluster for ``pages/nodes.py``.
 """
@@ -138,7 +138,7 @@ class MapCell(msgspec.Struct, frozen=True):
     """One node on the map.
 
     Attributes:
-        node: NodeName.
+        node: Node name.
         text: Name, or its end if there are very many nodes.
         title: Tooltip; "" for none.
     """

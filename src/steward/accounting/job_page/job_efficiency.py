@@ -1,7 +1,8 @@
-"""Job efficiency and balance: used over allocated CPU, memory and time, as pure functions.
+"""Job efficiency and balance of tasks: used over allocated CPU, memory and time, as pure functions.
 
-:func:`rate_efficiency` rates a run, :func:`compare_tasks` compares the tasks of a step,
-:func:`summarize_values` summarizes an array. docs/job.md explains the formulas.
+:func:`rate_efficiency` computes the efficiency of a run, :func:`compare_tasks` the balance between
+the tasks of a step, :func:`summarize_values` the distribution over the tasks of an array.
+docs/job.md explains the formulas.
 
 CPU time is the sum of the tasks', which is exact. If the cgroup used more (processes that left
 their task, containers), the cgroup's counts, because they used the CPUs too.
@@ -58,7 +59,7 @@ def rate_efficiency(
     now_us: int,
     pieces: Sequence[UsageLine] = (),
 ) -> Efficiency:
-    """Rate the efficiency of a run: used over allocated CPU, memory and time.
+    """Compute the efficiency of a run: used over allocated CPU, memory and time.
 
     Args:
         line: The run's line.

@@ -1,8 +1,9 @@
 """Job page action (``steward job``): find a job, check permission, and build its page.
 
-:func:`show_job_page` is the action; :class:`PageBuilder` finds the job and reads its runs, steps
-and launches from jobs.db. :func:`build_run_part`, :func:`build_step_part` and
-:func:`build_array_part` build the parts of the reply, with efficiency and notes.
+:func:`build_run_part`, :func:`build_step_part` and :func:`build_array_part` build the parts of the
+reply, with efficiency and notes. :func:`show_job_page` is the action; :class:`PageBuilder` finds
+the job, reads its runs, steps and launches from jobs.db, and for a pending job asks Slurm why it
+does not start (:func:`steward.accounting.job_page.pending_reasons.explain_waiting`).
 
 Who may see a job record follows the cluster's PrivateData, as for rows of sacct. Fields as private
 as a script are blanked for others.
@@ -359,7 +360,7 @@ class NoSuchJob(AccountingError, NotFound):
 
 
 def show_job_page(room: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
-    """Return the page of a job; raises as :meth:`PageBuilder.show_job_page`."""
+    """Return the page of a job; raises as :meth:`PageBuilder.page`."""
     return PageBuilder(room).page(asker, request)
 
 
@@ -383,7 +384,7 @@ class PageBuilder:
 
         Raises:
             JobNameError: The text is not a job name.
-            JobNotFound: No such job exists, or none that the requester may see.
+            NoSuchJob: No such job exists, or none that the requester may see.
             UsageError: Several clusters have such a job, or a summary of an array was requested
                 for a job that is none.
         """

@@ -1,7 +1,7 @@
 """Job page wording: phrases for state, end, times and usage, shared by terminal and web.
 
-Each function takes parts of a :class:`PageAnswer` and returns text. :func:`split_time` splits a
-run's time into held, waited, ran and suspended.
+The ``describe_`` functions take a :class:`PageAnswer` or parts of it and return text.
+:func:`split_time` splits a run's time into held, waited, ran and suspended.
 """
 
 from collections.abc import Iterator

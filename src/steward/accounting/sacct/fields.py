@@ -621,7 +621,7 @@ def _format_limit_minutes(seconds: int | None, start_us: int | None) -> str:
     return str(seconds // 60)
 
 
-def _format_uid(uid: int | None, user: str | None) -> str:  # noqa: ARG001 -- as the other
+def _format_uid(uid: int | None, user: str | None) -> str:  # noqa: ARG001 -- as _resolve_local_uid
     return _format_number(uid)
 
 

@@ -1,8 +1,9 @@
-"""sacct output: the action that streams lines as text, JSON or plain lines.
+"""sacct output: the action that streams lines as text, JSON documents or JSON lines.
 
 :func:`stream_lines` reads Steward's data, :func:`stream_file_lines` a job log; both call
-:func:`format_lines`, which selects the runs of each job and formats the rows.
-:func:`format_json_jobs` makes one JSON object per job.
+:func:`format_lines`, which reads a source, selects the runs of each job (``_select_rows``) and
+formats the rows: by a compiled printer as text, by :func:`format_json_lines` as one JSON object per
+line, or by :func:`format_json_jobs` as one JSON object per job.
 
 Rows stream: only one job's lines are held back at a time, until it is certain that no later run of
 the job is shown.
@@ -259,8 +260,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _SECOND_US: Final = 1_000_000
 
 
-def format_json_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as documents
-    """Yield each line with all columns as one JSON object, from which a Line can be read."""
+def format_json_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as format_json_jobs
+    """Yield each line with all columns as one JSON object, from which a UsageLine can be read."""
     for row in rows:
         fields = zip(USAGE_LINE_FIELDS, row[offset:], strict=True)
         known = {field: value for field, value in fields if value is not None}

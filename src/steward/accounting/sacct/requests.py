@@ -1,8 +1,8 @@
 """sacct request and reply: the structs that travel over the daemon's socket.
 
 The daemon formats lines and sends them as text, in pieces of some hundred kilobytes: 400,000 lines
-as objects would take ten times as long. So the request includes what the user's environment says
-about time formats.
+as objects would take ten times as long. So the request includes the time format from the user's
+environment.
 """
 
 from typing import Annotated, Literal
@@ -47,6 +47,7 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         allocations: Omit steps.
         truncate: Cut times to the window.
         use_local_uid: Print the uid that the user's name resolves to now.
+        expand_patterns: Replace patterns such as %j in StdIn, StdOut and StdErr.
         form: Formatted lines; one JSON document per job; or all columns of each line as JSON.
         format: Field names with widths, comma-separated.
         style: Table, or fields separated by ``delimiter``, with or without one at the end.

@@ -1,7 +1,8 @@
 """sacct selection: turn a request into a LineFilter of time window, jobs, users and states.
 
-:func:`build_line_filter` builds the filter; :func:`parse_window` applies sacct's default time
-window; :func:`parse_named_jobs` and :func:`parse_limit_s` parse job names and time limits.
+:func:`resolve_clusters` and :func:`resolve_zone` apply the defaults of the configuration,
+:func:`parse_window` sacct's default time window. :func:`build_line_filter` builds the filter;
+:func:`parse_named_jobs` and :func:`parse_limit_s` parse job names and time limits.
 """
 
 import re

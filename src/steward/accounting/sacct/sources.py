@@ -94,10 +94,7 @@ class DatabaseSource:
                 yield batch
 
     def expired(self) -> int:
-        """Return the time before which ended jobs may have been deleted, µs since the epoch.
-
-        0 if none.
-        """
+        """Return the time before which ended jobs may be deleted, µs since the epoch; 0 if none."""
         try:
             with translate_errors(self._name):
                 found = self._connection.execute("SELECT max(before) FROM expired").fetchone()
@@ -297,7 +294,7 @@ class MergedSource:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """Implement :class:`LineSource`."""
+        """Implement :class:`LineSource`: merge both sources by sacct's order, skip doubled runs."""
         keyed = [*KEY, *columns]
         streams = [
             _iter_keyed_rows(source.rows(wanted, keyed, steps=steps), number)

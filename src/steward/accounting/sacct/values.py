@@ -141,7 +141,7 @@ def format_state(state: str | None, cancelled_by: int | None) -> str:
 
 
 def format_oversubscribe(oversubscribe: str | None) -> str:
-    """Return if CPUs may be shared, as sacct since 26.05: YES or NO; "" if unknown."""
+    """Return whether CPUs may be shared, as sacct since 26.05: YES or NO; "" if unknown."""
     return "YES" if oversubscribe == "YES" else "NO" if oversubscribe else ""
 
 
@@ -209,7 +209,7 @@ def format_time_limit(seconds: int | None, *, started: bool) -> str:
 
 
 class DateFormatter:
-    """Formats times in one zone.
+    """Formatter of times in one zone.
 
     Args:
         zone: The time zone.
@@ -235,7 +235,7 @@ class DateFormatter:
             raise AccountingUsage(f"SLURM_TIME_FORMAT {form!r} is no form that strftime(3) has")
 
     def __call__(self, microseconds: int | None) -> str:
-        """Format a time in µs since the epoch; ``Unknown`` for 0."""
+        """Format a time in µs since the epoch; ``Unknown`` for 0 and times out of range."""
         if not microseconds:
             return "Unknown"
         seconds = microseconds // 1_000_000

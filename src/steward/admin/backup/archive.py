@@ -1,8 +1,12 @@
 """Backup file format: a tar with a manifest of checksums, compressed by zstd.
 
-``create_backup_file`` opens a new backup, which :class:`BackupWriter` fills; ``verify_backup``
-verifies one against its manifest; ``read_members`` and ``read_member`` read members. The manifest
-is the last member.
+The manifest (:class:`BackupManifest`) is the last member. ``create_backup_file`` opens a new
+backup, which :class:`BackupWriter` fills; ``verify_backup`` verifies one against its manifest;
+``read_members`` and ``read_member`` read members.
+
+The user who restores a backup may have root's rights: readers reject a member whose name or type
+leads out of the backup's directories (``is_safe_member``), and every file has its checksum. Still,
+whoever can write backups can have anything restored: keep them as safe as their contents.
 """
 
 import hashlib
@@ -172,14 +176,14 @@ class BackupWriter:
 
 @contextmanager
 def create_backup_file(path: str, trusted: "Collection[int]" = ()) -> "Iterator[BackupWriter]":
-    """Create a backup atomically: it exists as a whole under its name, or not at all.
+    """Create a backup atomically and yield its writer: the file exists whole, or not at all.
 
     Args:
         path: Name of the backup, which must not exist.
         trusted: Uids that may own the directory, besides root.
 
     Raises:
-        BackupError: Something is there.
+        BackupError: A file of that name exists.
         BackupUnavailable: It cannot be written.
     """
     import zstandard

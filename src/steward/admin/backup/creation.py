@@ -2,8 +2,12 @@
 
 ``make_backup`` begins a read transaction on every database within a few milliseconds
 (:class:`DatabaseSnapshots`); from then on SQLite shows each as it was, whoever writes, and they are
-copied one by one. Each copy is checked for damage. Meanwhile the journal server does not trim
-(``_hold_journal``), so that the incoming scripts stay.
+copied one by one. Each copy is checked for damage. The order in the file (``_BackupSteps``): the
+journal, the incoming scripts of its events, other databases, other files, the configuration, and
+the archive if requested.
+
+Until the incoming scripts are copied, the journal server does not trim (``_hold_journal``), so that
+they stay. If no daemon runs, the backup holds the journal's lock instead, so that none starts.
 """
 
 import contextlib
@@ -130,7 +134,7 @@ def choose_backup_path(to: str, now: datetime) -> str:
     """Return the path of a new backup: a default name in a directory, or the given name.
 
     Raises:
-        BackupUsage: It is neither.
+        BackupUsage: It is neither a directory nor a name with the suffix of backups.
     """
     if os.path.isdir(to):
         host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
@@ -167,7 +171,7 @@ def make_backup(
         Manifest of the backup.
 
     Raises:
-        BackupError: A database is damaged, or something is there already.
+        BackupError: A database is damaged, or a file of that name exists.
         BackupUnavailable, SqliteUnavailable: Something cannot be read or written now.
     """
     state = os.path.abspath(settings.state_dir)
@@ -330,7 +334,7 @@ class _BackupSteps:
             try:
                 fd = stores.get(body.store).open(kept)
             except FileNotFoundError:
-                gone += 1  # purged, and so told in the journal as well
+                gone += 1  # purged: the journal has that event too
                 continue
             self._writer.add_open(f"{INCOMING_PREFIX}{body.store}/{kept.path}", fd)
         return gone
@@ -364,7 +368,7 @@ class _BackupSteps:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # another user's, such as a key of the web process: that one's to keep
+                continue  # another user's, such as a key of the web process: not ours to back up
             self._writer.add_open(f"{CONFIG_PREFIX}{path.lstrip('/')}", fd)
 
     def archive(self, settings: Settings) -> None:

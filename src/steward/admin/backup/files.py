@@ -1,8 +1,10 @@
 """Backup contents: which files of the state directory a backup holds, and in which order.
 
-Everything is included that Steward does not rebuild itself, so that files of future parts of
-Steward are included too. The gate's holds are excluded: the gate rebuilds them from the
-tokens of the jobs that Slurm shows, and stored ones would be outdated.
+``select_files`` lists them, with the databases in the order of ``sort_databases``;
+``list_named_files`` lists the files that the configuration names. Everything is included that
+Steward does not rebuild itself, so that files of future parts of Steward are included too. The
+gate's holds are excluded: the gate rebuilds them from the tokens of the jobs that Slurm shows, and
+stored ones would be outdated.
 """
 
 import os

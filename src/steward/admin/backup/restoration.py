@@ -1,8 +1,12 @@
 """Restoring a backup: unpack it beside the state directory, then move it into place.
 
-``restore_backup`` expects a backup that ``archive.check`` has verified. It makes databases
-consistent that were copied at slightly different moments: the journal waits until every consumer
-has reported its position.
+``restore_backup`` expects a backup that ``archive.verify_backup`` has verified. It locks the state
+directory, checks all preconditions before it changes anything, unpacks the backup to
+``.restoring``, ends credentials that were revoked since, moves an existing state aside, and moves
+the new one into place. Existing configuration files and archived files are left unchanged.
+
+It makes databases consistent that were copied at slightly different moments: the restored journal
+waits until every consumer has reported its position.
 """
 
 import contextlib
@@ -84,7 +88,7 @@ def restore_backup(
         show: Progress callback.
 
     Raises:
-        BackupError: Something is there already, or the archive is not.
+        BackupError: The state directory is not empty, or an archive is not there.
         BackupUnavailable: Something cannot be written.
         JournalUnavailable: A daemon runs on the state directory.
     """
@@ -160,7 +164,8 @@ class _RestoreSteps:
         """Check all preconditions before anything is changed.
 
         Raises:
-            BackupError: Something is there already, or what is needed is not.
+            BackupError: The state directory is not empty, an archive is not there, or the
+                configuration lacks a sink or directory that the backup needs.
         """
         if self._there() and not force:
             raise BackupError(
@@ -185,7 +190,7 @@ class _RestoreSteps:
         shutil.rmtree(self._fresh, ignore_errors=True)
         os.mkdir(self._fresh, 0o700)
         read_members(self._path, self._take)
-        # Before ownership is set: files written here belong to whoever restores.
+        # Before ownership is set: files written here belong to the user who restores.
         end_revoked(self._fresh, self._state, now)
         self._fit()
         aside = self._make_way(now)

@@ -4,6 +4,11 @@ Their context is a :class:`steward.admin.credentials.context.CredentialsContext`
 process may open sessions, and only for the user of a login link or one that a trusted proxy
 names; it gets a ticket only for a user whose MUNGE credential it brings. Without one of these
 it cannot act as anybody.
+
+Log in from a host: ``login`` makes a link for the caller, the web process shows its user (``peek``)
+and exchanges it once for a session (``open``), which ``close`` ends. Programs use a token
+(``token_create``, ``token_list``, ``token_revoke``), or a MUNGE credential for each request, which
+``vouch`` exchanges for a ticket. ``me`` describes the caller to the pages.
 """
 
 from datetime import timedelta

@@ -1,9 +1,10 @@
 """Credential checks: the user of a session, token or MUNGE credential, and one-minute tickets.
 
-:class:`CredentialsContext` is the context of the credentials actions; ``bearer`` finds the user of
-a secret. ``verify_munge_request`` verifies the MUNGE credential of an HTTP request. A ticket then
-stands for that user for one minute. It is stored nowhere: it contains the user, signed with a key
-that the daemon's processes inherit from the parent and that ends with it.
+``verify_munge_request`` verifies the MUNGE credential of an HTTP request; ``make_ticket`` then
+makes a ticket, which stands for its user for one minute. It is stored nowhere: it has the user,
+signed with a key that the daemon's processes inherit from the parent and that ends with it.
+:class:`CredentialsContext` is the context of the credentials actions; its ``bearer`` finds the user
+of a session's or token's secret or of a ticket, with the scopes and rights that it gives.
 """
 
 import functools
@@ -53,7 +54,7 @@ def verify_ticket(shown: str, now: datetime) -> tuple[int, str]:
     """Return the uid and name in a ticket.
 
     Raises:
-        UnknownCredential: It is none of ours, or its minute is over.
+        UnknownCredential: The running daemon did not make it, or its minute is over.
     """
     signature, _, text = shown.removeprefix(TICKET_PREFIX).partition(":")
     if not hmac.compare_digest(signature.encode(), _sign(text).encode()):
@@ -75,11 +76,11 @@ log = logging.getLogger(__name__)
 SESSION_PREFIX = "sts_"
 """Prefix of session secrets."""
 BY_PROXY = "proxy"
-"""How a session was opened by a trusted proxy, and whatever was made in it …"""
+"""Value of ``how`` for a session that a trusted proxy opened, and for tokens made in it."""
 BY_SHARED = "shared"
-"""… and how a token was made in a session on an origin shared with other applications."""
+"""Value of ``how`` for a token made in a session on an origin shared with other applications."""
 _RENEWED_EVERY = timedelta(seconds=10)
-"""Precision of a session's expiry after use: each request would be a write otherwise."""
+"""Least extension of a session that is stored: otherwise each request would be a write."""
 
 
 class CredentialsContext:
@@ -107,7 +108,7 @@ class CredentialsContext:
         """Return the user of a session, token or ticket.
 
         Raises:
-            UnknownCredential: Nobody whom we know.
+            UnknownCredential: It is unknown or no longer valid.
         """
         if secret.startswith(TICKET_PREFIX):
             uid, user = verify_ticket(secret, self.now())
@@ -130,7 +131,7 @@ class CredentialsContext:
         )
 
     def _rank(self, kind: CredentialKind, how: str) -> Literal["full", "reads", "user"]:
-        """Return how far an operator's rights go with a credential.
+        """Return how far an operator's rights go with a credential, see ``Asker.rank``.
 
         Another application of the same origin can do what a session can, and make tokens with
         it: those are limited as the session was.
@@ -159,7 +160,7 @@ def find_proxy_uid(user: str) -> int:
     """Return the uid of a user whom a proxy names.
 
     Raises:
-        UnknownCredential: There is none of that name, or it is root or another of the system's.
+        UnknownCredential: There is none of that name, or it is root or Steward's own user.
     """
     try:
         found = pwd.getpwnam(user)
@@ -178,15 +179,15 @@ def verify_munge_request(web: WebSettings, shown: VouchRequest) -> tuple[int, st
         shown: The credential, and that request.
 
     Raises:
-        MungeUserRejected: It names somebody who did not make that request, has no name here, or may
-            not come this way.
-        UnknownCredential: It names nobody, or comes from where nobody is believed.
-        UsageError: It is no request that is described so.
+        MungeUserRejected: Its maker did not make that request, has no name here, is root or
+            Steward's own user, or made it on a host outside ``munge_from``.
+        UnknownCredential: It is invalid, or MUNGE is not accepted here or from that address.
+        UsageError: The values do not describe an HTTP request.
         MungeUnavailable: munged does not answer.
     """
     if not web.munge:
         raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
-    # Not the host name that the client used: whoever relays the request may have supplied it.
+    # Not the host name that the client used: a server that relays the request may have named it.
     origin = urlsplit(web.url).netloc or web.listen
     asked = build_statement_from_digest(shown.method, shown.target, shown.digest, origin)
     # Behind a proxy the peer is the proxy.

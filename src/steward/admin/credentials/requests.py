@@ -28,8 +28,8 @@ class OpenRequest(Request, frozen=True, kw_only=True):
     """credentials.open: a session for the bearer of a login link, or a trusted proxy's user.
 
     Attributes:
-        secret: Secret of the link …
-        user: … or user that the proxy names.
+        secret: Secret of the link; "" if ``user`` is given.
+        user: User that the proxy names; "" for the link's.
     """
 
     secret: str = ""
@@ -125,8 +125,8 @@ class ClusterRole(ActionMessage, frozen=True, kw_only=True):
     Attributes:
         cluster: Name of the cluster.
         zone: IANA name of its time zone; "" for this host's.
-        operator: Whether the caller may see and do everything …
-        administrator: … and what only Slurm's administrators may.
+        operator: Whether the caller is an operator: may see everything, and change jobs.
+        administrator: Whether the caller may also change what only Slurm's administrators may.
         sees_nodes: Whether the caller may see nodes.
         sees_jobs: Whether the caller may see everybody's jobs.
         coordinates: Accounts that the caller coordinates.

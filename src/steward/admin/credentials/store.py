@@ -2,7 +2,10 @@
 
 Secrets are 256 random bits, so a plain digest is as safe as a slow one. A credential belongs
 to a uid and to the user name that the uid had; it is worthless once either means another user.
-``end_revoked`` ends credentials of a restored backup that were revoked since.
+
+:class:`CredentialStore` makes, finds, renews and ends credentials. A login link is ended by its one
+use. An expired credential stays listed for 30 days. ``end_revoked`` ends credentials of a restored
+backup that were revoked since.
 """
 
 import hashlib
@@ -37,7 +40,7 @@ CREDENTIALS_FILENAME: Final = "credentials.db"
 CredentialKind = Literal["login", "session", "token"]
 _PREFIX: Final[dict[CredentialKind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
-"""Precision of a credential's last use: each request would be a write otherwise."""
+"""Precision of a credential's last use: otherwise each request would be a write."""
 
 _MIGRATIONS: Final = (
     """
@@ -70,8 +73,8 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: Number of the credential.
         kind: ``login``, ``session`` or ``token``.
-        uid: Uid of its owner …
-        user: … with this user name.
+        uid: Uid of its owner.
+        user: User name of that uid at creation.
         how: How its owner was identified at creation: ``socket``, ``local``, ``proxy`` …
         name: Purpose, as its owner wrote it.
         scopes: Scopes of a token.
@@ -123,7 +126,7 @@ class CredentialStore:
         name: str = "",
         scopes: tuple[TokenScope, ...] = (),
     ) -> tuple[str, Credential]:
-        """Create a credential; return its secret, which is not stored, and its record."""
+        """Create a credential; return its secret, stored only as a digest, and its record."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
         row = (
             *(kind, _hash_secret(secret), uid, user, how, name, ",".join(scopes)),
@@ -183,7 +186,7 @@ class CredentialStore:
         """Use a login link up: return its credential and invalidate it.
 
         Raises:
-            UnknownCredential: It is no link, or was taken before, or is too old.
+            UnknownCredential: It is no login link, was used before, or has expired.
         """
         found = self.known("login", secret, now)
         with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
@@ -234,7 +237,7 @@ def end_revoked(restored: str, before: str, now: datetime) -> None:
         now: Current time.
 
     Raises:
-        CredentialsError: The backup's are damaged.
+        CredentialsError: The backup's database is damaged.
     """
     if not os.path.exists(os.path.join(restored, CREDENTIALS_FILENAME)):
         return

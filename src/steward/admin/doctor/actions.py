@@ -1,7 +1,9 @@
 """Action ``doctor.run``: run the health checks in processes of their own and collect findings.
 
-``run_in_processes`` forks a process for each check, four at a time, and kills one that exceeds its
-time limit, so that a check that hangs or crashes cannot stop the others.
+``run_checks`` selects the checks, queries Slurm once for all of them (``make_check_context``), and
+passes them to ``run_in_processes``. That forks a process for each check, four at a time, reads its
+findings from a pipe, and kills one that exceeds its time limit, so that a check that crashes, or
+hangs on a dead mount, cannot stop the others. A process that cannot even be killed is left behind.
 """
 
 import os
@@ -180,7 +182,7 @@ def run_checks(room: DoctorContext, asker: Asker, request: DoctorRequest) -> Doc
     """Run all health checks, or the named ones.
 
     Raises:
-        PermissionRefused: The asker is no operator of every cluster.
+        PermissionRefused: The asker is not an operator of every cluster.
         UsageError: There is no such check.
     """
     if not all(room.access.is_operator(asker, name) for name in list_clusters(room.settings)):
@@ -224,8 +226,6 @@ def run_doctor(room: DoctorContext, asker: Asker, request: DoctorRequest) -> Doc
         PermissionRefused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
-    # The checks import every package, so other processes do not load them.
-
     return run_checks(room, asker, request)
 
 

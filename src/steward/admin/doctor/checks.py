@@ -1,4 +1,8 @@
-"""List of all health checks by name, in the order of the report."""
+"""List of all health checks (``CHECKS``) by name, in the order of the report.
+
+The functions are in ``host_checks.py``, ``slurm_checks.py`` and ``data_checks.py``; each takes a
+``CheckContext`` and yields findings.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final

@@ -1,7 +1,9 @@
 """Health checks of Steward's data: journal, sinks, gaps, nodes, rules, prices, ledger, gate.
 
-Each public check takes the context of the checks and yields findings; ``checks.py`` lists
-them.
+Each public check takes the context of the checks and yields findings; ``checks.py`` lists them.
+Several call an action of the package concerned (``archive.sinks``, ``accounting.gaps``,
+``rules.check``, ``bank.check``). The checks of sinks, of the node listener, of the gate and of a
+remote bank also connect to these.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Findings of health checks: their type, constructors, and the request and answer of doctor.run.
 
 ``make_ok``, ``make_warning``, ``make_wrong`` and ``make_skipped`` make a :class:`CheckFinding` of
-that status.
+that status; ``find_worst_status`` sums them up. :class:`DoctorContext` is the action's context.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from steward.core.actions import ActionMessage, Answer, Registry, Request
 from steward.core.config import Settings
 
 FindingStatus = Literal["ok", "warning", "wrong", "skipped"]
-"""Status of a finding: ``make_warning`` has a cost now or soon; ``make_wrong`` must be repaired;
-``make_skipped`` was not checked, and ``what`` says why."""
+"""Status of a finding: ``warning`` has a cost now or soon; ``wrong`` must be repaired;
+``skipped`` was not checked, and ``what`` says why."""
 
 RANK: Final[dict[FindingStatus, int]] = {"skipped": 0, "ok": 0, "warning": 1, "wrong": 2}
 
@@ -65,7 +65,7 @@ def format_count(count: int, what: str) -> str:
 
 
 def find_worst_status(statuses: tuple[FindingStatus, ...]) -> FindingStatus:
-    """Return the worst of several statuses; ``make_ok`` if nothing was checked."""
+    """Return the worst of several statuses; ``ok`` if nothing was checked."""
     return max(statuses, key=RANK.__getitem__, default="ok") if _has_problem(statuses) else "ok"
 
 

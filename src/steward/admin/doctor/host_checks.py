@@ -1,7 +1,8 @@
 """Health checks of this host: settings, file permissions, SQLite, disks, daemon, web, MUNGE.
 
-Each public check takes the context of the checks and yields findings; ``checks.py`` lists
-them.
+Most public checks take the context of the checks and yield findings; ``checks.py`` lists them.
+``check_config_file``, ``check_free_space`` and ``list_written_places`` take a file, directory or
+settings.
 """
 
 import contextlib
@@ -154,7 +155,7 @@ def check_state_directory(ground: CheckContext) -> Iterator[CheckFinding]:
 
 
 def _check_owners(ground: CheckContext, path: str) -> Iterator[CheckFinding]:
-    """Check that Steward owns its files: a file of root's stops a daemon that is not root."""
+    """Check that Steward owns its files: one that root owns stops a daemon that is not root."""
     if not ground.is_root and ground.uid != ground.own_uid:
         yield make_skipped(path, "only root and Steward's user can look into it")
         return
@@ -170,7 +171,7 @@ def _check_owners(ground: CheckContext, path: str) -> Iterator[CheckFinding]:
 
 
 def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
-    """Yield name and owner's uid of each file beside Steward's databases, catalog included."""
+    """Yield name and owner's uid of each file in the state directory and in the catalog's."""
     for directory in (path, f"{path}/catalogue"):
         try:
             entries = list(os.scandir(directory))

@@ -1,9 +1,11 @@
 """Health checks of Slurm: slurmctld, clocks, plugins, triggers, and the spool.
 
-Checks of one cluster are wrapped by ``make_cluster_check`` into the public checks ``hosts``,
-``check_job_memory``, ``check_poll_cost``, ``check_clocks``, ``check_usage_sources``,
-``check_spank_plugin``, ``check_jobcomp_plugin``, ``check_submit_plugin``, ``triggers``;
-``check_slurmctld`` and ``spool`` handle clusters themselves. ``checks.py`` lists them all.
+Private functions check one cluster; ``make_cluster_check`` turns them into the public checks of
+all clusters: ``check_controllers``, ``check_job_memory``, ``check_poll_cost``, ``check_clocks``,
+``check_usage_sources``, ``check_spank_plugin``, ``check_jobcomp_plugin``, ``check_submit_plugin``
+and ``check_sensor_triggers``. ``check_slurmctld`` and ``check_spools`` handle clusters themselves.
+``checks.py`` lists them all. Where another plugin takes the place of Steward's, the finding says
+what data is lost.
 """
 
 import contextlib
@@ -47,7 +49,7 @@ _SECONDS: Final = re.compile(r"(\d+)\s*sec")
 _SKEW_S: Final = 2.0
 """Clock skew, in seconds, from which a check warns."""
 _MUNGE_S: Final = 60.0
-"""Clock skew, in seconds, that is an error: MUNGE accepts 300 s, and clocks drift on."""
+"""Clock skew, in seconds, that is an error: MUNGE accepts 300 s, which a drifting clock reaches."""
 _SHORT_MEMORY_S: Final = 60
 """Shortest good MinJobAge, and longest good poll interval, in seconds."""
 _NEARLY_ALL: Final = 0.9
@@ -58,7 +60,7 @@ def check_slurmctld(ground: CheckContext, *, ping_s: float = 8.0) -> Iterator[Ch
     """Check that Slurm's commands exist and slurmctld answers them.
 
     Args:
-        ground: Input of the check.
+        ground: Context of the checks.
         ping_s: Longest wait for ``scontrol ping``, in seconds. Less than Slurm's shortest usual
             MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
     """

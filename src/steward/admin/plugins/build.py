@@ -4,8 +4,9 @@ A SPANK plugin works with one major.minor version of Slurm, slurmctld's submit p
 exactly one patch level, and during an upgrade of a cluster two versions run. So builds lie
 side by side in directories named by version, ``LIBDIR/22.05.8/spank_steward.so``, and none
 replaces another's. ``build_plugins`` makes a build; ``find_built`` finds the one for a version.
+``HOOKS`` and ``SOURCES`` list each library's exported symbols and source files.
 
-A library of its own reports Prolog and Epilog: for a plugin with these hooks, slurmd starts
+A separate library reports Prolog and Epilog, because for a plugin with these hooks slurmd starts
 one more process before and one after each job.
 """
 
@@ -98,7 +99,7 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         """Parse a version as people type it: 24.11 or 24.11.5.
 
         Raises:
-            InvalidVersion: It is none.
+            InvalidVersion: It is not a version of Slurm.
         """
         found = _LIKE_VERSION.fullmatch(text)
         if not found:
@@ -193,7 +194,7 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
 
     Raises:
         HeadersMissing: There are no headers.
-        BuildFailed: There is no compiler, or it did not take the sources.
+        BuildFailed: There is no compiler, or it rejected the sources.
         PluginInstallError: The directory cannot be written.
     """
     version = read_header_version(headers)

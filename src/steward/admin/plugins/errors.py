@@ -1,4 +1,4 @@
-"""Errors and faults of the plugins that Slurm loads."""
+"""Faults that the checks of plugins report, and errors of building and installing plugins."""
 
 import msgspec
 

@@ -2,8 +2,10 @@
 
 ``install_shim`` installs the SPANK plugin on a node, ``install_jobcomp`` the job completion
 script on slurmctld's host. Neither changes a file of the site: they write files of their own,
-atomically, and report the lines that the administrator has to add. The other functions parse
-plugstack.conf and write files for all plugins.
+atomically, and return the lines that the administrator has to add (:class:`InstallResult`).
+``has_include``, ``list_included`` and ``read_plugstack`` parse plugstack.conf. The other functions
+check paths and write files for the installation of all plugins; ``install_command`` is the command
+that the checks suggest.
 """
 
 import fnmatch
@@ -39,7 +41,7 @@ DEFAULT_SPOOL: Final = "/var/spool/steward-shim"
 DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
 """Default file of ended jobs that slurmctld appends to."""
 MARK: Final = "Written by steward plugins install"
-"""Text in the first line of each file that we write, which identifies it as ours."""
+"""Text in the first line of each file that Steward writes, which identifies it."""
 
 # Other characters would need quotes in plugstack.conf, or end a Lua string.
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
@@ -235,7 +237,7 @@ def describe_open_directory(directory: str) -> str:
 
 
 def is_own_file(path: str) -> bool:
-    """Return whether we wrote a file."""
+    """Return whether Steward wrote a file, by the mark in its first line."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return MARK in file.readline()
@@ -247,7 +249,7 @@ def require_plain_path(path: str) -> None:
     """Check that a path needs no quotes in a file of Slurm's.
 
     Raises:
-        PluginInstallError: It would need quotes, or is not whole.
+        PluginInstallError: It would need quotes, or is not absolute.
     """
     if not _PLAIN.fullmatch(path):
         raise PluginInstallError(

@@ -1,9 +1,11 @@
 """Submit plugin installation and checks: job_submit/steward in C, or job_submit.lua.
 
-slurmctld does not start if a plugin is missing or was built for another version than its own,
-to the patch level. So the checks examine what slurmctld would load, now or after an upgrade
-(``check_submit``), and whether it can reach the gate's socket (``check_reach``).
-``install_submit`` and ``install_submit_lua`` change no file of the site.
+``install_submit`` and ``install_submit_lua`` change no file of the site; they return the lines to
+add to slurm.conf. slurmctld does not start if a plugin is missing or was built for another version
+than its own, to the patch level. So ``check_submit`` examines what slurmctld would load, now or
+after an upgrade. ``check_reach`` examines whether slurmctld can reach the gate's socket and the
+file that names it: if not, the plugin says so only in slurmctld's log, and the outage policy
+applies to every job as if the gate were down.
 """
 
 import os
@@ -153,7 +155,11 @@ def _check_order(plugins: Sequence[str]) -> list[str]:
 
 
 def _check_c_plugin(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
-    """Check that slurmctld would start: it skips a wrong file for one in the next PluginDir."""
+    """Check that slurmctld would start; it skips wrong files if a later PluginDir has a right one.
+
+    Returns:
+        The faults, a line each.
+    """
     if version.micro < 0:
         return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
     found = [

@@ -2,6 +2,9 @@
 
 slurmctld reports such faults only in its log, and only once: it does not look again for a
 script that was missing at its start, and loses the line if it cannot write to a directory.
+
+``find_jobcomp_faults`` returns the faults with their repairs, ``check_jobcomp`` the same as text.
+``parse_lines_path`` and ``parse_slurm_user`` read the script and scontrol's output for others too.
 """
 
 import os

@@ -1,10 +1,12 @@
-"""Checks of the SPANK plugin: its spool, its libraries, and the plugstack lines that load it.
+"""Checks of the SPANK plugin ("shim"): spool, libraries, and the plugstack lines that load it.
 
-The spool is a directory of root's: slurmstepd and the agent use it as root, while the daemon's
-directories and that of job lines belong to SlurmUser, so one directory cannot serve both.
-``describe_user``, ``require_usable_spool`` and ``find_spool_faults`` check it. ``check_library``
-loads a library in another process and compares its version with Slurm's. ``check_shim`` and
-``find_shim_faults`` check all of it on a node; ``install_command`` is the repair.
+They run before Slurm loads the plugin, because a wrong file is an error for every job. The spool is
+the directory of the lines that the plugin writes and the agent sends. It must be root's alone:
+slurmstepd and the agent use it as root, while the daemon's directories and that of job lines belong
+to SlurmUser, so one directory cannot serve both. ``describe_user``, ``require_usable_spool`` and
+``find_spool_faults`` check it. ``check_library`` loads a library in another process, which may
+crash without harm, and compares its version with Slurm's. ``check_shim`` and ``find_shim_faults``
+check all of it on a node; ``install_command`` is the repair.
 """
 
 import contextlib
@@ -132,7 +134,7 @@ def _find_foreign_file(spool: str) -> str:
 
 
 def suggest_spool(directories: Mapping[str, str]) -> str:
-    """Return a directory that can be the spool: the default, if it can be.
+    """Return a directory that can be the spool, the default if possible; "" if there is none.
 
     Args:
         directories: As :func:`list_daemon_directories` returns them.
@@ -154,7 +156,7 @@ def require_usable_spool(spool: str, directories: Mapping[str, str], used: str) 
         used: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: It cannot be the spool.
     """
     taken = describe_user(spool, directories)
     if not taken and os.path.realpath(spool) not in (DEFAULT_SPOOL, os.path.realpath(used or "/")):
@@ -329,7 +331,7 @@ def inspect_library(path: str) -> LibraryInfo:
 
 
 def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -> list[str]:
-    """Return the faults of a library of ours for a version of Slurm, a line each.
+    """Return the faults of one of Steward's libraries for a version of Slurm, a line each.
 
     Args:
         path: The library.

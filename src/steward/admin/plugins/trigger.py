@@ -1,7 +1,8 @@
 """Trigger helper: install and check the program that slurmctld starts for Steward's triggers.
 
-The helper is one file of Python that wakes the sensor. Its secret belongs to SlurmUser, who
-runs the helper; Steward runs as SlurmUser or as root and can read it.
+The helper is one file of Python (``steward.capture.sensor.trigger_helper``) that wakes the sensor.
+Its secret, with which it identifies itself, belongs to SlurmUser, who runs the helper; Steward runs
+as SlurmUser or as root and can read it.
 """
 
 import os
@@ -36,7 +37,7 @@ def install_trigger(
     Args:
         path: Path of the helper, the same on every host of slurmctld.
         secret_file: Path of the secret; an existing one is kept.
-        user: Name of SlurmUser; whoever runs this if empty.
+        user: Name of SlurmUser; the user of this process if empty.
         python: Interpreter of the helper: the system's Python if empty.
 
     Raises:
@@ -119,7 +120,7 @@ def _is_outdated(path: str) -> bool:
         with open(path, "rb") as file:
             lines = file.read().split(b"\n", 2)
     except OSError:
-        return False  # not ours to read: whether it can be run was asked
+        return False  # not readable here; the caller has checked that SlurmUser can run it
     return lines[1:] != _build_helper(DEFAULT_PYTHON).split(b"\n", 2)[1:]
 
 

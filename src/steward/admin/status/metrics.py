@@ -1,7 +1,9 @@
 """Prometheus metrics of Steward: health of daemon, journal, sinks and gate, account balances.
 
-Metrics of a cluster's jobs and nodes are the business of Slurm exporters. Label values come
-from users and administrators; the client library escapes them, so that none can end a line.
+``show_metrics`` runs the action status.metrics: it collects the status as ``steward status`` does
+(``collect_status``) and adds each part of it to :class:`MetricFamilies`, which the Prometheus
+client library renders. Metrics of a cluster's jobs and nodes are left to Slurm exporters. Label
+values come from users and administrators; the library escapes them, so that none can end a line.
 """
 
 import socket

@@ -1,4 +1,8 @@
-"""Requests and answers of status.show and status.metrics, with the lines of each part."""
+"""Requests and answers of status.show and status.metrics, with a line type for each part.
+
+``JournalLine``, ``ConsumerLine``, ``GapsLine``, ``ClusterLine`` and ``DiskLine`` are parts of the
+``StatusShowAnswer``; its ``WorkerLine`` is in ``workers.py``.
+"""
 
 from datetime import datetime
 from typing import Literal

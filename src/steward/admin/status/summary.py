@@ -1,8 +1,9 @@
 """Status summary: collect journal, consumers, sinks, gaps, bank, clusters and disks.
 
-``collect_status`` builds a StatusShowAnswer for status.show and for the metrics; parts that fail
-are listed in its ``unknown``. :class:`StatusContext` is the context of both actions and decides who
-may call them.
+:class:`StatusContext` is the context of status.show and status.metrics and decides who may call
+them. ``collect_status`` builds a StatusShowAnswer for both, with the actions of other packages. A
+part that fails is listed with its error in ``unknown`` and hides no other part: administrators read
+this status when something is wrong.
 """
 
 import os
@@ -70,7 +71,7 @@ class StatusContext:
         """Require an operator.
 
         Raises:
-            PermissionRefused: The asker is none, or not on every cluster.
+            PermissionRefused: The asker is not an operator on every cluster.
         """
         if not self.is_operator(asker):
             raise PermissionRefused("how Steward itself stands is for operators to see")
@@ -95,7 +96,7 @@ class StatusContext:
         """Call another package's action as Steward itself, for an already admitted caller.
 
         Raises:
-            StewardError: Whatever the action refuses or cannot do.
+            StewardError: The action rejects the request or fails.
         """
         return self._registry.call(name, self._own(), request)
 
@@ -113,7 +114,7 @@ def _find_uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        return None  # no such user on this host, so nobody is it
+        return None  # no such user on this host, so no caller is that user
 
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def show_status(room: StatusContext, asker: Asker, request: StatusShowRequest) -
     """Return the status of Steward itself.
 
     Raises:
-        PermissionRefused: The asker is no operator.
+        PermissionRefused: The asker is not an operator on every cluster.
     """
     room.admit(asker)
     return collect_status(room, gaps=request.gaps)

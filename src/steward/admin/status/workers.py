@@ -1,7 +1,8 @@
 """Worker status file daemon.json: the daemon's processes, written by its supervisor.
 
-A lock that the supervisor holds shows that the daemon runs. A process id would mean nothing to
-a reader in another container, where process ids differ.
+The supervisor writes it with :class:`DaemonStatusWriter`, status pages and health checks read it
+with ``read_daemon_status``. A lock that the supervisor holds (daemon.lock) shows that the daemon
+runs. A process id would mean nothing to a reader in another container, where process ids differ.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ class DaemonStatusWriter:
         """Write the workers' status; first take the lock, for the life of this process.
 
         Raises:
-            NotLeft: It cannot be written, or another daemon holds the lock.
+            StatusWriteError: It cannot be written, or another daemon holds the lock.
         """
         if self._lock < 0:
             self._lock = _take_lock(self._lock_path, self._path)
@@ -105,9 +106,11 @@ def read_daemon_status(state_dir: str) -> DaemonStatus | None:
 
 
 def _take_lock(path: str, told: str) -> int:
-    """Take the daemon's lock, one of an open file: closing another descriptor keeps it held.
+    """Take the daemon's lock and delete an earlier daemon's status file ``told``.
 
-    Also delete the status file of an earlier daemon, before anybody can take it for ours.
+    The file is deleted while the lock is held, before a reader can take it for this daemon's. The
+    lock is one of the open file (F_OFD_SETLK): a process's own lock would be released by closing
+    any other descriptor of the file.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -131,12 +134,12 @@ def _is_held(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False  # not there, or not for us to see
+        return False  # it does not exist, or this user may not read it
     try:
         asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     except OSError:
-        return False  # a file system without locks, on which nobody could have taken one
+        return False  # a file system without locks, on which no process can hold one
     finally:
         os.close(fd)
     kind: int = _FLOCK.unpack(found)[0]

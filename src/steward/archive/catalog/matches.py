@@ -66,7 +66,7 @@ class TermMatcher:
             term.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for term in terms
         ]
         self.terms = tuple(clean)
-        # For the index lookup, as in indexed_form; a NUL in a term is checked by the patterns
+        # For the index lookup, as in ``fold_for_index``; a NUL in a term is checked by the patterns
         # below.
         self._looked_up = [term.casefold().replace("\0", " ") for term in clean]
         self._terms = clean if case else [term.casefold() for term in clean]

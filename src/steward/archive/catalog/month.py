@@ -70,11 +70,11 @@ MIGRATIONS: Final = (
 
 
 class CatalogError(StewardError):
-    """Error of the catalog."""
+    """Error of the catalog; base class of the others."""
 
 
 class CatalogUnavailable(CatalogError, Unavailable):
-    """Catalog that cannot be used now; nothing is lost."""
+    """Error: the catalog cannot be used now; nothing is lost."""
 
 
 class ScriptUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ def list_months(directory: str) -> list[str]:
 
 @contextmanager
 def translate_damage(path: str) -> Iterator[None]:
-    """Convert SQLite errors to CatalogueUnavailable with advice, as a context manager.
+    """Convert SQLite errors to CatalogUnavailable with advice, as a context manager.
 
     Raises:
         CatalogUnavailable: The file is damaged.

@@ -1,9 +1,10 @@
 """Catalog rebuild: create a new search index from the files of a sink (``archive.reindex``).
 
-:class:`CatalogRebuild` reads the sink's database, or its files and manifests if that is lost, adds
-scripts that were moved meanwhile, and takes over what the consumer indexed since the start. Then it
-makes the new generation current. :class:`CatalogBuilder` writes the new generation in long
-transactions that no other process waits for.
+:class:`CatalogBuilder` writes a new generation in long transactions that no other process waits
+for. :class:`CatalogRebuild` lists the scripts by the manifests of the sink's trees; if the layout
+has no manifests, by the sink's database, or by file names and ACLs if that is lost. Then it adds
+scripts that the scan missed (moved meanwhile, or waiting), takes over what the consumer indexed
+since the start, leaves out purged scripts, and makes the new generation current.
 """
 
 import hashlib

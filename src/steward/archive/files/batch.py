@@ -149,7 +149,7 @@ class PendingBatch:
     def clear_up(self) -> None:
         """Remove files left by batches that were interrupted after their commit.
 
-        Call this before placing any file, so that no name is already in use again.
+        Call this before placing any file: the names to remove must not be in use again.
 
         Raises:
             OSError: The tree cannot be written.
@@ -491,8 +491,8 @@ class FileSharing:
             self._found[row.holder, row.env_sha, True] = (path, row.env_name)
 
     def _kept(self, sha: bytes, row: FileRow, job_id: int, length: int) -> FileLocation | None:
-        # All keys of a job's scripts have the same prefix.
         """Find an undamaged file with this checksum among a job's scripts."""
+        # All keys of a job's scripts have the same prefix.
         rows = self._records.select(
             "key >= ? AND key < ? AND cluster = ? AND holder = ? AND shared "
             "AND state BETWEEN ? AND ?",

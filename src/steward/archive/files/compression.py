@@ -62,7 +62,7 @@ def read_blocks(
     """Yield the plain bytes of an open file in blocks.
 
     Args:
-        file: The file, at its begin.
+        file: The file, at its beginning.
         name: Its name, which tells whether it is compressed.
         longest: Size limit for the plain bytes of a compressed file.
 

@@ -154,7 +154,7 @@ class ScriptFiling:
     # ------------------------------------------------------------ archive.resend
 
     def waiting(self, ref: FileRef, body: JobScript) -> None:
-        """Add a script that :class:`Refilling` put into ``.waiting/``."""
+        """Add a script that :class:`.sink.ResendHandler` put into ``.waiting/``."""
         row = self._fresh_row(ref, body)
         self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
 

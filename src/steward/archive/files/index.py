@@ -4,6 +4,10 @@
 :func:`delete_rows` write rows inside a transaction. :class:`ByteCounts` keeps for each holder
 (cluster, user and account) the sum of bytes, for quotas; a content shared by links counts once. The
 index ``script_holder`` exists only if limits are configured, because it costs time for every job.
+
+A script begins as WAITING, unless it is filed at once. It becomes PLACED when its owner is known,
+or UNVERIFIED when it waited too long; a later identity makes it PLACED. The mover makes it MOVED. A
+purge deletes the row.
 """
 
 import operator
@@ -162,8 +166,8 @@ NO_HOLDER_INDEX: Final = "DROP INDEX IF EXISTS script_holder"
 
 
 WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
-"""States of a script: bytes in the store only; under unverified/; in its final place; in move_to.
-"""
+"""States of a script: bytes in the store or ``.waiting/`` only; under ``unverified/``; in its final
+place; in the second tree (``move_to``)."""
 
 PAGE_ROWS = 200
 """Rows per query where there may be millions."""

@@ -1,14 +1,14 @@
 """Archive layout: directory and file names of scripts, from presets or templates.
 
-:func:`compile_layout` makes a :class:`ArchiveLayout` from a preset or a template;
+:func:`encode_name` and :func:`encode_user` make names safe in paths; :func:`decode_name` reverses
+them.
+
+:func:`compile_layout` makes an :class:`ArchiveLayout` from a preset or a template;
 :meth:`ArchiveLayout.place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with the
 dates of the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive,
 ``sarchive`` that of itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that
 used these keep their paths. A script whose user is unconfirmed goes to ``unverified/`` if its
 layout has a place for the user.
-
-:func:`encode_name` and :func:`encode_user` make names safe in paths; :func:`decode_name` reverses
-them.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ _KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 
 
 def _escape_character(character: str) -> str:
-    # Lone surrogates that do not represent bytes have no other encoding.
     """Escape a character as %XX per byte."""
+    # Lone surrogates that do not represent bytes have no other encoding.
     raw = character.encode("utf-8", "surrogatepass")
     if "\udc80" <= character <= "\udcff":
         raw = character.encode("utf-8", "surrogateescape")
@@ -263,8 +263,8 @@ _Part = str | Callable[[PathSubject, _Dates], str]
 
 
 def _get_slice(subject: PathSubject, place: int) -> str:
-    # Reversed slices: the digits that change fastest come first and fill all directories evenly.
     """Return two digits of the job id, from the right."""
+    # Reversed slices: the digits that change fastest come first and fill all directories evenly.
     return f"{subject.job_id // 100**place % 100:02d}"
 
 

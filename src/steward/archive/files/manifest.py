@@ -241,9 +241,9 @@ class ManifestWriter:
             os.close(fd)
 
     def _mode(self, directory_fd: int) -> int:
+        """Return the mode of a new manifest in a directory."""
         # A default ACL turns the group bits into its mask; without one they would give access to
         # the file's group, which is not wanted.
-        """Return the mode of a new manifest in a directory."""
         if not self._tree.acls:
             return 0o600
         try:
@@ -481,8 +481,8 @@ def _make_found_file(directory: str, fact: ManifestFact, which: str) -> FoundFil
 
 
 def _get_fact_time(fact: ManifestFact) -> int:
-    # The key has nanoseconds, the manifest's time only microseconds.
     """Return the spool time of a fact, ns since the epoch."""
+    # The key has nanoseconds, the manifest's time only microseconds.
     last = fact.key.rpartition(":")[2]
     if last.isdecimal() and len(last) < 20:
         return int(last)

@@ -1,11 +1,11 @@
 """Archive mover: moves files from the sink's tree to a second tree (``move_to``).
 
-The archive is written locally and kept on another file system. :class:`ArchiveMover` runs in its
-own worker, because the second tree's server may hang: the sink never waits for it. Each file is
-copied, compared with its checksum, made durable in the second tree, and only then removed here; the
-next run completes what a crash interrupted. Later changes of moved scripts (owner, purge) are
-applied here, too. :class:`StaleCopies` removes copies of scripts that changed or were purged while
-they were copied.
+The archive is written locally and kept on another file system. :class:`StaleCopies` removes copies
+of scripts that changed or were purged while they were copied. :class:`ArchiveMover` runs in its own
+worker, because the second tree's server may hang: the sink never waits for it. Each file is copied,
+compared with its checksum, made durable in the second tree, and only then removed here; the next
+run completes what a crash interrupted. The tree's lock is held only for the removal. Identities and
+purges of moved scripts, which the sink stores in the table ``later``, are applied here, too.
 """
 
 import contextlib

@@ -1,13 +1,14 @@
 """Directory owners: which user each directory belongs to, and who may read it now.
 
-A user's directory belongs to one (uid, name) pair forever; if another uid takes the name, it gets a
-new directory. :class:`DirectoryOwners` assigns directories and compares uids with the name service.
-If a uid resolves to another name than at submit, its access is revoked until the names match again,
-because the account belongs to another person by now. A uid without a name may only mean that the
-name service is unavailable: this must last, and must not affect most owners.
-
 :func:`queue_access_change` queues a change of access; :class:`AccessUpdater` applies it to the
 tree, page by page.
+
+:class:`DirectoryOwners` assigns directories and compares uids with the name service. A user's
+directory belongs to one (uid, name) pair forever; if another uid takes the name, it gets a new
+directory. If a uid resolves to another name than at submit, its access is revoked until the names
+match again, because the account belongs to another person by now. A uid without a name may only
+mean that the name service is unavailable: access is revoked only if the name is missing in two
+checks in a row, and never for more than half of the owners at once.
 """
 
 import errno

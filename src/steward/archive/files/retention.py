@@ -1,10 +1,11 @@
 """Retention and quotas of a files sink: orders the purge of old scripts, or of excess ones.
 
-:class:`RetentionWorker` appends archive.purge events, so that every consumer forgets the same
-scripts. Ordered purges that are not done yet are stored in the sink's database: they are not
-ordered twice, and count as gone when sizes are compared. :func:`select_evictions` selects scripts
-for eviction: largest users first, oldest scripts first. A holder is a user with an account on a
-cluster, for whom bytes are counted.
+A holder is a user with an account on a cluster, for whom bytes are counted.
+:func:`select_evictions` selects scripts for eviction: largest users first, oldest scripts first.
+:class:`RetentionWorker` appends archive.purge events for this sink only, which the sink and its
+mover apply as any other purge; other sinks and the catalog keep the scripts. Orders are stored in
+the sink's database: for an hour they are not repeated, and their scripts count as gone when sizes
+are compared.
 """
 
 import hashlib
@@ -412,8 +413,8 @@ class RetentionWorker:
                 yield kept, why
 
     def _events(self, orders: Sequence[_PurgeOrder], turn: int) -> list[Event]:
-        # One event per directory: one that cannot be purged now must not delay the others.
         """Make the archive.purge events, one per directory and reason."""
+        # One event per directory: one that cannot be purged now must not delay the others.
         keys: dict[tuple[str, int, str], list[str]] = {}
         for kept, why in orders:
             keys.setdefault((kept.cluster, kept.directory, why), []).append(kept.key)

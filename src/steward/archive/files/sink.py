@@ -1,11 +1,15 @@
 """Files sink: consumer that archives scripts and environments as files in a directory tree.
 
-:class:`FilesSink` applies job.script, job.identity, archive.purge and archive.resend events. A
-script waits until its job's identity is known, or goes to ``unverified/``. Order within a batch:
-links and ACLs, the manifests' lines, one sync, and only then the database with the cursor.
-:class:`ResendHandler` applies archive.resend. The parts: :mod:`.tree` (directories), :mod:`.filing`
-(effects of events), :mod:`.batch` (changes not yet stored), :mod:`.index` (database),
-:mod:`.retention`.
+A script waits in ``.waiting/`` until a job.identity event names its owner, then it is filed under
+the owner. If none comes within ``identity_wait_s``, ``tick`` files it under ``unverified/``, from
+where a later identity moves it. Layouts without the owner in their paths file it at once.
+
+:class:`ResendHandler` applies archive.resend events; :class:`FilesSink` applies all others
+(job.script, job.identity, archive.purge), checks owners and orders purges. Order within a batch:
+links and ACLs, the manifests' lines, one sync, the database with the cursor, and only then the
+removal of replaced files: after a crash the batch comes again. The parts: :mod:`.tree`
+(directories), :mod:`.filing` (effects of events), :mod:`.batch` (changes not yet stored),
+:mod:`.index` (database and states), :mod:`.owners` (access), :mod:`.retention`.
 """
 
 import contextlib

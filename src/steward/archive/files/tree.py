@@ -1,13 +1,14 @@
 """Archive directory tree: opens, creates, syncs and locks directories without following links.
 
+:class:`ByteSource` and :func:`copy_bytes` copy bytes into a tree.
+
 :class:`ArchiveTree` works relative to open directories: it never resolves a path below the root as
 a whole, but opens components one by one without following symbolic links. It caches open
 directories, so that placing a file is a single link(2). The root has a marker file; if it is
 missing, the file system is not mounted and nothing is written.
 
-:class:`ByteSource` and :func:`copy_bytes` copy bytes into a tree. :class:`TreeLock` is the lock
-between sink, mover and verification. :class:`TreeClaim` prevents two Stewards from writing to one
-tree.
+:class:`TreeLock` is the lock between sink, mover and verification. :class:`TreeClaim` prevents two
+Stewards from writing to one tree.
 """
 
 import contextlib
@@ -209,7 +210,7 @@ _PATH_ERRORS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.
 
 
 class PathBlocked(ArchiveError):
-    """Error: a foreign entry is in the place of a directory; ``offender`` is its path."""
+    """Error: a foreign entry is in the place of a directory or file; ``offender`` is its path."""
 
 
 class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -609,7 +610,7 @@ class TreeLock:
             self._fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._making:
-                return  # nobody has filed
+                return  # nothing was filed yet
             raise ArchiveUnavailable(
                 f"cannot lock {self._path}: {error.strerror}", self._path
             ) from error
@@ -705,7 +706,7 @@ class TreeClaim:
                 os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
             )
         except OSError:
-            return  # no tree yet, or none of ours: what then goes on says what is wrong
+            return  # no tree yet, or it is inaccessible: the caller reports that later
         try:
             named = _read_claim(fd)
             if named not in {"", self._name} and not _try_lock(fd, fcntl.LOCK_EX):

@@ -1,8 +1,8 @@
 """Archive verification: recompute every file's checksum and report missing or changed files.
 
-:func:`iterate_tree_verifications` yields, for each tree of a sink, :class:`VerificationProblem` and
-:class:`VerificationProgress` (progress) items; :func:`verify_sink` yields the problems only. It
-runs beside the sink and the mover. Used by the action ``archive.verify``.
+:func:`verify_sink` yields the problems of a sink. :func:`iterate_tree_verifications` yields, for
+each tree of a sink, an iterator of :class:`VerificationProblem` and :class:`VerificationProgress`
+items; the action ``archive.verify`` uses it. Both run beside the sink and the mover.
 """
 
 import os
@@ -232,8 +232,8 @@ class _TreeVerification:
             yield self._problem("changed", row, path, detail)
 
     def _missing(self, row: FileRow, names: tuple[str, ...]) -> Iterator[VerificationProblem]:
-        # It may have been moved or purged meanwhile: report it only if the row is unchanged.
         """Report missing files, unless their row changed meanwhile."""
+        # It may have been moved or purged meanwhile: report it only if the row is unchanged.
         now = self._records.rows([(row.cluster, row.key)]).get((row.cluster, row.key))
         if now is None or (now.state, now.directory) != (row.state, row.directory):
             return

@@ -3,6 +3,10 @@
 Script bytes are not in it. Sent documents are remembered for some time, so that a later correction
 can be a whole document with a higher version. :class:`RemoteRow` is a script's state,
 :class:`RemoteRecords` reads and :class:`RemoteRecordsWriter` writes within one transaction.
+
+A script begins as AWAITS_IDENTITY, or DUE if it need not wait. An identity, or the end of the wait,
+makes it DUE; sending makes it SENT or REFUSED. A refused one becomes SENT once the journal has it
+as a dead letter. Every later change makes it DUE again, with a higher version.
 """
 
 import time
@@ -22,8 +26,8 @@ from steward.core.sqlite import (
 )
 
 SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
-"""States of a script: sent; waiting for its job's identity; to be sent; refused by the server, but
-not yet reported to the journal."""
+"""States of a script: done (sent, or a dead letter); waiting for its job's identity; to be sent;
+refused by the server, but not yet reported to the journal."""
 
 MIGRATIONS: Final = (
     """

@@ -1,9 +1,11 @@
 """Remote sink: consumer that sends archived scripts to another machine in versioned documents.
 
 :class:`RemoteSink` serves every destination (Elasticsearch, OpenSearch, Kafka). ``apply`` stores
-events in a small database (:mod:`.records`); ``tick`` sends documents in the order of their events.
-A script waits until its job's identity is known, or for a set time. Its bytes stay where they are:
-until a document is delivered, this consumer makes the journal keep the event, and so the bytes.
+events in a small database (:mod:`.records`, which lists the states of a script); ``tick`` sends
+documents in the order of their events and reports refused ones to the journal as dead letters. A
+script waits until its job's identity is known, or for ``identity_wait_s``. Its bytes stay where
+they are: until a document is delivered, ``needed_from`` makes the journal keep the event, and so
+the bytes.
 """
 
 import logging

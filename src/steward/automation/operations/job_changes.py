@@ -2,7 +2,8 @@
 
 Steward acts with the rights of SlurmUser, so this module itself restricts owners to what Slurm
 would let them do; for example, an owner cannot release an administrator's or the bank's hold.
-Release, resume and requeue ask the bank's gate first.
+Release, resume and requeue ask the bank's gate first. A job that was held before a requeue stays
+held: a requeue is no way around a hold.
 
 The requeue comes first, because it has several steps: with excluded nodes a job is marked in its
 comment, requeued held, given its excluded nodes, then released. The others follow, then
@@ -64,7 +65,7 @@ def requeue_jobs(doing: OperationContext, asked: RequeueParameters) -> dict[str,
 
 
 def _needs_requeue(doing: OperationContext, record: JobRecord, excluded: Sequence[str]) -> bool:
-    """Return whether a job still needs the requeue: it runs, or nodes are to be excluded."""
+    """Return whether a job needs a requeue: it started, excludes nodes, or was interrupted."""
     waits = record.state in WAITING
     return bool(excluded) or not waits or _is_requeue_pending(doing, record)
 
@@ -256,7 +257,7 @@ def _require_no_admin_hold(target: JobTarget) -> None:
 
 
 def _require_releasable(doing: OperationContext, name: str, records: list[JobRecord]) -> None:
-    """Raise NotYours if the caller may not release one of the job's holds."""
+    """Raise OperationForbidden if the caller may not release one of the job's holds."""
     for record in filter(has_slurm_hold, records):
         if has_admin_hold(record) and not doing.is_operator():
             raise OperationForbidden(

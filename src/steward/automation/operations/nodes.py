@@ -1,8 +1,9 @@
 """Node operations: get, down, drain, resume and update, through ``scontrol update node``.
 
-Each function checks the reason's owner first (:mod:`steward.automation.node_reasons`), then
-``change_nodes`` applies the change and reports old and new state per node. The ``_is_*`` functions
-verify after an interruption whether a change took effect. :data:`OPERATIONS` declares all.
+Each change of a state or a reason first checks whose reason the node shows
+(:mod:`steward.automation.node_reasons`); then ``change_nodes`` applies it and reports old and new
+state per node. The ``_is_*`` functions check after an interruption whether a change took effect.
+:data:`OPERATIONS` declares all.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -109,7 +110,7 @@ def update_node_fields(doing: OperationContext, asked: NodesUpdateParameters) ->
 
 
 def _parse_node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert names of fields to Slurm's, or raise WrongParameters."""
+    """Convert names of fields to Slurm's, or raise InvalidParameters."""
     from steward.slurm import WrongUpdate
     from steward.slurm.cluster_changes import normalize_node_changes
 

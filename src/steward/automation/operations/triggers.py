@@ -1,4 +1,9 @@
-"""Trigger operations: set and clear Slurm's triggers (``strigger``) that start a listed program."""
+"""Trigger operations: set and clear Slurm's triggers (``strigger``) that start a listed program.
+
+slurmctld starts the program when the event happens. :mod:`steward.automation.operations.programs`
+checks that root has listed it; ``_require_event`` rejects events that this Slurm lacks or never
+fires.
+"""
 
 from typing import Annotated, Any, Final
 

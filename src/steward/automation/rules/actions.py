@@ -2,8 +2,8 @@
 
 Their context is :class:`RulesContext`; requests and replies are in
 :mod:`steward.automation.rules.requests`. The handlers come first, then :data:`ACTIONS`, which
-registers them, then ``test_rules``, the dry run of an event behind ``rules.test``, which ``steward
-rules test`` also calls without a daemon.
+registers them, then ``try_rules``, which tests an event against rules for the handler ``try_event``
+(``rules.test``) and for ``steward rules test``, which calls it without a daemon.
 """
 
 from collections.abc import Iterable

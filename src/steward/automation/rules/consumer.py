@@ -104,7 +104,10 @@ class RulesConsumer:
             self._telling.send(append, upto, said)
 
     def _decided(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
-        """Decide on events and return the executions created."""
+        """Decide on events and return the executions created.
+
+        Events observed before rules first ran here are skipped.
+        """
         wanted = {rule.trigger for rule in rules}
         if not wanted:
             return []
@@ -152,7 +155,7 @@ class RulesConsumer:
         log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
 
     def _forget(self) -> float:
-        """Remove old history when due; return seconds until the next time."""
+        """Remove old history and node failures when due; return seconds until the next time."""
         now = time.monotonic()
         if now < self._forget_at:
             return self._forget_at - now

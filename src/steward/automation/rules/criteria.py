@@ -2,8 +2,11 @@
 
 ``find_failed_criterion`` finds the first criterion that fails, ``matches_criterion`` evaluates one.
 Operators have the names, aliases and results of StackStorm's: values that cannot be compared (text
-with a number, anything with an absent field) do not match. ``limit_run_time`` limits the time that
-criteria and templates may take, since a regular expression can run for hours.
+with a number, anything with an absent field) do not match.
+
+Payloads are hostile input: a node's reason, a job's name. A regular expression can run for hours on
+the wrong text, and must not delay the events of other rules; so ``limit_run_time`` limits the time
+that criteria and templates may take.
 """
 
 import fnmatch

@@ -38,7 +38,7 @@ _MAX_SUBJECT_LENGTH: Final = 500
 
 
 class RuleDecider:
-    """Decides which executions an event causes.
+    """Decider on events: creates the executions that an event causes.
 
     Args:
         store: Earlier decisions, and where new ones are stored.

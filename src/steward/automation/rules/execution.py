@@ -1,15 +1,18 @@
 """Execution of rules' actions: start what is due, retry, recover after a crash, emit end events.
 
-- :class:`RunnerPerformer` runs actions for rules and inspects Slurm (protocol
-  :class:`ActionPerformer`); each is
-  used by one thread at a time, since calls may wait long for Slurm.
-- :class:`ExecutionOutbox` stores how executions ended together with journal events about it
-  (outbox).
-- :class:`ExecutionScheduler` is the scheduler. ``turn``, called by the consumer, starts due
-  executions in
-  threads, at most one per rule, and processes what the threads return. Before an action that takes
-  nodes away it checks the node limit. After a time-out or a restart it finds out from the audit log
-  and Slurm whether the change took effect.
+:class:`RunnerPerformer` runs actions and inspects Slurm (protocol :class:`ActionPerformer`).
+:class:`ExecutionOutbox` stores ends of executions together with journal events about them.
+:class:`ExecutionScheduler` starts, retries and ends executions; the consumer calls its ``turn``.
+
+The consumer's thread alone records decisions and ends. What may wait for Slurm runs in threads, one
+per execution, each with a performer to itself; their results go back to methods of the scheduler.
+Executions of one rule run one after another, those of different rules in parallel, so that a slow
+action delays only its own rule.
+
+Path of an execution: ``_begin``; for actions that take nodes away ``look`` in a thread and the node
+limit (``_looked``); ``_start`` records the start; ``run`` in a thread; ``_ran`` ends it or retries.
+After a time-out ``check`` asks Slurm whether the change took effect. An execution that a former
+process started goes through ``find`` (audit log and Slurm) to ``_found``.
 """
 
 import logging
@@ -91,12 +94,12 @@ class NodeAvailability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveredOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about an action that started and whose end was not recorded.
+    """Progress of an action that started and whose end was not recorded.
 
     Attributes:
         traces: ``ended`` (the audit log tells how), ``not-begun`` (nothing was changed),
-            ``done`` and ``not-done`` (Slurm shows it), ``running`` (whoever runs it lives),
-            or ``unseen``.
+            ``done`` and ``not-done`` (Slurm shows it), ``running`` (its process is alive),
+            or ``unseen`` (cannot be determined).
         row: Its entry in the audit log.
     """
 
@@ -129,7 +132,7 @@ MakePerformer = Callable[[], ActionPerformer]
 
 
 class RunnerPerformer:
-    """Runs rules' actions through a Runner of its own, as Steward's user.
+    """Performer with an :class:`OperationRunner` of its own, which acts as Steward's user.
 
     Args:
         settings: The whole configuration.
@@ -143,7 +146,7 @@ class RunnerPerformer:
         self._asker = get_process_user()
 
     def look(self, one: Execution) -> NodeAvailability:
-        """See :class:`ActionPerformer`.
+        """Query Slurm for the nodes that an action would take away, see :class:`ActionPerformer`.
 
         Raises:
             StewardError: A node is unknown, or Slurm does not answer.
@@ -182,7 +185,7 @@ class RunnerPerformer:
         )
 
     def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
-        """See :class:`ActionPerformer`.
+        """Run an action, see :class:`ActionPerformer`.
 
         Raises:
             StewardError: The action failed before it changed anything.
@@ -198,7 +201,7 @@ class RunnerPerformer:
         )
 
     def check(self, one: Execution) -> bool | None:
-        """See :class:`ActionPerformer`.
+        """Return whether the change is in effect, see :class:`ActionPerformer`.
 
         Raises:
             StewardError: Slurm cannot be queried now.
@@ -212,7 +215,7 @@ class RunnerPerformer:
         )
 
     def find(self, one: Execution) -> RecoveredOutcome:
-        """See :class:`ActionPerformer`.
+        """Find out how far an action got, see :class:`ActionPerformer`.
 
         Every change has a row in the audit log before it is made, so an action without a row was
         not begun.
@@ -274,7 +277,7 @@ RULES_SOURCE: Final = "rules"
 
 
 class ExecutionOutbox:
-    """Stores ends of executions together with events about them, and sends those to the journal.
+    """Outbox of end events: stored together with the ends, then sent to the journal once each.
 
     Args:
         store: Database of the rules.
@@ -373,7 +376,7 @@ Outcome = NodeAvailability | OperationOutcome | RecoveredOutcome | bool | None |
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Work that runs in a thread.
+    """Work for one execution that runs in a thread and may wait for Slurm.
 
     Attributes:
         one: Execution it is for.
@@ -491,7 +494,7 @@ class ExecutionScheduler:
             self._end(task.one, "timeout", "it did not come back at all")
 
     def _wait_for(self, task: _Task, error: Unavailable) -> None:
-        """Retry later, because Slurm or a database is unavailable."""
+        """Schedule a retry of a task that failed because Slurm or a database is unavailable."""
         one = task.one
         self._took_nothing(task)
         times = self._away.get(one.id, 0)
@@ -507,7 +510,7 @@ class ExecutionScheduler:
             self._store.again(one, due, str(error), counts=False)
 
     def _took_nothing(self, task: _Task) -> None:
-        """Free the nodes reserved for a run that raised: nothing was changed before."""
+        """Release nodes counted as taken by a run that raised: runs raise before any change."""
         if task.kind == "run":
             self._store.take_nothing(task.one)
 
@@ -595,7 +598,7 @@ class ExecutionScheduler:
             self._end(one, "failed", ran.message, result=ran.result, audit=ran.id)
 
     def _checked(self, one: Execution, is_done: bool | None) -> None:
-        """After a time-out: check whether the change took effect nevertheless."""
+        """End or retry a run that timed out, by whether Slurm shows that its change took effect."""
         if is_done:
             self._end(one, "succeeded", "it timed out, and Slurm shows that it was done")
         elif is_done is None and self._care(one).on_unknown == "end":

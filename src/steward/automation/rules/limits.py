@@ -2,8 +2,9 @@
 
 The parameters of an action determine which nodes it takes. A node counts as taken from the moment
 before the action until Slurm shows that it accepts jobs again, so that neither a crash nor a slow
-slurmctld lets a rule exceed the limit. ``check_node_limit`` makes the decision; the functions
-before it find out which nodes and partitions an action takes.
+slurmctld lets a rule exceed the limit. First come functions that find out which nodes or partition
+an action takes (``find_taken_nodes``, ``find_taken_partition``) and when they count as given back
+(``find_return_partition``); ``check_node_limit`` decides.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Data model of rules: :class:`Rule`, its :class:`Criterion` list and :class:`RuleLimits`.
 
-:mod:`steward.automation.rules.parser` creates them from YAML files.
+:mod:`steward.automation.rules.parser` creates them from YAML files. :class:`RateLimit` is part of
+the limits; ``format_rule_duration`` formats times as rule files write them.
 """
 
 from typing import Any, Final, Literal

@@ -1,9 +1,12 @@
 """Parser of rule files: YAML with line numbers, Steward's limits, and the whole rule.
 
+Files have the form of StackStorm's rules, with its names. Steward's additions are below ``context:
+steward:``, which StackStorm ignores.
+
 ``parse_rule`` is the entry point; it returns a :class:`Rule` or raises RuleError, whose message
-starts with file and line. It uses, in the order below, :class:`YamlDocument` (YAML as plain values
-plus the line of each, which PyYAML's loader does not keep), ``parse_rule_limits`` (keys below
-``context: steward:``), and ``_RuleReader`` (everything else).
+starts with file and line and names the key. It uses, in the order below, :class:`YamlDocument`
+(YAML as plain values plus the line of each, which PyYAML's loader does not keep),
+``parse_rule_limits`` (keys below ``context: steward:``), and ``_RuleReader`` (everything else).
 
 Files come from people and may be faulty or huge: duplicate keys are rejected, and so are anchors
 that expand to a million values.

@@ -1,4 +1,9 @@
-"""Requests and replies of the rules actions (``rules.check``, ``rules.list``, ...)."""
+"""Requests and replies of the rules actions (``rules.check``, ``rules.list``, ...).
+
+:mod:`steward.automation.rules.actions` handles them; command line and HTTP API send them. Each
+request is followed by its reply and the parts of the reply. ``rules.test`` uses ``RuleTrial...``,
+``rules.enable`` and ``rules.disable`` share ``SwitchRule...``.
+"""
 
 from datetime import datetime
 from typing import Any

@@ -4,6 +4,10 @@
 consumer writes it. Commands run by root or Steward's user read it, and enable and disable rules
 there. It also holds the consumer's cursor and outbox, so that a decision and the cursor are one
 transaction.
+
+An execution is ``waiting`` until it is due, ``started`` while its action runs, then ``ended`` with
+a status: ``succeeded``, ``failed``, ``timeout``, ``dry-run``, ``held-back`` (a limit prevented it)
+or ``unknown`` (a crash left it open). A retry makes it ``waiting`` again.
 """
 
 import os
@@ -280,7 +284,7 @@ class RulesStore:
         return found is not None
 
     def acted_since(self, rule: str, since: datetime) -> int:
-        """Count a rule's executions since a time that were not held back."""
+        """Count the executions of a rule since a time that were not held back at the decision."""
         return self._number(
             "SELECT count(*) FROM execution WHERE rule = ? AND made_us > ? AND passed",
             (rule, to_micros(since)),
@@ -519,4 +523,5 @@ class RulesStore:
 
 
 def _encode_value(value: Any) -> str:
+    """Encode a value as JSON text."""
     return msgspec.json.encode(value).decode()

@@ -6,7 +6,8 @@ a node's reason contains, and becomes one argument of a command, never shell tex
 
 ``find_template_error`` and ``find_trigger_fields`` validate templates when a rule is loaded,
 ``render_value`` and ``render_text`` fill them in, ``_make_environment`` configures the sandbox:
-size limits, and no filters or methods that make text of any length.
+size limits, no filters or methods that make text of any length, and the filters of StackStorm that
+rules use.
 """
 
 import re
@@ -249,17 +250,17 @@ def _make_environment() -> "SandboxedEnvironment":
 
 
 def _regex_match(text: str, pattern: str, ignorecase: bool = False) -> bool:
-    """Filter ``regex_match`` of StackStorm."""
+    """Return whether a text begins with a pattern (StackStorm's filter ``regex_match``)."""
     return re.match(pattern, text, _regex_flags(ignorecase)) is not None
 
 
 def _regex_search(text: str, pattern: str, ignorecase: bool = False) -> bool:
-    """Filter ``regex_search`` of StackStorm."""
+    """Return whether a text contains a pattern (StackStorm's filter ``regex_search``)."""
     return re.search(pattern, text, _regex_flags(ignorecase)) is not None
 
 
 def _regex_replace(text: str, pattern: str, replacement: str = "", ignorecase: bool = False) -> str:
-    """Filter ``regex_replace`` of StackStorm."""
+    """Replace each match of a pattern (StackStorm's filter ``regex_replace``)."""
     return re.sub(pattern, replacement, text, flags=_regex_flags(ignorecase))
 
 
@@ -269,7 +270,7 @@ def _regex_flags(ignorecase: bool) -> int:
 
 
 def _dump_json(value: Any) -> str:
-    """Filter ``to_json_string`` of StackStorm."""
+    """Encode a value as JSON (StackStorm's filter ``to_json_string``)."""
     return msgspec.json.encode(_to_plain_value(value, 0)).decode()
 
 

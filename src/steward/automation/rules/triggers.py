@@ -191,7 +191,7 @@ def _has_drained(state: str) -> bool:
 
 
 def _select_record(event: Event) -> JobRecord | None:
-    """Return the job record to report; None if another event reports the same."""
+    """Return the job record to report; None if another event reports the same, or will."""
     body: JobFacts | RunEvent = event.body
     if isinstance(body, RunEvent):
         is_first = not body.correction and body.piece_end is None and not body.source

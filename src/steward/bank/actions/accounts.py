@@ -285,7 +285,12 @@ def change_account_user(
 def create_account_user(
     room: BankContext, asker: Asker, request: AccountUserRequest
 ) -> AccountReply:
-    """Add a user to an account; raises as :func:`change_account_user`, and if there already."""
+    """Add a user to an account; owners and coordinators may, too.
+
+    Raises:
+        BankRefused: The caller does not manage the account.
+        BankUsage: The account does not exist, or the user is in it already.
+    """
     with room.ledger.reading() as t:
         if room.rights(asker, t).leads(request.account.lower()):
             for one in t.accounts.users(request.account.lower()):

@@ -1,8 +1,9 @@
-"""Bank actions for single jobs: quote, explain, allow and charged.
+"""Bank actions for jobs: allow, quote, explain, and total charges.
 
-``bank.quote`` estimates a job's price before submission. ``bank.explain`` shows a job's
-charges and recomputes them from use and rate. ``bank.allow`` lets one job pass the gate without
-sufficient funds. ``bank.charged`` returns the totals charged to many jobs. Amounts are micro-SU.
+``bank.allow`` lets one job pass the gate without sufficient funds. ``bank.quote`` estimates a job's
+price before submission. ``bank.explain`` shows a job's charges and recomputes them from use and
+rate. ``bank.charged`` returns the totals charged to many jobs, for lists. Request and reply types
+come before the functions that use them. Amounts are micro-SU.
 """
 
 import logging
@@ -67,7 +68,7 @@ class QuoteReply(BankReply, frozen=True, kw_only=True):
         is_let_in: Whether the gate would admit it now; None if the gate does not answer, or if
             the caller may not see the account's balance: repeated quotes would reveal it.
         say: Message the gate would show to the user; "" for none.
-        free: Available amount of the account; None if the gate does not tell.
+        free: Available amount of the account; None as for ``is_let_in``.
     """
 
     quotes: tuple[Quote, ...]
@@ -343,7 +344,7 @@ def _resolve_uid(asker: Asker, user: str) -> int:
         return asker.uid
     try:
         return pwd.getpwnam(user).pw_uid
-    except (KeyError, ValueError) as error:  # no name holds a NUL
+    except (KeyError, ValueError) as error:  # ValueError: the name contains a NUL
         raise BankUsage(f"there is no user {user!r}", user) from error
 
 

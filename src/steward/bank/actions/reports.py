@@ -52,8 +52,8 @@ class AccountBalance(ActionMessage, frozen=True, kw_only=True):
         payer: Account whose allocations pay: itself, or one above.
         balance: Sum of the payer's active allocations.
         credit: Credit limit of the payer.
-        held: Sum of holds for unfinished jobs; None if the gate does not tell.
-        free: Available amount for a new job; None if the gate does not tell.
+        held: Sum of holds for unfinished jobs; None if the gate does not answer.
+        free: Available amount for a new job; None if the gate does not answer.
         user_limit: Spending limit of the caller; None for no limit.
         user_spent: Amount the caller has spent of it.
         closed: Whether new charges are forbidden.

@@ -48,7 +48,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         cluster: The cluster; "" for all.
-        since: Only runs that ended since, as people type times; "" to continue from last time.
+        since: Only runs that ended since, as people type times; "" for the last day.
         dry_run: Whether to report differences without correcting them.
         zone: IANA time zone of the time given; "" for the cluster's.
     """
@@ -627,8 +627,8 @@ class ReconciliationProgress(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         cluster: The cluster.
-        until: End of the period compared with Slurm's job records; None for none yet.
-        by_slurmdbd_until: End of the period compared with slurmdbd's records.
+        until: Runs that ended before were compared with jobs.db; None for none yet.
+        by_slurmdbd_until: Runs that ended before were compared with slurmdbd's records.
         compared_at: Time of the last comparison.
         differences: Number of runs with a wrong charge found then.
         corrected: Number of those that were corrected.
@@ -667,7 +667,7 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
         position: Number of the ledger's last change.
         accounts: Number of accounts.
         gate: Whether the gate decides.
-        gate_why: Why it does not.
+        gate_why: Reason why the gate does not decide.
         holds: Number of open holds; None if the gate does not answer.
         held: Sum of the open holds, in micro-SU.
         asked_at: Last request of a submit plugin, to the minute; None if never or unknown.
@@ -675,7 +675,7 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
         reconciled: Progress of reconciliation, by cluster.
         notices: Number of notices that are dead letters.
         money: Balance of each account, if requested.
-        remote_at: Age of the oldest balance taken from a remote myBRC server, if any.
+        remote_at: Time of the oldest balance taken from a remote myBRC server; None for none.
     """
 
     position: int

@@ -1,6 +1,10 @@
 """Estimate of a job's highest cost, from the request that sbatch sends.
 
-`estimate` is for callers who ask once; the gate keeps an `Estimator` for each cluster.
+`estimate` is for callers who ask once; the gate keeps an `Estimator` for each cluster. Flow: a
+`JobRequest` comes from a submit plugin, from sbatch options (`quote_options.py`), or from a queue
+record or an update (`descriptions.py`). `request_limits.py` rejects texts that are too long,
+`sizes.py` bounds the TRES that Slurm may allocate in each partition, and `estimator.py` prices
+them and returns the most expensive choice as a `Quote`.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Descriptions of jobs (their requests), from queue records and from updates.
 
-`description_of` converts a queue record to a `Description`; `merged` applies an update; `is_like`
-and `with_unshown` compare a known request with what the queue shows, since squeue shows totals, not
-what a job requests per CPU, node, task or GPU. Memory is in MiB.
+`describe_record` converts a queue record to a `JobRequest`; `apply_update` applies an update.
+`is_compatible` and `add_unshown_requests` compare a known request with what the queue shows, since
+squeue shows totals, not what a job requests per CPU, node, task or GPU. Memory is in MiB.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Parser of sbatch options for ``steward bank quote``: options and script to job descriptions.
 
-`parse_options` parses one job, `parse_jobs` also heterogeneous jobs; `script_among` finds the batch
+`parse_options` parses one job, `parse_jobs` also heterogeneous jobs; `find_script` finds the batch
 script's name. Unset options get the values that sbatch derives (tasks from nodes, CPUs from tasks).
 An unknown option is an error: a quote that ignored it would promise too little.
 """

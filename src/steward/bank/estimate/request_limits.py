@@ -2,9 +2,10 @@
 
 slurmctld calls the submit plugin before it checks the lengths of a job's texts, and waits for the
 answer. `LONGEST_TEXTS` holds Slurm's own limits, rounded up where versions differ; the submit
-plugins cut each text at the same length and name the field (``requests.Submit.oversize``). `Budget`
-limits CPU time. `refuse_endless` checks all texts; `choices`, `nodes_named` and `tasks_of` parse
-lists of names, node lists and array expressions within these limits.
+plugins cut each text at the same length and name the field (``gate.requests.PluginRequest``,
+``oversize``). `Budget` limits CPU time. `check_text_lengths` checks all texts; `split_choices`,
+`bound_node_count` and `count_array_tasks` parse lists of names, node lists and array expressions
+within these limits.
 """
 
 import re
@@ -131,6 +132,9 @@ _Ranges = list[tuple[int, int, int]]
 
 def bound_node_count(nodelist: str, most: int) -> int:
     """Return how many nodes a list names at most; for an unreadable list the maximum.
+
+    A user wrote the list, and the gate decides on all jobs in turn: the time grows with the text's
+    length only, whatever numbers it holds.
 
     Args:
         nodelist: Value of ``--nodelist``: ``n[1-3,7],gpu1``.

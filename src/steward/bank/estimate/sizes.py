@@ -1,7 +1,9 @@
 """Upper bound of a job's allocation: TRES that Slurm may allocate at most, for its estimate.
 
-`size_of` computes the bound for a request (`Description`) in a partition (`Site`), with a rate
-(`Priced`); `_Asked` derives tasks, nodes, CPUs, memory and GPUs as Slurm would.
+`PartitionLimits` and `PricedPartition` hold what a partition and a rate determine before any job is
+known; they are computed once and used for every estimate. `compute_size` computes the bound for a
+request (`JobRequest`) in a partition; `_DerivedRequest` derives tasks, nodes, CPUs, memory and GPUs
+as Slurm would.
 
 Slurm allocates whole cores on each node, so the number of nodes decides how much is lost to
 rounding, and a job that leaves the number open may be spread over as many nodes as it has tasks.

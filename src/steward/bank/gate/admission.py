@@ -2,15 +2,16 @@
 
 Reading order:
 
-- `Case` (the job to decide on), `Short` (what is missing), `Placing` (the SU hold to place) and
-  `Decision` (the result);
-- `Doubts` limits users whose holds keep expiring because Slurm never shows their jobs;
-- `text_of` and its helpers write the message that a rejected user sees;
-- `Deciding` makes the decisions: `submit` for new jobs, `change` for updates, `cover` for jobs in
-  the queue, `afford` for a cost given by the caller.
+- `AdmissionCase` (the job to decide on), `Shortfall` (needed and available SU), `HoldPlan` (the SU
+  hold to place) and `Decision` (the result);
+- `VainHolds` limits users whose holds are void again and again: Slurm never shows their jobs;
+- `format_rejection` and its helpers write the message that a rejected user sees;
+- `DecisionMaker` makes the decisions: `submit` for new jobs, `change` for updates, `cover` for jobs
+  in the queue, `afford` for a cost given by the caller.
 
-Nothing here changes state: `holds.py` places what a decision says. Balances come from
-`balances.py`, modes and estimates from `policy.py`. Amounts are micro-SU.
+Only `VainHolds` has state; `holds.py` places the hold that a decision plans. Balances come from
+`balances.py`, modes and estimates from `policy.py`. An unforeseen error fails one request alone:
+`plugin_answers.py` and `calls.py` catch it. Amounts are micro-SU.
 """
 
 import math
@@ -41,7 +42,7 @@ class AdmissionCase(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         account: The account that pays; "" if none is known.
         mode: The bank's mode that applies to the job.
         now_us: The time, µs since the epoch.
-        free_pass: Whether the job is accepted whatever the account has available.
+        free_pass: Whether the job is accepted even if the account cannot pay.
         first_submit_us: Submit time that selects the rates, µs since the epoch.
         is_started: Whether the job runs already, so that its hold cannot wait for its start.
         is_change: Whether this is a change that the user requests.
@@ -69,8 +70,8 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The shortfall that makes a job unaffordable: needed and available SU, and the limit hit.
 
     Attributes:
-        needed: What the job needs beyond its present hold, micro-SU.
-        free: What is available to it, micro-SU.
+        needed: SU that the job needs beyond its present hold, micro-SU.
+        free: SU that are available to it, micro-SU.
         what: Which limit is hit: the ``account``, the ``user`` limit in it, the ``share`` of the
             account that one user's jobs may hold, the bound on holds for jobs that are ``unseen``
             in the queue; or ``unknown`` if the remote myBRC server has not reported a balance.
@@ -89,9 +90,8 @@ class HoldPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         account: The account that pays.
         payer: The account whose allocations pay.
-        needed: What the job needs in total, micro-SU.
-        amount: What to hold beyond the present hold, micro-SU; all of it if the hold moves to
-            another account.
+        needed: SU that the job needs in total, micro-SU.
+        amount: SU to hold beyond the present hold, micro-SU; all of it if the hold moves.
         shares: Pairs of an allocation's number and its part of ``amount``.
         quote: The quote that the hold covers.
         job: The request that was priced.
@@ -159,11 +159,9 @@ def make_rejection(
 
 
 MOST_TRUSTED_VAIN_S: Final = 20.0
-"""Time for which one user may hold all of an account's available SU in vain, in seconds. Beyond it
-the user is in doubt."""
+"""Vain time, at all of an account's available SU, beyond which a user is in doubt, in seconds."""
 MOST_COUNTED_VAIN_S: Final = 10.0
-"""Longest time that one void hold counts, in seconds: polls of the queue may fail, which is not the
-user's fault."""
+"""Longest time that a void hold counts, in seconds: a user is not to blame for failed polls."""
 _MOST_VAIN_S: Final = 30.0
 """Upper bound of a user's recorded vain time, in seconds."""
 _LEAST_VAIN_S: Final = 1.0
@@ -173,12 +171,16 @@ _LEAST_VAIN_S: Final = 1.0
 class VainHolds:
     """Record of SU held in vain, per payer and user: holds whose jobs Slurm never showed.
 
+    slurmctld does not say whether the job will stay: ``sbatch --test-only`` asks like any other, as
+    does a job that Slurm rejects later. Each gets a hold until a poll shows that there is no job. A
+    user who submits so in a loop would block everybody's SU; once in doubt they may hold only a
+    part, until the record has decayed. The record is in memory only: a restarted gate trusts all.
+
     The unit is seconds for which all available SU were held. The record decays over time, so that
     on average one user holds less than half of their share in vain.
 
     Args:
-        share: Part of the available SU that a user in doubt may hold for jobs that no poll has
-            shown.
+        share: Part of the available SU that a user in doubt may hold for unseen jobs.
     """
 
     def __init__(self, share: float) -> None:
@@ -193,11 +195,7 @@ class VainHolds:
     def most(self, payer: str, uid: int, free: int, now_us: int) -> int | None:
         """Return how much may be held for a user's unseen jobs, micro-SU; None for no bound.
 
-        Args:
-            payer: The account whose allocations pay.
-            uid: The user.
-            free: The payer's available SU plus what is held for the user's unseen jobs, micro-SU.
-            now_us: The time, µs since the epoch.
+        ``free`` is the payer's available SU plus the holds for the user's unseen jobs, micro-SU.
         """
         if not self._vain or self.wait_s(payer, uid, now_us) <= 0:
             return None
@@ -415,13 +413,7 @@ DEFERRED_START_US: Final = 15 * 60 * 1_000_000
 
 
 class DecisionMaker:
-    """Decide on submits, changes and queued jobs, from the balances and rules in memory.
-
-    Args:
-        purses: Balances and holds.
-        ground: Settings, rules and cluster models.
-        doubts: Record of SU held in vain.
-    """
+    """Decide on submits, changes and queued jobs, from the balances and rules in memory."""
 
     def __init__(self, purses: AccountBalances, ground: GateRules, doubts: VainHolds) -> None:
         self._purses = purses
@@ -438,16 +430,10 @@ class DecisionMaker:
         secret: bytes = b"",
         is_lenient: bool = False,
     ) -> Decision:
-        """Decide on a new job.
+        """Decide on a new job; ``secret`` is the key that proves tokens.
 
-        Args:
-            cluster: The cluster's name.
-            job: The job's request.
-            user: The user's name; "" if unknown.
-            now_us: The time, µs since the epoch.
-            secret: The key that proves tokens.
-            is_lenient: Whether to accept the job whatever the account has, because the outage
-                policy says so while the ledger is unavailable.
+        ``is_lenient``: accept the job even if the account cannot pay, because the outage policy
+        says so while the ledger is unavailable.
         """
         case = self.case(cluster, job, user, now_us, is_lenient=is_lenient)
         if case.mode == "off":
@@ -474,18 +460,10 @@ class DecisionMaker:
         *,
         is_lenient: bool = False,
     ) -> list[Decision]:
-        """Decide on a change to a job that has a hold.
+        """Decide on a change (``job``) to a job that has a hold.
 
-        Args:
-            cluster: The cluster's name.
-            hold: The job's hold.
-            changed: Pairs of descriptions, each before and after the change.
-            job: The change.
-            now_us: The time, µs since the epoch.
-            is_lenient: As in :meth:`submit`.
-
-        Returns:
-            A decision for each pair.
+        Return a decision for each pair of descriptions, before and after the change, in
+        ``changed``. ``is_lenient`` as in :meth:`submit`.
         """
         quotes: dict[JobRequest, Quote] = {}
         return [
@@ -506,8 +484,7 @@ class DecisionMaker:
         is_lenient: bool,
     ) -> Decision:
         """Decide on one pair of descriptions, before and after a change."""
-        # Only a waiting job can get a new start time or a release: its hold is what its runs have
-        # left.
+        # Only a waiting job gets a new start time or a release: its hold is what earlier runs left.
         is_again = hold.started and not before.array and bool(job.begin_us or job.released)
         case, known = (
             msgspec.structs.replace(
@@ -562,14 +539,9 @@ class DecisionMaker:
         return known
 
     def afford(self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int) -> Decision:
-        """Decide on a new job whose cost the caller gives, as in mode ``gate``.
+        """Decide, as in mode ``gate``, on a new job whose cost the caller gives, in micro-SU.
 
-        Args:
-            cluster: The cluster's name.
-            job: The job's user and account.
-            user: The user's name; "" if unknown.
-            cost: The cost, micro-SU.
-            now_us: The time, µs since the epoch.
+        Of ``job``, only the uid and the account matter. ``user`` is "" if the name is unknown.
         """
         known = self.case(cluster, job, user, now_us)
         is_exempt = self._ground.is_exempt(cluster, job.uid, user)
@@ -616,12 +588,7 @@ class DecisionMaker:
         return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
 
     def cover(self, case: AdmissionCase, quotes: dict[JobRequest, Quote] | None = None) -> Decision:
-        """Decide on what a job needs beyond its present hold.
-
-        Args:
-            case: The job.
-            quotes: Known quotes by description; the job's quote is added.
-        """
+        """Decide on the SU that a job needs beyond its hold; its quote is added to ``quotes``."""
         try:
             quote = self._quote(case, {} if quotes is None else quotes)
         except (NoRate, NoEstimate) as error:
@@ -805,8 +772,7 @@ class DecisionMaker:
         most = self._doubts.most(payer, uid, available + held, now_us)
         if most is None or held + needed <= most:
             return None
-        # Present holds are confirmed or void after the next poll; anything above the bound must
-        # wait.
+        # Present holds are confirmed or void after the next poll; a larger amount must wait.
         wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else MOST_COUNTED_VAIN_S
         return Shortfall(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
 

@@ -1,7 +1,7 @@
 """Account balances and SU holds in the gate's memory: what each account can pay now.
 
-`Open` is an open hold; `Purses` keeps all accounts, allocations and holds with running totals, so
-that a decision adds up a few allocations and no more.
+`OpenHold` is an open hold; `AccountBalances` keeps all accounts, allocations and holds with running
+totals, so that a decision adds up a few allocations and no more.
 
 Nothing here is persistent: the gate rebuilds it at each start from the ledger's last balances and
 the open holds in gate.db (`store.py`). Amounts are micro-SU, times µs since the epoch.
@@ -17,7 +17,7 @@ from steward.bank.gate.requests import AccountMeans, RemoteMeans
 from steward.bank.records import AccountBooks, AllocationBooks, AllocationShare, GateBooks, Origin
 
 NO_ALLOCATION: Final = 0
-"""Number of the pseudo allocation that takes overdrafts of an account without an open-ended one."""
+"""Number of the pseudo allocation that takes overdrafts of an account without an active one."""
 
 _END_OF_TIME_US: Final = 2**63
 """A time beyond all times, in µs: for allocations without an end."""
@@ -173,7 +173,10 @@ class AccountBalances:
         return self._users.get(account, {}).get(user)
 
     def user_limit(self, account: str, user: str) -> tuple[int | None, int]:
-        """Return a user's limit in an account (None for no limit) and spent SU."""
+        """Return a user's limit in an account (None for no limit) and spent SU.
+
+        Of the bank's limit and one that a remote myBRC server reported, the lower counts.
+        """
         limit, spent = self.user_books(account, user) or (None, 0)
         remote = self.remote.get(account)
         bound = remote.limits.get(user) if remote is not None else None
@@ -263,19 +266,22 @@ class AccountBalances:
         )
 
     def user_held(self, account: str, uid: int) -> int:
-        """Return what is held in an account for one user's jobs."""
+        """Return the SU held in an account for one user's jobs."""
         return self._user_held.get((account, uid), 0)
 
     def user_held_of(self, payer: str, uid: int) -> int:
-        """Return what is held for one user's jobs in all accounts of a payer."""
+        """Return the SU held for one user's jobs in all accounts of a payer."""
         return self._user_of_payer.get((payer, uid), 0)
 
     def unseen(self, payer: str, uid: int) -> int:
-        """Return what is held for one user's jobs that Slurm has not shown yet."""
+        """Return the SU held for one user's unseen jobs: Slurm has not shown them yet."""
         return self._unseen.get((payer, uid), 0)
 
     def draw(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
-        """Split an amount over the active allocations; the last one takes any overdraft."""
+        """Split an amount over the active allocations; the last one takes any overdraft.
+
+        Only an open-ended allocation also takes the credit limit.
+        """
         if amount <= 0:
             return ()
         shares = []

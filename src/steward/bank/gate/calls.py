@@ -1,8 +1,10 @@
 """Operations of the gate for Steward's own processes: decode a call, run it, encode the result.
 
-`Questions` answers read-only operations (means, holds, quote, verdict). `Calls` maps each
-operation's name to its body type and function, and runs each call in its own transaction of
-gate.db. Callers use `client.py`; the types are in `requests.py`; `server.py` passes each line in.
+`GateQueries` answers read-only operations (means, holds, quote, verdict). `GateOperations` maps
+each operation's name to its body type and function, and runs each call in its own transaction of
+gate.db. A rejected call changes nothing. A call that fails otherwise is rolled back, and
+`HoldKeeper.load` rebuilds the memory from gate.db. Callers use `client.py`; the types are in
+`requests.py`; `server.py` passes each line in.
 """
 
 import logging
@@ -60,7 +62,7 @@ class GateQueries:
         self._keeper = keeper
 
     def means(self, account: str, user: str, now_us: int) -> AccountMeans:
-        """Return what an account, and a user in it, can pay now.
+        """Return the balance, holds and limits of an account, and of a user in it.
 
         Raises:
             BankUsage: The account does not exist.
@@ -181,8 +183,8 @@ class GateOperations:
     Args:
         state_dir: The directory that holds the key of the tokens.
         keeper: The gate's state.
-        upkeep: What applies settlements, confirmations and balances to that state.
-        answering: What resolves user names and counts answers.
+        upkeep: The synchronization that applies settlements, confirmations and balances.
+        answering: The answerer of plugin requests, which resolves user names and counts answers.
         right: Whether this gate may decide.
         leased: Called when this gate gets the lease to decide.
     """

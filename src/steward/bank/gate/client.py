@@ -1,8 +1,8 @@
 """Client of the gate for Steward's own processes, over a Unix socket in the state directory.
 
-`GateLink` has one method per operation; `connect` reaches sockets with long paths. One JSON line
-each way, one call per connection. The gate answers from memory. A call that times out may have been
-carried out; every call that changes something may be repeated safely.
+`GateClient` has one method per operation; `connect_unix_socket` reaches sockets with long paths.
+One JSON line each way, one call per connection. The gate answers from memory. A call that times out
+may have been carried out; every call that changes something may be repeated safely.
 """
 
 import os
@@ -117,7 +117,7 @@ class GateClient:
         return int(self._ask("looked", CompletedPoll(cluster=cluster, began=began), int))
 
     def cover(self, claim: CoverRequest) -> CoverReply:
-        """Hold what a queued job needs; safe to repeat."""
+        """Place or adjust the hold of a queued job; safe to repeat."""
         covered: CoverReply = self._ask("cover", claim, CoverReply)
         return covered
 
@@ -192,7 +192,7 @@ class GateClient:
         return found
 
     def means(self, account: str, user: str = "") -> AccountMeans:
-        """Return what an account, and a user in it, can pay now."""
+        """Return the balance, holds and limits of an account, and of a user in it."""
         means: AccountMeans = self._ask(
             "means", MeansRequest(account=account, user=user), AccountMeans
         )
@@ -230,7 +230,7 @@ class GateClient:
         return found
 
     def on_allocation(self, number: int) -> int:
-        """Return what started jobs still hold on an allocation, micro-SU."""
+        """Sum the holds of started jobs on an allocation, micro-SU."""
         return int(self._ask("on_allocation", number, int))
 
     def facts(self, after: int, limit: int = 500) -> list[GateFact]:
@@ -264,7 +264,7 @@ class GateClient:
         return cast("PluginReply", self._ask("grant", granted, PluginReply))
 
     def allow(self, allowance: Allowance) -> None:
-        """Let a job pass until a given time, whatever its account has."""
+        """Let a job pass until a given time, even if its account cannot pay."""
         self._ask("allow", allowance, None)
 
     def _ask(self, op: str, body: Any, gives: Any) -> Any:

@@ -1,9 +1,9 @@
 """Socket connections of the gate: submit plugins, Steward's own processes, and other gates.
 
-`Peer` is one non-blocking connection with a line buffer and a time-out, so that a slow, silent or
-faulty peer costs one descriptor for a second. `unix_listener` makes a socket file with access
-control. `Asking` keeps the connection to the gate on another host that decides, and forwards plugin
-requests to it over TLS (`tls.py`).
+`GatePeer` is one non-blocking connection with a line buffer and a time-out, so that a slow, silent
+or faulty peer costs one descriptor for a second. `get_socket_uid` identifies a local peer, and
+`unix_listener` makes a socket file with access control. `RemoteGate` keeps the connection to the
+gate on another host that decides, and forwards plugin requests to it over TLS (`tls.py`).
 
 Nothing here blocks: `server.py` waits for all descriptors with one epoll. A plugin sends one line
 and gets one back; another gate keeps its connection and sends many.
@@ -210,6 +210,9 @@ _encode_request = msgspec.json.Encoder().encode
 
 class RemoteGate:
     """Client connection to the gate on another host that decides: forwards plugin requests.
+
+    Each forwarded request has a number, so that many share the one connection. If a reply is late,
+    the outage policy answers: slurmctld waits no longer.
 
     Args:
         settings: The section [gate].

@@ -1,7 +1,7 @@
 """SU holds of the gate: place, enlarge, shrink and release them in memory and in gate.db.
 
-`Keeper` is the gate's whole state, and the only class that changes it: balances and holds, rules,
-pending changes of jobs, grants and allowances. Its parts:
+`HoldKeeper` is the gate's whole state, and the only class that changes it: balances and holds,
+rules, pending changes of jobs, grants and allowances. Its parts:
 
 - `submit` and `modify` decide on plugin requests (`admission.py`) and place the holds;
 - grants let Steward send an approved change once; allowances let one job pass;
@@ -65,8 +65,7 @@ from steward.core.events import HoldFact
 log = logging.getLogger(__name__)
 
 _MOST_OFFSET_DIGITS: Final = 4
-"""Maximum number of digits of a het component's offset; Slurm adds it to the leader's id for the
-raw id."""
+"""Maximum digits of a het component's offset, which Slurm adds to the leader's id (raw id)."""
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 """Time after which an unconfirmed hold expires, in µs, even if no poll of the queue succeeds."""
 POLL_MARGIN_US: Final = 5_000_000
@@ -102,8 +101,7 @@ class ChangeGrant(msgspec.Struct, frozen=True):
     Attributes:
         jobs: The jobs as the command names them.
         job: The requested change.
-        until_us: Expiry of the grant, µs since the epoch; until then slurmctld's request may
-            consume it.
+        until_us: Expiry, µs since the epoch; until then slurmctld's request may consume the grant.
         is_started: Whether the job had started.
         restarts: Restart count of the run that the change is for.
         extras: Ids of the holds placed for this change alone.
@@ -142,8 +140,7 @@ class HoldKeeper:
         self.settled = 0
         self._polled_us: dict[str, int] = {}
         self._extras: dict[str, dict[str, str]] = {}
-        """Holds for changes that no poll has shown: their ids by the job's own hold and by
-        payer."""
+        """Ids of the holds for changes that no poll has shown, by the job's own hold and payer."""
         self._grants: dict[tuple[str, int], ChangeGrant] = {}
         self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
@@ -204,15 +201,10 @@ class HoldKeeper:
     def modify(
         self, ask: PluginRequest, user: str, now_us: int, *, is_lenient: bool
     ) -> PluginReply:
-        """Decide on a change to a job, whoever sends it.
+        """Decide on a change to a job, from any sender: the uid ``ask.by``, with the name ``user``.
 
-        A job without a hold is priced at the next poll.
-
-        Args:
-            ask: The change, and the uid that sends it.
-            user: That uid's name; "" if unknown.
-            now_us: The time, µs since the epoch.
-            is_lenient: As in :meth:`DecisionMaker.submit`.
+        A job without a hold is priced at the next poll. ``is_lenient`` as in
+        :meth:`DecisionMaker.submit`.
         """
         key = (ask.cluster, _get_raw_job_id(ask))
         if self._consume_grant(key, ask, now_us):
@@ -265,7 +257,7 @@ class HoldKeeper:
         return PluginReply(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
     def _pass(self, key: tuple[str, int], by: int, now_us: int) -> str:
-        """Return why a change passes whatever the account has; "" if it does not.
+        """Return why a change passes even if the account cannot pay; "" if it does not.
 
         A change by root also passes the next poll.
         """
@@ -284,13 +276,8 @@ class HoldKeeper:
         """Decide on a change that Steward is about to send for a user.
 
         The hold is placed now. slurmctld's request about the same change, which comes from
-        SlurmUser, consumes the grant. An unconsumed grant releases its hold.
-
-        Args:
-            ask: The change, as if the user sent it.
-            user: The user's name; "" if unknown.
-            restarts: Restart count of the run that the change is for.
-            now_us: The time, µs since the epoch.
+        SlurmUser, consumes the grant. An unconsumed grant releases its hold. The change applies to
+        the run with this restart count.
         """
         key = (ask.cluster, _get_raw_job_id(ask))
         hold = self.purses.by_job.get(key)
@@ -346,7 +333,7 @@ class HoldKeeper:
         return True
 
     def allow(self, allowance: Allowance) -> None:
-        """Let a job pass until a given time, whatever its account has; it is still charged."""
+        """Let a job pass until a given time, even if unaffordable; it is still charged."""
         key = (allowance.cluster, allowance.job_id)
         before = self._allowances.get(key)
         if before is not None and allowance.is_once and not before.is_once:
@@ -459,7 +446,7 @@ class HoldKeeper:
         return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
 
     def lessen_extras(self, extras: Iterable[OpenHold], placing: HoldPlan, now_us: int) -> None:
-        """Reduce the holds for changes by what the job's own hold gets now."""
+        """Reduce the holds for changes by the amount that the job's own hold gets now."""
         for extra in extras:
             if extra.payer != placing.payer:
                 continue
@@ -488,19 +475,11 @@ class HoldKeeper:
     def describe(
         self, hold: OpenHold, job: JobRequest, quote: Quote | None, tasks: tuple[JobRequest, ...]
     ) -> bool:
-        """Replace a job's description by what the queue shows, once it shows the last change.
+        """Replace a job's description by the queue's, once that shows the last change.
 
         The amount stays. An array's hold covers all of its tasks; the queue shows the remaining
-        ones.
-
-        Args:
-            hold: The job's hold.
-            job: The job's description in the queue.
-            quote: Its quote; None if it cannot be priced.
-            tasks: Descriptions of an array's tasks that differ from it.
-
-        Returns:
-            Whether it was replaced.
+        ones, in ``tasks`` those that differ from ``job``. ``quote`` is None if the job cannot be
+        priced. Return True if the description was replaced.
         """
         if not self.is_settled(hold):
             return False
@@ -619,11 +598,7 @@ class HoldKeeper:
     ) -> None:
         """Record a rejection, real or in mode observe; log an error if a rate is missing.
 
-        Args:
-            ask: The request.
-            decision: The decision on it.
-            now_us: The time, µs since the epoch.
-            passed: Why it passed although it would have been rejected; "" otherwise.
+        ``passed``: why the request passed although it would have been rejected; "" otherwise.
         """
         if decision.is_alarming:
             log.error("cluster %s: %s", ask.cluster, decision.short)
@@ -689,10 +664,7 @@ class HoldKeeper:
     def _enlarge(
         self, hold: OpenHold, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
     ) -> None:
-        """Enlarge a hold as decided.
-
-        ``is_whole``: the job's description covers only the remaining tasks.
-        """
+        """Enlarge a hold as decided; with ``is_whole`` the decision is on the remaining tasks."""
         placing = _get_plan(decision)
         before = (hold.account, hold.remaining, hold.shares, hold.amount)
         if placing.is_moved:
@@ -718,7 +690,7 @@ class HoldKeeper:
             raise
 
     def _prove(self, decision: Decision, now_us: int) -> None:
-        """Raise Overdrawn if an accepted hold makes balance + credit limit - holds negative."""
+        """Raise OverdrawError if an accepted hold makes balance + credit limit - holds negative."""
         if not decision.is_bound:
             return
         payer = _get_plan(decision).payer

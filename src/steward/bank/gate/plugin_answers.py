@@ -1,13 +1,17 @@
 """Answers to the submit plugin: the gate's decision, or the outage policy if it may not decide.
 
-`read` and `written` convert JSON lines. `Answering` answers one request with the help of:
+`PluginAnswerer` answers one request with the help of:
 
 - `CpuLimits`: CPU time that each user's requests may take;
-- `Names`: user names by uid, resolved in a thread;
-- `Right`: whether this gate may decide (balances known, lease held, holds complete);
-- `Counting`: counters for the gate's status.
+- `UserNameCache`: user names by uid, resolved in a thread;
+- `DecisionRight`: whether this gate may decide (balances known, lease held, holds complete);
+- `AnswerCounters`: counters for the gate's status.
 
-`server.py` calls `Answering.answer` within one transaction of gate.db.
+`decode_plugin_request` and `encode_answer` convert JSON lines. `server.py` calls
+`PluginAnswerer.answer` for all pending requests within one transaction of gate.db. It rejects texts
+that are too long and users without CPU time left; it applies the outage policy if this gate may not
+decide, or if the ledger has been unavailable for too long and the policy is ``deny`` (with
+``allow`` it decides leniently). Otherwise `HoldKeeper.submit` or `HoldKeeper.modify` decides.
 """
 
 import logging
@@ -35,6 +39,10 @@ USER_NS: Final = 100_000_000
 
 class CpuLimits:
     """CPU time that each user took in the current second.
+
+    slurmctld holds its locks while it waits. One request gets `REQUEST_NS`; the components of a
+    heterogeneous job share one such budget. A user who took `USER_NS` is rejected until the next
+    second.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -78,6 +86,9 @@ _MOST_CACHED_NAMES: Final = 100_000
 
 class UserNameCache:
     """User names by uid, resolved in a thread beside the deciding one.
+
+    A slow directory service (LDAP) must not stop the gate: a decision waits for the thread only
+    briefly, and a name that arrives later serves the next job.
 
     Args:
         wait_s: Longest time that a decision waits for a name, in seconds.
@@ -215,7 +226,7 @@ class DecisionRight:
 
 
 class AnswerCounters:
-    """Counters of answers; see ``requests.Tally``."""
+    """Counters of answers; see ``requests.AnswerCounts``."""
 
     __slots__ = ("allowed", "by_policy", "refused", "slowest_us", "spent_us")
 
@@ -424,7 +435,7 @@ class PluginAnswerer:
             log.warning("jobs of cluster %s are answered by the policy: %s", cluster, why)
 
     def _is_news(self, what: str) -> bool:
-        """Return True if a condition was not logged within the last minute."""
+        """Return True if a condition was not logged within the last minute: jobs are many."""
         now = time.monotonic()
         if now - self._said.get(what, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
             return False

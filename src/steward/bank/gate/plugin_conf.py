@@ -1,7 +1,8 @@
 """Configuration file of the submit plugin: the gate's socket, time-out and outage policy.
 
-`write` derives the file from Steward's settings. The plugin reads it again whenever it changes, so
-a site changes its policy without touching slurm.conf. `plugins_of` parses JobSubmitPlugins.
+`parse_submit_plugins` parses JobSubmitPlugins. `write_plugin_conf` derives the file from Steward's
+settings. The plugin reads it again whenever it changes, so a site changes its policy without
+touching slurm.conf. `make_shared_directory` makes a directory that slurmctld can enter.
 """
 
 import logging

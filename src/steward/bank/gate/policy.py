@@ -1,8 +1,9 @@
 """Rules that the gate decides by, besides balances: modes, rates, cluster models and roles.
 
-`Ground` holds the settings and everything that other processes send to the gate: which mode applies
-to a job, what it costs, which account pays, who is exempt, and which outage policy applies. Nothing
-here queries anything. `chosen_mode` finds the mode rule that fits best; `moment` converts
+`GateRules` holds the settings and everything that other processes send to the gate besides
+balances. It answers which mode applies to a job, what the job costs, which account pays, who may
+change it, who is exempt, and which outage policy applies. All of it is pushed to the gate; nothing
+here queries anything. `find_mode` finds the mode rule that fits best; `to_datetime` converts
 timestamps.
 """
 
@@ -32,7 +33,7 @@ _MOST_CACHED_MODES: Final = 10_000
 _LONGEST_CACHED: Final = 256
 """Maximum length of a cached key's names."""
 _MOST_PARTITIONS: Final = 64
-"""Number of partitions from which a request gets the strictest mode of all."""
+"""Maximum number of partitions in a request; one with more gets the strictest mode of all."""
 
 
 class GateRules:

@@ -1,10 +1,12 @@
-"""Messages of the gate: what its two sockets carry, one line of JSON each way.
+"""Messages on the gate's two sockets: requests and replies, one line of JSON each way.
 
 Submit plugins send :class:`PluginRequest` and get :class:`PluginReply`. Steward's own processes
-send :class:`GateCall` and get :class:`GateReply`; the bodies of their calls follow (`Seen`,
-`Claim`, `Settled`, ...), with the replies (`Covered`, `Verdict`, `Means`, `GateState`, ...) and the
-facts that the gate reports to the journal (`GateFact`). Amounts are micro-SU, times µs since the
-epoch.
+send :class:`GateCall` and get :class:`GateReply`. The bodies of their calls follow (`ShownJob`,
+`CoverRequest`, `SettleRequest`, ...), with the replies (`CoverReply`, `AdmissionVerdict`,
+`AccountMeans`, `GateStatus`, ...), a job's pending changes as gate.db stores them
+(`PendingChanges`), and the facts that the gate reports to the journal (`GateFact`). `client.py`
+and `calls.py` pair each operation with its body and reply. Amounts are micro-SU, times µs since
+the epoch.
 """
 
 from datetime import datetime
@@ -89,7 +91,7 @@ class GateReply(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ok: Whether the operation succeeded.
-        body: What the operation returned.
+        body: The operation's result.
         kind: Name of the error's class.
         say: The error's message.
     """
@@ -101,7 +103,7 @@ class GateReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance(BankRecord, frozen=True):
-    """Permission for one job to pass whatever its account has.
+    """Permission for one job to pass the gate even if its account cannot pay.
 
     Attributes:
         cluster: The cluster's name.
@@ -122,7 +124,7 @@ class Allowance(BankRecord, frozen=True):
 
 
 class GrantRequest(BankRecord, frozen=True):
-    """Body of ``grant``: a change that Steward is about to send for a user.
+    """Body of ``grant``: a change that Steward is about to send to slurmctld for a user.
 
     Attributes:
         ask: The change, with the user's uid.
@@ -194,7 +196,7 @@ class CoverRequest(BankRecord, frozen=True):
         tasks: Descriptions of an array's tasks that differ from it.
         first_submit_us: First submit time, which selects the rates, µs since the epoch; 0 for now.
         started: Whether it has started.
-        mode_credit: Whether to place the hold whatever the account has.
+        mode_credit: Whether to place the hold even if the account cannot pay.
         is_exact: Whether to shrink a hold that is too large.
         starts: Start times of the array's running tasks, µs since the epoch, if the call only moves
             the other tasks' share of the hold to allocations that have not ended; None otherwise.
@@ -251,9 +253,9 @@ class AccountMeans(BankRecord, frozen=True):
         balance: Balance of the active allocations, micro-SU.
         held: SU holds, micro-SU.
         credit: The payer's credit limit, micro-SU.
-        user_limit: The user's limit in the account; None for no limit.
-        user_spent: What the user has spent of it.
-        user_held: Holds for the user's jobs.
+        user_limit: The user's limit in the account, micro-SU; None for no limit.
+        user_spent: SU that the user has spent of it, micro-SU.
+        user_held: SU holds of the user's jobs, micro-SU.
         at_us: When a remote myBRC server reported the balance, µs since the epoch; 0 if none did.
     """
 
@@ -358,8 +360,8 @@ class GateFact(BankRecord, frozen=True):
         kind: An event's kind (``hold.placed``), or ``refusal``.
         at_us: When it happened.
         cluster: The cluster; "" for facts about no job.
-        hold: What happened to a hold.
-        refusal: A rejection, or one that mode observe only records.
+        hold: The change of a hold; None for a rejection.
+        refusal: A rejection, or one that mode observe only records; None for others.
     """
 
     seq: int

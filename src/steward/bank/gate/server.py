@@ -1,13 +1,17 @@
 """Process of the gate: one thread serves all sockets with epoll, and decides.
 
-`GateServer` runs the main loop. All requests that arrived meanwhile are decided in one transaction
-and answered after its commit, so under load requests share a commit, without a timer. Its helpers:
+Its parts:
 
-- `Clusters` adds the cluster's name to requests that lack it;
-- `Precedence` gives the process real-time priority, as slurmctld waits for its answers;
-- `Checkpoints` is a thread that writes the WAL of gate.db back in quiet moments.
+- `ClusterNames` adds the cluster's name to requests that lack it: Lua is not told the name;
+- `RealTimePriority` gives the process real-time priority, as slurmctld waits for its answers;
+- `WalCheckpointer` is a thread that writes the WAL of gate.db back in quiet moments;
+- `GateServer` runs the main loop: it serves the control socket at once, and the plugin socket as
+  soon as all holds are known (after a lost database or a reboot, rebuilt from the jobs' tokens) or
+  another gate decides. All requests that arrived meanwhile are decided in one transaction and
+  answered after its commit, so under load requests share a commit, without a timer.
 
-Plugin requests go to `plugin_answers.py`, calls of Steward's processes to `calls.py`.
+Plugin requests go to `plugin_answers.py`, calls of Steward's processes to `calls.py`. With [gate]
+``ask``, a gate without the lease forwards plugin requests to the gate named there.
 """
 
 import contextlib
@@ -102,7 +106,12 @@ _NORMAL_PRIORITY: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
 
 
 class RealTimePriority:
-    """Real-time scheduling of this process's main thread.
+    """Real-time scheduling of this process's main thread: slurmctld holds locks while it waits.
+
+    Niceness alone does not help: the kernel compares it only within a session or cgroup, and the
+    programs that keep a host busy run in others. So the gate gets its own session, which the kernel
+    weighs against all others like one program, and real-time scheduling where permitted. Its
+    stretches of work are limited then: a runaway gate must not take a processor from the host.
 
     Args:
         again_s: Minimum time without real-time priority after a stretch that was too long, in
@@ -179,6 +188,11 @@ _WAL_NOTE: Final = "log"
 
 class WalCheckpointer(threading.Thread):
     """Thread that checkpoints the WAL of gate.db beside the deciding thread.
+
+    The deciding thread must never do that: on a shared disk an fsync may take a second. In SQLite,
+    the first commit after a complete checkpoint restarts the WAL, with an fsync of its header. So
+    this thread makes that commit, with a note of its own, and checkpoints only while no plugin has
+    asked for a moment. The longer the WAL, the shorter that moment.
 
     Args:
         store: The database; this thread opens its own connection.

@@ -1,10 +1,11 @@
 """Database of the gate (gate.db): open holds, and the last balances, rules and cluster models.
 
-`Store` is the one connection and the only writer, with ``synchronous=NORMAL``: a commit survives
+`GateStore` is the only writer, over one connection, with ``synchronous=NORMAL``: a commit survives
 any kill of the process. After a power loss, the gate rebuilds what is missing from the tokens of
-the jobs in the queue (`Remaking` in `sync.py`). A thread writes the WAL back to disk (`Checkpoints`
-in `server.py`). Tables: ``hold``, ``account``, ``note`` (named values) and ``fact`` (the outbox for
-the journal and the ledger).
+the jobs in the queue (`HoldRecovery` in `sync.py`). Whatever waits for the disk is left to a thread
+that checkpoints the WAL (`WalCheckpointer` in `server.py`). Tables: ``hold``, ``account``, ``note``
+(named values: rules, cluster models, allowances, counters) and ``fact`` (the outbox for the journal
+and the ledger).
 """
 
 import logging
@@ -194,12 +195,12 @@ class GateStore:
         )
 
     def changes(self, hold: OpenHold) -> PendingChanges:
-        """Read what a job may be besides what its hold covers."""
+        """Read a job's pending changes: descriptions besides the one that its hold covers."""
         row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
         return _decode_changes(row[0])
 
     def put_changes(self, hold: OpenHold, changes: PendingChanges) -> None:
-        """Store what a job may be besides what its hold covers."""
+        """Store a job's pending changes."""
         self._db.execute(
             "UPDATE hold SET changes=? WHERE number=?",
             (_encode_json(changes).decode(), hold.number),

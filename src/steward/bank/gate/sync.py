@@ -1,13 +1,14 @@
 """Synchronize the gate's holds with the ledger, the queue and time.
 
-Steward's own processes report what happened; each call runs within one transaction of gate.db, see
+Steward's own processes report events; each call runs within one transaction of gate.db, see
 `holds.py`. Reading order:
 
-- `Moving` moves holds from ended allocations to active ones;
-- `Upkeep` applies ledger balances, confirmations from polls, claims of queued jobs, settlements,
-  releases and reservations; its `tick` expires holds;
-- `Remaking` rebuilds missing holds from the tokens in the jobs' admin_comment after a power loss
-  (`shown`, `remake`).
+- `AllocationMover` moves holds from ended allocations to active ones;
+- `HoldSync` applies ledger balances, confirmations from polls, requests to cover queued jobs,
+  settlements, releases and reservations; its `tick` expires holds;
+- `HoldRecovery` rebuilds missing holds from the tokens in the jobs' admin_comment
+  (`list_jobs_with_tokens`, `rebuild_holds`): if gate.db was lost, if a power loss took its last
+  commits, and if another host's gate decided until now. Only tokens with a valid MAC count.
 """
 
 import logging
@@ -40,6 +41,9 @@ from steward.slurm.job_states import FINISHED, WAITING
 
 class AllocationMover:
     """Move holds between allocations, within one transaction of the store.
+
+    A waiting job's hold moves when its allocation ends. In an array each task counts alone: running
+    tasks are paid by the allocation on which they started, the others by the next.
 
     Args:
         keeper: The gate's state.
@@ -96,7 +100,7 @@ class AllocationMover:
         return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
 
     def on_allocation(self, number: int) -> int:
-        """Return what started jobs still hold on an allocation."""
+        """Sum the holds of started jobs on an allocation, micro-SU."""
         holds = self._keeper.purses.on_allocation.get(number, {}).values()
         return sum(dict(hold.shares)[number] for hold in holds if hold.started)
 
@@ -151,7 +155,7 @@ class AllocationMover:
     def _kept(
         self, hold: OpenHold, ended: set[int], starts: Sequence[int], now_us: int
     ) -> list[tuple[int, int]]:
-        """Return what stays on ended allocations; each task counts on the first that it fits."""
+        """Return the shares on ended allocations; each task counts on the first that it fits."""
         purses = self._keeper.purses
         books = {one.number: one for one in purses.allocations(hold.payer)}
         per_task, had = self._quoted(hold).per_task, dict(hold.shares)
@@ -318,12 +322,12 @@ class HoldSync:
         quote: Quote | None,
         now_us: int,
     ) -> None:
-        """Store what the queue shows of a job; void holds for changes that it does not show."""
+        """Store a job's description from the queue; void holds for changes that it lacks."""
         if hold is not None and self._keeper.describe(hold, job, quote, claim.tasks):
             self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
 
     def cover(self, claim: CoverRequest, user: str, now_us: int) -> CoverReply:
-        """Hold what a queued job needs.
+        """Place or adjust the hold of a queued job, and describe the job as the queue shows it.
 
         Raises:
             NoEstimate: The gate has no model of the cluster, so the job cannot be priced.
@@ -402,7 +406,7 @@ class HoldSync:
     ) -> OpenHold | None:
         """Place an empty hold for an unaffordable job, to record its request.
 
-        With it, the gate decides on the job's release, whoever sends that.
+        With it, the gate decides on the job's release, from any sender.
         """
         keeper = self._keeper
         held = msgspec.structs.replace(case.job, held=True)
@@ -419,10 +423,10 @@ class HoldSync:
         )
 
     def _shrink(self, hold: OpenHold, placing: HoldPlan, *, is_started: bool) -> None:
-        """Shrink a hold to what the queue shows that the job needs."""
+        """Shrink a hold to the need of the job as the queue shows it."""
         keeper = self._keeper
         if placing.job.array and hold.started:
-            # A time limit lowered while tasks run frees nothing: see using.use_of.
+            # A time limit lowered while tasks run frees nothing: see billing.derive_use.
             before = keeper.store.covered(hold)[0]
             per_task = before.per_task if before is not None else 0
             least = max(placing.needed, placing.quote.tasks * per_task)
@@ -466,7 +470,7 @@ class HoldSync:
         return keeper.settled
 
     def _settle(self, hold: OpenHold, one: Settlement, now_us: int) -> None:
-        """Apply one settlement to its hold; the final one closes it."""
+        """Deduct one settlement from its hold; the final one closes it."""
         keeper = self._keeper
         why = one.charge or "it never ran"
         left = max(0, hold.remaining - max(one.amount, one.frees))

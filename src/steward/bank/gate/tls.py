@@ -1,7 +1,7 @@
 """TLS connections between gates on different hosts, with certificates on both sides.
 
-`SecurePeer` is a `Peer` over TLS; `tls_listener` and `context_of` make the listening socket and the
-SSL context from [gate].
+`TlsPeer` is a `GatePeer` over TLS; `listen_tls` makes the listening socket, and `make_tls_context`
+the SSL context from [gate].
 """
 
 import logging

@@ -1,8 +1,9 @@
 """Tokens in a job's admin_comment, which record its SU hold, and the key that signs them.
 
-Slurm stores the token with the job, so the gate can rebuild holds if its database is lost. `make`
-and `find` write and parse tokens; `verify` and `genuine` check the MAC over the token's content,
-cluster and user. Its key never leaves Steward's state directory (`load_secret`, `store_secret`). A
+Slurm stores the token with the job, so the gate can rebuild holds if its database is lost.
+`make_token`, `find_tokens` and `remove_tokens` write, parse and remove tokens; `is_genuine` and
+`find_genuine_token` check the MAC over the token's content, the cluster and the user. Its key is in
+Steward's state directory (`load_secret`, `store_secret`); only the gates of a site share it. A
 token without a valid MAC is ignored.
 """
 

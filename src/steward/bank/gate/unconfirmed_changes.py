@@ -2,8 +2,9 @@
 
 slurmctld asks the gate before it checks an update, and never reports the result. `add_change`
 appends a change; the `list_...` functions enumerate the descriptions that the job, or its array
-tasks, may have now; `is_covered` and `is_at_most` compare descriptions. Used by `holds.py`. See
-docs/decisions/0046-pending-changes.md.
+tasks, may have now; `drop_covered`, `is_covered` and `is_at_most` compare descriptions. Until a
+poll shows which description is true, the gate holds SU for the most expensive one. Used by
+`holds.py`. See docs/decisions/0046-pending-changes.md.
 """
 
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ def add_change(
         changes: The pending changes.
         change: The change that the gate decides on.
         is_held_for: Whether the job has an SU hold: the change then never delays its start, see
-            :meth:`Deciding.change`.
+            :meth:`DecisionMaker.change`.
     """
     asked, job = changes.asked, change.job
     if is_held_for:

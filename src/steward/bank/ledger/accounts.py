@@ -26,7 +26,7 @@ _MAX_DEPTH: Final = 100
 
 
 class Accounts:
-    """Create, change and query bank accounts and their users.
+    """Bank accounts and their users: create, change and query them.
 
     Args:
         session: The transaction.

@@ -108,7 +108,7 @@ def excess_over_credit(balance: int, credit: int) -> int:
 
 
 class Allocations:
-    """Create, change and query allocations.
+    """Allocations of accounts: create, change and query them.
 
     Args:
         session: The transaction.

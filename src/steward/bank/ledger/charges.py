@@ -1,12 +1,12 @@
 """Charges of job runs in the ledger: post, correct, refund and query.
 
-A charge is the total price of a run, identified by its key. Posting the same key again takes
-or gives back only the difference, so repeats and crashes in between are harmless. Every
-posted version is kept for ever, and corrections are further transfers.
+A charge is the total price of a run, or of a piece of a resized run, identified by its key.
+Posting the same key again takes or gives back only the difference, so repeats and crashes in
+between are harmless. Every posted version is kept for ever, and corrections are further transfers.
 
-:class:`Charges` is the entry point (billing calls ``charge``); :class:`ChargePayments` moves the
-money between allocations; :class:`ChargeState` is a charge's state meanwhile. All amounts are
-micro-SU.
+:class:`ChargeState` is a charge while it is posted; :class:`ChargePayments` moves the money from
+and to allocations; :class:`Charges` is the entry point: the consumer, reconciliation and backfill
+post by ``charge``, people refund by ``refund``. All amounts are micro-SU.
 """
 
 from collections.abc import Collection, Sequence
@@ -77,7 +77,7 @@ class ChargeState:
 
 
 class ChargePayments:
-    """Move money from and to allocations for charges.
+    """Payments of charges: move money from and to allocations.
 
     Args:
         session: The transaction.
@@ -206,7 +206,7 @@ _decoder: Final = msgspec.json.Decoder(Charge)
 
 
 class Charges:
-    """Post, refund and query charges.
+    """Charges of runs: post, refund and query them.
 
     Args:
         session: The transaction.
@@ -270,7 +270,8 @@ class Charges:
 
         Raises:
             BankRefused: The amount is more than the charge.
-            BankUsage: The charge does not exist, or the amount is invalid.
+            BankUsage: The charge does not exist, nothing is left to refund, or the amount is
+                invalid.
         """
         row = self._need(key)
         asked = encode_ledger_request("refund_charge", key, amount)
@@ -301,7 +302,10 @@ class Charges:
     def of_job(
         self, cluster: str, job_id: int, first_submit: datetime | None = None
     ) -> list[ChargeRow]:
-        """List the charges of a job's runs; without ``first_submit``, of every job of that id."""
+        """List the charges of a job's runs and their pieces, by raw job id.
+
+        Without ``first_submit``, list those of every job that had this id.
+        """
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
             chosen = chosen.where(charge.c.first_submit_us == to_micros(first_submit))
@@ -310,7 +314,7 @@ class Charges:
         ]
 
     def of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
-        """List the charges of several jobs' runs, by raw job id."""
+        """List the charges of several jobs' runs and their pieces, by raw job id."""
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
         return [
             _charge_from_row(row) for row in self._session.rows(chosen.order_by(charge.c.number))

@@ -146,7 +146,7 @@ class LedgerDatabase:
 
     def close(self) -> None:
         """Close all connections."""
-        with suppress(DBAPIError):  # one that is broken needs no goodbye
+        with suppress(DBAPIError):  # a broken connection cannot be closed cleanly
             self._engine.dispose()
 
     @contextmanager
@@ -177,7 +177,7 @@ class LedgerDatabase:
             if isinstance(error, LedgerUnavailable) or not self.is_sqlite:
                 raise
             if error.offender != self.path:
-                raise  # of somebody else who was asked while the transaction was open
+                raise  # from another service that the caller used inside the transaction
             raise LedgerUnavailable(f"the ledger: {error}", error.offender) from error
 
 
@@ -229,7 +229,7 @@ def _begin_immediate(connection: Any) -> bool:
                 connection.execute("BEGIN IMMEDIATE")
             except dbapi2.OperationalError as error:
                 if "locked" not in str(error):
-                    return False  # whoever tries it once more says what is wrong
+                    return False  # the caller tries once more, and reports the error
                 time.sleep(_LOCK_POLL_S)
             else:
                 return True

@@ -1,8 +1,9 @@
 """Ledger: the open database, its transactions and leases, and the consistency check.
 
-:class:`Ledger` is what processes hold (made by ``steward.bank.ledger.open_ledger``). Its
-``transaction()`` and ``reading()`` yield a :class:`Transaction`, whose attributes give
-access to accounts, allocations, charges, rates, the outbox and the other tables.
+The attributes of a :class:`Transaction` give access to accounts, allocations, charges, rates, the
+outbox and the other tables. :class:`Ledger` is what processes hold (made by
+``steward.bank.ledger.open_ledger``): its ``transaction()`` yields a :class:`Transaction` that may
+write, ``reading()`` one that may not. Its ``leases`` are taken outside of transactions.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,11 +75,11 @@ class Transaction:
         self._places.set_mark(name, text)
 
     def books(self, after_seq: int = 0) -> GateBooks:
-        """Return the accounts that changed after a sequence number; all for 0."""
+        """Return the accounts that changed after a sequence number, for the gate; all for 0."""
         return export_books(self._session, self.accounts, after_seq)
 
     def rules(self) -> BankRules:
-        """Return all rates and modes."""
+        """Return all rates and modes, for the gate."""
         return export_rules(self._session, self.rates, self.modes)
 
     def check(self) -> list[LedgerFinding]:
@@ -131,8 +132,7 @@ class Ledger:
         Raises:
             LedgerUnavailable: The database is unreachable, full, or locked for too long. If this
                 happens at commit, the changes may be stored all the same: a repeat must be
-                harmless,
-                by its key or by its cursor.
+                harmless, by its key or by its cursor.
             LeaseLost: Another process has taken the lease.
         """
         with self._database.writing() as connection:

@@ -30,7 +30,7 @@ class LeaseLost(LedgerUnavailable):
 
 
 class Leases:
-    """Take, renew and release leases, each call in its own transaction.
+    """Leases: take, renew and release them, each call in its own transaction.
 
     Args:
         database: The ledger's database.
@@ -157,7 +157,7 @@ _DEAD: Final = 2
 def insert_or_replace(
     session: LedgerSession, table: Table, values: dict[str, Any], *, replace: bool = False
 ) -> bool:
-    """Insert a row; replace one with the same primary key, or leave it unchanged.
+    """Insert a row; with ``replace``, overwrite one with the same primary key.
 
     Returns:
         True if a row was inserted or replaced.
@@ -275,7 +275,10 @@ class Thresholds:
         return len(self._session.rows(select(threshold.c.value).where(*where)))
 
     def forget(self, allocation: int, kind: str) -> None:
-        """Forget reported thresholds, because the allocation got a deposit or lasts longer."""
+        """Delete reported thresholds, so that they are reported again.
+
+        Used when the allocation got a deposit or lasts longer.
+        """
         where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
         self._session.run(delete(threshold).where(*where))
 

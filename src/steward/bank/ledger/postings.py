@@ -86,7 +86,7 @@ class LedgerSession:
         return by.at if by is not None and by.at is not None else self._now()
 
     def done(self, by: Authorship, asked: str) -> int | None:
-        """Return the ledger transaction already made under this idempotency key, or None.
+        """Return the number of the ledger transaction made under this key, or None.
 
         Raises:
             BankUsage: The key was used for a different request.
@@ -239,7 +239,7 @@ def validate_amount(amount: int) -> int:
 
 
 class TransferWriter:
-    """Write transfers and look them up.
+    """Writer of transfers, which also looks them up.
 
     Args:
         session: The transaction.

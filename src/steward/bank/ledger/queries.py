@@ -1,9 +1,12 @@
 """Read-only ledger queries: balances, statements, usage sums, daily history, gate data.
 
-:class:`LedgerQueries` answers people's questions (balance, statement, usage by account, user and
-month). :class:`BalanceHistory` gives an account's balance and spending day by day.
-:func:`export_books` exports accounts, allocations and users for the gate. Amounts are micro-SU;
-days and months are cut in the given zone.
+- :class:`LedgerQueries`: what people ask for: balance, statement, usage by account, user and month.
+- :class:`BalanceHistory`: the balance and spending of allocations, day by day.
+- :func:`export_books`: the accounts, allocations and users that the gate needs.
+
+Amounts are micro-SU; days and months are cut in the given zone. SQL groups by 15-minute interval
+(:func:`quarter_hour_number`), because every database can do that and each interval belongs to one
+day in every time zone.
 """
 
 from collections import defaultdict

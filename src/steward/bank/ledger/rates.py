@@ -1,8 +1,8 @@
 """Rates and modes in the ledger: prices of partitions, and how much the gate enforces.
 
-Rates are only ever added: a job keeps the rates of its first submission, so a price change is
-a new rate from a later time on. Modes (off, observe, gate) apply to a cluster, a partition or an
-account. :func:`export_rules` returns both for the gate.
+:class:`LedgerRates` only ever adds rates: a job keeps the rates of its first submission, so a price
+change is a new rate from a later time on. :class:`LedgerModes` sets modes (off, observe, gate) of a
+cluster, a partition or an account. :func:`export_rules` returns both for the gate.
 """
 
 from datetime import datetime
@@ -23,7 +23,7 @@ _decoder: Final = msgspec.json.Decoder(Rate)
 
 
 class LedgerRates:
-    """Add and query rates.
+    """Rates in the ledger: add and query them.
 
     Args:
         session: The transaction.
@@ -86,7 +86,7 @@ class LedgerRates:
 
 
 class LedgerModes:
-    """Set, remove and list modes.
+    """Mode rules in the ledger: set, remove and list them.
 
     Args:
         session: The transaction.

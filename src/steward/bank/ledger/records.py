@@ -1,8 +1,10 @@
 """Record types of the ledger: accounts, allocations, transfers, charges, statements, leases.
 
-Immutable Structs that the ledger accepts and returns. Amounts are micro-SU. Times are UTC and
-aware; names that end in ``_us`` are microseconds since the epoch. Types that the gate shares
-are in ``steward.bank.records``.
+Immutable Structs that the ledger accepts and returns: first accounts, money and reports, then
+what it stores beside the money: outbox messages, API tokens, rejected and reported jobs, leases.
+
+Amounts are micro-SU. Times are UTC and aware; names that end in ``_us`` are microseconds since
+the epoch. Types that the gate shares are in ``steward.bank.records``.
 """
 
 from datetime import datetime
@@ -215,7 +217,7 @@ class ChargeRow(BankRecord, frozen=True, kw_only=True):
 
 
 class ChargeVersion(BankRecord, frozen=True, kw_only=True):
-    """Earlier version of a charge.
+    """Posted version of a charge.
 
     Attributes:
         number: Version number, from 1.
@@ -464,8 +466,8 @@ class Lease(BankRecord, frozen=True):
     Attributes:
         name: Name of the lease.
         holder: Process that holds it.
-        fence: Fencing number; grows whenever another process takes it.
-        until: Time of expiry, by the database's clock.
+        fence: Fencing number; grows whenever the lease is taken or released.
+        until: Time of expiry, by the clock of the PostgreSQL server; on SQLite the process's.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """Database tables of the ledger (SQLAlchemy), and the upgrade of their schema.
 
-Alembic migrations create the tables; :func:`upgrade_schema` runs them at start.
+Alembic migrations create the tables; :func:`upgrade_schema` runs them when a ledger is opened, and
+loads Alembic only if the schema is not the newest.
 
 Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
 that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a

@@ -1,8 +1,8 @@
 """Manual transfers in the ledger: deposit, withdraw, transfer, refund, adjust, expire.
 
 Each records author and reason, and may carry an idempotency key: a repeat returns the first
-transfer and moves nothing. Called by ``steward.bank.actions.money`` and by imports. Amounts
-are micro-SU.
+transfer and moves nothing. Called by ``steward.bank.actions.money`` and by imports; scheduled
+work calls :meth:`Transfers.expire`. Amounts are micro-SU.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _NO_AMOUNTS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Transfers(TransferWriter):
-    """Move money on behalf of people.
+    """Manual transfers: move money on behalf of people, and expire ended allocations.
 
     Args:
         session: The transaction.
@@ -164,7 +164,8 @@ class Transfers(TransferWriter):
 
         Raises:
             BankRefused: The amount is more than the charge.
-            BankUsage: The charge does not exist, or the amount is invalid.
+            BankUsage: The charge does not exist, nothing is left to refund, or the amount is
+                invalid.
         """
         return self._charges.refund(key, by, amount)
 

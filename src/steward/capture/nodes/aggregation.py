@@ -4,9 +4,12 @@ The SPANK plugin writes one JSON object per line, with keys of a letter or two, 
 one for every task. Input is hostile: root on a node may send anything, so every number has bounds,
 those of what a machine can do; sums beyond them fit into no database.
 
-``parse_node_line`` parses a line to a :class:`NodeLine`. ``aggregate_lines`` converts a batch of
+``parse_node_line`` parses a line into a :class:`NodeLine`. ``aggregate_lines`` converts a batch of
 lines to events, many tasks of a step to one event. ``make_gap_event`` records missing lines.
 ``find_flaw`` validates such events when another controller forwards them.
+
+Event keys derive from the lines, so the journal ignores lines that are sent again. A batch that is
+cut differently the second time yields events of other tasks, which together say the same.
 """
 
 import hashlib

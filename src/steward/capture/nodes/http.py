@@ -47,7 +47,7 @@ _REASONS: Final = {
 
 
 class RequestError(StewardError):
-    """A request is invalid or not supported.
+    """Error: a request is invalid or not supported.
 
     Args:
         status: HTTP status of the reply.
@@ -60,7 +60,7 @@ class RequestError(StewardError):
 
 
 class PeerGone(Unavailable):
-    """The client disconnected or is too slow."""
+    """Error: the client disconnected or is too slow."""
 
 
 class AgentRequest(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ class AgentConnection:
 
 
 class AgentConnections:
-    """Accepts connections up to a limit, and serves each in a thread.
+    """Connections of agents up to a limit, each served in a thread.
 
     Args:
         listener: Listening socket.

@@ -1,10 +1,11 @@
 """Node reports: when each compute node last reported, and which agents were refused.
 
-:class:`NodeReportsWriter` collects reports in memory, because thousands of nodes report within a
-minute, and writes them to ``nodes.db`` in the state directory every few seconds; reports lost in a
-crash are sent again. :class:`NodeReportsReader` reads that database. :class:`AgentRefusals` keeps
-the last refusal per address in the status file ``nodes-refused.json``, which
-``list_recent_refusals`` reads for the doctor and status pages.
+- :class:`NodeReportsReader` reads ``nodes.db`` in the state directory.
+- :class:`NodeReportsWriter` collects reports in memory, because thousands of nodes report within a
+  minute, and writes them to that database when its caller asks, about every second. Reports lost in
+  a crash are sent again.
+- :class:`AgentRefusals` keeps the last refusal per address in the status file
+  ``nodes-refused.json``, which ``list_recent_refusals`` reads for the doctor and status pages.
 """
 
 import os
@@ -208,7 +209,7 @@ class AgentRefusals:
         """Write the status file if there are changes.
 
         Raises:
-            NotLeft: It cannot be written now.
+            StatusWriteError: It cannot be written now.
         """
         with self._lock:
             if self._is_new:

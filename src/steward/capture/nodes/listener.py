@@ -1,15 +1,15 @@
-"""Node listener: the network-facing process for agents, under a uid of its own.
+"""Node listener: the network-facing process for agents, under a separate uid.
 
 It accepts connections, terminates TLS and parses HTTP. It forwards head, credential and body of
 each request unchanged over a Unix socket. The daemon, which runs as SlurmUser, decodes MUNGE and
 decides. The listener also passes the connected socket, so that the daemon asks the kernel for the
 peer's address. A compromised listener can withhold and delay reports, but not forge them.
 
-With client certificates ([nodes] client_ca_file) the daemon listens itself, because whoever
-terminates TLS decides which node speaks.
+With client certificates ([nodes] client_ca_file) the daemon listens itself, because the
+process that terminates TLS decides which node speaks.
 
 :class:`ListenerEndpoint` and :class:`ForwardedPeer` are the daemon's side, :class:`NodeListener`
-and ``listen`` the listener's; shared functions follow.
+and ``run_listener`` the listener's; shared functions follow.
 """
 
 import contextlib
@@ -216,7 +216,7 @@ class ForwardedPeer:
             RequestError: The request is invalid.
             PeerGone: The listener disconnected in the middle, or is too slow.
         """
-        # The listener waits for the node as long as Peer would; data may be under way.
+        # The listener waits for the node as long as AgentPeer would; data may be under way.
         head = _receive_message(self._connection, _ForwardedHead, begin_s + timeout_s + LINGER_S)
         if head is None:
             return None

@@ -1,10 +1,13 @@
 """Node receiver: takes batches from agents, appends their events to the journal, then replies.
 
 Each batch is acknowledged only when it is durable, with a signed reply, because the agent then
-deletes it. Thousands of nodes report within a minute, so batches are grouped into common commits.
+deletes it. Thousands of nodes report within a minute, so batches are grouped into common commits,
+because a commit for each would flush the disk as often. For each request the receiver reads a head
+of a few kilobytes, identifies the node, begins its turn, and only then reads the body.
 
 - :class:`GroupAppender` groups waiting batches of many threads into one append.
-- :class:`NodeTurns` allows one connection per node, and one batch at a time in memory.
+- :class:`NodeTurns` allows one connection per node, and processes one batch at a time, first come,
+  first served: however fast a node sends, every other waits for at most one batch of it.
 - :class:`NodeReceiver` accepts connections itself, or through
   :mod:`steward.capture.nodes.listener`, and is run by a worker of the daemon.
 """
@@ -73,7 +76,7 @@ _MAX_WAITING_BATCHES: Final = 4096
 
 
 class AppendUnavailable(Unavailable):
-    """The journal does not accept events now."""
+    """Error: the journal does not accept events now."""
 
 
 class _WaitingBatch:
@@ -87,7 +90,7 @@ class _WaitingBatch:
 
 
 class GroupAppender:
-    """Appends rows of many threads in a single thread, grouped.
+    """Appender of rows of many threads, grouped, in a single thread.
 
     Args:
         append: Appends rows durably, once; raises StewardError on failure.
@@ -161,7 +164,7 @@ class GroupAppender:
 
 
 class TurnUnavailable(Unavailable):
-    """The node or the receiver is busy; the agent must retry later."""
+    """Error: the node or the receiver is busy; the agent must retry later."""
 
 
 class ClosableConnection(Protocol):

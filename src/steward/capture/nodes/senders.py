@@ -4,8 +4,10 @@ With TLS client certificates the certificate names the node. With MUNGE the cred
 root's or SlurmdUser's and must have been made on the node that the batch names; Slurm says at which
 address that is. Every node has the cluster's MUNGE key and can forge credentials that name another
 node, so the connection must come from that address too ([nodes] behind_nat disables this check).
+MUNGE knows IPv4 addresses only, so agents that connect over IPv6 need certificates.
 
-:class:`SenderAuthenticator` is the entry point, ``parse_batch_header`` parses the batch's header.
+``parse_batch_header`` parses the batch's :class:`BatchHeader`. :class:`SenderAuthenticator` is the
+entry point: its ``sender`` returns an :class:`AuthenticatedSender`, or raises.
 """
 
 import logging
@@ -135,7 +137,7 @@ class AuthenticatedSender:
 
 
 class SenderAuthenticator:
-    """Nodes of all clusters that may report.
+    """Authenticator of batches: knows the nodes of all clusters that may report.
 
     Args:
         settings: The configuration.

@@ -1,10 +1,10 @@
 """Change detection of the sensor: compares two snapshots of nodes, partitions and reservations.
 
-``compare_snapshots`` is a pure function: it queries nothing and remembers nothing. Replaying its
-changes from an empty snapshot yields the states of the last one, except that allocation of nodes
-may be left out (``usage``). :class:`NodeFacts`, :class:`PartitionFacts` and
-:class:`ReservationFacts` hold the compared facts; a :class:`ObjectChange` carries the body of the
-event to emit. ``list_boundaries`` lists when reservations begin and end.
+:class:`NodeFacts`, :class:`PartitionFacts` and :class:`ReservationFacts` hold the compared facts;
+an :class:`ObjectChange` carries the body of the event to emit. ``compare_snapshots`` is a pure
+function: it queries nothing and remembers nothing. Replaying its changes from an empty snapshot
+yields the states of the last one, except that allocation of nodes may be left out (``usage``).
+``list_boundaries`` lists when reservations begin and end.
 """
 
 from collections.abc import Iterator, Mapping

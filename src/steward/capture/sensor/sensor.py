@@ -3,9 +3,11 @@
 It polls at an interval, and at once when one of slurmctld's triggers wakes it. Only the poll
 decides what changed: a trigger may be late (slurmctld processes them every 15 s) or lost, and a
 poll finds the change nevertheless. Polls take at most a twentieth of the time. A state that a
-trigger reports is recorded even if it is gone by the next poll.
+trigger reports is recorded even if it is gone by the next poll. On the host of a standby slurmctld
+the sensor stores changes but emits no events, because the active host's sensor does.
 
-- :class:`DaemonMonitor` detects restarts and outages of slurmctld and slurmdbd.
+- :class:`DaemonMonitor` detects restarts of slurmctld, and outages of slurmdbd. Outages of
+  slurmctld are reported by the queue polls.
 - :class:`ClusterSensor` polls; ``turn`` does one step.
 - :class:`ReportedStates` finds states that passed between two polls.
 - ``run_sensor`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
@@ -210,7 +212,7 @@ class SensorQueries(Protocol):
 
 
 class TriggerKeeper(Protocol):
-    """Keeps Steward's triggers set; see ``triggers.StewardTriggers``."""
+    """Keeper of Steward's triggers; ``StewardTriggers`` in ``sensor.triggers`` implements it."""
 
     def keep(self) -> None:
         """Set missing triggers and clear useless ones."""

@@ -110,7 +110,7 @@ class SensorStore:
 
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
-            NotLeft: The status file of node states cannot be written.
+            StatusWriteError: The status file of node states cannot be written.
         """
         told = [change for change in changes if change.body is not None]
         if told or self.looked_at is None:
@@ -129,7 +129,7 @@ class SensorStore:
         """Mark in the status file that slurmctld has not answered since the last poll.
 
         Raises:
-            NotLeft: The status file of node states cannot be written.
+            StatusWriteError: The status file of node states cannot be written.
         """
         found = read_status(self._now_path, NodeStatesFile)
         if found is None or found[0].silent_since is not None:

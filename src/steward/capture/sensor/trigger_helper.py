@@ -33,7 +33,7 @@ _PEERCRED = struct.Struct("3i")
 
 
 class HelperRefused(Exception):
-    """A further attempt is useless."""
+    """Error: a further attempt is useless."""
 
 
 def read_secret(path: str) -> str:

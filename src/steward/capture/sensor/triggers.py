@@ -6,7 +6,10 @@ they are checked every minute and after each restart. Triggers only wake the sen
 polls at its interval.
 
 :class:`WakeupListener` listens on a Unix socket, in a thread, for the program that the triggers
-start (:mod:`steward.capture.sensor.trigger_helper`) and collects :class:`FiredTrigger` reports.
+start (:mod:`steward.capture.sensor.trigger_helper`) and collects :class:`FiredTrigger` reports. The
+thread replies at once, however long a poll takes. A report only causes a poll, at a limited rate,
+so a forger gains little; still it accepts only root, SlurmUser and Steward's own user, with the
+secret.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ class ArchiveSettings(Section, frozen=True, kw_only=True):
     Attributes:
         environments: Whether to archive environments beside scripts.
         catalogue: Whether to index scripts for search.
-        sink: Sinks by name; one of kind ``files`` by default.
+        sink: Sinks by name; if none is configured, one of kind ``files``.
     """
 
     environments: bool = True

@@ -5,7 +5,8 @@ ports, time zones, redaction patterns; sections of components are in ``component
 problem names its key, so that ``reader.py`` can report the line. Checks use the code that later
 applies the value (layouts, patterns), so that what passes here is accepted there.
 ``find_extension_problems`` and ``find_missing_resources``, for ``steward config check`` and the
-doctor, look at this host too: files, users, Python packages.
+doctor, look at this host too: files, users, Python packages. The daemon does not call them: what
+is missing now may exist when it is needed, so it starts without it and waits.
 """
 
 import math
@@ -104,7 +105,7 @@ def _check_listeners(settings: Settings) -> Iterator[ConfigProblem]:
         text: str = getattr(settings, section).listen
         found = split_host_port(text)
         if found is None or not found[1]:
-            continue  # none, or told by the section's own check; the kernel chooses port 0
+            continue  # no address, or an invalid one (reported elsewhere); port 0 is any free port
         host, port = found
         for other, other_host, other_port in seen:
             if port == other_port and _is_port_conflict(host, other_host):
@@ -403,7 +404,7 @@ def _find_missing_files(
 
 
 def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[ConfigProblem]:
-    """Check that this user, and Steward's user, can read a file."""
+    """Check that this process, and Steward's user ``user``, can read a file."""
     try:
         with open(path, "rb", opener=_open_nonblocking) as file:
             file.read(1)

@@ -1,8 +1,9 @@
-"""Configuration checks of components: controllers, nodes, web, bank, gate, actions, rules, sensor.
+"""Configuration checks of components: controllers, nodes, web, bank, actions, rules, sensor, sinks.
 
 One function for each area yields the problems of its sections: ``check_forwarding``,
-``check_nodes``, ``check_web``, ``check_bank``, ``check_actions``, ``check_rules``,
-``check_sensor``, ``check_sink`` and ``check_broker``. ``checks.py`` calls them all.
+``check_nodes``, ``check_web``, ``check_bank`` (with the gate and myBRC), ``check_actions``,
+``check_rules``, ``check_sensor``, ``check_sink`` and ``check_broker``. ``checks.py`` calls them
+all. They look at the settings alone, except for users and the owner of the state directory.
 """
 
 import ipaddress
@@ -173,7 +174,7 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _OUR_HEADERS: Final = frozenset(
     {"authorization", "cookie", "host", "x-csrf-token", "idempotency-key"}
 )
-"""Headers with a meaning of their own, which any client may send."""
+"""Headers that any client may send, so that none of them can be the proxy's."""
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 _LONGEST_SESSION_S: Final = 30 * 86400.0
 """Longest session, in seconds."""
@@ -213,7 +214,7 @@ def _check_web_user(settings: Settings) -> Iterator[ConfigProblem]:
     try:
         uid = pwd.getpwnam(user).pw_uid
     except KeyError:
-        return  # made by the package, or not yet: the doctor says so
+        return  # the package creates the user; the doctor reports a missing one
     try:
         daemons = os.stat(settings.state_dir).st_uid
     except OSError:

@@ -72,7 +72,7 @@ def load_settings(path: str) -> Settings:
 
 
 def load_with_lines(path: str) -> LoadedConfig:
-    """Read and check a configuration file as :func:`load_settings`, with the line of every key."""
+    """Read and check a configuration file as :func:`load_settings`; keep the line of every key."""
     text = _read_file(path)
     tree = _parse_toml(text, path)
     lines = find_key_lines(text)

@@ -2,9 +2,14 @@
 
 :class:`JournalLink` appends events, reports a consumer's position and waits for new events.
 The frame format is here too, for client and server: a 4-byte little-endian length and a
-MessagePack array. An append waits for the answer, which comes when the events are durable; if
-the writer restarts meanwhile, the client sends the events again, which their keys make
-harmless. Many events go in several frames, each after the previous answer.
+MessagePack array, whose first item is the verb. Requests with a number get ``ok`` or ``refused``
+with that number: append, aside, replay, forget, refilled, hold, standings. Messages without an
+answer: subscribe, passed, revived. The server sends subscribers ``head`` (the journal grew) and
+``look`` (dead letters are to be retried).
+
+An append waits for the answer, which comes when the events are durable; if the writer restarts
+meanwhile, the client sends the events again, which their keys make harmless. Many events go in
+several frames, each after the previous answer.
 """
 
 import os
@@ -26,7 +31,7 @@ JOURNAL_SOCKET = "journal.sock"
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Largest frame, in bytes."""
 FRAME_BYTES = 4 * 1024 * 1024
-"""Approximate size of one append: the writer holds what all clients send in memory."""
+"""Approximate size of one append, in bytes: the writer holds all clients' appends in memory."""
 _ROW_BYTES = 32
 """Most bytes that MessagePack adds to a row; a frame's head needs no more."""
 _HEADER = struct.Struct("<I")
@@ -170,10 +175,10 @@ class JournalLink:
             self.close()
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Send the writer a command (replay, forget) and return its answer; no retry.
+        """Send the writer a command (replay, forget ...) and return its answer; no retry.
 
         Raises:
-            JournalError: The writer refused.
+            JournalError: The writer rejected the command.
             JournalUnavailable: The writer is away.
         """
         return self._ask(verb, list(args))

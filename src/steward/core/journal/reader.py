@@ -27,7 +27,7 @@ JOURNAL_FILENAME = "journal.db"
 _RATE_HOLDS_S = 60
 """Age, in seconds, above which a reported rate counts as 0."""
 _MAX_READ_BYTES = 4 << 20
-"""Approximate most bytes of one read: decoded, each consumer needs several times that."""
+"""Approximate limit of one read, in bytes: decoded, it takes several times that in a consumer."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of the consumer.
-        position: Position of the last event that it applied.
+        position: Position up to which it needs no events any more.
         behind: Number of events after its position.
         state: ``running``, or ``waiting`` while a dependency is unavailable.
         detail: Reason for waiting.
@@ -291,7 +291,7 @@ def _encode_json(value: object) -> str:
 
 
 def _take_bytes(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
-    """Yield rows until their data exceeds ``most_bytes``, at least one."""
+    """Yield rows, at least one, until their data has ``most_bytes`` bytes."""
     size = 0
     for row in rows:
         yield row

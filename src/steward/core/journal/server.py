@@ -1,10 +1,13 @@
 """Journal server: the process that owns the journal, commits appends, trims and limits its size.
 
-:class:`JournalServer` serves the socket that ``client.py`` connects to. A commit needs no
-timer: events that arrive during one commit form the next batch, so batches grow with the
-load. ``trim`` deletes events that every consumer has passed, with the script bytes that they
+``trim_journal`` deletes events that every consumer has passed, with the script bytes that they
 refer to; ``limit_size`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
 can be refilled. ``lock_state_dir`` ensures one Steward for each state directory.
+
+:class:`JournalServer` serves the socket that ``client.py`` connects to. One turn of its loop reads
+the ready sockets, commits all waiting appends in one transaction and answers them, writes the
+consumers' positions (every 0.5 s), and trims (every 5 s). A commit needs no timer: events that
+arrive during one commit form the next batch, so batches grow with the load.
 """
 
 import errno
@@ -96,7 +99,7 @@ def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
     try:
         stores.get(body.store).unlink(kept)
     except Unavailable as error:
-        # The next start deletes bytes whose event was trimmed; other events must not wait.
+        # The next start deletes bytes whose event is known and trimmed; others must not wait.
         log.warning("the bytes of job %d are left for now: %s", body.job_id, error)
     except StoreError as error:
         # Its sink was removed from the configuration. Nothing can be deleted there any more, and
@@ -270,7 +273,7 @@ class JournalServer:
             if beat is not None:
                 beat()
             self._turn(stop, self._timeout_s())
-        # Last messages of processes that stop at the same time.
+        # Handle the last messages of processes that stop at the same time.
         self._turn(None, 0.05)
         self._flush_standings()
         self.close()

@@ -3,8 +3,11 @@
 One process writes it (:class:`Journal`); all others read it through ``reader``. The position of an
 event is its rowid and is never reused. Appending ignores an event whose (cluster, key) is known,
 even after the event was trimmed: a table of its own remembers the keys that sources can repeat.
-``drop_purged`` removes purged scripts from dead letters; ``prepare_restored`` prepares a journal
-restored from a backup.
+
+``drop_purged`` removes purged scripts from dead letters, so that none can bring one back. Consumers
+apply a purge in the order of events, but a dead letter stands outside that order: its scripts are
+dropped when it is marked for a retry, or when the purge itself is trimmed, whichever comes first.
+``prepare_restored`` prepares a journal restored from a backup.
 """
 
 import os
@@ -222,6 +225,8 @@ class Journal:
     ) -> None:
         """Record a consumer's position and state; the first call registers it.
 
+        A detached consumer is attached again once it needs no event that was trimmed.
+
         Args:
             name: The consumer.
             position: Position up to which it needs no events any more.
@@ -425,6 +430,8 @@ def check_journal_version(state_dir: str) -> None:
 
 def prepare_restored(path: str, *, leap: int = 0) -> None:
     """Prepare a journal restored from a backup: reset the positions of attached consumers.
+
+    It then trims nothing until each of them has reported its position again.
 
     Args:
         path: The file.

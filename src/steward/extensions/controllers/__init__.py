@@ -1,4 +1,8 @@
-"""Event forwarding between hosts: ``steward controller`` sends, ``steward serve`` receives."""
+"""Event forwarding between hosts: ``steward controller`` sends, ``steward serve`` receives.
+
+``forwarder`` and ``receiver`` are the two ends, ``wire`` is the protocol between them;
+``admission`` authenticates the hosts and checks what they send.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,16 @@
 """Admission of forwarded events: which host may report for a cluster, and which events it may send.
 
-Authentication: :class:`ControllerPeers` holds the configured controllers of each cluster and
-    returns, for a connection, a :class:`MungeAuthenticator` (MUNGE credentials on every message) or
-    an :class:`TlsAuthenticator` (a TLS certificate has authenticated the host). :func:`peer_uids`
-    resolves ``munge_users``.
+Authentication comes first: :class:`ControllerPeers` holds the configured controllers of each
+cluster and returns, for a connection, a :class:`MungeAuthenticator` (MUNGE credentials on every
+message) or a :class:`TlsAuthenticator` (a TLS certificate has authenticated the host).
+:func:`peer_uids` resolves ``munge_users``. ``receiver`` uses all of it, ``forwarder`` the
+authenticators.
 
-Events: :class:`EventAdmission` checks the kind, key, source, times and SHA-256 of each received
-    event, writes script and environment bytes to a local store, and returns journal rows. The
-    receiver treats a controller's input as hostile, so everything is checked. ``receiver`` and
-    ``forwarder`` use this module.
+Then :class:`EventAdmission`, used by ``receiver``, checks kind, key, source, times and SHA-256 of
+each received event, writes script and environment bytes to a local store, and returns journal rows.
+A controller's input counts as hostile: it may report for its own cluster only, and only what a
+source on its host can observe. Each event is decoded and encoded again, so that nothing reaches the
+journal that this version does not understand.
 """
 
 import hashlib
@@ -123,7 +125,7 @@ class MungeAuthenticator:
 class TlsAuthenticator:
     """Authenticator without credentials, used where TLS has authenticated the peer already."""
 
-    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- a Witness's signature
+    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- MungeAuthenticator's signature
         """Return an empty credential."""
         return b""
 
@@ -241,7 +243,7 @@ class EventNotAdmitted(StewardError):
 
 
 class EventAdmission:
-    """Checks for the events of one controller, which reports for one cluster.
+    """Admission checks for the events of one controller, which reports for one cluster.
 
     Args:
         cluster: The cluster's name.
@@ -285,7 +287,7 @@ class EventAdmission:
         return admitted, refused
 
     def _event(self, row: ForwardedEvent) -> Event:
-        """Decode and check one received event; raise NotAdmitted for an invalid one."""
+        """Decode and check one received event; raise EventNotAdmitted if invalid."""
         if row.cluster != self._cluster:
             raise EventNotAdmitted(
                 f"it is of cluster {row.cluster!r}, this host reports for another"

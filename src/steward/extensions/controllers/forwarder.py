@@ -1,10 +1,11 @@
 """Forwarder: sends a controller's events to the ``steward serve`` that archives them.
 
-It runs in ``steward controller`` on a slurmctld host. :class:`EventForwarder` is the consumer: it
+It runs in ``steward controller`` on a slurmctld host. :class:`ReceiverLink` holds the connection:
+TLS or MUNGE authentication, hello, batches, answers. :class:`EventForwarder` is the consumer: it
 reads events from the local journal, cuts them into batches, adds the script and environment bytes
 from the local stores, and moves its cursor (``forward-CLUSTER.db``) once the receiver answers that
-they are durable. :class:`ReceiverLink` holds the connection: TLS or MUNGE authentication, hello,
-batches, answers. ``wire`` defines the messages, ``receiver`` is the other end.
+they are durable. While the receiver is away, journal and stores keep them. ``wire`` defines the
+messages, ``receiver`` is the other end.
 """
 
 import logging

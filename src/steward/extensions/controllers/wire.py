@@ -5,12 +5,12 @@ credential that authenticates them ("" where TLS authenticates the peer). Each s
 other's input as hostile: every length is bounded, and before authentication only a few kilobytes
 are read.
 
-    receiver                    controller
-      Greeting(nonce)  ------>
-                       <------  Hello(cluster, nonce)
-      Answer(0)        ------>
-                       <------  Batch(1)
-      Answer(1)        ------>                        and so on
+    receiver                           controller
+      ReceiverGreeting(nonce)  ------>
+                               <------  ControllerHello(cluster, nonce)
+      ReceiverReply(0)         ------>
+                               <------  EventBatch(1)
+      ReceiverReply(1)         ------>                        and so on
 
 The credential of each message but the greeting covers its SHA-256, its number, its direction and
 both nonces, so it cannot be replayed, used in another connection or reflected. Answers carry one

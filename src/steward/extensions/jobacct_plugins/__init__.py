@@ -1,4 +1,10 @@
-"""Job accounting plugins (``jobacct/NAME``): plugin API, plugin processes, job log."""
+"""Job accounting plugins (``jobacct/NAME``): plugin API, plugin processes, job log.
+
+``api`` is what plugins are written against, ``registry`` finds them. ``consumer`` runs one plugin
+in a process of its own and calls its hooks through ``hooks``; ``state`` is that process's database,
+``messages`` sends messages between a plugin's halves. ``log`` is the built-in plugin jobacct/log.
+``actions`` and ``settings_check`` serve command line, API and configuration.
+"""
 
 from typing import TYPE_CHECKING
 

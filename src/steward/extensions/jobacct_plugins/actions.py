@@ -1,4 +1,7 @@
-"""Action ``accounting.plugins``: lists accounting plugins, whether they run, and their errors."""
+"""Action ``accounting.plugins``: lists accounting plugins, whether they run, and their errors.
+
+:data:`ACTIONS` registers it together with the job log's actions (``log.actions``).
+"""
 
 from typing import Final, Literal
 
@@ -19,11 +22,11 @@ from steward.extensions.jobacct_plugins.state import HookFailure, PluginHealth, 
 
 
 class PluginOperatorsOnly(PermissionRefused):
-    """Refusal: the caller is no operator."""
+    """The caller is not an operator."""
 
 
 class PluginsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.plugins: all plugins."""
+    """Request of accounting.plugins: list all plugins."""
 
 
 class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ def list_plugins(room: AccountingContext, asker: Asker, _: PluginsRequest) -> Pl
 
 
 def _plugin_health(room: AccountingContext, plugin_type: str) -> PluginHealth:
+    """Read a plugin's health; empty if it has not run yet or cannot be read now."""
     try:
         return read_health(room.settings.state_dir, plugin_type)
     except SqliteUnavailable:
@@ -96,4 +100,4 @@ PLUGINS: Final = Action(
 )
 
 ACTIONS: Final[tuple[Action, ...]] = (DUMP, EXPIRE, PLUGINS)
-"""Actions that this package adds to those of accounting, for the registry."""
+"""Actions that this package and the job log add to those of accounting, for the registry."""

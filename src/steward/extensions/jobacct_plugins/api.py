@@ -3,7 +3,7 @@
 Hooks and names are those of Slurm's first job accounting plugins, version 0. The hooks of slurmctld
 and of slurmd all run in one process of the plugin's own beside the daemon; no code runs on compute
 nodes. The arguments are :class:`Job`, :class:`Step`, :class:`Rusage` and :class:`Message`.
-:func:`parse_parameters` reads JobAcctParameters.
+:func:`parse_parameters` reads JobAcctParameters. :class:`NonePlugin` is jobacct/none.
 """
 
 from collections.abc import Callable
@@ -320,7 +320,7 @@ def parse_number_parameter(text: str, name: str, default: int) -> int:
 
 
 class NonePlugin(JobAcctPlugin):
-    """Plugin that does nothing."""
+    """Plugin jobacct/none: does nothing, for sites that want no plugin."""
 
     plugin_name = "No job accounting plugin"
     plugin_type = "jobacct/none"

@@ -1,9 +1,11 @@
 """Consumer ``accounting.plugins.NAME``: calls one third-party plugin for events, in a process.
 
-:class:`PluginConsumer` loads the plugin, calls its hooks through ``hooks.Caller``, and keeps its
-cursor in ``state.PluginState``. Each plugin has a process of its own. Hooks are called at least
-once: a process that ends in the middle of a batch gets the batch again. The daemon and other
-plugins are unaffected.
+:class:`PluginConsumer` starts the plugin in ``tick`` (its init hooks), calls its hooks for events
+in ``apply`` through ``hooks.HookCaller``, and keeps its cursor in ``state.PluginState``.
+
+Each plugin has a process of its own. Hooks are called at least once: a process that ends in the
+middle of a batch gets the batch again, event by event, and skips an event that has ended it three
+times. The daemon and other plugins are unaffected.
 """
 
 import logging

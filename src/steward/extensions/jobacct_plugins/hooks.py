@@ -1,10 +1,14 @@
 """Hook calls of accounting plugins: maps events to hooks, and contains errors and hangs.
 
-:class:`HookCaller` turns an event into calls (:class:`Job`, :class:`Step`, :class:`Message`),
 :class:`HookGuard` makes each call with a time limit and counts errors. A hook may raise anything,
 ask the process to end, or never return. An alarm ends the last, as it interrupts Python code and
 system calls; a hook that hangs beyond that (in a library's C code) is ended together with the
 process by the supervisor, which misses the heartbeat.
+
+:class:`HookCaller` turns an event into calls, with :class:`Job`, :class:`Step` or :class:`Message`
+as arguments. Raw node reports reach no hook, because a node may report anything: slurmd's hooks are
+called for ``step.launch`` and ``step.usage``, which the consumer ``jobs`` emits for a launch that
+is known to belong to a run.
 """
 
 import logging
@@ -150,7 +154,7 @@ class HookGuard:
 
     @contextmanager
     def _limited(self, limit_s: float) -> Iterator[None]:
-        """Run the body with an alarm after ``parse_limit_s`` seconds."""
+        """Run the body with an alarm after ``limit_s`` seconds."""
         if not self._can_limit:
             yield
             return

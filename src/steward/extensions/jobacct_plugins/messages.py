@@ -1,4 +1,10 @@
-"""Messages between a plugin's halves: recorded durably in send(), delivered as events."""
+"""Messages between a plugin's halves: recorded durably in send(), delivered as events.
+
+:class:`MessageSender` appends a message to the journal before the hook that sends it goes on; the
+journal delivers it to the plugin's consumer, which calls ``slurm_jobacct_process_message``. A hook
+that is called again sends the same message under the same key, so it is recorded once. The plugin's
+parameters MaxSendRetries and MaxSendRetryDelay set the tries while the journal is unavailable.
+"""
 
 import hashlib
 import logging

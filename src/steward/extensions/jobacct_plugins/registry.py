@@ -1,4 +1,9 @@
-"""Registry of accounting plugins: finds them by type among installed packages' entry points."""
+"""Registry of accounting plugins: finds them by type among installed packages' entry points.
+
+A plugin type is ``jobacct/NAME``; ``[accounting] type`` (JobAcctType) lists those to use.
+jobacct/none and jobacct/log are built in. :func:`load_plugin_class` imports a plugin and checks its
+type and API version, in the plugin's own process: an import may raise anything.
+"""
 
 from typing import TYPE_CHECKING, Final
 

@@ -1,4 +1,8 @@
-"""Settings check for accounting plugins and the job log: the section [accounting]."""
+"""Settings check for accounting plugins and the job log: the section [accounting].
+
+:func:`check_settings` checks plugin types, parameters and the job log's directory; it yields a
+problem for each invalid setting.
+"""
 
 import os
 import re

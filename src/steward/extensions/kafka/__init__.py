@@ -1,4 +1,8 @@
-"""Kafka: archive sinks that write scripts to a topic, and sources that consume such a topic."""
+"""Kafka: archive sinks that write scripts to a topic, and sources that consume such a topic.
+
+``client`` connects, for ``destination`` (the sink's producer) and ``source`` (the consumer), which
+converts messages with ``events``.
+"""
 
 from typing import TYPE_CHECKING
 

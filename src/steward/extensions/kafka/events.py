@@ -1,8 +1,11 @@
 """Conversion of Kafka messages to events, and the list of recently purged scripts.
 
-:class:`MessageConverter` turns each message of a topic into events: a script with its stored bytes,
-job facts, or a purge. Environments and records are redacted again by this site's patterns. The same
-message always gives the same keys. ``source.KafkaSource`` calls it.
+:class:`MessageConverter` turns each message of a topic into events, as if its job had been captured
+here: a script with its stored bytes, job facts, or a purge. ``source.KafkaSource`` calls it. The
+same message always gives the same keys. A message comes from another Steward, or from anybody who
+may write to the topic: its job record is a report about the past, environment and record are
+redacted again by this site's patterns, and its bytes are stored under names made here. Messages may
+arrive in any order: a script is stored once, and not if its purge came first.
 
 :class:`RecentPurges` answers which scripts must not be imported: a purge may come out of a topic
 before its script. jobs.db remembers a purge for good, but only once it has consumed the event;

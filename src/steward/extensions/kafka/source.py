@@ -1,10 +1,14 @@
 """Kafka source: consumes a topic that another Steward's Kafka sink fills ([consume.NAME]).
 
-:class:`KafkaSource` turns messages into events and stored bytes (``events.Taking``). It commits the
-consumer group's offsets only when both are durable here: after a crash the uncommitted messages
-come again, and their keys make that harmless. :class:`TopicRecreationGuard` with
-:class:`TopicIdLookup` detects a topic that was deleted and recreated, and rewinds to its beginning,
-because old offsets would skip messages.
+:class:`TopicRecreationGuard` with :class:`TopicIdLookup` detects a topic that was deleted and
+recreated, and rewinds to its beginning. A group's offsets belong to a name: in a new topic of that
+name they point into its middle, where librdkafka silently continues. So the topic's id (KIP-516,
+brokers from 2.8) is requested now and then and written beside each committed offset; a consumer
+that was stopped meanwhile finds out, too. Messages that are read twice do no harm.
+
+:class:`KafkaSource` turns messages into events and stored bytes (``events.MessageConverter``). It
+commits the consumer group's offsets only when both are durable here: after a crash the uncommitted
+messages come again, and their keys make that harmless.
 """
 
 import logging

@@ -1,4 +1,9 @@
-"""myBRC REST API: a server for the plugins that speak it, and a client for a server elsewhere."""
+"""myBRC REST API: a server for the plugins that speak it, and a client for a server elsewhere.
+
+Server: ``application`` (routes), ``answers`` (handlers), ``users`` (passwords and tokens). Client:
+``outbox`` (queues messages), ``remote`` (sends them), ``balances`` (follows the server's balances).
+Both: ``wire``.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -5,8 +5,11 @@ gate, because only the gate knows the holds. While the gate does not answer, the
 where the gate's policy is "allow"; that is stricter than the old plugins, which let every job pass.
 
 :class:`JobRegistry` stores jobs that clients report and charges them, once for each job, unless
-Steward charged the run itself. :func:`list_users` and :func:`list_partitions` return pages of
-lists. ``application`` maps URLs to these.
+Steward charged the run itself. A reported job has happened, so it is charged whatever the account
+has left; rejecting it was up to ``can_submit_job``.
+
+:func:`list_users` and :func:`list_partitions` return pages of lists. ``application`` maps URLs to
+these.
 """
 
 import re

@@ -1,11 +1,12 @@
 """Web application of the myBRC API: OpenAPI schema, URL routes and error replies (Litestar).
 
-The API is served under both prefixes that its clients use (``/mybrc-rest``, ``/api``).
-:class:`ApiServices` holds the services, :func:`make_application` builds the application. Handlers
-are
-thin: they run in threads, because the ledger may block, and call ``answers`` and ``list_users``.
-    Schema helpers come first, then handlers, then error handlers. Litestar is imported with this
-    module, so only the serving process may import it.
+Schema helpers come first: request bodies are parsed by hand, since they come as JSON or as form
+data, and most paths share their error replies. :class:`ApiServices` holds the services,
+:func:`make_application` builds the application, under both prefixes that clients use
+(``/mybrc-rest``, ``/api``). Then come the route handlers, which run in threads, because the ledger
+may block, and call ``answers`` and ``users``; then the error handlers.
+
+Litestar is imported with this module, so only the serving process may import it.
 """
 
 import asyncio
@@ -386,7 +387,7 @@ def jobs_list(
 ) -> JobPage:
     """List jobs, a hundred at a time, by start time.
 
-    ``get_start_time`` and ``end_time`` bound the start, in seconds since 1970.
+    ``start_time`` and ``end_time`` bound the start, in seconds since 1970.
     """
     office: ApiServices = state.office
     filters = JobFilters(

@@ -1,10 +1,12 @@
 """Outbox messages for a myBRC server elsewhere: holds of running jobs, and costs of ended ones.
 
 Messages are written in the ledger transaction that makes them true, so none is false, none is lost,
-and no caller waits for the server; ``remote`` sends them. :func:`queue_events` queues messages for
-job events, :class:`CorrectionScan` for later corrections of charges (refunds, adjustments, account
-changes). :class:`JobOwners` finds the uid of a charged job. :data:`REMOTE_BANK` registers this
-module with the bank.
+and no caller waits for the server; ``remote`` sends them. :func:`queue_hold` and
+:func:`queue_change` write one, :func:`describe` describes one for people.
+
+:class:`CorrectionScan` queues messages for later corrections of charges, with :class:`JobOwners` to
+find the uid. :func:`queue_events` queues messages for job events; the bank calls it through
+:data:`REMOTE_BANK`.
 """
 
 import logging
@@ -137,7 +139,10 @@ _MAX_UNSAVED: Final = 10_000
 
 
 class CorrectionScan:
-    """Scanner that queues a message for each corrected charge.
+    """Scanner that queues a message for each charge that was corrected after its run's end.
+
+    A comparison with Slurm's records, a late rate and a refund are transactions in the ledger. They
+    are read here in order, so that code that corrects charges need not know of the server.
 
     Args:
         settings: The whole configuration.
@@ -285,7 +290,12 @@ def queue_events(
     events: Iterable[tuple[Event, Hold | None]],
     began: datetime,
 ) -> None:
-    """Queue messages for the events of one transaction.
+    """Queue messages for the events of one transaction: running jobs, and ends of runs.
+
+    The hold of a pending job is not sent: the server counts jobs from their start time. Nothing is
+    sent of a run that is not this bank's to charge (it ended before the bank's first start, was
+    imported, or ran on another cluster of a federation), since the server may know its cost; nor of
+    a run without a charge yet: its hold stays at the server until it is charged.
 
     Args:
         t: The transaction that charges the events.

@@ -2,8 +2,8 @@
 
 :class:`MybrcClient` makes the HTTP requests: new job, update, ``can_submit_job``.
 :class:`OutboxSender` reads messages from the ledger's outbox (``outbox`` writes them), sends each
-until the server accepts it, and keeps only the latest for each job. The functions below build the
-request body from a job's charges.
+until the server accepts it, and keeps only the latest for each job; the daemon's worker calls
+``send_once``. The functions below build the request body from a job's charges.
 
 While the server is away, all messages wait. One that the server rejects, or fails on, is retried
 with growing delays for a week and holds up no other; if the server fails on everything, it counts

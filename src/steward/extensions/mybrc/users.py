@@ -2,9 +2,12 @@
 
 Passwords are hashed with scrypt, which takes a tenth of a second and 32 MB on purpose.
 :func:`set_user` and :func:`remove_user` edit the users file (``USER:HASH`` lines);
-:class:`UsersFile` rereads it when it changes. :class:`TokenAuthority` issues tokens and
-authenticates requests: the ledger stores only a token's SHA-256. :class:`FailedLogins` limits
-failed attempts by address. ``application`` calls them.
+:class:`UsersFile` rereads it when it changes. :class:`FailedLogins` limits failed attempts by
+address.
+
+:class:`TokenAuthority` issues tokens and authenticates requests; ``application`` calls it. The
+ledger stores a token's SHA-256, which is enough, because tokens are long and random. A user who is
+removed from the file loses access at once, tokens included.
 """
 
 import hashlib

@@ -2,10 +2,11 @@
 
 Errors first (:class:`ApiError` for answers, ``Remote...`` for the client), then amounts: the API
 writes SU as decimals with two places, Steward computes in micro-SU (:func:`parse_cost`,
-:func:`parse_amount`, :func:`format_su`). The Structs are the request and reply bodies.
-:func:`parse_job` and :func:`parse_login` parse JSON or form bodies; :func:`merge_job` applies an
-update to a job. The rules are those of the reference server, so that its clients work unchanged.
-``application`` and ``answers`` (server) and ``remote`` (client) use this module.
+:func:`parse_amount`, :func:`format_su`, which alone rounds). The Structs are the request and reply
+bodies. :func:`parse_job` and :func:`parse_login` parse bodies: JSON, or form data of either kind,
+as scripts around the old plugins send it. :func:`merge_job` applies an update to a job. The rules
+are those of the reference server, so that its clients work unchanged. ``application`` and
+``answers`` (server) and ``remote`` (client) use this module.
 """
 
 import io

@@ -1,10 +1,14 @@
 """Bulk requests to a search server: operations, request size, results, and corrections.
 
-:class:`BulkSender` sends operations two requests at a time and turns each outcome into success, a
-retry (``ArchiveUnavailable``) or a refusal. :class:`RequestPacer` adapts the size of requests to
-the server's load. :func:`read_corrections` reads stored documents and returns the operations that
-update them. ``destination`` uses it all. Versions are external (``external_gte``), so repeats and
-late arrivals do no harm.
+:class:`RequestPacer` adapts the size of requests to the server's load. :class:`BulkSender` sends
+operations two requests at a time and turns each outcome into success, a retry
+(``ArchiveUnavailable``) or a refusal. Versions are external (``external_gte``), so repeats and late
+arrivals do no harm. ``destination`` uses all of it.
+
+:func:`read_corrections` corrects stored documents whose bytes are no longer at hand. Neither
+product's update accepts an external version; both would increment the version, and an older repeat
+could then get past it. So it reads a document, replaces the identity, and writes it in its new
+version. That is safe because a sink is the only writer of its documents.
 """
 
 from collections import deque
@@ -260,7 +264,7 @@ class BulkSender:
             raise error
         (operation,) = operations
         if not alone:
-            # Requests in flight may have taken the room.
+            # Requests in flight may have used up the room.
             self._await_flying()
             yield from self._landed(operations, alone=True)
             return

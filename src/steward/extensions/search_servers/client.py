@@ -1,8 +1,10 @@
 """Client of a search server (Elasticsearch or OpenSearch): requests and replies in bytes.
 
-:class:`SearchClient` sends requests for a sink and reconnects when a credentials file changes.
-Around it: error messages with remedies, credentials and TLS, then the decoding of replies
-(:func:`decode_reply`, :class:`ServerError`, :class:`BulkOutcome`, :class:`BulkReply`).
+:class:`SearchClient` sends requests for a sink. It reconnects when a credentials file changes: a
+new password, API key or certificate applies to the next request, without a restart. Error messages
+with remedies, credentials and TLS come before it; the decoding of replies follows
+(:class:`ServerError`, :class:`BulkOutcome`, :class:`BulkReply`, :func:`decode_reply`): done,
+refused for good, or to be retried.
 
 ``product_clients`` wraps the two official client libraries as :class:`SearchTransport`. They handle
 dead nodes, connections, TLS, and the product check. Steward encodes, compresses and decodes bodies

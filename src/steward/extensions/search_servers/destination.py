@@ -1,8 +1,8 @@
 """Search server sink: sends documents to Elasticsearch or OpenSearch and drops expired months.
 
 :class:`SearchDestination` implements the archive's ``Destination``: it prepares the index template,
-sends documents through ``bulk.Bulk``, corrects stored ones, and returns refusals. :data:`SINK_KIND`
-registers it together with the searcher in ``search``.
+sends documents through ``bulk.BulkSender``, corrects stored ones, and returns refusals.
+:data:`SINK_KIND` registers it together with the searcher in ``search``.
 """
 
 import logging

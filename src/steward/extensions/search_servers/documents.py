@@ -2,7 +2,8 @@
 
 :func:`build_source` builds a document, :func:`apply_correction` applies a later identity,
 :func:`extract_script` and :func:`extract_environment` restore the bytes. :func:`fetch_documents`
-and :func:`fetch_versions` fetch stored documents.
+and :func:`fetch_versions` fetch stored documents by id, in their present state: unlike a search,
+not as of the last refresh.
 
 A UTF-8 script is stored as text in ``script``. Of any other, ``script`` has U+FFFD in place of
 undecodable bytes, and ``script_base64`` holds the bytes. ``environment`` is for searching, within

@@ -1,8 +1,14 @@
 """Index template of the search sinks: mapping and settings of every monthly index.
 
+:func:`build_template` builds it, with the document's mapping. :func:`check_product` verifies the
+kind of server, :func:`put_template` installs the template, :func:`fetch_max_request` reads the
+request limit. ``destination`` calls them before the first document and after every failure: a
+server that came back may have lost its data, and an index made without the template would get a
+field for every variable's name.
+
 The template uses only analyzers and types that both products have built in for years: no license,
-no plugin. :func:`put_template` installs it, :func:`check_product` verifies the kind of server. A
-script is indexed three times, since no single way to split code into words serves every question:
+no plugin. A script is indexed three times, since no single way to split code into words serves
+every question:
 
 - ``script``: words as Unicode has them (``standard``): numbers, ``a_b``, ``file.nc``.
 - ``script.words``: text between blanks, as written: ``--mem=4G``, whole paths.

@@ -1,9 +1,9 @@
 """HTTP transports over the official Elasticsearch and OpenSearch clients, with bounded replies.
 
-:class:`ElasticsearchTransport` and :class:`OpenSearchTransport` implement ``client.Wire``;
-``client.SearchClient`` picks one by the sink's kind. Both client libraries read a whole reply into
-memory, however large it becomes after decompression; :class:`BoundedPool` replaces their connection
-pool and stops at :data:`MAX_REPLY_BYTES`, whoever answers in the server's place.
+Both client libraries read a whole reply into memory, however large it becomes after decompression;
+:class:`BoundedPool` replaces their connection pool and stops at :data:`MAX_REPLY_BYTES`, whoever
+answers in the server's place. :class:`ElasticsearchTransport` and :class:`OpenSearchTransport`
+implement ``client.SearchTransport``; ``client.SearchClient`` picks one by the sink's kind.
 """
 
 import warnings
@@ -25,7 +25,7 @@ from steward.extensions.search_servers.client import (
 )
 
 MAX_REPLY_BYTES: Final = 64 << 20
-"""Largest reply in bytes: the largest script with every byte escaped is smaller."""
+"""Largest reply in bytes: a document with the largest script, each byte escaped, is smaller."""
 
 
 class ClientResponse(msgspec.Struct, frozen=True):

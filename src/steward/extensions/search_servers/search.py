@@ -1,7 +1,9 @@
 """Script search on a search server: builds queries, and verifies every hit with the matcher.
 
 :class:`SearchServerSearcher` offers the catalog's search interface for a sink. The query may match
-too much, but never too little: the server returns candidates, and Steward tests each script itself.
+too much, but never too little: the server returns candidates, newest first, and Steward tests each
+script itself. Rights are checked first: a script that the caller may not read is not even fetched.
+``_uses`` does this: ``_candidates`` queries the server, ``_texts`` fetches the scripts.
 
 Text is found anywhere, also inside a word, as in the catalog. The server knows only words, so the
 query requires every run of letters of the text as a word (``script.letters``), or as the end or
@@ -247,7 +249,7 @@ class _ScriptDocuments(msgspec.Struct, frozen=True):
 
 
 class SearchServerSearcher:
-    """Searcher on a search server, with the interface of the catalog's Searcher.
+    """Searcher on a search server, with the interface of the catalog's ``CatalogSearcher``.
 
     Args:
         settings: The sink's settings.

@@ -1,4 +1,8 @@
-"""Torque as a scheduler: watches pbs_server's spool and reads its scripts and job files."""
+"""Torque as a scheduler: watches pbs_server's spool and reads its scripts and job files.
+
+``spool`` watches and captures, ``files`` turns what was captured into scripts, environments and
+events, ``records`` parses job files.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -79,6 +79,17 @@ _COUNT: Final = struct.Struct("=I")
 def read_variables(variables: str, redactor: Redactor) -> Environment:
     """Split a Variable_List into an environment without secrets; never fails.
 
+    Torque joins ``NAME=value`` entries with commas and escapes nothing, so a value may contain what
+    looks like the next variable. The list is split at commas before a ``NAME=``, into the form of
+    Slurm's ``environment`` (a native uint32 with the number of entries, then each entry with a
+    NUL), so that all code that shows, searches and sends environments serves both schedulers. What
+    is uncertain is flagged.
+
+    Where the end of a secret is uncertain, too much is removed rather than too little: from the
+    first sign of a secret on, entries are dropped until a variable whose name systems themselves
+    set (HOME, PATH, PBS_O_…), for anything before may be part of the secret. So only a text like
+    ``,PATH=`` within a secret cuts its removal short.
+
     Args:
         variables: The text, its XML escapes undone.
         redactor: Detects secrets.

@@ -1,5 +1,10 @@
 """Torque job files: parses ``.JB`` and ``.TA`` (XML) into job records in Slurm's terms.
 
+:func:`parse_job_file` parses the XML so that no file can do harm. Job name, directory and
+environment are the user's; Torque escapes them, but a file in the spool may be truncated, older or
+foreign. DTDs and entities are rejected unread; size, depth and count are limited. Torque before 4.5
+wrote a C struct in place of XML, which is rejected, too.
+
 :func:`parse_torque_job` returns a :class:`TorqueJob`: state, times, resources and exit status
 mapped to Slurm's. :func:`element_id` makes raw ids for array elements. Verified with Torque 6.1.3's
 own files. Torque stores the names of user and group; their ids are looked up here, as everywhere in

@@ -1,8 +1,9 @@
 """Torque spool watcher: captures scripts and job files of pbs_server's ``server_priv`` by inotify.
 
-:class:`TorqueSpool` watches directories and decides when to scan; :class:`TorqueJobs` tracks the
-files of each job and captures those that are complete; :class:`TorqueTiming` holds the delays.
-:data:`TORQUE` registers the scheduler with capture.
+:class:`TorqueTiming` holds the delays; :class:`TorqueJobs` tracks the files of each job and
+captures those that are complete; :class:`TorqueSpool` watches directories and decides when to scan.
+:data:`TORQUE` registers the scheduler with capture, which calls ``look`` when ``fd`` is readable or
+after ``due_s`` seconds, and takes what was captured from ``ready``.
 
 Torque keeps ``ID.SERVER.SC`` (the script), ``ID.SERVER.JB`` (the job, XML) or ``.TA`` (an array),
 and ``ID-INDEX.SERVER.JB`` (an element), all in ``jobs`` or in ``jobs/0`` to ``jobs/9`` by the id's
@@ -165,6 +166,10 @@ class _SpoolJob:
 
 class TorqueJobs:
     """Jobs in the watched part of a spool: captures their scripts and job files.
+
+    A job file is complete as soon as it is not empty. A script is complete when nobody has it open
+    and its size is no multiple of qsub's pieces, or when nothing more came for a while. Files that
+    wait are held open, so that a purge cannot remove them.
 
     Args:
         plan: Description of the part to watch.
@@ -540,7 +545,7 @@ class TorqueSpool:
         self._end_the_lost()
 
     def _end_the_lost(self) -> None:
-        """After the first complete scan: end jobs that disappeared while nobody watched."""
+        """End jobs that disappeared while nobody watched, after the first complete scan."""
         if self._is_first_scan and not self._scanned and time.monotonic() >= self._lost_at:
             self._is_first_scan = False
             if self._is_whole and not self._complaint:
@@ -757,7 +762,7 @@ class _TorqueScheduler:
     default_root = DEFAULT_ROOT
 
     def share_of(self, job_id: int, of: int) -> int:
-        """See :func:`assign_torque_share`."""
+        """Return which process handles a job, see :func:`assign_torque_share`."""
         return assign_torque_share(job_id, of)
 
     def open(self, plan: SpoolPlan) -> WatchedSpool:

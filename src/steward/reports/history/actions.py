@@ -1,9 +1,10 @@
 """History actions ``history.*``: node states now or at a past time, events, and jobs on nodes.
 
-Handlers in order: ``count_nodes_by_state``, ``partitions``, ``reservations``, ``node``, ``nodes``,
-``events``, ``list_node_jobs``, ``list_job_events``. They read history.db and the job records
-through a :class:`HistoryContext`, which also checks permissions. Requests and replies are in
-:mod:`.requests`.
+Handlers in order: ``count_nodes_by_state`` (node_counts), ``list_present_partitions`` (partitions),
+``list_reservations`` (reservations), ``show_node`` (node), ``list_nodes`` (nodes),
+``list_history_events`` (events), ``list_node_jobs`` (node_jobs), ``list_job_events`` (job_events).
+They read history.db and the job records through a :class:`HistoryContext`, which also checks
+permissions. Requests and replies are in :mod:`.requests`.
 """
 
 import re
@@ -244,7 +245,7 @@ _JOB_COLUMNS: Final = (
 
 
 def list_nodes(room: HistoryContext, asker: Asker, request: NodesRequest) -> NodesReply:
-    """Show node states, now or at a past time.
+    """List node states, now or at a past time.
 
     Raises:
         PermissionRefused: The requested cluster hides its nodes from this user.
@@ -438,7 +439,7 @@ def _expand_nodelist(nodelist: str) -> frozenset[str]:
 
 
 def _contains_node(nodelist: str, name: str) -> bool:
-    """Return whether a node list contains a node; compare the name's prefix before expanding."""
+    """Return whether a node list contains a node; look for its letters first, to save expanding."""
     return name.rstrip("0123456789") in nodelist and name in _expand_nodelist(nodelist)
 
 

@@ -3,8 +3,9 @@
 The journal trims events within hours. This consumer stores node, partition, reservation and daemon
 states, rule executions and bank thresholds, and folds them into spans (:mod:`.spans`): one per node
 state, one per active reservation. Events, spans and cursor change in one transaction, so each event
-counts once however often the process is killed. ``retention_days`` of ``[history]`` limits the age.
-:mod:`.reader` reads the database.
+counts once however often the process is killed. ``retention_days`` of ``[history]`` limits the age,
+except of present states: open spans, and the last event of each existing partition and reservation
+(table ``present``). :mod:`.reader` reads the database.
 """
 
 import os

@@ -125,7 +125,7 @@ class HistoryReader:
     ) -> list[NodeSpan]:
         """Return node states at a time, by cluster and name; nodes that did not exist are left out.
 
-        For the present, the sensor's last poll tells which nodes are in use by jobs.
+        For the present, the use of nodes by jobs is that of the sensor's last poll.
 
         Args:
             at_us: The time, µs since the epoch; None for now.
@@ -152,7 +152,7 @@ class HistoryReader:
         ]
 
     def _present_states(self, clusters: Iterable[str]) -> Callable[[str, str, str], str]:
-        """Make a function: cluster, node and state of the last event to the present state."""
+        """Make a function from cluster, node and state of the last event to the present state."""
         polled: dict[tuple[str, str], str] = {}
         for cluster, now in self._polled(clusters):
             for state, nodes in now.states.items():
@@ -264,7 +264,7 @@ class HistoryReader:
         """Return the last event about each existing subject of a kind, by cluster and name.
 
         Args:
-            kind: One of ``PRESENT`` in ``consumer``.
+            kind: One of ``PRESENT_KINDS`` in ``consumer``.
             clusters: Cluster names.
         """
         with translate_errors(self._path):
@@ -307,7 +307,7 @@ class HistoryReader:
         Args:
             wanted: The filter.
             limit: Maximum number of events.
-            shows: Decides for each event whether the user may see it.
+            shows: Decides for each event again whether the user may see it.
             oldest_first: Reverses the order, so that the limit keeps the oldest.
         """
         condition, values = _build_event_condition(wanted)

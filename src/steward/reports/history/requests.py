@@ -134,8 +134,8 @@ class HistoryEventsRequest(Request, frozen=True, kw_only=True):
         clusters: Cluster names. Default: all.
         nodes: Node list: only states of these nodes. Default: all.
         failed: Only nodes that went from working to failing.
-        since: Earliest time, inclusive. Default: any.
-        until: Latest time, exclusive. Default: any.
+        since: Begin of the interval, inclusive. Default: any.
+        until: End of the interval, exclusive. Default: any.
         zone: IANA name of the zone of times without one. Default: the cluster's.
         before: Only older events: ``older`` of an earlier reply.
         after: Only newer events: ``newer`` of an earlier reply.

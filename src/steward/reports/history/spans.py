@@ -6,7 +6,8 @@ since the epoch.
 :class:`NodeSpan`, :class:`ReservationSpan` and :class:`NodeGroupSpan` are rows;
 :func:`make_next_node_span`, :func:`make_reservation_span` and :func:`get_reservation_end_us` fold
 an event into spans (called by the consumer); :func:`is_node_down` and :func:`is_planned_down`
-classify states as slurmdbd does. ``MIGRATIONS`` is the schema of history.db.
+classify states as slurmdbd does. ``MIGRATIONS`` is the schema of history.db;
+:func:`build_span_insert` and :func:`convert_spans` write spans as rows and read them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,7 +137,7 @@ def make_next_node_span(before: NodeSpan | None, event: Event) -> NodeSpan:
 
 
 def _is_state_change(before: NodeSpan | None, body: NodeState) -> bool:
-    """Return whether the state changed at this event; False if it may have been so for long."""
+    """Return whether the state changed at this event; False if it may have changed long before."""
     if body.old_state:
         return body.old_state != body.state
     return before is not None or body.source != "start"

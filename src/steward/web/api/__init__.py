@@ -1,4 +1,4 @@
-"""HTTP API below /api/v1: one route for each path of the endpoint table, plus openapi.json.
+"""HTTP API below /api/v1: routes for the endpoint table, openapi.json and the event stream.
 
 ``endpoints.py`` lists the endpoints and reads requests, ``responses.py`` answers them,
 ``openapi.py`` describes them. ``web/application.py`` mounts ``ROUTES``.

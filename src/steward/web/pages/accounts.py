@@ -207,7 +207,7 @@ async def statement(
 async def limit(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
-    """Set the limit of a member (coordinators and owners of the account)."""
+    """Set the limit of a member, or add one (coordinators and owners of the account)."""
     given = await request.form()
     user, text = str(given.get("user", "")).strip(), str(given.get("limit", "")).strip()
 
@@ -342,7 +342,10 @@ async def _fetch_holds(visit: AuthenticatedRequest, account: str) -> HoldsReply 
 
 
 def _forecast_start(allocations: Any, now: datetime) -> str:
-    """Return the first day of the burn-down: the start of the active allocation."""
+    """Return the first day of the burn-down: the start of the active allocation, within limits.
+
+    It is at least a week ago, and not before ``_LONGEST_HISTORY``.
+    """
     begins = [one.begin for one in allocations if one.end is not None and one.active(now)]
     since = max(min(begins, default=now - _DEFAULT_HISTORY), now - _LONGEST_HISTORY)
     since = min(since, now - timedelta(days=7))

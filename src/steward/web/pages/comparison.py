@@ -79,7 +79,7 @@ class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
         left: The earlier job.
         right: The later job.
         facts: Requests and results.
-        script: Diff of the scripts (DiffAnswer).
+        script: Diff of the scripts (DiffReply).
         environments: Whether both environments are available, else why not.
         variables: Changed variables.
     """
@@ -93,10 +93,10 @@ class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tuple[list[str], str]:
-    """Return jobs to compare with, and the default; "" if there is none.
+    """Return jobs to compare with (``ID STATE``), and the id of the default; "" if there is none.
 
     For a failed job the default is the last that completed, for a completed one the last that
-    failed.
+    failed; without such a job, the latest other one.
     """
     wanted = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
     first, others = await asyncio.gather(

@@ -1,7 +1,7 @@
 """Job page: record, script, environment, resource use, cost, array summary and job control.
 
 :func:`gather_job_page` gathers :class:`JobPageData` from several actions at once; an action that
-fails leaves an :class:`ReplyOrError` with the reason, and the rest of the page appears. The
+fails leaves a :class:`ReplyOrError` with the reason, and the rest of the page appears. The
 handlers also serve the script as a file and let owners and operators cancel, hold, release or
 requeue the job.
 """
@@ -88,9 +88,9 @@ class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
         page: The job's record and runs.
         name: Job id in addresses, without an array's task expression.
         row: Row of the job list for a whole array, else None.
-        script: Its script (ShowAnswer).
-        cost: Its charges (ExplainAnswer).
-        events: Events of its nodes (JobEventsAnswer).
+        script: Its script (ShowReply).
+        cost: Its charges (ExplainReply).
+        events: Events of its nodes (JobEventsReply).
         others: Other jobs of the same name and user, latest first.
     """
 

@@ -66,7 +66,7 @@ class ReportKind(msgspec.Struct, frozen=True, kw_only=True):
         says: Explanation.
         request: Request type of its action.
         columns: Columns of its table.
-        plot: Row attribute that is plotted by period, or by row if there is one period.
+        plot: Row attribute whose totals by period are plotted.
         of_jobs: Whether it can be filtered by account, user and partition.
     """
 

@@ -82,7 +82,7 @@ def _iterate_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
 
 
 def _iterate_consumer_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
-    """Yield the problems of consumers, except sinks."""
+    """Yield the problems of consumers and of sinks."""
     sinks = {f"archive.{one.name}" for one in answer.sinks}
     for consumer in answer.consumers:
         if consumer.name in sinks:

@@ -1,1 +1,1 @@
-"""The ledger's schema, version by version; see ``steward.bank.ledger.tables``."""
+"""Alembic migrations of the ledger's schema; ``steward.bank.ledger.tables`` runs them."""

@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that ``steward.bank.ledger.tables`` hands over."""
+"""Alembic environment: run the migrations on the connection of ``upgrade_schema``."""
 
 from alembic import context
 
@@ -7,6 +7,6 @@ from steward.bank.ledger.tables import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=False,  # it is all in the transaction that is open already
+    transactional_ddl=False,  # all of them run in the transaction that is already open
 )
 context.run_migrations()

@@ -28,15 +28,15 @@ _MAX_EXAMPLES: Final = 20
 
 
 class LogOperatorsOnly(PermissionRefused):
-    """Refusal: the caller is no operator."""
+    """The caller is not an operator."""
 
 
 class ExpireError(StewardError):
-    """Error: expiry is impossible in this process."""
+    """Accounting data cannot be expired from this process."""
 
 
 class DumpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.dump: the records of the job log, unchanged.
+    """Request of accounting.dump: the records of the job log, unchanged.
 
     Attributes:
         since: Only of what happened since; everything if "".
@@ -71,7 +71,7 @@ class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
 
 
 class ExpireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.expire: remove the accounting data of jobs that ended before a time.
+    """Request of accounting.expire: remove accounting data of jobs that ended before a time.
 
     Attributes:
         before: The time; days of the log that ended before it are removed.
@@ -221,7 +221,7 @@ def _expire_event(
 
 
 def _require_operator(room: AccountingContext, asker: Asker, what: str) -> None:
-    """Raise OperatorsOnly unless the caller is an operator."""
+    """Raise LogOperatorsOnly unless the caller is an operator."""
     if not room.is_operator(asker):
         raise LogOperatorsOnly(f"only operators may {what}", asker)
 

@@ -1,13 +1,17 @@
 """Consumer ``accounting.log``: writes the job log, each record once, and closes its days.
 
+:class:`DayCloser` packs a day some time after its end (``packing``) and blanks the text of purged
+jobs (``blanking``). Each is a process of its own, which ends and frees its memory. New files are
+swapped in by two repeatable steps: the day is marked as swapping, then files are renamed and
+removed, then it is marked as closed.
+
 A record belongs to the day of its run's end, so records of unfinished runs wait in a database
 (``state``). :class:`LogConsumer` appends a batch to the days' files and commits their lengths
 together with the cursor: a crash in between leaves bytes beyond the known length, which are cut off
 before the batch is written again.
 
-:class:`DayCloser` packs a day some time after its end (process ``packing``) and blanks the text of
-purged jobs (process ``blanking``). :class:`LogPlugin` represents the log among the accounting
-plugins.
+:class:`LogPlugin` represents the log among the accounting plugins. Its hooks do nothing: hooks are
+called at least once, but the log has each record once.
 """
 
 import logging
@@ -153,7 +157,7 @@ class DayCloser:
             Whether it was done, or there was nothing to do.
 
         Raises:
-            LogUnavailable, SqliteUnavailable: As :meth:`close_day`.
+            JobLogUnavailable, SqliteUnavailable: As :meth:`close_day`.
         """
         if time.monotonic() < self._again_at.get(day, 0.0):
             return False

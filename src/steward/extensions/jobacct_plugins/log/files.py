@@ -1,8 +1,9 @@
 """Files of the job log: names, days in the clusters' zones, and crash-safe appends.
 
-A day has up to four files: ``.jsonl`` (open), ``.late.jsonl`` (records after closing),
+A day has up to four files: ``2026-11-21.jsonl`` (open), ``.late.jsonl`` (records after closing),
 ``.jsonl.zst`` (packed) and ``.parquet`` (sacct lines). :func:`list_log_days` lists days,
-:class:`LogCalendar` computes them, :class:`LogFiles` writes.
+:class:`LogCalendar` computes them, :class:`LogFiles` appends. Listing and reading need no database.
+The last functions serve the processes that make new files (``packing``, ``blanking``).
 
 No crash doubles or tears a line: a database records each file's length; bytes beyond it come from
 an unfinished batch and are cut off before the next write.
@@ -281,7 +282,7 @@ class LogFiles:
 
     @contextlib.contextmanager
     def _translated(self, name: str) -> Iterator[None]:
-        """Raise LogUnavailable for an OSError."""
+        """Raise JobLogUnavailable for an OSError."""
         try:
             yield
         except OSError as error:

@@ -1,8 +1,8 @@
 """Packing of a closed day of the job log: zstd for its records, Parquet for its sacct lines.
 
 ``python -m steward.extensions.jobacct_plugins.log.packing LOCATION DAY DATABASE NAME=LENGTH…``
-writes two files whose names begin with a dot; its caller (``consumer.Closing``) renames them. It is
-a process of its own because packing takes CPU and memory. :func:`write_parquet` uses DuckDB.
+writes two files whose names begin with a dot; its caller (``consumer.DayCloser``) renames them. It
+is a process of its own because packing takes CPU and memory. :func:`write_parquet` uses DuckDB.
 """
 
 import os

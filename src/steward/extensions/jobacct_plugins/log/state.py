@@ -200,7 +200,7 @@ class LogState:
 
 
 class LogStateWriter:
-    """Changes within one transaction."""
+    """Writer of the state database, within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

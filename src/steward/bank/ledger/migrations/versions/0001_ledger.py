@@ -1,6 +1,6 @@
-"""The ledger as it first was.
+"""Create the first schema of the ledger: tables, append-only triggers, the bank's own pots.
 
-Types and clauses are those that SQLite and PostgreSQL have in common.
+The SQL uses only types and clauses that SQLite and PostgreSQL have in common.
 
 Revision ID: 0001
 Revises:
@@ -333,7 +333,7 @@ _POT: Final = """
 
 
 def upgrade() -> None:
-    """Make the tables, what keeps their rows from being changed, and the bank's own pots."""
+    """Create the tables, the triggers of append-only tables, and the bank's own pots."""
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     for table in _TABLES:
         op.execute(table.format(blob="BLOB" if is_sqlite else "BYTEA"))
@@ -351,7 +351,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: a ledger is never taken down.
+    """Refuse to remove the ledger.
 
     Raises:
         NotImplementedError: Always.

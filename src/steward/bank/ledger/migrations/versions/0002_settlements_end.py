@@ -1,4 +1,4 @@
-"""Settlements may be forgotten once the gate has taken them; changed they are never.
+"""Allow the deletion of settlements that the gate has applied; they still cannot be changed.
 
 Revision ID: 0002
 Revises: 0001
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Let settlements be deleted."""
+    """Drop the trigger that forbids the deletion of settlements."""
     if op.get_bind().dialect.name == "sqlite":
         op.execute("DROP TRIGGER settlement_never_DELETE")
         return

@@ -1,4 +1,4 @@
-"""Jobs that clients told of are summed up by their CPU time, too.
+"""Add the CPU hours of jobs that myBRC clients reported, so that SQL can sum them up.
 
 Revision ID: 0003
 Revises: 0002
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Keep the CPU time beside what was told; what was told before counts as none."""
+    """Add the column ``cpu_hours``; jobs reported earlier count as 0."""
     op.add_column(
         "told",
         sqlalchemy.Column(

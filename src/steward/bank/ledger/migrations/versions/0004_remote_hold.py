@@ -1,4 +1,6 @@
-"""Holds that a myBRC server elsewhere counts, so that its balances can be read.
+"""Add the table of holds that a remote myBRC server counts as used.
+
+With it, Steward can read that server's balances.
 
 Revision ID: 0004
 Revises: 0003
@@ -14,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Nothing is known of what it was told before: its balances are right once those jobs end."""
+    """Create the table, empty: balances are right once jobs reported earlier have ended."""
     op.create_table(
         "remote_hold",
         sqlalchemy.Column("cluster", sqlalchemy.Text, primary_key=True),
