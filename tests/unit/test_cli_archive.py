@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, archive, keep, look, on_terminal
+from steward.cli import archive_lookup
 from steward.cli.app import run
 from steward.core.journal import Journal
 
@@ -42,6 +43,20 @@ def test_list_filters(look: Any) -> None:
     assert look("list", "-n", "--name", "f*").count("\n") == 2
     assert look("list", "-n", "-S", "now+1hour") == ""
     assert look("list", "-n", "--limit", "1").split()[0] == "104"
+
+
+@pytest.mark.parametrize(("words", "rows"), [([], 2), (["--limit", "0"], 4), (["-L", "3"], 3)])
+def test_a_limit_of_none_lists_all_on_a_terminal_too(
+    archive: str,
+    words: list[str],
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(archive_lookup, "is_terminal", lambda: True)
+    monkeypatch.setattr(archive_lookup, "_TERMINAL_LIMIT", 2)
+    assert run(["archive", "list", "-P", "-n", "--archive", archive, *words]) == 0
+    assert capsys.readouterr().out.count("\n") == rows
 
 
 def test_a_wrong_time_is_one_line(look: Any) -> None:

@@ -85,7 +85,15 @@ def list_jobs(
     clusters: Clusters = None,
     since: Since = "",
     until: Until = "",
-    limit: Limit = 0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-L",
+            min=0,
+            help="How many at most; 0 for all. Default: 200 on a terminal, else all.",
+        ),
+    ] = None,
     as_json: Json = False,
     parsable: Parsable = False,
     noheader: NoHeader = False,
@@ -124,10 +132,10 @@ def _describe_empty(answer: JobListReply) -> str:
     return f"No jobs in the last {'seven' if days == 7 else days} days; -S for more."
 
 
-def _fetch_all_pages(place: ClientPlace, wanted: dict[str, Any], limit: int) -> JobListReply:
-    """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs."""
+def _fetch_all_pages(place: ClientPlace, wanted: dict[str, Any], limit: int | None) -> JobListReply:
+    """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs; all if it is 0."""
     # A terminal gets the newest few; programs and pipes get everything.
-    most = limit or (_TERMINAL_LIMIT if is_terminal() and not limit else 0)
+    most = (_TERMINAL_LIMIT if is_terminal() else 0) if limit is None else limit
     pages: list[JobListReply] = []
     count, page = 0, ""
     while True:
