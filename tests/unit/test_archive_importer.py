@@ -22,13 +22,17 @@ from steward.archive.imports import (
     import_stored,
     import_tree,
 )
-from steward.core.config import RedactSettings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, RedactSettings, Settings
 from steward.core.events import Event, decode_event
+from steward.core.files import find_network_type
 from steward.core.incoming import IncomingStore
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
+from steward.daemon.imports import import_archive_tree
 from steward.slurm.environment import read_environment, split_entries
+from steward.slurm.settings import ClusterSettings
 
 SECRET = b"hunter2hunter2"
 ENTRIES = [b"HOME=/home/ada", b"SLURM_JOB_NAME=run", b"DB_PASSWORD=" + SECRET, b"A=b=c"]
@@ -83,6 +87,29 @@ def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: IncomingStor
     seen = next(event for event in events if event.kind == "job.seen")
     assert (seen.body.record.uid, seen.body.record.user) == (0, "root")
     assert seen.body.record.submit == datetime.fromtimestamp(NOON_NS / 1e9, UTC)
+
+
+def test_a_tree_is_imported_into_an_archive_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "archive"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
+    )
+    listed = functools.partial(find_network_type, mounts=str(mounts))
+    monkeypatch.setattr("steward.core.incoming.find_network_type", listed)
+    settings = Settings(
+        state_dir=str(tmp_path / "state"),
+        cluster={"alpha": ClusterSettings(slurm=False)},
+        archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(root))}),
+    )
+    (tmp_path / "state").mkdir(mode=0o700)
+    tree = old_tree(tmp_path / "old")
+    done = import_archive_tree(settings, "alpha", "job_archive", str(tree), lambda _: None)
+    assert done.scripts == 2
+    assert not root.exists()
 
 
 def test_importing_twice_says_the_same(tmp_path: Path, store: IncomingStore) -> None:

@@ -35,7 +35,7 @@ from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import UsageError
 from steward.core.events import Event, make_script_key
-from steward.core.incoming import IncomingStore, StoreUnavailable, make_stores
+from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
 from steward.core.journal.server import lock_state_dir
 from steward.core.journal.store import encode_rows
@@ -77,7 +77,7 @@ def import_archive_tree(
             root,
             kind,
             cluster,
-            _choose_store(settings),
+            make_stores(settings).usable(),
             _make_redactor(settings),
             append,
             environments=settings.archive.environments,
@@ -114,7 +114,7 @@ def import_stored_scripts(
         return import_stored(
             _iterate_submissions(settings, slurm, history, (since, until), known),
             cluster,
-            _choose_store(settings),
+            make_stores(settings).usable(),
             _make_redactor(settings),
             append,
             environments=settings.archive.environments,
@@ -265,18 +265,6 @@ def _check_cluster(settings: Settings, cluster: str) -> None:
 def _make_redactor(settings: Settings) -> Callable[[bytes], Environment]:
     redactor = make_redactor(settings)
     return lambda raw: read_environment(raw, redactor)
-
-
-def _choose_store(settings: Settings) -> IncomingStore:
-    """Return the preferred store that can be written now."""
-    stores = list(make_stores(settings))
-    for store in stores[:-1]:
-        try:
-            store.check()
-        except StoreUnavailable:
-            continue
-        return store
-    return stores[-1]
 
 
 @contextmanager

@@ -286,8 +286,6 @@ def select_columns(kind: ReportKind, rows: Sequence[Any]) -> list[ReportColumn]:
 HttpRequest = Request[Any, Any, Any]
 _MOST_ROWS: Final = 500
 """Most rows shown of a report."""
-_MOST_BARS: Final = 40
-"""Most bars of a plot."""
 _PERIODS: Final = ("", "day", "week", "month")
 
 
