@@ -16,6 +16,7 @@ from steward.bank.context import BankContext
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
+from steward.bank.records import parse_charge_key
 from steward.core.access import Asker
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
@@ -305,6 +306,20 @@ def test_array_tasks_are_named_as_slurm_does(site: Site) -> None:
     assert list(answer.names.values()) == ["5_2"]
     assert [line.name for line in site.ask("bank.explain", job="5_2").charges] == ["5_2"]
     assert [line.name for line in site.ask("bank.explain", job="8").charges] == ["8"]
+
+
+def test_a_job_that_another_program_named_is_listed(site: Site) -> None:
+    """Its name may hold slashes, so that its charge's key has as many parts as one of a job."""
+    own = bank.charge(site, 7)
+    told = msgspec.structs.replace(own, job_id=0, told="a/b/c", source="mybrc")
+    with site.ledger.transaction() as t:
+        t.charges.charge(told, Authorship(who="mybrc", why="told", at=NOON))
+    charges = [
+        line.charge for line in site.ask("bank.statement", account="physics").statement.lines
+    ]
+    assert charges[-2:] == [own.key, "c1/told/a/b/c"]
+    assert parse_charge_key(charges[-1]) is None
+    assert parse_charge_key(own.key) == ("c1", 7, int(own.first_submit.timestamp()))
 
 
 def test_a_job_without_a_charge_is_told_why(site: Site) -> None:

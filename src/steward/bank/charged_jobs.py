@@ -18,6 +18,7 @@ from steward.bank.billing import Pricing, compute_charge, get_hold_job_id
 from steward.bank.enforcement import has_started
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate, NotInBank
 from steward.bank.money import format_money
+from steward.bank.records import parse_charge_key
 from steward.core.errors import Unavailable
 from steward.core.usage import RunEvent
 from steward.jobs.job_ids import format_job_name
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED: Final = 5000
 """Maximum number of charges whose job ids are looked up."""
-_KEY_PARTS: Final = 5
-"""Number of parts of a charge key that names a job: cluster, id, submit, restarts, piece."""
 _LOOKUP_BATCH: Final = 200
 """Number of jobs looked up in jobs.db at once."""
 
@@ -75,10 +74,9 @@ def name_charged_jobs(room: "BankContext", charges: Iterable[str]) -> dict[str, 
     """
     keys: dict[str, dict[tuple[int, int], list[str]]] = {}
     for key in islice(charges, _MAX_NAMED):
-        parts = key.split("/")
-        if len(parts) == _KEY_PARTS:
-            cluster, job_id, first, *_ = parts
-            keys.setdefault(cluster, {}).setdefault((int(job_id), int(first)), []).append(key)
+        if (parts := parse_charge_key(key)) is not None:
+            cluster, job_id, first = parts
+            keys.setdefault(cluster, {}).setdefault((job_id, first), []).append(key)
     found: dict[str, str] = {}
     try:
         for cluster, jobs in keys.items():

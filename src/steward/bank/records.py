@@ -446,3 +446,14 @@ class Charge(BankRecord, frozen=True):
             return f"{self.cluster}/told/{self.told}"
         first = int(self.first_submit.timestamp())
         return f"{self.cluster}/{self.job_id}/{first}/{self.restarts}/{self.piece_us}"
+
+
+def parse_charge_key(key: str) -> tuple[str, int, int] | None:
+    """Return cluster, raw job id and first submit time (Unix seconds) of a charge's key.
+
+    None if another program named the job: its name may hold anything, slashes too.
+    """
+    cluster, *numbers = key.split("/")
+    if len(numbers) != 4 or not all(part.isascii() and part.isdigit() for part in numbers):
+        return None
+    return cluster, int(numbers[0]), int(numbers[1])

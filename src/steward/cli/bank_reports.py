@@ -23,7 +23,7 @@ from steward.bank.actions.reports import (
     UsageRequest,
 )
 from steward.bank.ledger import StatementLine, UsageRow
-from steward.bank.records import Hold
+from steward.bank.records import Hold, parse_charge_key
 from steward.cli import options, output
 from steward.cli.bank_options import (
     AccountOption,
@@ -217,8 +217,8 @@ def _describe_line(one: StatementLine, names: Mapping[str, str]) -> str:
     """Return the job and why it was charged, or the reason of a manual transaction."""
     if not one.charge:
         return one.why
-    parts = one.charge.split("/")
-    named = f"job {names.get(one.charge, parts[1])}" if len(parts) == 5 else one.charge
+    parts = parse_charge_key(one.charge)
+    named = f"job {names.get(one.charge, str(parts[1]))}" if parts is not None else one.charge
     return named if one.kind == "charge" else f"{named}: {one.why}"
 
 
