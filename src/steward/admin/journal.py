@@ -23,6 +23,8 @@ from steward.reports.events import EventItem, make_event_item
 
 _MOST_EVENTS = 10_000
 """Most events in one answer."""
+_READ_AT_ONCE = 1_000
+"""Least events that one query reads, of which a filter by cluster may leave few."""
 
 
 class JournalContext:
@@ -229,14 +231,18 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
     """Return the first events after a position; the last events if the request names none."""
     kinds = frozenset(request.kinds or BODIES)
 
+    clusters = request.clusters
+    head, oldest = reader.head(), reader.oldest()
+
     def between(after: int, most: int) -> list[Event]:
-        found, _ = reader.read(after, kinds, most)
-        clusters = request.clusters
-        return [event for event in found if not clusters or event.cluster in clusters]
+        found: list[Event] = []
+        while after < head and len(found) < most:
+            events, after = reader.read(after, kinds, max(most, _READ_AT_ONCE))
+            found += [event for event in events if not clusters or event.cluster in clusters]
+        return found
 
     if request.after:
-        return between(request.after, limit)
-    head, oldest = reader.head(), reader.oldest()
+        return between(request.after, limit)[:limit]
     span = limit
     while True:
         found = between(head - span, span)

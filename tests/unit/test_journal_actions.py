@@ -1,0 +1,50 @@
+"""Actions on the journal: what a list of events holds."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.events import make_event
+from harness.journal import JournaledSite
+from harness.site import ROOT
+from steward.admin.journal import ListRequest
+from steward.core.events import JOB_SEEN, JobFacts
+from steward.core.records import JobRecord
+from steward.daemon.contexts import action_registry
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> JournaledSite:
+    """A journal of 3,000 events, of which cluster c2 has every thousandth."""
+    site = JournaledSite(tmp_path)
+    site.feed(
+        *(
+            make_event(
+                JOB_SEEN,
+                f"seen:{number}",
+                JobFacts(record=JobRecord(job_id=number)),
+                cluster="c2" if number % 1000 == 0 else "c1",
+            )
+            for number in range(1, 3001)
+        )
+    )
+    return site
+
+
+@pytest.mark.parametrize(
+    ("after", "limit", "keys"),
+    [
+        (1, 2, ["seen:1000", "seen:2000"]),
+        (1000, 50, ["seen:2000", "seen:3000"]),
+        (3000, 50, []),
+        (0, 2, ["seen:2000", "seen:3000"]),
+        (0, 50, ["seen:1000", "seen:2000", "seen:3000"]),
+    ],
+)
+def test_a_list_of_one_cluster_is_filled_past_the_others_events(
+    site: JournaledSite, after: int, limit: int, keys: list[str]
+) -> None:
+    registry = action_registry(site.settings)
+    request = ListRequest(after=after, limit=limit, clusters=("c2",))
+    answer = registry.call("journal.list", ROOT, request)
+    assert [event.key for event in answer.events] == keys
