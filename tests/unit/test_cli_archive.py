@@ -54,7 +54,7 @@ def test_a_limit_of_none_lists_all_on_a_terminal_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(archive_lookup, "is_terminal", lambda: True)
-    monkeypatch.setattr(archive_lookup, "_TERMINAL_LIMIT", 2)
+    monkeypatch.setattr(archive_lookup, "TERMINAL_LIMIT", 2)
     assert run(["archive", "list", "-P", "-n", "--archive", archive, *words]) == 0
     assert capsys.readouterr().out.count("\n") == rows
 

@@ -66,7 +66,7 @@ from steward.daemon.registry import get_action
 
 _PAGE_SIZE = 1000
 """Jobs fetched in one request."""
-_TERMINAL_LIMIT = 200
+TERMINAL_LIMIT = 200
 """Jobs listed on a terminal without --limit."""
 
 Limit = Annotated[
@@ -135,7 +135,7 @@ def _describe_empty(answer: JobListReply) -> str:
 def _fetch_all_pages(place: ClientPlace, wanted: dict[str, Any], limit: int | None) -> JobListReply:
     """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs; all if it is 0."""
     # A terminal gets the newest few; programs and pipes get everything.
-    most = (_TERMINAL_LIMIT if is_terminal() else 0) if limit is None else limit
+    most = (TERMINAL_LIMIT if is_terminal() else 0) if limit is None else limit
     pages: list[JobListReply] = []
     count, page = 0, ""
     while True:
