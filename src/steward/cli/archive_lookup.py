@@ -91,7 +91,7 @@ def list_jobs(
             "--limit",
             "-L",
             min=0,
-            help="How many at most; 0 for all. Default: 200 on a terminal, else all.",
+            help=f"How many at most; 0 for all. Default: {TERMINAL_LIMIT} on a terminal, else all.",
         ),
     ] = None,
     as_json: Json = False,

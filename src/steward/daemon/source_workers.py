@@ -44,7 +44,6 @@ def _make_jobcomp_part(settings: Settings, cluster: str) -> WorkerSpec:
 
     def run(stop: Stop, beat: SendHeartbeat) -> None:
         from steward.capture.jobcomp import JobcompSource, ReadPositions
-        from steward.core.redaction import make_redactor
 
         link = JournalLink(settings.state_dir, stop)
         places = ReadPositions(settings.state_dir, cluster)

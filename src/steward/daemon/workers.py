@@ -245,7 +245,6 @@ def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
     """Make the source that reads a cluster's administrators and coordinators."""
     from steward.capture.associations import AssociationsPoller
     from steward.core.access import ClusterRolesFiles
-    from steward.slurm import Slurm
 
     ask = Slurm(cluster, settings.cluster[cluster]).standing
     return AssociationsPoller(cluster, ask, ClusterRolesFiles(settings.state_dir))
