@@ -43,7 +43,7 @@ _LIVE_S, _ENDLESS, _ARCHIVED_S = 2.0, 10_000_000, 60.0
 _BASELINE = """
 import socket, sys
 from steward.bank.gate.server import RealTimePriority
-RealTimePriority().take()
+RealTimePriority().acquire()
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.bind(sys.argv[1]); server.listen(1024)
 while True:
@@ -117,7 +117,7 @@ def _fill(state_dir: str) -> None:
                 created_us=now_us(),
             )
             store.insert(hold, None, job())
-    store.set_boot()
+    store.record_boot()
     store.close()
 
 

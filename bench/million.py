@@ -186,7 +186,7 @@ def fill(where: str, jobs: int, *, shares: bool, compress: Any) -> float:
     stores = make_stores(settings)
     sink = FilesSink(settings, "files", stores)
     # What it was before identical files were shared: no setting, for nobody should want it.
-    sink._layout.shares = shares
+    sink._layout.can_share_files = shares
     sink.prepare()
     store = stores.get("archive.files")
     spent_s = 0.0
@@ -248,7 +248,7 @@ def index(directory: str, jobs: int) -> None:
         spent_s += time.process_time() - began_s
         store.held.clear()
     catalogue.close()
-    size = size_of(CatalogGenerations(directory).current())
+    size = size_of(CatalogGenerations(directory).get_current())
     print(
         f"catalogue: {size / jobs * A_YEAR / 1e9:.2f} GB per million jobs, "
         f"{spent_s / jobs * 1e6:.0f} us of CPU a job"

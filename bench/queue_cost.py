@@ -60,7 +60,7 @@ def measure(cluster: Sandbox, jobs: int) -> Costs:
     array = cluster.run([*words, "--output=/tmp/%A-%a.out", "--wrap", "sleep 60"]).stdout.strip()
     # Another name: squeue would fold tasks of the array's own name into its row again.
     cluster.run(["scontrol", "update", f"jobid={array}_[0-{jobs - 2}]", "name=queue-costs"])
-    settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+    settings = msgspec.json.encode(cluster.make_cluster_settings()).decode()
     result = cluster.run([sys.executable, __file__, "--inside", settings], timeout_s=600)
     return msgspec.json.decode(result.stdout, type=Costs)
 
@@ -69,8 +69,8 @@ def look(settings: ClusterSettings) -> Costs:
     """Look at the queue as Steward does, and measure."""
     slurm = Slurm("bench", settings)
     # A child's peak begins with what its parent has: while that is little yet.
-    commands, form = CommandRunner("bench", settings), QueueFormat(slurm.offered("squeue"))
-    variables = {"SQUEUE_FORMAT2": form.variable}
+    commands, form = CommandRunner("bench", settings), QueueFormat(slurm.list_fields("squeue"))
+    variables = {"SQUEUE_FORMAT2": form.format_text}
     _timed(lambda: len(commands.run("squeue", "-a", "-t", "all", "-h", variables=variables)))
     squeue_mib = _children_mib()
     first_s, again_s, squeue_s = [], [], []
@@ -81,7 +81,7 @@ def look(settings: ClusterSettings) -> Costs:
         again_s.append(seconds)
         squeue_s += [queue.cost_s, same.cost_s]
     observed = QueueObserver("bench")
-    events_s, _ = _timed(lambda: observed.take(queue.records, queue.taken_at))
+    events_s, _ = _timed(lambda: observed.observe(queue.records, queue.taken_at))
     steward_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     json_s = _json(settings)
     return Costs(

@@ -62,9 +62,9 @@ class Bytes(IncomingStores):
         super().__init__([])
         self.held: dict[str, bytes] = {}
 
-    def read(self, body: JobScript, kept: IncomingFile) -> bytes:  # noqa: ARG002 - the store's shape
+    def read(self, body: JobScript, file: IncomingFile) -> bytes:  # noqa: ARG002 - the store's shape
         """The bytes of a script."""
-        return self.held[kept.sha256]
+        return self.held[file.sha256]
 
 
 def make_script(random_: random.Random, words: list[str], number: int, user: int) -> bytes:
@@ -109,7 +109,7 @@ def fill(directory: str, scripts: int) -> None:
         spent_s += time.process_time() - cpu_s
         store.held.clear()
     catalogue.close()
-    current = CatalogGenerations(directory).current()
+    current = CatalogGenerations(directory).get_current()
     size = sum(entry.stat().st_size for entry in Path(current).iterdir())
     print(
         f"{scripts} scripts, {total / 1e6:.0f} MB, indexed in {size / 1e6:.0f} MB: "
@@ -170,7 +170,7 @@ def asked(directory: str, terms: list[str], wanted: UseFilter, repeats: int) -> 
         # Files are opened anew for each question, as by a process that was just started.
         searcher = CatalogSearcher(directory)
         began = time.perf_counter()
-        hits = len(searcher.page(TermMatcher(terms), wanted, anybody, limit=50).hits)
+        hits = len(searcher.find_page(TermMatcher(terms), wanted, anybody, limit=50).hits)
         took.append((time.perf_counter() - began) * 1000)
         searcher.close()
     ranked = sorted(took)

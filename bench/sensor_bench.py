@@ -87,7 +87,9 @@ def look(count: int) -> None:
 
     def picture(out: bytes) -> dict[str, dict[str, ObjectFacts]]:
         return {
-            NODE_STATE: {one.node.name: extract_node_facts(one.node) for one in reader.nodes(out)}
+            NODE_STATE: {
+                one.node.name: extract_node_facts(one.node) for one in reader.parse_nodes(out)
+            }
         }
 
     def text(busy: int) -> bytes:

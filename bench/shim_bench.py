@@ -58,7 +58,7 @@ def bring_up(slurm: str, *, with_shim: bool, prolog: bool = False) -> Sandbox:
     """A cluster of one node whose jobs need nothing but slurmd's own time."""
     stack = ("include {directory}/etc/plugstack.conf.d/*.conf",)
     spec = SandboxSpec(slurm=slurm, nodes=1, cpus=64, plugstack=stack)
-    cluster = Sandbox.up(spec, say=print)
+    cluster = Sandbox.up(spec, report=print)
     if with_shim:
         here = cluster.directory
         built = build_plugins(f"{cluster.plan.root}/usr/include", f"{here}/lib")

@@ -155,7 +155,7 @@ def sessions(settings: Settings, people: int) -> list[tuple[str, str]]:
     found = []
     for number in range(people):
         user = OPERATOR if number % 2 else READER
-        secret, _ = store.make(
+        secret, _ = store.create(
             "session",
             uid=pwd.getpwnam(user).pw_uid,
             user=user,
@@ -276,7 +276,7 @@ def main() -> None:
         home = Path(options.dir) if options.dir else stack.enter_context(fresh_directory())
         home.mkdir(exist_ok=True)
         home.chmod(0o755)
-        measure(home, options.jobs, options.people, options.seconds)
+        measure(home, options.jobs, options.resolver, options.seconds)
 
 
 def measure(home: Path, jobs: int, people: int, seconds: float) -> None:

@@ -70,7 +70,7 @@ def fill(
                 )
                 charge = compute_charge(cluster, fact, pricing)
                 if charge is not None:
-                    t.charges.charge(charge, Authorship(who="bank", why=charge.why, at=at))
+                    t.charges.post(charge, Authorship(who="bank", why=charge.why, at=at))
     ledger.close()
     return len(over)
 

@@ -35,7 +35,9 @@ def _action(one: Operation) -> str:
     for parameter in describe_parameters(one):
         lines.append(_row(parameter, parameter.name))
         lines += [_row(inner, f"{parameter.name}.{inner.name}") for inner in parameter.within]
-    return "\n".join([*lines, "", f"Result: {one.gives[:1].lower()}{one.gives[1:]}", ""])
+    return "\n".join(
+        [*lines, "", f"Result: {one.result_help[:1].lower()}{one.result_help[1:]}", ""]
+    )
 
 
 def _row(parameter: ParameterDescription, name: str) -> str:

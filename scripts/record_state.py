@@ -81,7 +81,7 @@ def charged(settings: Settings) -> int:
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:
-            return len(t.charges.since(NOON - timedelta(days=1), limit=100))
+            return len(t.charges.list_since(NOON - timedelta(days=1), limit=100))
     finally:
         ledger.close()
 
@@ -105,7 +105,7 @@ def run(settings: Settings, home: Path) -> None:
 
         def append() -> bool:
             try:
-                JournalLink(settings.state_dir, Stop()).ask("standings")
+                JournalLink(settings.state_dir, Stop()).send_command("standings")
             except JournalUnavailable:
                 return False
             JournalLink(settings.state_dir, Stop()).append(events)

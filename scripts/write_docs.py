@@ -104,7 +104,7 @@ def running_in(site: DemoSite) -> Run:
 def main() -> int:
     """Write every page anew."""
     with DemoSite.up(DIRECTORY) as site:
-        site.serve()
+        site.start_daemon()
         site.submit_all()
         site.wait_for_jobs()
         run = running_in(site)

@@ -114,7 +114,7 @@ class Hostile:
 
 def test_a_hostile_page_of_the_same_origin_does_nothing_as_an_operator() -> None:
     drain = {"verb": "drain", "nodes": "node1", "reason": "mine", "sure": "yes"}
-    with Sandbox.up(SandboxSpec(user_names=USERS), say=print) as cluster, chromium() as browser:
+    with Sandbox.up(SandboxSpec(user_names=USERS), report=print) as cluster, chromium() as browser:
         job = 0
         for own_host in (True, False):
             home = Path(cluster.directory) / f"own-{own_host}"

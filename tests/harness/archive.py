@@ -106,7 +106,7 @@ def store_of(site: Site, name: str = "archive.files") -> IncomingStore:
 def trim(site: Site, store: str = "archive.files") -> None:
     """Unlink all incoming bytes, as trimming does once every consumer has applied the events."""
     incoming = site.stores.get(store)
-    incoming.unlink([name.filename for name in incoming.names()])
+    incoming.unlink([name.filename for name in incoming.iterate_names()])
 
 
 def write_kept(
@@ -245,7 +245,7 @@ def files(site: Site, sink: str = "files") -> dict[str, bytes]:
 
 def rows(site: Site, sql: str, sink: str = "files") -> list[Any]:
     """Return the rows of an SQL query of a sink's database."""
-    with closing(FilesRecords(site.settings, sink, reading=True)) as records:
+    with closing(FilesRecords(site.settings, sink, read_only=True)) as records:
         return records.query(sql)
 
 

@@ -118,14 +118,14 @@ def charge(
         rate=1,
     )
     with site.ledger.transaction() as t:
-        t.charges.charge(job_charge, Authorship(who="bank", why="end", at=start))
+        t.charges.post(job_charge, Authorship(who="bank", why="end", at=start))
     return job_charge
 
 
 def balance(site: Site) -> int:
     """Return the balance of ``physics``, in micro-SU."""
     with site.ledger.reading() as t:
-        return t.reading.balance("physics", site.now)
+        return t.queries.get_balance("physics", site.now)
 
 
 def jobs_of(site: Site) -> Jobs:

@@ -76,7 +76,7 @@ def anybody(use: ScriptUse) -> bool:
 
 def hits(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[ScriptHit]:
     matcher = TermMatcher(terms, case=case, words=words)
-    return searcher_of(site).page(matcher, UseFilter(), anybody, limit=1000).hits
+    return searcher_of(site).find_page(matcher, UseFilter(), anybody, limit=1000).hits
 
 
 def found(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[int]:

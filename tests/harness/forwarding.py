@@ -42,7 +42,7 @@ class ForwardedSite(ReceivingSite):
         receive = ReceiveSettings(**listener_keys(authority))
         super().__init__(directory, authority, clusters=remote, receive=receive)
         self.start(
-            ControllerReceiver(self.settings, self.stores, self.reader.known, self.link, **limits)
+            ControllerReceiver(self.settings, self.stores, self.reader.has_key, self.link, **limits)
         )
 
     def keys(self, cluster: str = "c1") -> list[str]:

@@ -136,7 +136,7 @@ class GateCore:
         self.store = GateStore(self.settings.state_dir)
         self.ground = GateRules(self.settings)
         self.ground.put_rules(rules(mode))
-        self.ground.put_picture(picture())
+        self.ground.put_model(picture())
         self.keeper = HoldKeeper(self.store, self.ground, SECRET)
         self.upkeep = HoldSync(self.keeper)
         self.seq = 0
@@ -144,19 +144,19 @@ class GateCore:
 
     @property
     def deciding(self) -> DecisionMaker:
-        return self.keeper.deciding
+        return self.keeper.decision_maker
 
     def tell(self, *accounts: AccountBooks, at_us: int = 0) -> None:
         """Set the balances of all accounts."""
         self.seq += 1
         with self.store.transaction():
-            self.upkeep.books(
+            self.upkeep.apply_books(
                 GateBooks(seq=self.seq, accounts=accounts, whole=True), at_us or now_us()
             )
 
     def submit(self, what: JobRequest, *, at_us: int = 0, cluster: str = CLUSTER) -> PluginReply:
         ask = PluginRequest(v=1, op="submit", cluster=cluster, job=what)
-        user = self.ground.user_of(CLUSTER, what.uid)
+        user = self.ground.find_user(CLUSTER, what.uid)
         with self.store.transaction():
             return self.keeper.submit(ask, user, at_us or now_us(), is_lenient=False)
 
@@ -169,11 +169,11 @@ class GateCore:
         """Tell that the whole queue was seen, some seconds from now."""
         began_us = now_us() + after_s * 1_000_000
         with self.store.transaction():
-            self.upkeep.looked(CLUSTER, began_us, began_us)
+            self.upkeep.record_poll(CLUSTER, began_us, began_us)
 
     def free(self, name: str = "chem", at_us: int = 0) -> float:
         """Return the SU that are available to a new job of an account."""
-        return self.keeper.purses.available(name, at_us or now_us()) / MICRO
+        return self.keeper.balances.get_available(name, at_us or now_us()) / MICRO
 
 
 class RunningGate:

@@ -52,7 +52,7 @@ class JournaledSite(Site):
         return []
 
     def refilled(self, consumer: str, since_s: int) -> None:
-        self.writer.refilled(consumer, since_s)
+        self.writer.clear_missed(consumer, since_s)
 
     def feed_one(self, consumer: Consumer, turns: int = 3) -> Feed:
         """Feed one consumer, open here or not, until it is idle; at least ``turns`` turns."""
@@ -63,7 +63,7 @@ class JournaledSite(Site):
     def _turn(self, feed: Feed, turns: int) -> None:
         for _ in range(turns):
             self.clock.now_s += 60.0  # ends every back-off and makes every tick due
-            while feed.turn():
+            while feed.run_turn():
                 pass
 
     def run(self, *names: str, turns: int = 3) -> None:

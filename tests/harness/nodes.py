@@ -39,7 +39,9 @@ class HearingSite(ReceivingSite):
     def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
         settings = NodesSettings(**listener_keys(authority), **nodes)
         super().__init__(directory, authority, nodes=settings)
-        self.start(NodeReceiver(self.settings, lambda rows: self.link.ask("append", *rows)))
+        self.start(
+            NodeReceiver(self.settings, lambda rows: self.link.send_command("append", *rows))
+        )
 
     def events(self) -> list[Event]:
         """Return the events that nodes reported, in order."""
@@ -50,7 +52,7 @@ class HearingSite(ReceivingSite):
         until = time.monotonic() + 60
         while time.monotonic() < until:
             heard = NodeReportsReader(self.settings.state_dir)
-            if heard.nodes():
+            if heard.read_reports():
                 return heard
             heard.close()
             time.sleep(0.05)

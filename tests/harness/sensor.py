@@ -149,16 +149,16 @@ class SensorRun:
             interval_s=self.interval_s,
             usage=self.usage,
             triggers=self,
-            stands_by=lambda _pings: self.stands_by,
+            check_standby=lambda _pings: self.stands_by,
         )
 
-    def keep(self) -> None:
+    def sync(self) -> None:
         self.kept += 1
 
     def turn(self, *wakes: str, after_s: float = 1.0) -> float:
         self.now_s += after_s
         self.sensor.wake(FiredTrigger(*wake.split(" ")) for wake in wakes)
-        return self.sensor.turn(self.told.append)
+        return self.sensor.run_turn(self.told.append)
 
     def news(self) -> list[NodeState]:
         states = self.told.bodies(NODE_STATE)

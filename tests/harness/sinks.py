@@ -96,7 +96,7 @@ class RemoteSite(JournaledSite):
         """Feed the sink ``there``, with a minute between turns."""
         for _ in range(turns):
             self.clock.now_s += 60.0
-            self.feeds["archive.there"].turn()
+            self.feeds["archive.there"].run_turn()
 
     def submit(
         self,
@@ -145,7 +145,7 @@ class RemoteSite(JournaledSite):
 
     def passed(self) -> int:
         """Return the position of the consumer of ``there``, up to which the journal may trim."""
-        consumers = self.reader.consumers()
+        consumers = self.reader.list_consumers()
         (status,) = [consumer for consumer in consumers if consumer.name == self.sink.name]
         return status.position
 

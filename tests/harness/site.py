@@ -155,7 +155,7 @@ class Site:
             from steward.daemon.registry import iterate_actions
 
             actions = tuple(iterate_actions())
-            rooms = {action.room: partial(self.room, action.room) for action in actions}
+            rooms = {action.package: partial(self.room, action.package) for action in actions}
             self._registry = Registry(actions, rooms)
         return self._registry
 
@@ -171,12 +171,12 @@ class Site:
             case "accounting":
                 from steward.accounting.context import AccountingContext
 
-                return AccountingContext(self.settings, order=self.append, **common)
+                return AccountingContext(self.settings, append=self.append, **common)
             case "archive":
                 from steward.archive.context import ArchiveContext
 
                 return ArchiveContext(
-                    self.settings, order=self.append, refilled=self.refilled, **common
+                    self.settings, append=self.append, mark_refilled=self.refilled, **common
                 )
             case "automation":
                 from steward.automation.actions import AutomationContext

@@ -98,7 +98,7 @@ def squeue_row(form: QueueFormat, **shown: str | bytes) -> bytes:
     """Return one line of ``squeue`` with its newline; ``shown`` sets fields by squeue's names."""
     shown.setdefault("ArrayJobID", shown.get("JobID", DEFAULTS["JobID"]))
     line = b""
-    for field in re.split(",(?=[A-Za-z_-]+:)", form.variable):
+    for field in re.split(",(?=[A-Za-z_-]+:)", form.format_text):
         name, _, suffix = field.partition(":")
         value = shown.get(name, shown.get(name.replace("-", "_"), DEFAULTS.get(name, "(null)")))
         width = re.match(r"\d*", suffix)
@@ -154,10 +154,10 @@ class Scripted(Slurm):
     def has_accounting(self) -> bool:
         return self.told is not None
 
-    def accounted_end(self, job_id: int) -> list[JobRecord]:
-        return self.accounted(job_id)
+    def query_accounting_end(self, job_id: int) -> list[JobRecord]:
+        return self.query_accounting(job_id)
 
-    def accounted(self, job_id: int) -> list[JobRecord]:
+    def query_accounting(self, job_id: int) -> list[JobRecord]:
         assert self.told is not None
         return [job for job in self.told if job.job_id == job_id]
 

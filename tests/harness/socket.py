@@ -205,7 +205,7 @@ def serving(
                 beaten.append(1)
 
             service = RequestService(asked or registry(), limits, knows)
-            server = SocketServer(path, service, is_kept=lambda _: keeps, uid_of=uid_of)
+            server = SocketServer(path, service, is_web_server=lambda _: keeps, get_uid=uid_of)
             server.run(stop, beat)
             code = 0
         finally:

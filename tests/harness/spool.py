@@ -28,7 +28,7 @@ def watch() -> Iterator[Watch]:
     open_spools = []
 
     def make(root: Path, **options: object) -> SlurmSpool:
-        arguments: dict[str, object] = {"known": lambda job_id, mtime_ns: False, **options}
+        arguments: dict[str, object] = {"is_captured": lambda job_id, mtime_ns: False, **options}
         spool = SlurmSpool(str(root), **arguments)  # type: ignore[arg-type]  # the tests' own
         open_spools.append(spool)
         return spool
@@ -42,7 +42,7 @@ def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[Held
     """Watch until ``count`` scripts are ready or the time is over; return them."""
     until = time.monotonic() + timeout_s
     while len(spool.ready) < count and time.monotonic() < until:
-        spool.look()
+        spool.process_events()
         time.sleep(0.002)
     scripts = [entry for entry in spool.ready if isinstance(entry, HeldScript)]
     spool.ready.clear()

@@ -110,7 +110,7 @@ def books(tmp_path: Path) -> Clocked:
 
 def lines_of(books: Books, job: str = "7") -> list[UsageLine]:
     jobs = Jobs(books.path)
-    lines = jobs.lines_of(jobs.find(job)[0])
+    lines = jobs.list_lines(jobs.find(job)[0])
     jobs.close()
     return list(lines)
 

@@ -195,10 +195,10 @@ class TorqueCapture:
     def finish(self) -> "TorqueCapture":
         """Capture all entries that are still due, and end."""
         until = time.monotonic() + 20
-        self.capture.turn()
+        self.capture.run_turn()
         while (self.spool.due_s() < 1.0 or self.spool.ready) and time.monotonic() < until:
             time.sleep(0.01)
-            self.capture.turn()
+            self.capture.run_turn()
         assert self.capture.finish()
         return self
 
@@ -262,7 +262,7 @@ def spool(tmp_path: Path) -> Spool:
 @pytest.fixture
 def site(tmp_path: Path, spool: Spool) -> TorqueCapture:
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent)
-    site.spool.look()
+    site.spool.process_events()
     return site
 
 
@@ -270,5 +270,5 @@ def wait_for(site: TorqueCapture, condition: Callable[[], bool], timeout_s: floa
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, "it did not come to pass"
-        site.capture.turn()
+        site.capture.run_turn()
         time.sleep(0.01)

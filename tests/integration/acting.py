@@ -126,7 +126,7 @@ def site(slurm_version: str) -> Iterator[ActingSite]:
     with answering(Hook) as server:
         # An answer of its slurmd's that is on its way must not bring back a node that is set down.
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS, extra=("ReturnToService=0",))
-        with Sandbox.up(spec, say=print) as cluster:
+        with Sandbox.up(spec, report=print) as cluster:
             site = ActingSite(cluster, server.server_port)
             site.daemon.start()
             try:

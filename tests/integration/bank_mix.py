@@ -131,7 +131,7 @@ class Mix:
         if time.monotonic() - self._helped > _LOST_S:
             self._helped = time.monotonic()
             # slurmctld believes in jobs whose end it forgot until their node registers anew.
-            for name in self.site.cluster.status():
+            for name in self.site.cluster.get_status():
                 if name.startswith("slurmd."):
                     self.site.cluster.restart_service(name)
             self._cancel_lasting()

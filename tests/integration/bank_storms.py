@@ -72,6 +72,6 @@ class Storm:
         ledger = open_ledger(self.site.settings)
         try:
             with ledger.reading() as t:
-                return [line.amount for line in t.reading.usage(("account",), accounts=[_RICH])]
+                return [line.amount for line in t.queries.sum_usage(("account",), accounts=[_RICH])]
         finally:
             ledger.close()

@@ -218,7 +218,7 @@ class BankSite:
         ledger = open_ledger(self.settings)
         try:
             with ledger.reading() as t:
-                return t.reading.balance(account)
+                return t.queries.get_balance(account)
         finally:
             ledger.close()
 
@@ -227,7 +227,7 @@ class BankSite:
         ledger = open_ledger(self.settings)
         try:
             with ledger.reading() as t:
-                rows = t.charges.since(utc_now() - timedelta(days=30), limit=1_000_000)
+                rows = t.charges.list_since(utc_now() - timedelta(days=30), limit=1_000_000)
         finally:
             ledger.close()
         return [row.charge for row in rows]
@@ -254,7 +254,7 @@ class BankSite:
         """The jobs that Steward takes for such as are not over."""
         jobs = Jobs(database_path(self.settings.state_dir))
         try:
-            return jobs.unfinished(self.name)
+            return jobs.list_unfinished_records(self.name)
         finally:
             jobs.close()
 
@@ -331,7 +331,7 @@ def bank_site(
         # The headers of another version are in its root directory, which this brings about.
         built = build_plugins(f"{find_slurm(slurm, print).root}/usr/include", f"{path}-lib")
         spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
-        with Sandbox.up(spec, say=print) as cluster:
+        with Sandbox.up(spec, report=print) as cluster:
             site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
             try:
                 yield site

@@ -87,11 +87,11 @@ class BookedSite:
             plugstack=f"{self.cluster.directory}/etc/plugstack.conf",
             spool=str(self.lines),
         )
-        assert done.left == ()
+        assert done.remaining == ()
 
     def start_agent(self) -> None:
         """One agent for all nodes, which stays and looks often."""
-        names = (name for name in self.cluster.status() if name.startswith("slurmd."))
+        names = (name for name in self.cluster.get_status() if name.startswith("slurmd."))
         nodes = [word for name in names for word in ("--node", name.removeprefix("slurmd."))]
         with open(f"{self.cluster.directory}/log/agent.log", "ab") as log:
             self.agent = self.cluster.popen(

@@ -54,14 +54,14 @@ def slurm_version() -> str:
 @pytest.fixture(scope="session")
 def sandbox(slurm_version: str) -> Iterator[Sandbox]:
     """A cluster that all tests share: leave its daemons running and its nodes up."""
-    with Sandbox.up(SandboxSpec(slurm=slurm_version), say=print) as cluster:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version), report=print) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def booked_sandbox(slurm_version: str) -> Iterator[Sandbox]:
     """A cluster that all tests share, whose jobs are in Slurm's own books (slurmdbd) too."""
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, accounting=True), say=print) as cluster:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, accounting=True), report=print) as cluster:
         yield cluster
 
 

@@ -72,13 +72,13 @@ def run_steward(
         SandboxError: The sandbox is not up, the command failed or took too long.
     """
     # Behind the interpreter and its script.
-    init, user, directory, *words = cluster.command(argv, user=user)[4:]
+    init, user, directory, *words = cluster.make_command(argv, user=user)[4:]
     request = {
         "init": int(init),
         "user": user,
         "directory": directory,
         "argv": words,
-        "env": cluster.environment(env),
+        "env": cluster.make_environment(env),
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = _ask(json.dumps(request).encode(), out, err, timeout_s)

@@ -183,7 +183,7 @@ class GoldenSite:
 
     def _notices(self) -> list[OutboxItem]:
         with self.ledger.reading() as t:
-            return t.outbox.untold([NOTICE_KIND])
+            return t.outbox.list_undelivered([NOTICE_KIND])
 
     def wait_for_events(self, kind: str, count: int) -> None:
         """Wait until the journal has so many events of a kind that Steward appends itself."""

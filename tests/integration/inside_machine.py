@@ -28,7 +28,7 @@ def main(settings: str, what: str, method: str, arguments: str) -> None:
     try:
         answer = getattr(kinds[what]("sandbox", cluster), method)(*positional, **named)
     except SlurmError as error:
-        answer = {"error": type(error).__name__, "what": str(error), "said": error.said}
+        answer = {"error": type(error).__name__, "what": str(error), "said": error.output}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
 
 

@@ -22,17 +22,17 @@ def main(settings: str, question: str, argument: str = "0") -> None:
     answers: dict[str, Any] = {
         "version": slurm.version,
         "config": slurm.config,
-        "offered": lambda: sorted(slurm.offered(argument)),
+        "offered": lambda: sorted(slurm.list_fields(argument)),
         "queue": lambda: slurm.queue().records,
         "job": lambda: slurm.job(int(argument)),
-        "picture": slurm.picture,
-        "standing": lambda: slurm.standing().private_data,
+        "picture": slurm.read_model,
+        "standing": lambda: slurm.read_roles().private_data,
         "snapshots": lambda: watch(QueuePoller("sandbox", cluster, slurm), float(argument)),
     }
     try:
         answer = answers[question]()
     except SlurmError as error:
-        answer = {"error": type(error).__name__, "said": error.said}
+        answer = {"error": type(error).__name__, "said": error.output}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
 
 

@@ -21,7 +21,7 @@ def munge_site(slurm_version: str, **web: Any) -> Iterator[WebSite]:
         slurm_version: Of the sandbox.
         web: What differs in [web].
     """
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as cluster:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as cluster:
         home, web = (
             Path(cluster.directory) / "steward",
             {

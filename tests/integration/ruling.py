@@ -121,8 +121,8 @@ class Storm:
                 self._before, picture, source="reconcile", at=now, since=now
             )
             self._before = picture
-            self._store.keep(changes, now)
-            self._store.send(self._link.append)
+            self._store.store_changes(changes, now)
+            self._store.send_outbox(self._link.append)
             for change in changes:
                 if change.body is not None:
                     self.told[bool(getattr(change.body, "failed", False))] += 1

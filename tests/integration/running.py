@@ -145,7 +145,7 @@ class Daemon:
         """State and detail of a consumer, as ``steward journal status`` shows them."""
         reader = JournalReader(self.settings.state_dir)
         try:
-            found = {of.name: (of.state, of.detail) for of in reader.consumers()}
+            found = {of.name: (of.state, of.detail) for of in reader.list_consumers()}
         finally:
             reader.close()
         return found.get(consumer, ("", ""))
@@ -232,7 +232,7 @@ def stored(settings: Settings) -> set[int]:
     found = set()
     for store in make_stores(settings):
         try:
-            names = list(store.names())
+            names = list(store.iterate_names())
         except StoreUnavailable:
             continue  # not made yet
         for name in names:

@@ -53,7 +53,7 @@ def make(cluster: Sandbox) -> Iterator[MakeWatching]:
 
 def rest(cluster: Sandbox) -> None:
     """Bring back what a test left behind: daemons, nodes, triggers, reservations."""
-    status = cluster.status()
+    status = cluster.get_status()
     if not status["slurmctld"]:
         cluster.restart_controller()
     for name, pid in status.items():

@@ -55,7 +55,7 @@ class Daemon:
         home.mkdir(parents=True, exist_ok=True)
         home.chmod(0o755)
         slurm_settings: ClusterSettings = msgspec.structs.replace(
-            cluster.cluster_settings(), **{"snapshot_interval_s": 0.5, **(slurm or {})}
+            cluster.make_cluster_settings(), **{"snapshot_interval_s": 0.5, **(slurm or {})}
         )
         self.settings = Settings(
             state_dir=str(self.state),

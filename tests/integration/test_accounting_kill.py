@@ -50,7 +50,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
         Sandbox.up(
-            spec_of(str(path), slurm_version, accounting=False, **options), say=print
+            spec_of(str(path), slurm_version, accounting=False, **options), report=print
         ) as cluster,
     ):
         site = BookedSite(cluster)
@@ -136,7 +136,7 @@ class Operator:
         is_due = time.monotonic() - self._helped > LOST_S
         if is_due and any(_ahead_s(start) < -LOST_S for *_, start in running):
             self._helped = time.monotonic()
-            for name in self._site.cluster.status():
+            for name in self._site.cluster.get_status():
                 if name.startswith("slurmd."):
                     self._site.cluster.restart_service(name)
         time.sleep(0.5)  # Every look is work for a machine that has enough of it.

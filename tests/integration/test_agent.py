@@ -49,7 +49,7 @@ def test_a_days_backlog_comes_in_pieces(tmp_path: Path, make_munged: MakeMunged)
         print(f"100,000 lines in {time.monotonic() - began:.1f} s")
         assert sorted(tasks_of(settings)) == list(range(100_000))
         daemon.stop()
-    (node,) = NodeReportsReader(settings.state_dir).nodes()
+    (node,) = NodeReportsReader(settings.state_dir).read_reports()
     assert (node.node, node.cluster) == (NODE, "c1")
     assert node.sequence == agent.Place(str(tmp_path / "lines" / f"{NODE}.place")).sequence
     assert len([e for e in events_of(settings) if e.kind == TASK_EXIT]) < 250

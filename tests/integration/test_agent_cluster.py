@@ -116,7 +116,7 @@ def test_from_a_step_to_its_events(
             plugstack=f"{directory}/etc/plugstack.conf",
             spool=spool,
         )
-        for name in cluster.status():
+        for name in cluster.get_status():
             if name.startswith("slurmd."):
                 cluster.restart_service(name)
         wait_until(lambda: set(cluster.run(["sinfo", "-h", "-o", "%T"]).stdout.split()) == {"idle"})

@@ -25,7 +25,7 @@ def site(slurm_version: str) -> Iterator[WebSite]:
     spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
     settings: dict[str, Any] = {"bank": BankSettings(enabled=True)}
     with (
-        Sandbox.up(spec, say=print) as cluster,
+        Sandbox.up(spec, report=print) as cluster,
         WebSite(cluster, Path(cluster.directory) / "steward", settings=settings) as site,
     ):
         yield site

@@ -53,7 +53,7 @@ def site(slurm_version: str) -> Iterator[WebSite]:
         "sensor": SensorSettings(enabled=True),
     }
     with (
-        Sandbox.up(spec, say=print) as cluster,
+        Sandbox.up(spec, report=print) as cluster,
         WebSite(cluster, Path(cluster.directory) / "steward", settings=settings) as site,
     ):
         job = submit_to(cluster, "#!/bin/sh\necho one\n", user="ada")

@@ -108,7 +108,7 @@ def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: Ba
     first = site.charged()[job]
     ledger = open_ledger(site.settings)
     with ledger.transaction() as t:
-        t.transfers.withdraw("chemistry", t.reading.balance("chemistry"), BY)
+        t.transfers.withdraw("chemistry", t.queries.get_balance("chemistry"), BY)
     wait_until(lambda: site.link.means("chemistry").available == 0, 20)
     # Slurm has it wait for two minutes, which is time enough to see that nobody can pay it.
     assert site.as_root("scontrol", "requeue", str(job))
@@ -132,7 +132,7 @@ def test_a_job_whose_allocation_ends_before_it_starts_waits_for_the_next(site: B
     ledger = open_ledger(site.settings)
     now = utc_now()
     with ledger.transaction() as t:
-        t.transfers.withdraw("chemistry", t.reading.balance("chemistry"), BY)
+        t.transfers.withdraw("chemistry", t.queries.get_balance("chemistry"), BY)
         end = now + timedelta(seconds=30)
         ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
     wait_until(lambda: site.link.means("chemistry").available == 1000 * MICRO, 20)
@@ -147,7 +147,9 @@ def test_a_job_whose_allocation_ends_before_it_starts_waits_for_the_next(site: B
     site.until_charged([job])
     assert site.charged()[job] == due(site, job)
     with ledger.reading() as t:
-        balances = {one.number: one.balance for one in t.allocations.of("chemistry", ended=True)}
+        balances = {
+            one.number: one.balance for one in t.allocations.list_own("chemistry", with_ended=True)
+        }
     ledger.close()
     assert balances[after.number] == 1000 * MICRO - due(site, job)
     assert balances[ending.number] == 0, "what was left of it has expired"
@@ -160,7 +162,7 @@ def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
     now = utc_now()
     end = now + timedelta(seconds=45)
     with ledger.transaction() as t:
-        for one in t.allocations.of("chemistry"):
+        for one in t.allocations.list_own("chemistry"):
             if one.balance > 0:
                 t.transfers.withdraw("chemistry", one.balance, BY, allocation=one.number)
         ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
@@ -191,7 +193,10 @@ def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
 
     def balances() -> dict[int, int]:
         with ledger.reading() as t:
-            return {one.number: one.balance for one in t.allocations.of("chemistry", ended=True)}
+            return {
+                one.number: one.balance
+                for one in t.allocations.list_own("chemistry", with_ended=True)
+            }
 
     wait_until(lambda: balances()[after.number] == 1000 * MICRO - late, 30)
     # What the first two did not need of it expires a minute later.

@@ -28,7 +28,7 @@ API: list[str] = [block for block in code("api.md", "sh") if "| munge)" not in b
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as box:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as box:
         yield box
 
 

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[DemoSite]:
     with DemoSite.up(slurm=slurm_version) as site:
-        site.serve()
+        site.start_daemon()
         site.submit_all()
         yield site
 
@@ -160,7 +160,7 @@ def failing(site: DemoSite) -> set[str]:
 def test_each_spoilt_thing_is_found(site: DemoSite) -> None:
     assert failing(site) == set()
 
-    path = Path(checks.get_script_path(site, site.job("relax")))
+    path = Path(checks.get_script_path(site, site.get_job("relax")))
     good = path.read_bytes()
     path.write_bytes(good.replace(b"step", b"stop"))
     assert failing(site) == {"every script", "every file"}
@@ -183,4 +183,4 @@ def test_a_daemon_that_cannot_start_is_reported_with_its_words(
         os.mkdir(os.path.dirname(site.state_dir))
         Path(site.state_dir).write_text("in the way")
         with pytest.raises(DemoError, match="state_dir"):
-            site.serve()
+            site.start_daemon()

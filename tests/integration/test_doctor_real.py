@@ -71,7 +71,7 @@ class Patient:
 
 @pytest.fixture(scope="module")
 def patient(slurm_version: str) -> Iterator[Patient]:
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, nodes=1), say=print) as cluster:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, nodes=1), report=print) as cluster:
         patient = Patient(cluster)
         try:
             yield patient

@@ -45,7 +45,7 @@ class Allocating:
     def __init__(self, cluster: Sandbox) -> None:
         self._cluster = cluster
         self._user = next(iter(cluster.users))
-        self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+        self._settings = msgspec.json.encode(cluster.make_cluster_settings()).decode()
         self.picture = msgspec.convert(self._ask("picture"), ClusterModel, strict=False)
         now = datetime.now(UTC)
         self._now = now
@@ -141,7 +141,7 @@ def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
 
 @pytest.mark.parametrize("selects", ["CR_Core_Memory", "CR_CPU"])
 def test_some_requests(slurm_version: str, selects: str) -> None:
-    with Sandbox.up(spec(slurm_version, selects, accounting=False), say=print) as cluster:
+    with Sandbox.up(spec(slurm_version, selects, accounting=False), report=print) as cluster:
         run(cluster, 100, 1)
 
 
@@ -158,6 +158,6 @@ def test_some_requests(slurm_version: str, selects: str) -> None:
     ],
 )
 def test_many_requests(slurm_version: str, selects: str, wanted: int, seed: int) -> None:
-    with Sandbox.up(spec(slurm_version, selects, accounting=True), say=print) as cluster:
+    with Sandbox.up(spec(slurm_version, selects, accounting=True), report=print) as cluster:
         # Where sockets are handed out whole, nobody can tell on how many of them tasks will be.
         run(cluster, wanted, seed, 6.0 if "Socket" in selects else 1.5)

@@ -153,7 +153,7 @@ def cluster(slurm_version: str) -> Iterator[Sandbox]:
             *partitions(),
         ),
     )
-    with Sandbox.up(spec, say=print) as found:
+    with Sandbox.up(spec, report=print) as found:
         yield found
 
 
@@ -162,7 +162,7 @@ def test_quotes_bill_as_slurm_does(cluster: Sandbox, flags: str) -> None:
     # A cluster always has some flag, so that its line can be replaced.
     cluster.configure(f"PriorityFlags={flags or 'ACCRUE_ALWAYS'}")
     cluster.restart_controller()
-    settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
+    settings = json.dumps(msgspec.to_builtins(cluster.make_cluster_settings()))
     told = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
     estimator = Estimator(msgspec.json.decode(told, type=ClusterModel), [RATE], BANK)
     asked = [f"-p p{n} -H {words}" for n in range(len(COMBINATIONS)) for words in REQUESTS]
@@ -221,7 +221,7 @@ def test_memory_of_exclusive_jobs_is_quoted_as_slurm_bills_it(
 
 def picture_of(cluster: Sandbox) -> ClusterModel:
     """Ask the cluster for its picture, as the bank does."""
-    settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
+    settings = json.dumps(msgspec.to_builtins(cluster.make_cluster_settings()))
     reply = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
     return msgspec.json.decode(reply, type=ClusterModel)
 
@@ -281,7 +281,7 @@ def test_burst_buffers_are_held_as_slurm_bills_them(cluster: Sandbox) -> None:
         "5",
     ]
     script = "#!/bin/sh\n#BB_LUA pool=fast capacity="
-    settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
+    settings = json.dumps(msgspec.to_builtins(cluster.make_cluster_settings()))
 
     def ask(question: str) -> bytes:
         return bytes(cluster.run([sys.executable, INSIDE, settings, question], text=False).stdout)
@@ -315,7 +315,7 @@ def test_burst_buffers_are_held_as_slurm_bills_them(cluster: Sandbox) -> None:
 def test_weights_are_those_of_slurmctld_without_a_sensor(cluster: Sandbox, tmp_path: Path) -> None:
     settings = Settings(
         state_dir=str(tmp_path),
-        cluster={"sandbox": cluster.cluster_settings()},
+        cluster={"sandbox": cluster.make_cluster_settings()},
         bank=BankSettings(enabled=True),
     )
     ledger = open_ledger(settings)
@@ -326,8 +326,8 @@ def test_weights_are_those_of_slurmctld_without_a_sensor(cluster: Sandbox, tmp_p
         nonlocal waited_s
         waited_s += CONFIG_CHECK_S
         assert waited_s < MODEL_REFRESH_S, "no picture is asked for because it is old"
-        pictures.look()
-        picture = pictures.of("sandbox")
+        pictures.query_due()
+        picture = pictures.get_model("sandbox")
         return picture.partitions["p0"].billing if picture else None
 
     def set_weights(weights: str) -> None:
@@ -355,7 +355,7 @@ def test_a_changed_gres_count_is_known_soon_after_the_restart(
 ) -> None:
     settings = Settings(
         state_dir=str(tmp_path),
-        cluster={"sandbox": cluster.cluster_settings()},
+        cluster={"sandbox": cluster.make_cluster_settings()},
         bank=BankSettings(enabled=True),
     )
     conf = Path(cluster.slurm_conf)
@@ -369,8 +369,8 @@ def test_a_changed_gres_count_is_known_soon_after_the_restart(
     def look() -> ClusterModel | None:
         nonlocal waited_s
         waited_s += CONFIG_CHECK_S
-        pictures.look()
-        return pictures.of("sandbox")
+        pictures.query_due()
+        return pictures.get_model("sandbox")
 
     def gres() -> int:
         picture = look()

@@ -40,7 +40,7 @@ def test_every_block_says_where_it_is_typed() -> None:
 def host(slurm_version: str) -> Iterator[PlainHost]:
     if slurm_version:
         pytest.skip("packages are installed beside the installed Slurm")
-    with Sandbox.up(SandboxSpec(nodes=1, accounting=True), say=print) as cluster:
+    with Sandbox.up(SandboxSpec(nodes=1, accounting=True), report=print) as cluster:
         plain = PlainHost(cluster)
         try:
             yield plain

@@ -35,7 +35,7 @@ class JobcompSite:
         self.cluster = cluster
         self.lines = lines
         self.user = next(iter(cluster.users))
-        self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+        self._settings = msgspec.json.encode(cluster.make_cluster_settings()).decode()
 
     def submit(self, script: str, **options: Any) -> int:
         return submit_to(self.cluster, script, user=self.user, output="/dev/null", **options)

@@ -84,7 +84,7 @@ def test_two_open_a_new_ledger_at_once(postgresql: PostgreSQL) -> None:
 def test_what_is_entered_stays(ledger: Ledger, place: Settings, table: str) -> None:
     with ledger.transaction() as t:
         account(t, "phys", 5)
-        t.charges.charge(charge(3), BY)
+        t.charges.post(charge(3), BY)
     for statement in (f"DELETE FROM {table}", f"TRUNCATE {table} CASCADE"):
         with connected(place) as direct, pytest.raises(psycopg.Error, match="never changed"):
             direct.execute(statement.encode())
@@ -100,7 +100,7 @@ def test_a_server_that_takes_no_changes_is_one_to_wait_for(place: Settings) -> N
     follower = f"{place.bank.database}?options=-c default_transaction_read_only=on"
     ledger = open_ledger(settings_for("", follower))
     with ledger.reading() as t:
-        assert t.accounts.all() == []
+        assert t.accounts.list_all() == []
     with pytest.raises(LedgerUnavailable, match="read-only"), ledger.transaction() as t:
         t.move_cursor("bank", 1)
     ledger.close()
@@ -134,7 +134,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(
 
 
 def test_a_server_that_stands_still_is_given_up(place: Settings, postgresql: PostgreSQL) -> None:
-    ledger = Ledger(LedgerDatabase(ledger_url(place), patience_s=4.0), utc_now)
+    ledger = Ledger(LedgerDatabase(ledger_url(place), reply_timeout_s=4.0), utc_now)
     with ledger.transaction() as t:
         account(t, "phys", 10)
     postgresql.pause()
@@ -145,7 +145,7 @@ def test_a_server_that_stands_still_is_given_up(place: Settings, postgresql: Pos
         postgresql.resume()
     with ledger.transaction() as t:
         t.transfers.deposit("phys", 1, BY)
-        assert t.reading.balance("phys") == 11
+        assert t.queries.get_balance("phys") == 11
     ledger.close()
 
 
@@ -163,7 +163,7 @@ def test_a_writer_that_stands_still_does_not_stop_the_others(place: Settings) ->
     with pytest.raises(LedgerUnavailable):
         stand_still()
     with other.reading() as t:
-        assert t.reading.balance("phys") == 11
+        assert t.queries.get_balance("phys") == 11
     slow.close()
     other.close()
 
@@ -190,7 +190,7 @@ def test_a_lease_changes_hands_only_between_transactions(ledger: Ledger, place: 
         theirs = taking.result(30)
     assert theirs is not None
     with ledger.transaction(lease=theirs) as t:
-        assert t.reading.balance("phys") == 11
+        assert t.queries.get_balance("phys") == 11
     with pytest.raises(LeaseLost), ledger.transaction(lease=mine) as t:
         t.transfers.deposit("phys", 1, BY)
 

@@ -42,7 +42,9 @@ def machine(slurm_version: str) -> Iterator[Sandbox]:
         # An answer of its slurmd's that is on its way must not bring back a node that is set down.
         "ReturnToService=1",
     )
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, nodes=3, extra=cloud), say=print) as cluster:
+    with Sandbox.up(
+        SandboxSpec(slurm=slurm_version, nodes=3, extra=cloud), report=print
+    ) as cluster:
         yield cluster
 
 
@@ -51,7 +53,7 @@ def call(machine: Sandbox) -> Call:
     """Call a method of a room's object inside, as root or as a user."""
 
     def run(what: str, method: str, *args: Any, user: str = "", **options: Any) -> Any:
-        settings = msgspec.json.encode(machine.cluster_settings()).decode()
+        settings = msgspec.json.encode(machine.make_cluster_settings()).decode()
         arguments = msgspec.json.encode([args, options]).decode()
         words = [sys.executable, INSIDE, settings, what, method, arguments]
         return msgspec.json.decode(machine.run(words, user=user, text=False).stdout)
@@ -441,7 +443,7 @@ def test_a_restart_is_seen(call: Call, machine: Sandbox) -> None:
 
 
 def test_slurmdbd_is_asked_for_itself(booked_sandbox: Sandbox) -> None:
-    settings = msgspec.json.encode(booked_sandbox.cluster_settings()).decode()
+    settings = msgspec.json.encode(booked_sandbox.make_cluster_settings()).decode()
     words = [sys.executable, INSIDE, settings, "machine", "pings", "[[],{}]"]
     answer = msgspec.json.decode(booked_sandbox.run(words, text=False).stdout)
     assert [(ping["daemon"], ping["up"]) for ping in answer] == [

@@ -129,7 +129,7 @@ def hold(settings: Settings, number: int, amount: int = 50 * SU) -> None:
 def charge(settings: Settings, number: int, amount: int) -> None:
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
-        t.charges.charge(charged(number, amount), BANK)
+        t.charges.post(charged(number, amount), BANK)
         queue_change(t, told(number, "COMPLETED"))
     ledger.close()
 
@@ -150,7 +150,7 @@ def charged(number: int, amount: int) -> Charge:
 def waiting(settings: Settings) -> int:
     ledger = open_ledger(settings)
     with ledger.reading() as t:
-        count = t.outbox.waiting(MYBRC_KIND)
+        count = t.outbox.count_pending(MYBRC_KIND)
     ledger.close()
     return count
 
@@ -208,7 +208,7 @@ def test_what_is_corrected_and_given_back_later_is_told_though_the_sender_is_kil
     sender.kill()
     ledger = open_ledger(here)
     with ledger.transaction() as t:
-        t.charges.charge(charged(7, 6 * SU), Authorship(who="reconcile", why="its record"))
+        t.charges.post(charged(7, 6 * SU), Authorship(who="reconcile", why="its record"))
     with ledger.transaction() as t:
         t.charges.refund(charged(7, 0).key, BY, SU)
     ledger.close()
@@ -235,7 +235,7 @@ def test_what_is_refused_there_holds_up_nothing_else(
     assert balance(there) == 100_000 * SU - 5 * SU
     ledger = open_ledger(here)
     with ledger.reading() as t:
-        (item,) = t.outbox.due(MYBRC_KIND, datetime.now(UTC) + timedelta(days=1))
+        (item,) = t.outbox.list_due(MYBRC_KIND, datetime.now(UTC) + timedelta(days=1))
     ledger.close()
     assert item.tries == 1
     assert "unheard-of" in item.error

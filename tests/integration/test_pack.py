@@ -137,7 +137,7 @@ class PackSite:
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[PackSite]:
     spec = SandboxSpec(slurm=slurm_version, user_names=("ada", STANLEY))
-    with Sandbox.up(spec, say=print) as cluster:
+    with Sandbox.up(spec, report=print) as cluster:
         site = PackSite(cluster)
         site.store.parent.mkdir()
         cluster.run(["chown", STANLEY, str(site.store.parent)])

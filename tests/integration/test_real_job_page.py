@@ -35,7 +35,7 @@ USED = Path(__file__).parents[1] / "native" / "used.c"
 def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
-        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
+        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), report=print) as cluster,
     ):
         mail = path / "etc" / "mail"
         options = [f"MailProg={mail}", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=512"]
@@ -217,7 +217,7 @@ def test_a_job_that_has_just_started_is_not_told_to_wait(site: BookedSite) -> No
     text = site.daemon.ask("job", str(job), user=site.user).stdout
     (settings,) = site.daemon.settings.cluster.values()
     pending = PendingJobs(site.cluster.plan.spec.cluster, settings)
-    now, never = pending.outlook(job), pending.outlook(999_999)
+    now, never = pending.query_status(job), pending.query_status(999_999)
     site.cluster.run(["scancel", str(job)])
     assert now is not None
     assert (now.state, never) == ("RUNNING", None)

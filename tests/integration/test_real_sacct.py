@@ -195,7 +195,7 @@ def rows_of(text: str) -> dict[Key, Row]:
 def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
-        Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
+        Sandbox.up(spec_of(str(path), slurm_version), report=print) as cluster,
     ):
         site = BookedSite(cluster)
         try:
@@ -270,7 +270,7 @@ def test_reportseff_says_the_same(site: BookedSite) -> None:
     """States and times; efficiencies are Slurm's where it sampled, and exact with ours."""
     shown = "JobID,State,Elapsed,TimeEff,CPUEff,MemEff"
     words = ["reportseff", "--no-color", "--format", shown, "-u", site.user]
-    path = f"{BIN}:{site.cluster.environment()['PATH']}"
+    path = f"{BIN}:{site.cluster.make_environment()['PATH']}"
     config = str(site.daemon.config)
     theirs = _efficiencies(site, words, {})
     ours = _efficiencies(site, words, {"PATH": path, "STEWARD_CONFIG": config})

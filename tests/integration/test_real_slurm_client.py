@@ -28,7 +28,7 @@ def ask(sandbox: Sandbox) -> Ask:
     """Ask the sandbox's Slurm something, through Steward's client."""
 
     def call(question: str, argument: object = "0", **changes: Any) -> Any:
-        settings = msgspec.structs.replace(sandbox.cluster_settings(), **changes)
+        settings = msgspec.structs.replace(sandbox.make_cluster_settings(), **changes)
         words = [sys.executable, INSIDE, msgspec.json.encode(settings).decode()]
         result = sandbox.run([*words, question, str(argument)], text=False)
         return msgspec.json.decode(result.stdout)

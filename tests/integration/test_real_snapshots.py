@@ -38,7 +38,7 @@ class Watched:
         self.cluster = cluster
         self.user = next(iter(cluster.users))
         self._out = out
-        self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+        self._settings = msgspec.json.encode(cluster.make_cluster_settings()).decode()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -84,13 +84,13 @@ class Books:
         """How many nodes are in the history."""
         try:
             with closing(HistoryReader(str(self.site.daemon.state))) as reader:
-                return len(reader.nodes_at(to_micros(utc_now())))
+                return len(reader.list_nodes_at(to_micros(utc_now())))
         except SqliteUnavailable:
             return 0
 
     def ours(self, name: str, **request: Any) -> Any:
         settings = self.site.daemon.settings
-        access = Access(settings.access, own_uid=0, standing=lambda _cluster: None)
+        access = Access(settings.access, own_uid=0, get_roles=lambda _cluster: None)
         room = ReportsContext(settings, access=access, now=lambda: self.until)
         since, until = self.window
         action = next(one for one in ACTIONS if one.name == name)
@@ -111,7 +111,7 @@ class Books:
     def drained(self) -> int:
         """Since when ours know of it; epoch."""
         with closing(HistoryReader(str(self.site.daemon.state))) as reader:
-            spans = reader.nodes_between("box", to_micros(self.since), to_micros(self.until))
+            spans = reader.list_nodes_between("box", to_micros(self.since), to_micros(self.until))
         (from_us,) = [one.from_us for one in spans if one.node == "node4" and one.reason]
         return from_us // 1_000_000
 
@@ -121,7 +121,7 @@ def books(slurm_version: str) -> Iterator[Books]:
     _keep_clear_of_the_hour()
     with (
         passable_directory() as path,
-        Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
+        Sandbox.up(spec_of(str(path), slurm_version), report=print) as cluster,
     ):
         site = BookedSite(cluster)
         daemon = site.daemon

@@ -85,7 +85,7 @@ def home() -> Iterator[Path]:
 
 def heal(cluster: Sandbox) -> None:
     """Take rules' drains away again, and have every daemon run."""
-    for name, pid in cluster.status().items():
+    for name, pid in cluster.get_status().items():
         if name.startswith("slurmd.") and not pid:
             cluster.start_service(name)
     for nodes in ("node[1-3]", f"made[1-{FLAPPING}]"):

@@ -31,7 +31,7 @@ SCRIPT = "#!/bin/sh\nsrun --job-name=inner true\nexit 3\n"
 def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
-        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
+        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), report=print) as cluster,
     ):
         site = BookedSite(cluster)
         try:

@@ -139,7 +139,7 @@ def test_held_ports_are_for_the_daemons_alone(own: Sandbox) -> None:
 
 
 def test_settings_name_what_steward_needs(sandbox: Sandbox) -> None:
-    settings = sandbox.cluster_settings()
+    settings = sandbox.make_cluster_settings()
     assert os.path.isdir(settings.spool)
     squeue = [f"{settings.slurm_bin}/squeue", "-h"]
     env = {"SLURM_CONF": settings.slurm_conf, "PATH": "/usr/bin:/bin"}

@@ -25,7 +25,7 @@ def test_the_controller_can_crash_come_back_and_forget(own: Sandbox, submitter: 
     job = submit_to(own, "#!/bin/sh\nsleep 100\n", user=submitter, hold=True)
     own.restart_controller()  # ended in order, it saves its jobs
     own.kill_controller()
-    assert own.status()["slurmctld"] == 0
+    assert own.get_status()["slurmctld"] == 0
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", own.plan.ports[0]))
     own.restart_controller()

@@ -145,12 +145,12 @@ def test_what_may_not_be_read_is_not_even_fetched(
         return real(client, method, target, *more)
 
     monkeypatch.setattr(SearchClient, "request", watched)
-    searcher = site.library.searcher_in("far")
+    searcher = site.library.get_sink_searcher("far")
 
     def allowed(use: ScriptUse) -> bool:
         return use.uid == 4001
 
-    page = searcher.page(TermMatcher(["secret"]), UseFilter(), allowed, limit=10)
+    page = searcher.find_page(TermMatcher(["secret"]), UseFilter(), allowed, limit=10)
     assert [hit.use.job_id for hit in page.hits] == [1]
     assert theirs.id not in fetched
     assert len(fetched) == 1
@@ -233,7 +233,7 @@ def test_a_server_that_is_away_is_told_in_one_line(site: SearchSite) -> None:
     far = msgspec.structs.replace(site.sink, urls=("http://127.0.0.1:9",))
     searcher = SearchServerSearcher(far)
     with pytest.raises(ArchiveUnavailable, match=r"^http://127.0.0.1:9 cannot be asked: .*refused"):
-        searcher.page(TermMatcher(["a"]), UseFilter(), anybody, limit=1)
+        searcher.find_page(TermMatcher(["a"]), UseFilter(), anybody, limit=1)
 
 
 def test_users_are_told_no_more_of_a_server_than_that_it_cannot_answer(
@@ -269,7 +269,7 @@ def test_a_server_that_repeats_a_page_keeps_no_search_going(
     site: SearchSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.send(*(document(number, at=NOON + number) for number in range(1, 420)))
-    searcher = site.library.searcher_in("far")
+    searcher = site.library.get_sink_searcher("far")
     real = SearchClient.request
 
     def without_end(client: SearchClient, method: str, target: str, *more: Any) -> ServerReply:
@@ -350,7 +350,7 @@ def test_the_same_is_found_as_by_looking_at_every_script(site: SearchSite) -> No
     }
     scripts = {number: text.encode("utf-8", "surrogateescape") for number, text in texts.items()}
     site.send(*(document(number, script) for number, script in scripts.items()))
-    searcher = site.library.searcher_in("far")
+    searcher = site.library.get_sink_searcher("far")
     for _ in range(250):
         text = decode_script_text(scripts[chance.randint(1, 199)])
         begin = chance.randrange(len(text))
@@ -361,6 +361,6 @@ def test_the_same_is_found_as_by_looking_at_every_script(site: SearchSite) -> No
         expected = {
             number for number, of in scripts.items() if matcher.matches(decode_script_text(of))
         }
-        page = searcher.page(matcher, UseFilter(), anybody, limit=1000, longest_s=60.0)
+        page = searcher.find_page(matcher, UseFilter(), anybody, limit=1000, timeout_s=60.0)
         assert page.complete
         assert {hit.use.job_id for hit in page.hits} == expected, (terms, matcher.words)

@@ -81,7 +81,7 @@ class Storm:
             self.refused += done.returncode != 0
 
     def _slurmd(self, service: str) -> None:
-        if self.cluster.status()[service]:
+        if self.cluster.get_status()[service]:
             self.cluster.stop_service(service, signal.SIGKILL)
             self.kills["slurmd"] += 1
         else:

@@ -82,13 +82,13 @@ class ShimSite:
         done = install_shim(
             built, libdir=libdir, plugstack=self.plugstack, spool=self.spool, prolog=prolog
         )
-        assert all(sentence.startswith("restart slurmd") for sentence in done.left)
+        assert all(sentence.startswith("restart slurmd") for sentence in done.remaining)
         self.restart_nodes()
         return built
 
     def restart_nodes(self) -> None:
         """Have slurmds load it; returns when each has run a job, of which no line is shown."""
-        nodes = [name for name in self.cluster.status() if name.startswith("slurmd.")]
+        nodes = [name for name in self.cluster.get_status() if name.startswith("slurmd.")]
         for name in nodes:
             self.cluster.restart_service(name)
 
@@ -158,7 +158,7 @@ def prepared(slurm_version: str, **options: Any) -> SandboxSpec:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[ShimSite]:
-    with Sandbox.up(prepared(slurm_version), say=print) as cluster:
+    with Sandbox.up(prepared(slurm_version), report=print) as cluster:
         site = ShimSite(cluster)
         site.install()
         yield site
@@ -169,7 +169,7 @@ def test_it_is_built_for_this_slurm_and_found_good(site: ShimSite) -> None:
     libdir = f"{site.cluster.directory}/lib"
     built = find_built(libdir, version)
     assert built
-    assert built.version.serves(version)
+    assert built.version.is_loadable_by(version)
     assert check_shim(version, libdir=libdir, plugstack=site.plugstack) == []
 
 
@@ -358,7 +358,7 @@ def test_a_spool_that_is_away_costs_lines_and_no_job(site: ShimSite) -> None:
 @in_three_tries
 def test_what_epilogs_use_is_no_tasks(slurm_version: str) -> None:
     burn = "i=0\nwhile [ $i -lt 300000 ]; do i=$((i+1)); done\n"
-    with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
+    with Sandbox.up(prepared(slurm_version, nodes=1), report=print) as cluster:
         site = ShimSite(cluster)
         for name in ("everybodys", "users"):
             epilog = Path(f"{site.etc}/{name}")
@@ -387,7 +387,7 @@ def test_hooks_that_are_run_inside_a_jobs_namespace(slurm_version: str) -> None:
         "24.11": "JobContainerType=job_container/tmpfs",
         "26.05": "NamespaceType=namespace/tmpfs",
     }[slurm_version]
-    with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
+    with Sandbox.up(prepared(slurm_version, nodes=1), report=print) as cluster:
         site = ShimSite(cluster)
         base = f"{cluster.directory}/jc/%n"
         os.makedirs(f"{cluster.directory}/jc/node1")
@@ -418,7 +418,7 @@ def test_hooks_that_are_run_inside_a_jobs_namespace(slurm_version: str) -> None:
 def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
     if not os.path.isdir("/sys/fs/cgroup/memory"):
         pytest.skip("needs cgroups of version 1")
-    with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
+    with Sandbox.up(prepared(slurm_version, nodes=1), report=print) as cluster:
         site = ShimSite(cluster)
         Path(f"{site.etc}/cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n"

@@ -83,9 +83,9 @@ def books(settings: Settings) -> tuple[int, dict[str, int], list[Any]]:
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:
-            rows = t.charges.since(datetime(2026, 1, 1, tzinfo=UTC), limit=100)
+            rows = t.charges.list_since(datetime(2026, 1, 1, tzinfo=UTC), limit=100)
             charges = {row.charge.key: row.charge.amount for row in rows}
-            return t.reading.balance("physics"), charges, list(t.check())
+            return t.queries.get_balance("physics"), charges, list(t.check())
     finally:
         ledger.close()
 

@@ -66,7 +66,7 @@ def test_without_a_build_slurmctld_does_not_start_and_the_check_had_said_so() ->
         with Sandbox.up(spec) as cluster:
             cluster.configure("JobSubmitPlugins=steward")
             cluster.restart_service("slurmctld")
-            wait_until(lambda: cluster.status()["slurmctld"] == 0)
+            wait_until(lambda: cluster.get_status()["slurmctld"] == 0)
             with pytest.raises(SandboxError, match="does not answer"):
                 cluster.restart_controller(timeout_s=3)
             # Taking it out is one line of slurm.conf.

@@ -66,7 +66,7 @@ def box(slurm_version: str) -> Iterator[Sandbox]:
         slurm=slurm_version,
         extra=(f"SlurmctldHost={BACKUP}({ADDRESS})", "SlurmctldTimeout=10"),
     )
-    with Sandbox.up(spec, say=print) as sandbox:
+    with Sandbox.up(spec, report=print) as sandbox:
         etc = Path(sandbox.slurm_conf).parent
         with (etc / "hosts").open("a") as hosts:
             hosts.write(f"{ADDRESS} {BACKUP}\n")
@@ -100,7 +100,7 @@ def settings_of(box: Sandbox, home: Path, port: int, name: str) -> Settings:
     """Settings of the controller beside one of the two."""
     settings = controller_settings(home / name, port, Path(box.spool), box.plan.munge_socket)
     of: ClusterSettings = msgspec.structs.replace(
-        box.cluster_settings(), snapshot_interval_s=0.3, munge_socket=box.plan.munge_socket
+        box.make_cluster_settings(), snapshot_interval_s=0.3, munge_socket=box.plan.munge_socket
     )
     return msgspec.structs.replace(settings, cluster={"c1": of})
 

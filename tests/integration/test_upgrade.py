@@ -34,7 +34,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
     options = {"accounting": False, "nodes": 2, "min_job_age_s": 20}
     with (
         passable_directory() as path,
-        Sandbox.up(spec_of(str(path), "", **options), say=print) as cluster,
+        Sandbox.up(spec_of(str(path), "", **options), report=print) as cluster,
     ):
         site = BookedSite(cluster)
         try:
@@ -84,7 +84,7 @@ def upgrade(site: BookedSite, version: str, *ctld: str) -> None:
     """By the documented steps: slurmctld, then each node without the plugin's line meanwhile."""
     cluster = site.cluster
     conf = Path(cluster.directory) / "etc/plugstack.conf.d/steward.conf"
-    nodes = sorted(name for name in cluster.status() if name.startswith("slurmd."))
+    nodes = sorted(name for name in cluster.get_status() if name.startswith("slurmd."))
     for node in nodes:
         cluster.stop_service(node)
     conf.unlink()

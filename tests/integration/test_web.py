@@ -13,7 +13,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as box:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as box:
         yield box
 
 

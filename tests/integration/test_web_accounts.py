@@ -24,7 +24,7 @@ BY = Authorship(who="root", why="=cmd|' /C calc'!A0")
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[WebSite]:
-    with Sandbox.up(SandboxSpec(user_names=USERS), say=print) as box:
+    with Sandbox.up(SandboxSpec(user_names=USERS), report=print) as box:
         home = Path(box.directory) / "steward"
         gate = GateSettings(
             socket=f"{home}/gate.sock",
@@ -66,10 +66,10 @@ def books(site: WebSite) -> None:
             amount=MICRO,
             use=ResourceUse(tres={"cpu": 1}, start=now, seconds=1800),
         )
-        t.charges.charge(stray, BY)
+        t.charges.post(stray, BY)
         for number in range(60):
             start = now - timedelta(hours=number + 1)
-            t.charges.charge(
+            t.charges.post(
                 Charge(
                     cluster="box",
                     job_id=100 + number,

@@ -22,7 +22,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[2J"
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as box:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as box:
         yield box
 
 

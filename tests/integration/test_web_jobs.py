@@ -24,7 +24,7 @@ SCRIPT = "#SBATCH --comment=confidential\necho needle-in-a-haystack '<b>&'\n"
 def test_a_job_is_found_shown_and_cancelled(slurm_version: str) -> None:
     spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
     with (
-        Sandbox.up(spec, say=print) as cluster,
+        Sandbox.up(spec, report=print) as cluster,
         WebSite(cluster, Path(cluster.directory) / "steward") as web,
     ):
         site = JobSite(cluster, web)
@@ -407,7 +407,7 @@ def test_where_jobs_are_private_a_coordinator_sees_records_and_no_scripts(
         private_data="jobs",
     )
     with (
-        Sandbox.up(spec, say=print) as cluster,
+        Sandbox.up(spec, report=print) as cluster,
         WebSite(cluster, Path(cluster.directory) / "steward") as web,
     ):
         site = JobSite(cluster, web)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.wide
 def site() -> Iterator[WebSite]:
     spec = SandboxSpec(user_names=USERS, extra=("PrivateData=jobs,usage,users,accounts",))
     with (
-        Sandbox.up(spec, say=print) as box,
+        Sandbox.up(spec, report=print) as box,
         WebSite(box, Path(box.directory) / "steward") as site,
     ):
         for user in ("ada", "ada", "grace"):

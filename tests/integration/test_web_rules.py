@@ -38,7 +38,7 @@ OWN_PATH = {"url": "http://127.0.0.1/steward", "own_host": True}
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
     spec = SandboxSpec(slurm=slurm_version, user_names=USERS, private_data="nodes,reservations")
-    with Sandbox.up(spec, say=print) as box:
+    with Sandbox.up(spec, report=print) as box:
         yield box
 
 

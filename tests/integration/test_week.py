@@ -141,7 +141,7 @@ class Week:
         self.site.cluster.restart_controller()
 
     def node_goes(self) -> None:
-        services = self.site.cluster.status()
+        services = self.site.cluster.get_status()
         node = self.chance.choice([name for name in services if name.startswith("slurmd.")])
         self.site.cluster.stop_service(node, signal.SIGKILL)
         time.sleep(1.0)

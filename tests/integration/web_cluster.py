@@ -69,7 +69,7 @@ def job_site(
     chosen = {"accounting": False, "user_names": USERS, "cpus": 8, **(cluster_options or {})}
     with passable_directory() as path:
         spec = spec_of(f"{path}/sandbox", slurm, **chosen)
-        with Sandbox.up(spec, say=print) as cluster:
+        with Sandbox.up(spec, report=print) as cluster:
             books = BookedSite(cluster)
             home = books.daemon.home
             settings = {

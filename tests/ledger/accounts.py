@@ -24,8 +24,8 @@ class AccountCases:
             assert made.name == "phys"
             assert made.owners == ("ann", "bob")
             assert made.created == NOON
-            assert t.accounts.led_by("bob", frozenset()) == {"phys"}
-            assert t.allocations.open_ended("phys").balance == 0
+            assert t.accounts.list_led_by("bob", frozenset()) == {"phys"}
+            assert t.allocations.get_open_ended("phys").balance == 0
 
     @pytest.mark.parametrize("name", ["", "two words", "a,b", "new\nline", "x" * 101])
     def test_what_cannot_be_a_name(self, ledger: Ledger, name: str) -> None:
@@ -38,7 +38,7 @@ class AccountCases:
             t.accounts.create(Account(name="phys"), keyed("once"))
             with pytest.raises(BankUsage, match="already"):
                 t.accounts.create(Account(name="PHYS"), BY)
-            assert len(t.accounts.all()) == 1
+            assert len(t.accounts.list_all()) == 1
 
     def test_parents_pay_for_those_that_draw_on_them(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -46,12 +46,12 @@ class AccountCases:
             account(t, "middle", parent="TOP", draws_on_parent=True)
             account(t, "low", parent="middle", draws_on_parent=True)
             account(t, "own", parent="middle")
-            assert [t.accounts.payer(name) for name in ("low", "own", "top")] == [
+            assert [t.accounts.find_payer(name) for name in ("low", "own", "top")] == [
                 *("top", "own", "top")
             ]
-            assert [each.name for each in t.accounts.children("middle")] == ["low", "own"]
-            t.charges.charge(charge(30, "low"), BY)
-            assert t.reading.balance("low") == t.reading.balance("top") == 70
+            assert [each.name for each in t.accounts.list_children("middle")] == ["low", "own"]
+            t.charges.post(charge(30, "low"), BY)
+            assert t.queries.get_balance("low") == t.queries.get_balance("top") == 70
             with pytest.raises(BankUsage, match="draws on"):
                 t.transfers.deposit("low", 5, BY)
             with pytest.raises(BankUsage, match="below it"):
@@ -65,7 +65,7 @@ class AccountCases:
             account(t, "phys", owners=("ann",), credit=5)
             t.accounts.change("phys", BY, credit=7)
             t.accounts.change("phys", BY, closed=True, owners=())
-            found = t.accounts.need("phys")
+            found = t.accounts.require("phys")
             assert (found.credit, found.closed, found.owners) == (7, True, ())
             with pytest.raises(BankUsage, match="closed"):
                 t.transfers.deposit("phys", 1, BY)
@@ -74,26 +74,29 @@ class AccountCases:
 
     def test_what_is_charged_to_a_name_that_nobody_knows_is_on_record(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            t.charges.charge(charge(10, "Ghost"), BY)
-            t.charges.charge(charge(10, "", job_id=2), BY)
-            assert t.accounts.all() == []
-            assert [each.name for each in t.accounts.all(unknown=True)] == [NO_ACCOUNT, "ghost"]
-            assert t.books().accounts == ()
+            t.charges.post(charge(10, "Ghost"), BY)
+            t.charges.post(charge(10, "", job_id=2), BY)
+            assert t.accounts.list_all() == []
+            assert [each.name for each in t.accounts.list_all(unknown=True)] == [
+                NO_ACCOUNT,
+                "ghost",
+            ]
+            assert t.export_books().accounts == ()
             t.accounts.create(Account(name="ghost", credit=20), BY)
-            assert t.reading.balance("ghost") == -10
-            assert [each.name for each in t.books().accounts] == ["ghost"]
+            assert t.queries.get_balance("ghost") == -10
+            assert [each.name for each in t.export_books().accounts] == ["ghost"]
 
     def test_users_have_limits_and_what_they_spent(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             account(t, "phys", 100)
             t.accounts.set_user("phys", "ann", BY, limit=50)
-            t.charges.charge(charge(30), BY)
-            t.charges.charge(charge(7, user="bob", job_id=2), BY)
-            ann, bob = t.accounts.users("phys")
+            t.charges.post(charge(30), BY)
+            t.charges.post(charge(7, user="bob", job_id=2), BY)
+            ann, bob = t.accounts.list_users("phys")
             assert (ann.limit, ann.spent, ann.listed) == (50, 30, True)
             assert (bob.limit, bob.spent, bob.listed) == (None, 7, False)
             t.accounts.drop_user("phys", "ann", BY)
-            (ann,) = t.accounts.of_user("ann")
+            (ann,) = t.accounts.list_of_user("ann")
             assert (ann.limit, ann.spent, ann.listed) == (None, 30, False)
             with pytest.raises(BankUsage, match="not in"):
                 t.accounts.drop_user("phys", "ann", BY)
@@ -102,10 +105,10 @@ class AccountCases:
         with ledger.transaction() as t:
             account(t, "phys")
             made = allocation(t, "phys", 50)
-            assert (made.balance, made.given, made.active(NOON)) == (50, 50, True)
+            assert (made.balance, made.given, made.is_active(NOON)) == (50, 50, True)
             later = t.allocations.change(made.number, BY, end=NOON + 2 * DAY, note="longer")
             assert (later.end, later.note) == (NOON + 2 * DAY, "longer")
-            assert [each.number for each in t.allocations.of("phys")] == [made.number, 1]
+            assert [each.number for each in t.allocations.list_own("phys")] == [made.number, 1]
             with pytest.raises(BankUsage, match="ends after"):
                 t.allocations.change(made.number, BY, end=NOON - 2 * DAY)
             with pytest.raises(BankUsage, match="ends after"):
@@ -132,30 +135,30 @@ class AccountCases:
             account(t, "chem", 50, only_listed=True)
             account(t, "sub", parent="phys", draws_on_parent=True)
             t.accounts.set_user("chem", "eve", BY, limit=9)
-            whole = t.books()
+            whole = t.export_books()
         assert whole.whole
         assert [each.name for each in whole.accounts] == ["chem", "phys", "sub"]
         with ledger.transaction() as t:
-            t.charges.charge(charge(10, "sub"), BY)
-            t.charges.charge(charge(4, "chem", job_id=2), BY)
-            news = t.books(whole.seq)
+            t.charges.post(charge(10, "sub"), BY)
+            t.charges.post(charge(4, "chem", job_id=2), BY)
+            news = t.export_books(whole.seq)
         assert (news.after, news.whole) == (whole.seq, False)
         chem, phys, sub = news.accounts
         assert [each.name for each in chem.users] == ["eve"], "only those that are listed"
         assert (phys.allocations[0].balance, phys.allocations[0].total, phys.credit) == (90, 100, 3)
         assert (sub.payer, sub.users[0].spent) == ("phys", 10)
         with ledger.reading() as t:
-            assert t.books(news.seq).accounts == ()
-            assert t.books(news.seq + 1).whole, "of another ledger"
+            assert t.export_books(news.seq).accounts == ()
+            assert t.export_books(news.seq + 1).whole, "of another ledger"
 
     def test_books_forget_allocations_that_are_over(self, ledger: Ledger, clock: Clock) -> None:
         with ledger.transaction() as t:
             account(t, "phys")
             allocation(t, "phys", 5)
             clock.go(days=2)
-            assert len(t.books().accounts[0].allocations) == 2, "it is not emptied yet"
+            assert len(t.export_books().accounts[0].allocations) == 2, "it is not emptied yet"
             t.transfers.expire(BY)
-            assert len(t.books().accounts[0].allocations) == 1
+            assert len(t.export_books().accounts[0].allocations) == 1
 
     def test_rates_are_added_and_stay(self, ledger: Ledger) -> None:
         rate = Rate(cluster="tux", partition="cpu", weights={"cpu": 5})
@@ -166,18 +169,18 @@ class AccountCases:
                 Rate(cluster="cub", free=True, valid_from=NOON + timedelta(days=1)), BY
             )
             assert (first.number, first.valid_from, second.number) == (1, NOON, 2)
-            assert t.rates.all() == [first, second]
-            assert t.rates.all("cub") == [second]
+            assert t.rates.list_all() == [first, second]
+            assert t.rates.list_all("cub") == [second]
             assert t.rates.get(1) == first
             assert moment(first.created_us) == moment(second.created_us) == NOON
-            rules = t.rules()
+            rules = t.export_rules()
             assert rules.rates == (first, second)
             assert rules.seq == t.seq
             with pytest.raises(BankUsage):
                 t.rates.add(Rate(), BY)
         with ledger.transaction() as t:
             account(t, "phys")
-            assert t.rules().seq == rules.seq
+            assert t.export_rules().seq == rules.seq
 
     def test_the_last_mode_of_a_part_holds(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -185,16 +188,16 @@ class AccountCases:
             t.modes.set(ModeRule(mode="gate", cluster="tux"), BY)
             t.modes.set(ModeRule(mode="off", cluster="tux", account="PHYS"), BY)
             t.modes.set(ModeRule(mode="off", cluster="tux", account="phys"), BY)
-            assert t.rules().modes == (
+            assert t.export_rules().modes == (
                 ModeRule(mode="gate", cluster="tux"),
                 ModeRule(mode="off", cluster="tux", account="phys"),
             )
-            seq = t.rules().seq
-            t.modes.drop("tux", "", "Phys", BY)
-            assert len(t.modes.all()) == 1
-            assert t.rules().seq > seq
+            seq = t.export_rules().seq
+            t.modes.remove("tux", "", "Phys", BY)
+            assert len(t.modes.list_all()) == 1
+            assert t.export_rules().seq > seq
             with pytest.raises(BankUsage):
-                t.modes.drop("tux", "", "phys", BY)
+                t.modes.remove("tux", "", "phys", BY)
             with pytest.raises(BankUsage):
                 t.modes.set(ModeRule(mode="perhaps"), BY)  # type: ignore[arg-type]
 
@@ -202,4 +205,4 @@ class AccountCases:
         with pytest.raises(BankError), ledger.reading() as t:
             t.accounts.create(Account(name="phys"), BY)
         with ledger.reading() as t:
-            assert t.accounts.all() == []
+            assert t.accounts.list_all() == []

@@ -39,9 +39,9 @@ def charge_on(settings: Settings, number: int) -> None:
     ledger = open_ledger(settings)
     while True:
         with ledger.transaction() as t:
-            at = t.cursor(f"bank{number}")
+            at = t.read_cursor(f"bank{number}")
             for job_id in range(at + 1, at + 4):
-                made = t.charges.charge(charge(3, job_id=number * 1_000_000 + job_id), BY)
+                made = t.charges.post(charge(3, job_id=number * 1_000_000 + job_id), BY)
                 t.settlements.add(f"h{job_id}", made.key, made.added, final=True)
             t.move_cursor(f"bank{number}", at + 3)
 
@@ -77,18 +77,18 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 def position(ledger: Ledger, number: int) -> int:
     with ledger.reading() as t:
-        return t.cursor(f"bank{number}")
+        return t.read_cursor(f"bank{number}")
 
 
 def proved(ledger: Ledger, *chargers: int) -> None:
     """The ledger is right, and each charger's cursor stands where its charges end."""
     assert ledger.check() == []
     with ledger.reading() as t:
-        positions = [t.cursor(f"bank{number}") for number in chargers]
-        (every,) = t.reading.usage(())
+        positions = [t.read_cursor(f"bank{number}") for number in chargers]
+        (every,) = t.queries.sum_usage(())
         assert every.charges == sum(positions)
         assert every.amount == 3 * sum(positions)
-        settled = t.settlements.after(0, limit=1_000_000)
+        settled = t.settlements.list_after(0, limit=1_000_000)
         assert len(settled) == len({each.charge for each in settled}) == sum(positions)
 
 
@@ -120,4 +120,4 @@ class CrowdCases:
 
 def deposited(ledger: Ledger) -> int:
     with ledger.reading() as t:
-        return t.allocations.open_ended("phys").given
+        return t.allocations.get_open_ended("phys").given

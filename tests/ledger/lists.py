@@ -15,79 +15,83 @@ from steward.bank.ledger.side_records import MAX_REJECTIONS_PER_DAY
 class ListCases:
     def test_positions_and_marks(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            assert (t.cursor("bank"), t.mark("seen")) == (0, "")
+            assert (t.read_cursor("bank"), t.read_mark("seen")) == (0, "")
             t.move_cursor("bank", 7)
             t.move_cursor("bank", 9)
             t.set_mark("seen", "a")
             t.set_mark("seen", "b\0")
         with ledger.reading() as t:
-            assert (t.cursor("bank"), t.mark("seen"), t.cursor("other")) == (9, "b\ufffd", 0)
+            assert (t.read_cursor("bank"), t.read_mark("seen"), t.read_cursor("other")) == (
+                9,
+                "b\ufffd",
+                0,
+            )
 
     def test_settlements_have_an_order(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             first = t.settlements.add("h1", "c1", 5, frees=7, final=False)
             second = t.settlements.add("h1", "", 0, final=True)
         with ledger.reading() as t:
-            assert t.settlements.after(0) == [first, second]
-            assert t.settlements.after(0, limit=1) == [first]
-            assert t.settlements.after(first.seq) == [second]
+            assert t.settlements.list_after(0) == [first, second]
+            assert t.settlements.list_after(0, limit=1) == [first]
+            assert t.settlements.list_after(first.seq) == [second]
             assert (first.seq, first.frees, second.final) == (1, 7, True)
 
     def test_a_threshold_is_told_once(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            assert t.thresholds.tell(3, "used", 75)
-            assert not t.thresholds.tell(3, "used", 75)
-            assert t.thresholds.tell(3, "used", 90)
-            t.thresholds.forget(3, "used")
-            assert t.thresholds.tell(3, "used", 75)
+            assert t.thresholds.record_reported(3, "used", 75)
+            assert not t.thresholds.record_reported(3, "used", 75)
+            assert t.thresholds.record_reported(3, "used", 90)
+            t.thresholds.forget_reported(3, "used")
+            assert t.thresholds.record_reported(3, "used", 75)
 
     def test_the_outbox_keeps_until_it_is_told(self, ledger: Ledger, clock: Clock) -> None:
         with ledger.transaction() as t:
-            first = t.outbox.put("mybrc", b"one", key="k")
-            assert t.outbox.put("mybrc", b"other", key="k") == first
-            second = t.outbox.put("mybrc", b"two\0")
-            t.outbox.put("notice", b"three")
-            assert [each.payload for each in t.outbox.due("mybrc", NOON)] == [b"one", b"two\0"]
-            t.outbox.later(first, NOON + DAY, "away")
-            (due,) = t.outbox.due("mybrc", NOON)
+            first = t.outbox.add("mybrc", b"one", key="k")
+            assert t.outbox.add("mybrc", b"other", key="k") == first
+            second = t.outbox.add("mybrc", b"two\0")
+            t.outbox.add("notice", b"three")
+            assert [each.payload for each in t.outbox.list_due("mybrc", NOON)] == [b"one", b"two\0"]
+            t.outbox.record_failure(first, NOON + DAY, "away")
+            (due,) = t.outbox.list_due("mybrc", NOON)
             assert due.id == second
-            t.outbox.done(second)
-            assert t.outbox.due("mybrc", NOON) == []
-            (due,) = t.outbox.due("mybrc", NOON + DAY)
+            t.outbox.mark_delivered(second)
+            assert t.outbox.list_due("mybrc", NOON) == []
+            (due,) = t.outbox.list_due("mybrc", NOON + DAY)
             assert (due.tries, due.error, due.key) == (1, "away", "k")
-            t.outbox.done(first)
-            assert t.outbox.put("mybrc", b"again", key="k") == first, "it was told"
-            assert (t.outbox.waiting("mybrc"), t.outbox.waiting("notice")) == (0, 1)
+            t.outbox.mark_delivered(first)
+            assert t.outbox.add("mybrc", b"again", key="k") == first, "it was told"
+            assert (t.outbox.count_pending("mybrc"), t.outbox.count_pending("notice")) == (0, 1)
             with pytest.raises(BankUsage):
-                t.outbox.later(99, NOON, "")
+                t.outbox.record_failure(99, NOON, "")
             clock.go(days=200)
-            last = t.outbox.put("mybrc", b"new")
-            t.outbox.done(last)
-            assert t.outbox.put("mybrc", b"new", key="k") == last + 1, "forgotten by now"
+            last = t.outbox.add("mybrc", b"new")
+            t.outbox.mark_delivered(last)
+            assert t.outbox.add("mybrc", b"new", key="k") == last + 1, "forgotten by now"
 
     def test_what_is_set_aside_is_not_due_until_somebody_asks(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            first, second = t.outbox.put("notice", b"one"), t.outbox.put("notice", b"two")
-            t.outbox.put("event", b"three")
-            t.outbox.aside(first, "refused\0")
-            assert [each.id for each in t.outbox.due("notice", NOON + DAY)] == [second]
-            assert t.outbox.waiting("notice") == 1
-            found = t.outbox.untold(("notice", "mybrc"))
+            first, second = t.outbox.add("notice", b"one"), t.outbox.add("notice", b"two")
+            t.outbox.add("event", b"three")
+            t.outbox.make_dead_letter(first, "refused\0")
+            assert [each.id for each in t.outbox.list_due("notice", NOON + DAY)] == [second]
+            assert t.outbox.count_pending("notice") == 1
+            found = t.outbox.list_undelivered(("notice", "mybrc"))
             assert [(each.id, each.aside, each.payload) for each in found] == [
                 (first, True, b"one"),
                 (second, False, b"two"),
             ]
             assert (found[0].tries, found[0].error) == (1, "refused\ufffd")
-            assert t.outbox.untold(("notice",), limit=1) == found[:1]
-            assert t.outbox.again(("mybrc",), ()) == 0
-            assert t.outbox.again(("notice",), (first, 99)) == 1
-            assert [each.tries for each in t.outbox.due("notice", NOON)] == [0, 0]
-            t.outbox.aside(second, "refused")
-            assert t.outbox.again(("notice",), ()) == 1
-            t.outbox.done(first)
-            assert t.outbox.again(("notice",), (first,)) == 0, "it was told"
+            assert t.outbox.list_undelivered(("notice",), limit=1) == found[:1]
+            assert t.outbox.retry(("mybrc",), ()) == 0
+            assert t.outbox.retry(("notice",), (first, 99)) == 1
+            assert [each.tries for each in t.outbox.list_due("notice", NOON)] == [0, 0]
+            t.outbox.make_dead_letter(second, "refused")
+            assert t.outbox.retry(("notice",), ()) == 1
+            t.outbox.mark_delivered(first)
+            assert t.outbox.retry(("notice",), (first,)) == 0, "it was told"
             with pytest.raises(BankUsage):
-                t.outbox.aside(99, "")
+                t.outbox.make_dead_letter(99, "")
 
     def test_tokens(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -96,10 +100,10 @@ class ListCases:
             found = t.tokens.find("d1")
             assert found is not None
             assert (found.user, found.expires, found.note) == ("ann", NOON + DAY, "hers")
-            assert [each.digest for each in t.tokens.of("bob")] == ["d2"]
-            assert len(t.tokens.all()) == 2
-            assert t.tokens.drop("d1")
-            assert not t.tokens.drop("d1")
+            assert [each.digest for each in t.tokens.list_of_user("bob")] == ["d2"]
+            assert len(t.tokens.list_all()) == 2
+            assert t.tokens.delete("d1")
+            assert not t.tokens.delete("d1")
             assert t.tokens.find("d1") is None
 
     def test_settlements_that_were_taken_are_forgotten(self, ledger: Ledger) -> None:
@@ -107,7 +111,7 @@ class ListCases:
             made = [t.settlements.add("h1", "", 1, final=False) for _ in range(5)]
         with ledger.transaction() as t:
             assert t.settlements.prune(made[2].seq) == 3
-            assert t.settlements.after(0) == made[3:]
+            assert t.settlements.list_after(0) == made[3:]
         assert ledger.check() == []
         with ledger.transaction() as t:
             assert t.settlements.prune(made[4].seq + 100) == 1
@@ -137,7 +141,7 @@ class ListCases:
         with ledger.transaction() as t:
             assert not t.refusals.add(refused(MAX_REJECTIONS_PER_DAY + 2))
             assert t.refusals.prune(NOON + DAY) == MAX_REJECTIONS_PER_DAY + 1
-            assert len(t.refusals.since(NOON)) == 1
+            assert len(t.refusals.list_since(NOON)) == 1
 
     def test_refusals(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -146,9 +150,9 @@ class ListCases:
             assert t.refusals.add(one)
             assert not t.refusals.add(one)
             assert t.refusals.add(two)
-            assert t.refusals.since(NOON) == [one, two]
-            assert t.refusals.since(NOON, NOON + DAY) == [one]
-            assert t.refusals.since(NOON, account="PHYS", user="bob") == [two]
+            assert t.refusals.list_since(NOON) == [one, two]
+            assert t.refusals.list_since(NOON, NOON + DAY) == [one]
+            assert t.refusals.list_since(NOON, account="PHYS", user="bob") == [two]
 
     def test_told_jobs_are_found_by_anything(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -190,13 +194,13 @@ class ListCases:
         assert mine is not None
         assert leases.take("gate", "there", 30.0) is None
         mine = leases.renew(mine, 60.0)
-        held = leases.holder("gate")
+        held = leases.find_holder("gate")
         assert held is not None
         assert held.holder == "here"
         with ledger.transaction(lease=mine) as t:
             account(t, "phys", 5)
         leases.release(mine)
-        assert leases.holder("gate") is None
+        assert leases.find_holder("gate") is None
         theirs = leases.take("gate", "there", 30.0)
         assert theirs is not None
         assert theirs.fence > mine.fence
@@ -206,7 +210,7 @@ class ListCases:
             leases.renew(mine, 30.0)
         leases.release(mine)
         with ledger.transaction(lease=theirs) as t:
-            assert t.reading.balance("phys") == 5
+            assert t.queries.get_balance("phys") == 5
 
     def test_who_takes_it_again_has_a_number_of_its_own(self, ledger: Ledger) -> None:
         before = ledger.leases.take("gate", "here", 30.0)
@@ -220,5 +224,5 @@ class ListCases:
     def test_a_lease_that_ended_is_there_to_be_taken(self, ledger: Ledger) -> None:
         mine = ledger.leases.take("gate", "here", 0.0)
         assert mine is not None
-        assert ledger.leases.holder("gate") is None
+        assert ledger.leases.find_holder("gate") is None
         assert ledger.leases.take("gate", "there", 30.0) is not None

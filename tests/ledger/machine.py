@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
         with self.ledger.transaction() as t:
             for name in NAMES:
                 account(t, name, credit=CREDIT[name])
-                found = t.allocations.open_ended(name)
+                found = t.allocations.get_open_ended(name)
                 self.pots[found.number] = Pot(name, found.begin, None, "none")
 
     def teardown(self) -> None:
@@ -253,8 +253,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for number, part in job.held.items():
                 kept[number] = kept.get(number, 0) + part
         with self.ledger.transaction() as t:
-            t.transfers.expire(BY, kept=kept)
-            assert t.transfers.expire(BY, kept=kept) == []
+            t.transfers.expire(BY, reserved=kept)
+            assert t.transfers.expire(BY, reserved=kept) == []
         # As they end; what rolls on into one that has ended as well goes on with it.
         for number in sorted(self.pots, key=lambda n: (self.pots[n].end or self.clock.at, n)):
             pot = self.pots[number]
@@ -290,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Charge it on both sides, one by one of the rules; returns what went beyond the means."""
         job = self.jobs[number]
         with self.ledger.transaction() as t:
-            made = t.charges.charge(self.charge(number, amount), BY)
+            made = t.charges.post(self.charge(number, amount), BY)
         before = job.due
         job.amount = amount
         assert made.added == job.due - before
@@ -334,16 +334,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_ledger_is_as_the_model(self) -> None:
         with self.ledger.reading() as t:
             for name in NAMES:
-                found = {e.number: e.balance for e in t.allocations.of(name, ended=True)}
+                found = {e.number: e.balance for e in t.allocations.list_own(name, with_ended=True)}
                 assert found == {n: self.pots[n].balance for n in self.of(name)}
-                spent = {e.user: e.spent for e in t.accounts.users(name) if e.spent}
+                spent = {e.user: e.spent for e in t.accounts.list_users(name) if e.spent}
                 due: dict[str, int] = {}
                 for job in self.jobs.values():
                     if job.account == name and job.due:
                         due[job.user] = due.get(job.user, 0) + job.due
                 assert spent == due
-                assert t.reading.statement(name).closing == sum(found.values())
-            assert sum(each.amount for each in t.reading.usage(())) == self.used
+                assert t.queries.get_statement(name).closing == sum(found.values())
+            assert sum(each.amount for each in t.queries.sum_usage(())) == self.used
             assert t.check() == []
 
     @invariant()

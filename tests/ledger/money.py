@@ -35,9 +35,9 @@ class MoneyCases:
             ("allocation:1", 70, 70),
         ]
         with ledger.reading() as t:
-            assert t.transfers.get(made.number) == t.transfers.by_key("k1") == made
+            assert t.transfers.get(made.number) == t.transfers.find_by_key("k1") == made
             assert t.transfers.get(made.number + 1) is None
-            assert t.transfers.by_key("k2") is None
+            assert t.transfers.find_by_key("k2") is None
 
     def test_a_repeat_moves_nothing(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -49,7 +49,7 @@ class MoneyCases:
                 t.transfers.transfer("phys", "chem", 5, keyed("c"))
                 t.transfers.refund("phys", 5, keyed("d"))
                 t.transfers.adjust("phys", -5, keyed("e"))
-            assert t.reading.balance("phys") == 95
+            assert t.queries.get_balance("phys") == 95
             for other in (keyed("a"), keyed("b")):
                 with pytest.raises(BankUsage, match="another request"):
                     t.transfers.deposit("phys", 6, other)
@@ -69,7 +69,7 @@ class MoneyCases:
         with pytest.raises(BankUsage, match="larger"), ledger.transaction() as t:
             t.transfers.deposit("phys", MAX_AMOUNT, BY)
         with ledger.reading() as t:
-            assert t.reading.balance("phys") == MAX_AMOUNT
+            assert t.queries.get_balance("phys") == MAX_AMOUNT
 
     def test_withdrawing_takes_what_lasts_longest(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -84,12 +84,12 @@ class MoneyCases:
                 t.transfers.withdraw("phys", 14, BY, allocation=soon)
             with pytest.raises(BankRefused, match="not so much"):
                 t.transfers.withdraw("phys", 19, BY)
-            assert t.reading.balance("phys") == 18
+            assert t.queries.get_balance("phys") == 18
 
     def test_a_debt_is_no_money(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             account(t, "phys", 10, credit=100)
-            t.charges.charge(charge(60), BY)
+            t.charges.post(charge(60), BY)
             with pytest.raises(BankRefused):
                 t.transfers.withdraw("phys", 1, BY)
 
@@ -124,7 +124,7 @@ class MoneyCases:
                 t.transfers.withdraw("phys", 11, BY)
             t.transfers.withdraw("phys", 4, BY)
         with ledger.reading() as t:
-            assert t.reading.balance("phys") == 6
+            assert t.queries.get_balance("phys") == 6
 
     def test_an_error_undoes_all(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -141,8 +141,8 @@ class MoneyCases:
         with pytest.raises(ZeroDivisionError):
             fail()
         with ledger.reading() as t:
-            assert (t.reading.balance("phys"), t.cursor("bank"), t.seq) == (10, 0, seq)
-            assert t.settlements.after(0) == []
+            assert (t.queries.get_balance("phys"), t.read_cursor("bank"), t.seq) == (10, 0, seq)
+            assert t.settlements.list_after(0) == []
 
     def test_what_is_left_at_the_end_expires_once(self, ledger: Ledger, clock: Clock) -> None:
         with ledger.transaction() as t:
@@ -155,17 +155,17 @@ class MoneyCases:
                 made = t.transfers.expire(BY)
                 assert len(made) == expected
                 assert balances(t, "phys") == {dated: 0, 1: 10}
-                assert t.reading.balance("phys") == 10
+                assert t.queries.get_balance("phys") == 10
 
     def test_what_running_jobs_need_is_kept(self, ledger: Ledger, clock: Clock) -> None:
         with ledger.transaction() as t:
             account(t, "phys")
             dated = allocation(t, "phys", 50).number
             clock.go(days=1)
-            (first,) = t.transfers.expire(BY, kept={dated: 30})
+            (first,) = t.transfers.expire(BY, reserved={dated: 30})
             assert first.amount == 20
-            assert t.transfers.expire(BY, kept={dated: 30}) == []
-            t.charges.charge(charge(25), BY)
+            assert t.transfers.expire(BY, reserved={dated: 30}) == []
+            t.charges.post(charge(25), BY)
             assert balances(t, "phys") == {dated: 5, 1: 0}
             (rest,) = t.transfers.expire(BY)
             assert rest.amount == 5
@@ -199,7 +199,7 @@ class MoneyCases:
             allocation(t, "phys", 50, rollover="next")
             clock.go(days=1)
             t.transfers.expire(BY)
-            assert t.reading.balance("phys") == 50
+            assert t.queries.get_balance("phys") == 50
 
     def test_a_statement_runs_from_opening_to_closing(self, ledger: Ledger, clock: Clock) -> None:
         with ledger.transaction() as t:
@@ -209,13 +209,13 @@ class MoneyCases:
         begin = clock.go(days=1)
         with ledger.transaction() as t:
             t.transfers.transfer("phys", "chem", 10, BY)
-            t.charges.charge(charge(20), BY)
-            t.charges.charge(charge(5, "sub", user="bob", job_id=2), BY)
+            t.charges.post(charge(20), BY)
+            t.charges.post(charge(5, "sub", user="bob", job_id=2), BY)
         end = clock.go(days=1)
         with ledger.transaction() as t:
             t.transfers.deposit("phys", 1, BY)
         with ledger.reading() as t:
-            said = t.reading.statement("phys", begin=begin, end=end)
+            said = t.queries.get_statement("phys", begin=begin, end=end)
             assert (said.opening, said.closing) == (100, 65)
             assert [(each.kind, each.amount, each.balance) for each in said.lines] == [
                 ("transfer", -10, 90),
@@ -224,23 +224,23 @@ class MoneyCases:
             ]
             assert said.lines[1].charge == charge(20).key
             assert said.lines[1].allocations == (1,)
-            assert t.reading.statement("phys", limit=1).opening == 65
+            assert t.queries.get_statement("phys", limit=1).opening == 65
             # Page by page backwards it is the same.
-            every, older = t.reading.statement("phys").lines, 0
+            every, older = t.queries.get_statement("phys").lines, 0
             paged: list[StatementLine] = []
-            while page := t.reading.statement("phys", limit=2, before=older).lines:
+            while page := t.queries.get_statement("phys", limit=2, before=older).lines:
                 paged[:0] = page
                 older = page[0].number
             assert tuple(paged) == every
-            assert [each.amount for each in t.reading.statement("chem").lines] == [10]
-            assert t.reading.statement("sub").closing == -5
-            assert t.reading.statement(user="ann").closing == -20
-            assert t.reading.statement("phys", user="bob").lines == ()
-            assert t.reading.balance("phys", at=begin - timedelta(hours=1)) == 100
+            assert [each.amount for each in t.queries.get_statement("chem").lines] == [10]
+            assert t.queries.get_statement("sub").closing == -5
+            assert t.queries.get_statement(user="ann").closing == -20
+            assert t.queries.get_statement("phys", user="bob").lines == ()
+            assert t.queries.get_balance("phys", at=begin - timedelta(hours=1)) == 100
             with pytest.raises(BankUsage):
-                t.reading.statement()
+                t.queries.get_statement()
             with pytest.raises(BankUsage):
-                t.reading.statement("none")
+                t.queries.get_statement("none")
 
     def test_usage_is_summed_by_anything(self, ledger: Ledger) -> None:
         # Half an hour before and behind midnight in Berlin: May ends between them.
@@ -254,26 +254,29 @@ class MoneyCases:
                     (40, "bob", before + timedelta(hours=1)),
                 ]
             ):
-                t.charges.charge(charge(amount, user=user, start=start, job_id=number), BY)
+                t.charges.post(charge(amount, user=user, start=start, job_id=number), BY)
             t.transfers.refund_charge(charge(0, job_id=2).key, BY, amount=1)
-            rows = t.reading.usage(("user", "month"), zone=ZoneInfo("Europe/Berlin"))
+            rows = t.queries.sum_usage(("user", "month"), zone=ZoneInfo("Europe/Berlin"))
             assert [(each.user, each.month, each.amount) for each in rows] == [
                 ("ann", "2026-05", 10),
                 ("ann", "2026-06", 20),
                 ("bob", "2026-06", 39),
             ]
-            days = t.reading.usage(("day",), zone=ZoneInfo("Europe/Berlin"))
+            days = t.queries.sum_usage(("day",), zone=ZoneInfo("Europe/Berlin"))
             assert [row.day for row in days] == ["2026-05-31", "2026-06-01"]
             assert [row.amount for row in days] == [
-                row.amount for row in t.reading.usage(("month",), zone=ZoneInfo("Europe/Berlin"))
+                row.amount
+                for row in t.queries.sum_usage(("month",), zone=ZoneInfo("Europe/Berlin"))
             ]
-            (every,) = t.reading.usage(())
+            (every,) = t.queries.sum_usage(())
             assert (every.amount, every.charges) == (69, 3)
-            (ann,) = t.reading.usage(("account",), users=["ann"], begin=before, end=NOON + 60 * DAY)
+            (ann,) = t.queries.sum_usage(
+                ("account",), users=["ann"], begin=before, end=NOON + 60 * DAY
+            )
             assert (ann.account, ann.amount) == ("phys", 30)
-            assert t.reading.usage(("partition", "cluster"), accounts=["chem"]) == []
+            assert t.queries.sum_usage(("partition", "cluster"), accounts=["chem"]) == []
             with pytest.raises(BankUsage):
-                t.reading.usage(("colour",))
+                t.queries.sum_usage(("colour",))
 
     def test_hostile_text_is_kept_as_far_as_it_can_be(self, ledger: Ledger) -> None:
         hostile = "a\0b\ud800c'; DROP TABLE entry; --\u202e"
@@ -282,8 +285,6 @@ class MoneyCases:
             made = t.transfers.deposit("phys", 1, Authorship(who=hostile, why=hostile, key=hostile))
             again = t.transfers.deposit("phys", 1, Authorship(who="x", key=hostile))
             assert made.number == again.number
-            t.charges.charge(
-                msgspec.structs.replace(charge(5), user=hostile, partition=hostile), BY
-            )
-            assert t.reading.statement(user=hostile).closing == -5
+            t.charges.post(msgspec.structs.replace(charge(5), user=hostile, partition=hostile), BY)
+            assert t.queries.get_statement(user=hostile).closing == -5
             assert "DROP TABLE" in made.why

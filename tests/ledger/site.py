@@ -114,4 +114,4 @@ def charge(
 
 def balances(t: Transaction, name: str) -> dict[int, int]:
     """What is in each allocation of an account."""
-    return {each.number: each.balance for each in t.allocations.of(name, ended=True)}
+    return {each.number: each.balance for each in t.allocations.list_own(name, with_ended=True)}

@@ -136,7 +136,7 @@ def balance(settings: Settings, account: str = "physics") -> int:
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:
-            found = t.reading.balance(account)
+            found = t.queries.get_balance(account)
         assert ledger.check() == []
     finally:
         ledger.close()

@@ -37,7 +37,7 @@ BELA = Asker(uid=1002, user="bela")
 
 def reads(who: Access, asker: Asker, *, account: str = "physics") -> bool:
     """Whether the asker may read a script that ada submitted."""
-    return who.may_read_script(asker, "c", uid=1001, user_at_submit="ada", account=account)
+    return who.can_read_script(asker, "c", uid=1001, user_at_submit="ada", account=account)
 
 
 def test_owner_reads_own_script_and_nobody_elses() -> None:
@@ -86,11 +86,11 @@ def test_a_name_that_is_none_has_no_rights() -> None:
 
 
 def test_nodes_are_hidden_by_private_data() -> None:
-    assert access(ClusterRoles()).may_see_nodes(ADA, "c")
+    assert access(ClusterRoles()).can_see_nodes(ADA, "c")
     hidden = ClusterRoles(private_data=frozenset({"nodes"}))
-    assert not access(hidden).may_see_nodes(ADA, "c")
-    assert access(hidden, operators=("ada",)).may_see_nodes(ADA, "c")
-    assert not access(None).may_see_nodes(ADA, "c")
+    assert not access(hidden).can_see_nodes(ADA, "c")
+    assert access(hidden, operators=("ada",)).can_see_nodes(ADA, "c")
+    assert not access(None).can_see_nodes(ADA, "c")
 
 
 def test_admin_of_one_cluster_is_not_admin_of_another() -> None:
@@ -111,7 +111,7 @@ def test_who_takes_a_former_users_name_does_not_get_their_scripts() -> None:
 def test_uid_that_resolved_to_nothing_at_submit_is_nobodys() -> None:
     who = access(ClusterRoles())
     for asker in (Asker(uid=1001, user="ada"), Asker(uid=1001, user="")):
-        assert not who.may_read_script(asker, "c", uid=1001, user_at_submit="", account="")
+        assert not who.can_read_script(asker, "c", uid=1001, user_at_submit="", account="")
 
 
 def test_private_jobs_show_own_and_coordinated() -> None:
@@ -119,15 +119,15 @@ def test_private_jobs_show_own_and_coordinated() -> None:
         private_data=frozenset({"jobs"}), coordinators={"physics": frozenset({"bela"})}
     )
     who = access(standing)
-    assert who.scope(BELA, "c") == VisibleJobs(uid=1002, accounts=frozenset({"physics"}))
-    assert who.may_see_job(BELA, "c", 1001, "physics")
-    assert not who.may_see_job(BELA, "c", 1001, "biology")
-    assert who.may_see_job(ADA, "c", 1001, "biology")
+    assert who.get_job_scope(BELA, "c") == VisibleJobs(uid=1002, accounts=frozenset({"physics"}))
+    assert who.can_see_job(BELA, "c", 1001, "physics")
+    assert not who.can_see_job(BELA, "c", 1001, "biology")
+    assert who.can_see_job(ADA, "c", 1001, "biology")
 
 
 def test_records_are_everyones_unless_slurm_says_private() -> None:
-    assert access(ClusterRoles()).may_see_job(BELA, "c", 1001, "physics")
-    assert not access(None).may_see_job(BELA, "c", 1001, "physics")
+    assert access(ClusterRoles()).can_see_job(BELA, "c", 1001, "physics")
+    assert not access(None).can_see_job(BELA, "c", 1001, "physics")
 
 
 def test_coordinators_read_scripts_only_if_the_site_says_so() -> None:
@@ -147,7 +147,7 @@ def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
     account: str,
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
-    may = who.may_read_script(asker, "c", uid=uid, user_at_submit=user, account=account)
+    may = who.can_read_script(asker, "c", uid=uid, user_at_submit=user, account=account)
     if who.is_operator(asker, "c"):
         assert may
         return
@@ -156,7 +156,7 @@ def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
         chosen.coordinators_read_scripts
         and uid is not None
         and account != ""
-        and account in who.coordinated(asker, "c")
+        and account in who.list_coordinated(asker, "c")
     )
     assert may == (is_owner or coordinates)
 
@@ -168,7 +168,7 @@ def test_an_asker_without_a_name_has_no_role_beyond_the_uid(
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     nameless = Asker(uid=asker.uid, user="", how=asker.how)
     assert who.is_operator(nameless, "c") == (asker.uid in (0, OWN_UID))
-    assert who.coordinated(nameless, "c") == frozenset()
+    assert who.list_coordinated(nameless, "c") == frozenset()
 
 
 @given(settings, standings, askers, uids, accounts)
@@ -176,5 +176,5 @@ def test_an_unverified_script_is_for_operators_alone(
     chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker, uid: int, account: str
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
-    may = who.may_read_script(asker, "c", uid=None, user_at_submit=asker.user, account=account)
+    may = who.can_read_script(asker, "c", uid=None, user_at_submit=asker.user, account=account)
     assert may == who.is_operator(asker, "c")

@@ -47,7 +47,7 @@ def take(
     site: Site, path: str, times: tuple[datetime | None, datetime | None] = (None, None)
 ) -> ImportResult:
     maker = ImportEventMaker(CLUSTER, lambda record: record)
-    return import_job_log(path, CLUSTER, maker, site.append, lambda *_: None, times=times)
+    return import_job_log(path, CLUSTER, maker, site.append, lambda *_: None, window=times)
 
 
 def lines(site: Site) -> dict[tuple[str, int, str], UsageLine]:
@@ -55,7 +55,7 @@ def lines(site: Site) -> dict[tuple[str, int, str], UsageLine]:
     site.feed()
     with site.room("accounting").jobs.snapshot():
         jobs = [site.room("accounting").jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
-        found = [line for job in jobs for line in site.room("accounting").jobs.lines_of(job)]
+        found = [line for job in jobs for line in site.room("accounting").jobs.list_lines(job)]
     return {(line.label, line.restarts, line.step): line for line in found}
 
 

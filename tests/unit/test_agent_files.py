@@ -41,10 +41,10 @@ def write(directory: Path, *lines: str) -> None:
 def take(spool: Spool) -> list[str]:
     """All that waits, as if it were sent."""
     found = []
-    while (batch := spool.next()) is not None:
+    while (batch := spool.read_batch()) is not None:
         number, offset, body = batch
         found += body.decode().splitlines()
-        spool.passed(number, offset, time.time(), "boot")
+        spool.record_sent(number, offset, time.time(), "boot")
     return found
 
 
@@ -132,20 +132,20 @@ def test_a_large_file_is_renamed_and_removed_when_nobody_writes_to_it(
     write(tmp_path, *("x" * 100 for _ in range(100)))
     writer = (tmp_path / "n1.log").open("a")
     spool = spool_in(tmp_path, rotate_bytes=1000)
-    spool.tidy()
+    spool.rotate_and_clean()
     write(tmp_path, "new")
     writer.write("late\n")
     writer.flush()
     assert take(spool)[-2:] == ["late", "new"]
     age(monkeypatch)
-    spool.tidy()
+    spool.rotate_and_clean()
     assert (tmp_path / "n1.log.1").exists()  # its writer may go on
     writer.write("later\ntorn")
     writer.flush()
     assert take(spool) == ["later"]
     writer.close()
     assert take(spool) == ["torn"]  # no more will come of it
-    spool.tidy()
+    spool.rotate_and_clean()
     assert not (tmp_path / "n1.log.1").exists()
     assert spool.place.offsets == {2: 4}
     write(tmp_path, "newer")
@@ -156,9 +156,9 @@ def test_a_file_is_not_removed_at_once(tmp_path: Path) -> None:
     """Whoever found its name before it was renamed may open it in a moment."""
     write(tmp_path, "x" * 1000)
     spool = spool_in(tmp_path, rotate_bytes=1000)
-    spool.tidy()
+    spool.rotate_and_clean()
     take(spool)
-    spool.tidy()
+    spool.rotate_and_clean()
     assert (tmp_path / "n1.log.1").exists()
 
 
@@ -206,9 +206,9 @@ def test_a_hosts_own_name_that_is_no_nodes_is_tried_no_more_once_a_file_names_th
 def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: Path) -> None:
     write(tmp_path, *(f"{number:099d}" for number in range(100)))
     spool = spool_in(tmp_path, rotate_bytes=5000, most_bytes=5000)
-    spool.tidy()
+    spool.rotate_and_clean()
     write(tmp_path, "new")
-    spool.give_up()
+    spool.drop_excess()
     assert (spool.place.dropped, spool.place.dropped_ever) == (100, 100)
     assert take(spool_in(tmp_path)) == ["new"]
     assert spool_in(tmp_path).place.dropped == 0  # it has been told
@@ -218,7 +218,7 @@ def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: P
 def test_without_its_place_all_is_sent_again_under_another_name(tmp_path: Path) -> None:
     write(tmp_path, "x" * 1000)
     spool = spool_in(tmp_path, rotate_bytes=1000)
-    spool.tidy()
+    spool.rotate_and_clean()
     write(tmp_path, "a")
     assert len(take(spool)) == 2
     (tmp_path / "n1.place").write_text('{"offsets": ')
@@ -282,7 +282,7 @@ def test_nothing_is_sent_that_is_not_on_disk(
         os, "fdatasync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}"))
     )
     write(tmp_path, "a")
-    assert spool_in(tmp_path).next() is not None
+    assert spool_in(tmp_path).read_batch() is not None
     assert flushed == [str(tmp_path / "n1.log")]
 
 
@@ -290,7 +290,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a\n")
     (tmp_path / "n1.log").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match="symbolic"):
-        spool_in(tmp_path).next()
+        spool_in(tmp_path).read_batch()
 
 
 def write_steadily(
@@ -333,7 +333,7 @@ def test_no_line_is_lost_by_rotation_under_writers(tmp_path: Path) -> None:
     while True:
         over = not any(writer.is_alive() for writer in writers)
         spool = spool_in(tmp_path, rotate_bytes=8000, grace_s=0.2)
-        spool.tidy()
+        spool.rotate_and_clean()
         found += take(spool)
         if spool.place.number > 20:
             is_enough.set()

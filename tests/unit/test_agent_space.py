@@ -107,10 +107,10 @@ def test_a_small_file_system_is_not_filled(small: Path) -> None:
     with (small / "n1.log").open("w") as file:
         file.writelines(f"{number:99d}\n" for number in range(4000))
     spool = Spool(str(small), "n1", 1 << 20, 64 << 20)
-    spool.tidy()
+    spool.rotate_and_clean()
     assert (small / "n1.log.1").exists()
     with (small / "n1.log").open("w") as file:
         file.writelines(f"{number:99d}\n" for number in range(8000))
-    spool.tidy()
-    spool.give_up()
+    spool.rotate_and_clean()
+    spool.drop_excess()
     assert spool.place.dropped == 4000

@@ -53,7 +53,7 @@ def nothing_is_amiss(site: Site) -> bool:
 
 @pytest.mark.parametrize("before", ["none", "zstd"])
 @pytest.mark.parametrize("after", ["none", "zstd"])
-@pytest.mark.parametrize("where", ["write", "written"])
+@pytest.mark.parametrize("where", ["write", "remove_replaced"])
 @pytest.mark.parametrize("in_one", [False, True])
 def test_a_kill_at_the_commit_and_another_setting(
     tmp_path: Path,
@@ -102,7 +102,7 @@ def test_what_has_another_name_for_its_job_id_came_again(
     assert nothing_is_amiss(site)
 
 
-@pytest.mark.parametrize("where", ["write", "written"])
+@pytest.mark.parametrize("where", ["write", "remove_replaced"])
 @pytest.mark.parametrize("after", ["none", "zstd"])
 def test_a_job_that_is_known_after_a_kill_lies_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
@@ -120,7 +120,7 @@ def test_a_job_that_is_known_after_a_kill_lies_in_one_place(
     assert nothing_is_amiss(site)
 
 
-@pytest.mark.parametrize("where", ["write", "written"])
+@pytest.mark.parametrize("where", ["write", "remove_replaced"])
 def test_a_kill_while_a_job_gets_another_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -241,7 +241,7 @@ _STEPS = st.lists(
     st.tuples(
         st.sampled_from(["script", "known", "other", "overdue", "purge"]),
         st.integers(1, 3),
-        st.sampled_from(["none", "none", "finish", "write", "written"]),
+        st.sampled_from(["none", "none", "finish", "write", "remove_replaced"]),
         st.sampled_from(["none", "zstd"]),
     ),
     max_size=10,

@@ -54,7 +54,7 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
     root.mkdir()
     hold = (
         "import os, sys; from steward.archive.files.tree import TreeClaim; "
-        "k = TreeClaim('/gone', sys.argv[1]); k.hold(os.open(sys.argv[1], os.O_RDONLY)); "
+        "k = TreeClaim('/gone', sys.argv[1]); k.acquire(os.open(sys.argv[1], os.O_RDONLY)); "
         "print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -64,10 +64,10 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"held\n"
         keeper = TreeClaim(str(tmp_path), str(root))
         with pytest.raises(ArchiveUnavailable, match="with its state in /gone"):
-            keeper.look()
+            keeper.check()
         process.kill()
         process.wait()
-    keeper.look()
+    keeper.check()
     archive.sink_of(archive.make_site(tmp_path)).prepare()
 
 
@@ -77,14 +77,14 @@ def test_a_root_that_was_replaced_is_kept_anew(tmp_path: Path) -> None:
     for root in roots:
         root.mkdir()
         fd = os.open(root, os.O_RDONLY)
-        keeper.hold(fd)
-        keeper.hold(fd)
+        keeper.acquire(fd)
+        keeper.acquire(fd)
         os.close(fd)
-    TreeClaim("/other", str(roots[0])).look()
+    TreeClaim("/other", str(roots[0])).check()
     with pytest.raises(ArchiveUnavailable):
-        TreeClaim("/other", str(roots[1])).look()
+        TreeClaim("/other", str(roots[1])).check()
     keeper.release()
-    TreeClaim("/other", str(roots[1])).look()
+    TreeClaim("/other", str(roots[1])).check()
 
 
 @pytest.mark.parametrize("command", ["watch", "consume"])

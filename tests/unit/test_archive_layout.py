@@ -37,29 +37,29 @@ def subject(**fields: object) -> PathSubject:
     ],
 )
 def test_where_a_script_lies(layout: str, period: str, directory: str, stem: str) -> None:
-    place = compile_layout(layout, period).place(subject(), "UTC")
+    place = compile_layout(layout, period).make_place(subject(), "UTC")
     assert (place.directory, place.stem) == (directory, stem)
 
 
 def test_dates_are_the_clusters() -> None:
     layout = compile_layout("default")
-    assert layout.place(subject(), "America/New_York").directory == "alpha/ada/2025/12/31"
-    assert layout.place(subject(), "Asia/Kathmandu").directory == "alpha/ada/2026/01/01"
+    assert layout.make_place(subject(), "America/New_York").directory == "alpha/ada/2025/12/31"
+    assert layout.make_place(subject(), "Asia/Kathmandu").directory == "alpha/ada/2026/01/01"
 
 
 def test_a_job_without_a_name_has_no_dash() -> None:
-    assert compile_layout("default").place(subject(name=""), "UTC").stem == "1234567"
+    assert compile_layout("default").make_place(subject(name=""), "UTC").stem == "1234567"
 
 
 def test_unknown_jobs_lie_apart() -> None:
-    place = compile_layout("default").unverified_place(subject(name="a/b"), "UTC")
+    place = compile_layout("default").make_unverified_place(subject(name="a/b"), "UTC")
     assert place.directory == "unverified/alpha/2026/01/01"
     assert place.stem == "1234567-a%2Fb"
 
 
 @pytest.mark.parametrize("layout", ["default", "{cluster}/{job_id}-{name}"])
 def test_names_are_encoded_in_our_layouts(layout: str) -> None:
-    place = compile_layout(layout).place(subject(name="$(x) 'y'%z", cluster="a b"), "UTC")
+    place = compile_layout(layout).make_place(subject(name="$(x) 'y'%z", cluster="a b"), "UTC")
     assert place.stem == "1234567-%24%28x%29%20%27y%27%25z"
     assert place.directory.startswith("a%20b")
 
@@ -67,14 +67,14 @@ def test_names_are_encoded_in_our_layouts(layout: str) -> None:
 def test_names_stay_in_the_layouts_of_others() -> None:
     name = "a b $x 'y' `z` ; é"
     layout = compile_layout("job_archive")
-    assert layout.place(subject(name=name), "UTC").stem == f"1234567-{name}"
-    assert layout.unverified_place(subject(name=name), "UTC").stem == f"1234567-{name}"
+    assert layout.make_place(subject(name=name), "UTC").stem == f"1234567-{name}"
+    assert layout.make_unverified_place(subject(name=name), "UTC").stem == f"1234567-{name}"
 
 
 @given(st.text(max_size=300))
 def test_a_files_name_has_255_bytes_at_most(name: str) -> None:
     for layout in map(compile_layout, ("default", "job_archive", "sarchive", "{job_id}-{name}")):
-        stem = layout.place(subject(name=name), "UTC").stem
+        stem = layout.make_place(subject(name=name), "UTC").stem
         for suffix in layout.suffixes:
             assert len(f"{stem}~99{suffix}.zst".encode()) <= 255
 
@@ -82,7 +82,7 @@ def test_a_files_name_has_255_bytes_at_most(name: str) -> None:
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_no_name_leaves_its_place(name: str, cluster: str) -> None:
     layout = compile_layout("{cluster}/{name}x{name}/{job_id}-{name}")
-    place = layout.place(subject(name=name, cluster=cluster), "UTC")
+    place = layout.make_place(subject(name=name, cluster=cluster), "UTC")
     parts = place.directory.split("/")
     assert len(parts) == 2
     assert all(part not in {"", ".", ".."} and len(part.encode()) <= 255 for part in parts)
@@ -116,7 +116,7 @@ def test_a_bad_period_and_a_bad_zone_are_told() -> None:
     with pytest.raises(LayoutError, match="hourly"):
         compile_layout("sarchive", "hourly")
     with pytest.raises(LayoutError, match="Mars"):
-        compile_layout("default").place(subject(), "Mars/Olympus")
+        compile_layout("default").make_place(subject(), "Mars/Olympus")
 
 
 def test_what_a_layout_needs() -> None:
@@ -124,7 +124,7 @@ def test_what_a_layout_needs() -> None:
     assert compile_layout("default").user_depth == 2
     assert compile_layout("job_archive").user_depth == 1
     assert not compile_layout("sarchive").needs_identity
-    assert not compile_layout("sliced").manifests
+    assert not compile_layout("sliced").has_manifests
     assert compile_layout("{year}/{user}/{job_id}").user_depth == 2
-    assert compile_layout("default").owner_scope("alpha") == "alpha"
-    assert compile_layout("job_archive").owner_scope("alpha") == ""
+    assert compile_layout("default").get_owner_scope("alpha") == "alpha"
+    assert compile_layout("job_archive").get_owner_scope("alpha") == ""

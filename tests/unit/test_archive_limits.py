@@ -38,10 +38,10 @@ def ask(site: Site, *, page_rows: int = 200, at_once: int = 500) -> list[Event]:
     asked: list[Event] = []
     with closing(FilesRecords(site.settings, "files", page_rows=page_rows)) as records:
         sink = site.settings.files_sink("files")
-        asking = RetentionWorker(records, "files", sink, at_once=at_once)
+        asking = RetentionWorker(records, "files", sink, max_scripts=at_once)
         while True:
             before = len(asked)
-            asking.ask(asked.extend)
+            asking.order_purges(asked.extend)
             if len(asked) == before:
                 return asked
 

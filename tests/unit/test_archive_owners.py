@@ -163,7 +163,7 @@ def test_a_slow_name_service_is_asked_piece_by_piece(
     names = {4001: "mallory", 4002: "u4002", 4003: "u4003"}
     ticking = itertools.count()
     monkeypatch.setattr("steward.archive.files.owners.time.monotonic", lambda: next(ticking))
-    with closing(FilesRecords(site.settings, "files", reading=True)) as records:
+    with closing(FilesRecords(site.settings, "files", read_only=True)) as records:
         owners = DirectoryOwners(records, names.__getitem__)
         found = [owners.check() for _ in range(3)]
     assert found == [None, None, [(4001, "u4001", True)]]

@@ -170,7 +170,7 @@ def test_a_compressed_file_that_may_not_be_linked_to_is_copied(
 def test_a_files_own_time_is_that_of_its_capture(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path, layout="job_archive", compress="zstd")
     script = archive.script(site, 7)
-    there = Path(archive.store_of(site).path(script.body.script))
+    there = Path(archive.store_of(site).get_path(script.body.script))
     os.utime(there, ns=(NOON_NS, NOON_NS))
     site.feed(script, archive.identity(script))
     directory = archive.root_of(site) / "ada/2026/03"

@@ -109,7 +109,7 @@ def test_what_is_nowhere_or_was_changed_is_set_aside_and_stops_no_other(tmp_path
     assert os.listdir(tmp_path / "more/.waiting") == []
     with pytest.raises(Rejected, match="2 of 3 scripts are lost") as caught:
         sinks.more.tick(sinks.site.append)
-    assert [one.event.kind for one in caught.value.each] == [ARCHIVE_RESEND]
+    assert [one.event.kind for one in caught.value.rejections] == [ARCHIVE_RESEND]
     assert str(caught.value).count("is not archived again") == 2
     sinks.more.tick(sinks.site.append)
     # The dead letter is replayed once its bytes are there again.
@@ -129,8 +129,8 @@ def test_each_event_of_a_batch_that_lost_something_is_told_of(tmp_path: Path) ->
     sinks.more.apply(events, 2, sinks.site.append)
     with pytest.raises(Rejected) as caught:
         sinks.more.tick(sinks.site.append)
-    assert [one.event for one in caught.value.each] == events
-    assert all("is not archived again" in str(one) for one in caught.value.each)
+    assert [one.event for one in caught.value.rejections] == events
+    assert all("is not archived again" in str(one) for one in caught.value.rejections)
 
 
 def test_what_is_for_another_sink_is_not_ours(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_directory_that_is_made_meanwhile_is_not_missing(tmp_path: Path) -> No
     assert problems(site) == {("missing", "alpha/bela/2026/03/01/2-run.sh")}
 
 
-@pytest.mark.parametrize("moment", ["finish", "written"])
+@pytest.mark.parametrize("moment", ["finish", "remove_replaced"])
 def test_what_is_being_filed_is_not_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_reader_follows_a_script(tmp_path: Path) -> None:
         states.append(placed.state)
         assert reader.read(script.key, "script") == b"bytes"
     assert states == ["waiting", "unverified", "placed"]
-    assert [entry.script_key for entry in reader.entries()] == [script.key]
+    assert [entry.script_key for entry in reader.iterate_scripts()] == [script.key]
     assert reader.locate(script.key, "beta") is None
     site.feed(archive.purge(script))
     with pytest.raises(NotArchived):

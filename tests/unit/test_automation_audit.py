@@ -31,11 +31,11 @@ def test_an_action_is_there_before_it_has_ended(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path))
     number = audit.begin(begun())
     reader = AuditLog(str(tmp_path), read_only=True)
-    (row,) = reader.rows()
+    (row,) = reader.list_entries()
     assert (row.id, row.status, row.ended) == (number, "running", None)
     assert (row.user, row.how, row.parameters) == ("ada", "socket", {"nodes": "n1"})
     audit.end(number, "succeeded", "", {"n1": {"changed": True}}, at=NOON + timedelta(seconds=2))
-    (row,) = reader.rows()
+    (row,) = reader.list_entries()
     assert (row.status, row.result) == ("succeeded", {"n1": {"changed": True}})
     assert row.ended == NOON + timedelta(seconds=2)
     reader.close()
@@ -58,7 +58,7 @@ def test_nothing_in_it_is_ever_changed(tmp_path: Path) -> None:
     with pytest.raises(SqliteError), translate_errors(path):
         audit.end(1, "failed", at=NOON)
     connection.close()
-    assert audit.rows()[0].status == "succeeded"
+    assert audit.list_entries()[0].status == "succeeded"
     audit.close()
 
 
@@ -73,15 +73,17 @@ def test_rows_are_chosen(tmp_path: Path) -> None:
                 uid=index,
             )
         )
-    assert [row.id for row in audit.rows()] == [5, 4, 3, 2, 1]
-    assert [row.id for row in audit.rows(limit=2)] == [5, 4]
-    assert [row.id for row in audit.rows(ref="op1")] == [4, 2]
-    assert [row.id for row in audit.rows(cluster="c0", since=NOON + timedelta(hours=1))] == [5, 3]
-    assert [row.id for row in audit.rows(uid=3)] == [4]
-    one = audit.row(3)
+    assert [row.id for row in audit.list_entries()] == [5, 4, 3, 2, 1]
+    assert [row.id for row in audit.list_entries(limit=2)] == [5, 4]
+    assert [row.id for row in audit.list_entries(ref="op1")] == [4, 2]
+    assert [
+        row.id for row in audit.list_entries(cluster="c0", since=NOON + timedelta(hours=1))
+    ] == [5, 3]
+    assert [row.id for row in audit.list_entries(uid=3)] == [4]
+    one = audit.find_entry(3)
     assert one is not None
     assert one.uid == 2
-    assert audit.row(9) is None
+    assert audit.find_entry(9) is None
     audit.close()
 
 
@@ -89,7 +91,7 @@ def test_a_long_result_is_left_out(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path))
     number = audit.begin(begun())
     audit.end(number, "succeeded", "", "x" * MAX_RESULT_BYTES, at=NOON)
-    row = audit.row(number)
+    row = audit.find_entry(number)
     assert row is not None
     assert (row.status, row.result) == ("succeeded", None)
     audit.close()
@@ -126,11 +128,11 @@ def test_who_is_killed_leaves_it_without_an_end(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
     audit = AuditLog(str(tmp_path), read_only=True)
-    assert audit.rows()[0].status == "running"
+    assert audit.list_entries()[0].status == "running"
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert audit.rows()[0].status == "unfinished"
+    assert audit.list_entries()[0].status == "unfinished"
     audit.close()
 
 
@@ -164,7 +166,7 @@ def test_root_and_stewards_user_both_write_it(tmp_path: Path) -> None:
     writers = [_writer(str(state), uid) for uid in (0, NOBODY, 0, NOBODY)]
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in writers] == [0, 0, 0, 0]
     audit = AuditLog(str(state), read_only=True)
-    rows = audit.rows(limit=1000)
+    rows = audit.list_entries(limit=1000)
     audit.close()
     assert len(rows) == 80
     assert {row.status for row in rows} == {"succeeded"}

@@ -45,7 +45,9 @@ class Every(Parameters, frozen=True, kw_only=True):
     maybe: Annotated[int | None, msgspec.Meta(description="May be none.")] = None
 
 
-EVERY = Operation(ref="test.every", help="x", gives="x", parameters=Every, run=lambda *_: None)
+EVERY = Operation(
+    ref="test.every", help="x", result_help="x", parameters=Every, run=lambda *_: None
+)
 
 
 def values(**given: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def test_what_cannot_be_read_is_told_by_its_name(given_: dict[str, Any], said: s
 def test_every_operation_is_described_whole() -> None:
     for one in load_operations().values():
         assert one.help.endswith("."), one.ref
-        assert one.gives.endswith("."), one.ref
+        assert one.result_help.endswith("."), one.ref
         for parameter in describe_parameters(one):
             assert parameter.description.endswith((".", "}.", "}")), (one.ref, parameter.name)
             for inner in parameter.within:

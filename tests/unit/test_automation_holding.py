@@ -63,7 +63,7 @@ def is_waiting(record: JobRecord) -> bool:
 
 
 def names(name: str, *records: JobRecord, whole: bool = True) -> list[str]:
-    return [one.name for one in select_targets(name, records, is_waiting, whole=whole)]
+    return [one.name for one in select_targets(name, records, is_waiting, allow_whole=whole)]
 
 
 def test_targets() -> None:

@@ -59,7 +59,7 @@ def test_it_is_run_and_written_down(site: RunningSite) -> None:
     assert (ran.id, ran.status, ran.cluster, ran.dry_run) == (1, "succeeded", "", False)
     assert ran.result == {"exit_code": 0, "stdout": "a\n", "stderr": ""}
     assert ran.parameters == {"program": "/bin/echo", "arguments": ["a"]}
-    row = site.runner.audit.row(1)
+    row = site.runner.audit.find_entry(1)
     assert row is not None
     assert (row.user, row.speaker, row.status, row.result) == (
         "carl", "carl", "succeeded", ran.result,
@@ -68,7 +68,7 @@ def test_it_is_run_and_written_down(site: RunningSite) -> None:
 
 def test_a_rule_speaks_for_itself(site: RunningSite) -> None:
     site.run(speaker="rule node-down")
-    row = site.runner.audit.row(1)
+    row = site.runner.audit.find_entry(1)
     assert row is not None
     assert (row.user, row.speaker) == ("root", "rule node-down")
 
@@ -134,7 +134,7 @@ def test_a_program_that_fails(site: RunningSite) -> None:
     ran = site.runner.run("local.command", {"program": "/bin/false"}, ROOT)
     assert (ran.status, ran.message) == ("failed", "/bin/false ended with 1")
     assert ran.result["exit_code"] == 1
-    row = site.runner.audit.row(ran.id)
+    row = site.runner.audit.find_entry(ran.id)
     assert row is not None
     assert (row.status, row.message) == ("failed", ran.message)
 
@@ -144,7 +144,7 @@ def test_a_program_that_does_not_end(site: RunningSite) -> None:
     ran = site.runner.run("local.command", given, ROOT, timeout_s=1.0)
     assert ran.status == "timeout"
     assert "longer than 1 s" in ran.message
-    row = site.runner.audit.row(ran.id)
+    row = site.runner.audit.find_entry(ran.id)
     assert row is not None
     assert row.status == "timeout"
 

@@ -178,15 +178,15 @@ def writer(tmp_path: Path) -> Iterator[str]:
 
 def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
     link = JournalLink(writer, Stop())
-    assert link.ask("hold", 3600.0)
+    assert link.send_command("hold", 3600.0)
     link.append([script_event(n) for n in range(5)])
-    link.tell("passed", "jobs", 5, "running", "")
-    assert link.ask("standings") == 5
+    link.send_message("passed", "jobs", 5, "running", "")
+    assert link.send_command("standings") == 5
     reader = JournalReader(writer)
     # Longer than the writer waits from one look to the next.
     assert not threading.Event().wait(1.0)
     assert reader.count() == 5
-    assert link.ask("hold", 0)
+    assert link.send_command("hold", 0)
     for _ in range(3000):
         if not reader.count():
             break
@@ -199,14 +199,14 @@ def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     journal.append(encode_rows([script_event(n) for n in range(5)]))
     for name, position in (("jobs", 5), ("catalogue", 3)):
-        journal.passed(name, position, "running", "")
-    journal.passed("archive.old", 0, "waiting", "away")
+        journal.record_position(name, position, "running", "")
+    journal.record_position("archive.old", 0, "waiting", "away")
     journal.detach("archive.old")
     journal.close()
     prepare_restored(str(tmp_path / "journal.db"), leap=1000)
     journal = Journal(str(tmp_path))
-    assert journal.attached() == {"jobs": 0, "catalogue": 0}
-    assert journal.trimmable(10) == []
+    assert journal.list_attached() == {"jobs": 0, "catalogue": 0}
+    assert journal.list_trimmable(10) == []
     # A ledger that was not in the backup may have seen 6 to 1004: none of them comes again.
     journal.append(encode_rows([script_event(7)]))
     assert journal.head() == 1006

@@ -313,7 +313,7 @@ def test_a_job_that_another_program_named_is_listed(site: Site) -> None:
     own = bank.charge(site, 7)
     told = msgspec.structs.replace(own, job_id=0, told="a/b/c", source="mybrc")
     with site.ledger.transaction() as t:
-        t.charges.charge(told, Authorship(who="mybrc", why="told", at=NOON))
+        t.charges.post(told, Authorship(who="mybrc", why="told", at=NOON))
     charges = [
         line.charge for line in site.ask("bank.statement", account="physics").statement.lines
     ]
@@ -351,7 +351,7 @@ def test_a_charge_that_is_not_what_it_should_be_is_seen(site: Site) -> None:
     charge = bank.charge(site, 7, hours=4)
     with site.ledger.transaction() as t:
         wrong = {name: getattr(charge, name) for name in charge.__struct_fields__}
-        t.charges.charge(
+        t.charges.post(
             type(charge)(**{**wrong, "amount": 5 * MICRO}), Authorship(who="x", why="wrong")
         )
     assert not site.ask("bank.explain", job="7").is_right

@@ -163,7 +163,7 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
     assert bank.holds() == []
     assert balance(bank) == 98 * HOUR
     with bank.ledger.reading() as t:
-        (row,) = t.charges.of_job("c1", 1)
+        (row,) = t.charges.list_of_job("c1", 1)
     assert (row.charge.hold, row.charge.why, row.overdraw) == (hold.id, "end", 0)
     # The same events once more, as after a crash in front of the cursor.
     bank.take([e for e in feed(bank, []) if e.kind in BankConsumer.kinds])
@@ -226,7 +226,7 @@ def test_events_that_come_again_change_nothing(bank: Bank) -> None:
     assert balance(bank) == 98 * HOUR
     assert bank.holds() == []
     with bank.ledger.reading() as t:
-        assert len(t.settlements.after(0)) <= 1
+        assert len(t.settlements.list_after(0)) <= 1
 
 
 def test_a_gate_that_is_new_learns_everything_again(bank: Bank) -> None:
@@ -260,13 +260,13 @@ def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
     bank.happen([pending])
     assert bank.held() == 0
     with bank.ledger.reading() as t:
-        assert '"1"' in t.mark("unpaid:c1")
+        assert '"1"' in t.read_mark("unpaid:c1")
     with bank.ledger.transaction() as t:
         t.transfers.deposit("physics", 1000 * MICRO, BY)
     bank.turn()
     assert [hold.job_id for hold in bank.holds() if hold.amount] == [1]
     with bank.ledger.reading() as t:
-        assert t.mark("unpaid:c1") == "{}"
+        assert t.read_mark("unpaid:c1") == "{}"
 
 
 def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank: Bank) -> None:
@@ -275,12 +275,12 @@ def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank:
     pending, *_ = life(1, tres_requested="cpu=64,node=1", cpus=64, tres_allocated="")
     bank.happen([pending])
     with bank.ledger.reading() as t:
-        assert t.mark("unpaid:c1") in ("", "{}")
+        assert t.read_mark("unpaid:c1") in ("", "{}")
     off.unlink()
     bank.later(120)
     bank.turn()
     with bank.ledger.reading() as t:
-        assert '"1"' in t.mark("unpaid:c1")
+        assert '"1"' in t.read_mark("unpaid:c1")
 
 
 @pytest.mark.parametrize("account", ["physics", "closed"])
@@ -319,7 +319,7 @@ def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:
         bank.turn()
         assert bank.holds() == [hold]
         with bank.ledger.reading() as t:
-            assert '"5"' in t.mark("unpaid:c1")
+            assert '"5"' in t.read_mark("unpaid:c1")
 
 
 def test_an_array_is_held_for_as_its_dearest_task_asks(bank: Bank) -> None:
@@ -366,12 +366,12 @@ def test_an_unpaid_array_that_is_over_is_forgotten(bank: Bank) -> None:
     asked: dict[str, Any] = {"tres_requested": "cpu=64,node=1", "cpus": 64, "nodes": 1, **fields}
     bank.happen([record(5, 0, seen=1, array_task="1-9", **asked)])
     with bank.ledger.reading() as t:
-        assert '"5"' in t.mark("unpaid:c1")
+        assert '"5"' in t.read_mark("unpaid:c1")
     bank.happen([record(5, 0, "CANCELLED", seen=60, end=59, array_task="1-9", **fields)])
     bank.later(120)
     bank.turn()
     with bank.ledger.reading() as t:
-        assert t.mark("unpaid:c1") == "{}"
+        assert t.read_mark("unpaid:c1") == "{}"
 
 
 def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -> None:
@@ -452,17 +452,17 @@ def test_a_partition_without_a_rate_stops_nobody(bank: Bank) -> None:
         bank.happen([event])
     assert balance(bank) == 98 * HOUR
     with bank.ledger.reading() as t:
-        assert int(t.mark("unpriced:c1")) > 0
+        assert int(t.read_mark("unpriced:c1")) > 0
 
 
 def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
     def settled() -> list[int]:
         with bank.ledger.reading() as t:
-            return [one.seq for one in t.settlements.after(0)]
+            return [one.seq for one in t.settlements.list_after(0)]
 
     def refused() -> list[str]:
         with bank.ledger.reading() as t:
-            return [one.id for one in t.refusals.since(NOON - timedelta(days=365))]
+            return [one.id for one in t.refusals.list_since(NOON - timedelta(days=365))]
 
     for job in (1, 2):
         for event in life(job, begin=job * 5000):
@@ -514,11 +514,11 @@ def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
 
     def known() -> dict[str, str]:
         with bank.ledger.reading() as t:
-            kept = t.mark("picture:c1")
+            kept = t.read_mark("picture:c1")
         return msgspec.json.decode(kept, type=ClusterModel).partitions["debug"].billing
 
-    monkeypatch.setattr(Slurm, "picture", shown)
-    monkeypatch.setattr(Slurm, "configuration_mark", lambda _: "the same")
+    monkeypatch.setattr(Slurm, "read_model", shown)
+    monkeypatch.setattr(Slurm, "read_configuration_mark", lambda _: "the same")
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     bank.settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
     bank.charger.close()
@@ -554,8 +554,8 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
         now_s += late_s
         return "the same"
 
-    monkeypatch.setattr(Slurm, "picture", lambda *_: picture())
-    monkeypatch.setattr(Slurm, "configuration_mark", mark)
+    monkeypatch.setattr(Slurm, "read_model", lambda *_: picture())
+    monkeypatch.setattr(Slurm, "read_configuration_mark", mark)
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
     pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
@@ -566,10 +566,10 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
         count = len(asked_s)
         while len(asked_s) == count:
             now_s += 0.5
-            pictures.look()
+            pictures.query_due()
         return asked_s[-1] - asked_s[-2]
 
-    pictures.look()
+    pictures.query_due()
     assert waits_s() == CONFIG_CHECK_S
     late_s = 2.5
     assert waits_s() == CONFIG_CHECK_S
@@ -590,8 +590,8 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
         now_s += cost_s
         return picture()
 
-    monkeypatch.setattr(Slurm, "picture", shown)
-    monkeypatch.setattr(Slurm, "configuration_mark", lambda _: booted)
+    monkeypatch.setattr(Slurm, "read_model", shown)
+    monkeypatch.setattr(Slurm, "read_configuration_mark", lambda _: booted)
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
     pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
@@ -602,7 +602,7 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
         began_s, count = now_s, len(taken_s)
         while now_s < began_s + seconds:
             now_s += 0.5
-            pictures.look()
+            pictures.query_due()
         return [at_s - began_s for at_s in taken_s[count:]]
 
     pass_time(5 * MODEL_REFRESH_S)

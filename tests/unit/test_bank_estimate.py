@@ -340,8 +340,8 @@ def test_an_update_that_makes_a_job_larger() -> None:
 def test_the_longest_limit_that_an_amount_pays() -> None:
     job = parse_options(["-p", "plain", "-n2"])
     found = estimator()
-    assert found.longest(job, 2 * SU, NOW) == 59
-    assert found.longest(job, 1, NOW) is None
+    assert found.find_longest_limit(job, 2 * SU, NOW) == 59
+    assert found.find_longest_limit(job, 1, NOW) is None
     limited = msgspec.structs.replace(job, time_limit_min=59)
     assert found.quote(limited, NOW).amount == 2 * SU
 

@@ -132,7 +132,7 @@ def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
         said = site.submit(msgspec.structs.replace(job(99), **{name: endless}))
         assert not said.ok
         assert len(said.say) < 10_000
-    kept = [fact.refusal for fact in site.store.facts(0, 9) if fact.refusal]
+    kept = [fact.refusal for fact in site.store.fetch_facts(0, 9) if fact.refusal]
     assert len(kept) == 3
     assert max(len(msgspec.json.encode(one)) for one in kept) < 20_000
 
@@ -149,5 +149,5 @@ def test_a_limit_that_is_lowered_frees_nothing_of_an_arrays_hold(tmp_path: Path)
         # Six tasks were cancelled, and the limit of the others was lowered to a minute.
         left = job(1, array="1-2")
         claim = CoverRequest(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
     assert site.free() == 80

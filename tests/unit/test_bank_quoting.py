@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
     with running(msgspec.structs.replace(made.settings, gate=settings)) as gate:
-        assert made.room("bank").tell_gate(0, rules=True)
+        assert made.room("bank").update_gate(0, rules=True)
         gate.link.picture(PICTURE)
         yield made
     made.close()

@@ -63,7 +63,7 @@ def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: Site) -> No
     bank.feed(site, bank.life(1))
     compared(site)
     with site.ledger.transaction() as t:
-        (row,) = t.charges.of_job("c1", 1)
+        (row,) = t.charges.list_of_job("c1", 1)
         wrong = type(row.charge)(
             **{
                 name: getattr(row.charge, name)
@@ -72,12 +72,12 @@ def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: Site) -> No
             },
             amount=5 * HOUR,
         )
-        t.charges.charge(wrong, Authorship(who="test", why="a fault"))
+        t.charges.post(wrong, Authorship(who="test", why="a fault"))
     assert bank.balance(site) == 995 * HOUR
     assert compared(site) == [(1, 5 * HOUR, 2 * HOUR)]
     assert bank.balance(site) == 998 * HOUR
     with site.ledger.reading() as t:
-        last = t.charges.versions(row.charge.key)[-1]
+        last = t.charges.list_versions(row.charge.key)[-1]
     assert "its record" in last.why
     assert last.added == -3 * HOUR
 
@@ -101,9 +101,9 @@ def test_a_backfill_leaves_what_was_charged_already(site: Site) -> None:
     bank.feed(site, bank.life(1))
     compared(site)
     with site.ledger.transaction() as t:
-        (row,) = t.charges.of_job("c1", 1)
+        (row,) = t.charges.list_of_job("c1", 1)
         other = msgspec.structs.replace(row.charge, amount=5 * HOUR)
-        t.charges.charge(other, Authorship(who="root", why="agreed with its user"))
+        t.charges.post(other, Authorship(who="root", why="agreed with its user"))
     bank.feed(site, bank.life(2))
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
     args = (site.settings, site.ledger, "c1", since, until)
@@ -147,7 +147,7 @@ def test_every_run_of_a_requeued_job_is_charged_by_itself(site: Site) -> None:
     )
     assert compared(site) == [(1, None, HOUR), (1, None, HOUR // 2)]
     with site.ledger.reading() as t:
-        rows = t.charges.of_job("c1", 1)
+        rows = t.charges.list_of_job("c1", 1)
     assert {(row.charge.first_submit, row.charge.restarts) for row in rows} == {
         (NOON, 0),
         (NOON, 1),
@@ -209,7 +209,7 @@ def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: Site) -> None:
     reconciling.turn("c1", began, site.now + timedelta(seconds=60), 2)
     assert bank.balance(site) == 998 * HOUR
     with site.ledger.reading() as t:
-        assert t.mark("unpriced:c1") == ""
+        assert t.read_mark("unpriced:c1") == ""
     reconciling.close()
 
 
@@ -315,12 +315,12 @@ def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
     site: Site,
 ) -> None:
     with site.ledger.reading() as t:
-        rates = t.rules().rates
+        rates = t.export_rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
     reckoning = DueCharges("c1", bank.jobs_of(site), pricing, lambda _: [])
     history = cast("SacctHistory", _Rows())
     since, until = NOON, NOON + timedelta(days=1)
-    dues = list(reckoning.of_slurmdbd(history, since, until, NameResolver()))
+    dues = list(reckoning.iter_from_slurmdbd(history, since, until, NameResolver()))
     uses = [due.charge.use for due in dues if due.charge is not None and due.charge.use]
     assert [(use.tres["cpu"], use.seconds // 60) for use in uses] == [(4, 15), (2, 20), (1, 25)]
 
@@ -345,7 +345,7 @@ def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> Non
         for row in records
     ]
     bank.feed(site, events)
-    facts = bank.jobs_of(site).run_facts("c1", [1])
+    facts = bank.jobs_of(site).list_run_events("c1", [1])
     assert [
         (to_micros_or_zero(fact.record.start) - to_micros(NOON), fact.record.suspended_s)
         for fact in facts
@@ -381,13 +381,13 @@ class _Row:
 def compare_both(site: Site, row: _Row) -> list[int | None]:
     """What is corrected by slurmdbd's word, and by jobs.db's after it."""
     with site.ledger.reading() as t:
-        rates = t.rules().rates
+        rates = t.export_rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
     reckoning = DueCharges(
         "c1", bank.jobs_of(site), pricing, partial(read_own_charges, site.ledger, "c1")
     )
     rows = cast("SacctHistory", row)
-    due = reckoning.of_slurmdbd(rows, NOON, NOON + timedelta(days=1), NameResolver())
+    due = reckoning.iter_from_slurmdbd(rows, NOON, NOON + timedelta(days=1), NameResolver())
     found = post_due_charges(site.ledger, "c1", due, why="reconcile", is_dry=False)
     found += reconcile_cluster(
         site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now

@@ -81,7 +81,7 @@ DAY = timedelta(days=1)
 
 def waiting(site: Site) -> list[Notice]:
     with site.ledger.reading() as t:
-        items = t.outbox.due(NOTICE_KIND, site.now + timedelta(days=1))
+        items = t.outbox.list_due(NOTICE_KIND, site.now + timedelta(days=1))
     return [msgspec.json.decode(item.payload, type=Notice) for item in items]
 
 
@@ -178,7 +178,7 @@ def test_a_mail_comes_once_while_the_webhook_is_down(site: Site, tmp_path: Path,
     url = f"http://127.0.0.1:{hook.server_port}/T0/secret"
     settings = settings_of(site, tmp_path, webhook=url)
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 20, seconds=600)
     assert (tmp_path / "mails").read_text().count("Subject:") == 1
     assert [one.by for one in waiting(site)] == ["webhook"]
@@ -196,7 +196,7 @@ def test_a_webhook_is_told_once_while_no_mail_is_taken(
         site, tmp_path, fails=True, webhook=f"http://127.0.0.1:{hook.server_port}/"
     )
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 6, seconds=600)
     assert len(hook.told) == 1
     assert [one.by for one in waiting(site)] == ["mail"]
@@ -211,7 +211,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
 ) -> None:
     settings = settings_of(site, tmp_path, fails=True)
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 30, seconds=3600)
     assert (tmp_path / "mails").read_text().count("Subject:") == 5
     assert listed(site) == [("mail", True)]
@@ -230,7 +230,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
 def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, fails=os.EX_TEMPFAIL)
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(NOTICE))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(NOTICE))
     turns(site, settings, 6 * 24, seconds=3600)
     assert listed(site) == [("mail", False)]
     turns(site, settings, 2 * 24, seconds=3600)
@@ -241,7 +241,7 @@ def test_what_a_webhook_refuses_is_set_aside(site: Site, tmp_path: Path, hook: A
     hook.answer = 410
     settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/")
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
     turns(site, settings, 30, seconds=3600)
     assert (len(hook.told), listed(site)) == (5, [("webhook", True)])
 
@@ -277,13 +277,13 @@ def test_a_webhooks_url_is_not_said(
     port = hook.server_port if answer else 1
     settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{port}/T0/secret")
     with site.ledger.transaction() as t:
-        t.outbox.put(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+        t.outbox.add(NOTICE_KIND, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
     configure_logging("debug", stream=(said := io.StringIO()))
     turns(site, settings, 2)
     assert "127.0.0.1" in said.getvalue()
     assert "secret" not in said.getvalue()
     with site.ledger.reading() as t:
-        assert all("secret" not in i.error for i in t.outbox.due(NOTICE_KIND, site.now + DAY))
+        assert all("secret" not in i.error for i in t.outbox.list_due(NOTICE_KIND, site.now + DAY))
 
 
 def test_a_mail_that_is_not_taken_is_tried_again(site: Site, tmp_path: Path) -> None:

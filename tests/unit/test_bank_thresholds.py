@@ -22,7 +22,7 @@ def spend(t: Transaction, job_id: int, amount: int) -> None:
     charge = Charge(
         cluster="c1", job_id=job_id, first_submit=NOW, account="physics", amount=amount * MICRO
     )
-    t.charges.charge(charge, BY)
+    t.charges.post(charge, BY)
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_each_share_is_told_once_and_again_after_a_deposit(ledger: Ledger) -> No
     for job_id, (amount, said) in enumerate(SPENT, start=1):
         with ledger.transaction() as t:
             spend(t, job_id, amount)
-            told = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW)
+            told = queue_threshold_notices(t, t.export_books().accounts, SETTINGS, NOW)
         assert [one.value for one in told if one.kind == "used"] == said
     with ledger.transaction() as t:
         t.transfers.deposit("physics", 1000 * MICRO, BY)
-        assert queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW) == []
+        assert queue_threshold_notices(t, t.export_books().accounts, SETTINGS, NOW) == []
         spend(t, 99, 900)
-        told = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW)
+        told = queue_threshold_notices(t, t.export_books().accounts, SETTINGS, NOW)
     assert [one.value for one in told] == [75, 90]
     assert [one.value for one in keep_highest_thresholds(told)] == [90]
 
@@ -54,9 +54,14 @@ def test_the_end_is_told_when_it_is_near(ledger: Ledger) -> None:
     with ledger.transaction() as t:
         t.accounts.create(Account(name="physics"), BY)
         t.allocations.create("physics", MICRO, BY, begin=NOW, end=NOW + timedelta(days=40))
-        assert queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW) == []
-        (told,) = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW + timedelta(days=11))
+        assert queue_threshold_notices(t, t.export_books().accounts, SETTINGS, NOW) == []
+        (told,) = queue_threshold_notices(
+            t, t.export_books().accounts, SETTINGS, NOW + timedelta(days=11)
+        )
         assert (told.kind, told.value, told.balance) == ("ends", 29, MICRO)
         assert (
-            queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW + timedelta(days=12)) == []
+            queue_threshold_notices(
+                t, t.export_books().accounts, SETTINGS, NOW + timedelta(days=12)
+            )
+            == []
         )

@@ -53,7 +53,7 @@ class Bench:
         rescan_s: float = 2.0,
     ) -> SpoolCapture:
         self.watched = SlurmSpool(
-            str(self.spool), known=lambda job_id, mtime_ns: False, rescan_s=rescan_s
+            str(self.spool), is_captured=lambda job_id, mtime_ns: False, rescan_s=rescan_s
         )
         return SpoolCapture(
             "c1",
@@ -61,7 +61,7 @@ class Bench:
             self.stores,
             Redactor(RedactSettings()),
             append or self.append,
-            environments=environments,
+            keep_environments=environments,
             limits=limits,
         )
 
@@ -265,7 +265,7 @@ def test_a_script_that_was_written_before_is_synced_all_the_same(
     store.close()  # its process was killed before it could sync
     kept = store.write("c1.1.5.3.script", b"abc")
     store.sync()
-    assert os.stat(store.path(kept)).st_ino in synced
+    assert os.stat(store.get_path(kept)).st_ino in synced
 
 
 def test_descriptors_are_given_back(bench: Bench) -> None:
@@ -283,10 +283,10 @@ def test_jobs_that_vanished_are_logged_and_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     capture = bench.capture()
-    capture.turn()
+    capture.run_turn()
     for job_id in range(1, 1101):
         shutil.rmtree(submit(bench.spool, job_id))
-    until(lambda: len(bench.rows) >= 2, capture.turn)
+    until(lambda: len(bench.rows) >= 2, capture.run_turn)
     assert capture.finish()
     told = [event.body.job_ids for event in bench.events if event.kind == JOB_MISSED]
     assert max(map(len, told)) <= 1000
@@ -299,7 +299,7 @@ def test_stop_finishes_what_is_in_hand(bench: Bench) -> None:
     for job_id in range(1, 201):
         submit(bench.spool, job_id)
     capture = bench.capture()
-    capture.turn()
+    capture.run_turn()
     capture.finish()
     assert len(bench.rows) == 200
 
@@ -315,12 +315,12 @@ def test_what_comes_while_the_journal_is_busy_gathers(bench: Bench) -> None:
 
     capture = bench.capture(append, limits=CaptureLimits(gather_s=3600.0))
     submit(bench.spool, 1)
-    capture.turn()
+    capture.run_turn()
     assert entered.wait(30)
     kept = []
     for number in range(2, 12):
         submit(bench.spool, number)
-        capture.turn()
+        capture.run_turn()
         kept.append(capture.captured)
     busy.set()
     assert capture.finish()
@@ -439,11 +439,11 @@ def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
     capture = bench.capture()
     for job_id in range(1, 21):
         submit(bench.spool, job_id)
-    until(lambda: faults.reads >= 40, capture.turn)
+    until(lambda: faults.reads >= 40, capture.run_turn)
     shutil.rmtree(bench.spool)
     assert bench.events == []
     faults.error = 0
-    until(lambda: capture.captured == 20, capture.turn)
+    until(lambda: capture.captured == 20, capture.run_turn)
     assert capture.finish()
     assert len(bench.events) == 20
 
@@ -456,11 +456,11 @@ def test_what_cannot_be_read_for_long_is_found_by_a_rescan(bench: Bench, faults:
     )
     submit(bench.spool, 1)
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 1.5, capture.turn)
+    until(lambda: time.monotonic() - began > 1.5, capture.run_turn)
     assert bench.events == []
     assert len(os.listdir("/proc/self/fd")) < before + 40, "its descriptors are not held for ever"
     faults.error = 0
-    until(lambda: capture.captured == 1, capture.turn)
+    until(lambda: capture.captured == 1, capture.run_turn)
     assert capture.finish()
 
 
@@ -470,7 +470,7 @@ def test_a_script_whose_environment_cannot_be_read_is_kept_without_it(
     faults.error, faults.of = errno.EIO, "environment"
     capture = bench.capture(limits=CaptureLimits(hold_unread_s=0.3))
     submit(bench.spool, 1)
-    until(lambda: capture.captured == 1, capture.turn)
+    until(lambda: capture.captured == 1, capture.run_turn)
     assert capture.finish()
     (event,) = bench.events
     assert "environment-unreadable" in event.body.flags
@@ -497,32 +497,32 @@ def test_what_was_removed_is_held_as_long_as_it_cannot_be_read(
         limits=CaptureLimits(hold_unread_s=0.3, first_rescan_s=0.1, longest_rescan_s=0.2)
     )
     removed = submit(bench.spool, 1)
-    until(lambda: unread(caplog) == 1, capture.turn)
+    until(lambda: unread(caplog) == 1, capture.run_turn)
     shutil.rmtree(removed)
     submit(bench.spool, 2)
-    until(lambda: unread(caplog) >= 2 and not bench.is_held(2), capture.turn)
-    until(lambda: bench.is_held(2), capture.turn)
+    until(lambda: unread(caplog) >= 2 and not bench.is_held(2), capture.run_turn)
+    until(lambda: bench.is_held(2), capture.run_turn)
     assert bench.is_held(1)
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 1.0, capture.turn)
+    until(lambda: time.monotonic() - began > 1.0, capture.run_turn)
     assert missed(bench) == []
     faults.error = 0
-    until(lambda: capture.captured == 2, capture.turn)
+    until(lambda: capture.captured == 2, capture.run_turn)
     assert capture.finish()
     assert missed(bench) == []
 
 
 def test_what_was_removed_and_held_no_more_is_told_to_be_lost(bench: Bench, faults: Faults) -> None:
     faults.error, faults.of = errno.EIO, ""
-    capture = bench.capture(limits=CaptureLimits(most_unread=5, missed_every_s=0.0))
+    capture = bench.capture(limits=CaptureLimits(max_unreadable=5, missed_every_s=0.0))
     directories = [submit(bench.spool, job_id) for job_id in range(1, 21)]
-    bench.watched.look()  # opens them
+    bench.watched.process_events()  # opens them
     assert len(bench.watched.ready) == 20
     for directory in directories:
         shutil.rmtree(directory)
-    until(lambda: len(missed(bench)) == 15, capture.turn)
+    until(lambda: len(missed(bench)) == 15, capture.run_turn)
     faults.error = 0
-    until(lambda: capture.captured == 5, capture.turn)
+    until(lambda: capture.captured == 5, capture.run_turn)
     assert capture.finish()
     kept = [event.body.job_id for event in bench.events if event.kind != JOB_MISSED]
     assert sorted(kept + missed(bench)) == list(range(1, 21))
@@ -537,11 +537,11 @@ def test_what_is_removed_before_a_rescan_finds_it_is_told_to_be_lost(
     )
     gone = submit(bench.spool, 1)
     submit(bench.spool, 2)
-    until(lambda: unread(caplog) >= 2 and not bench.is_held(1), capture.turn)
+    until(lambda: unread(caplog) >= 2 and not bench.is_held(1), capture.run_turn)
     shutil.rmtree(gone)
-    until(lambda: missed(bench) == [1], capture.turn)
+    until(lambda: missed(bench) == [1], capture.run_turn)
     faults.error = 0
-    until(lambda: capture.captured == 1, capture.turn)
+    until(lambda: capture.captured == 1, capture.run_turn)
     assert capture.finish()
     assert missed(bench) == [1]
 
@@ -553,16 +553,16 @@ def test_what_was_removed_and_cannot_be_read_at_the_end_is_told_to_be_lost(
     before = len(os.listdir("/proc/self/fd"))
     capture = bench.capture()
     submit(bench.spool, 2)
-    until(lambda: faults.reads > 3, capture.turn)
+    until(lambda: faults.reads > 3, capture.run_turn)
     gone = submit(bench.spool, 1)
-    until(lambda: unread(caplog) == 2, capture.turn)
+    until(lambda: unread(caplog) == 2, capture.run_turn)
     shutil.rmtree(gone)
     # It can be read again, and not be kept: its descriptors, now among the ready ones, are
     # closed once. The other waits for its next try.
     (bench.archive / MARKER).unlink()
     shutil.rmtree(bench.state)
     faults.of = "job.2/script"
-    until(lambda: "captured bytes cannot go to" in caplog.text, capture.turn)
+    until(lambda: "captured bytes cannot go to" in caplog.text, capture.run_turn)
     assert bench.watched.ready
     assert not capture.finish()
     assert missed(bench) == [1]
@@ -577,10 +577,10 @@ def test_an_environment_that_cannot_be_opened_costs_no_script(
     faults.of_opens(monkeypatch)
     capture = bench.capture(limits=CaptureLimits(hold_unread_s=60.0 if is_over else 0.3))
     submit(bench.spool, 1)
-    until(lambda: faults.reads > 2, capture.turn)
+    until(lambda: faults.reads > 2, capture.run_turn)
     if is_over:
         faults.error = 0
-    until(lambda: capture.captured == 1, capture.turn)
+    until(lambda: capture.captured == 1, capture.run_turn)
     assert capture.finish()
     (event,) = bench.events
     assert bool(event.body.environment) == is_over
@@ -597,13 +597,13 @@ def test_a_script_that_cannot_be_opened_is_found_or_told_to_be_lost(
     capture = bench.capture(rescan_s=0.05)
     submit(bench.spool, 1)
     submit(bench.spool, 11)
-    until(lambda: faults.reads > 2 and capture.captured == 1, capture.turn)
+    until(lambda: faults.reads > 2 and capture.captured == 1, capture.run_turn)
     faults.of = "job.21/script"
     gone = submit(bench.spool, 21)
-    until(lambda: capture.captured == 2, capture.turn)
+    until(lambda: capture.captured == 2, capture.run_turn)
     reads = faults.reads
-    until(lambda: faults.reads > reads, capture.turn)
+    until(lambda: faults.reads > reads, capture.run_turn)
     shutil.rmtree(gone)
-    until(lambda: missed(bench) == [21], capture.turn)
+    until(lambda: missed(bench) == [21], capture.run_turn)
     assert capture.finish()
     assert missed(bench) == [21]

@@ -35,7 +35,7 @@ def test_a_month_has_a_file_and_a_batch_may_span_many(site: Site) -> None:
         for number in range(6)
     ]
     site.feed(*scripts)
-    assert list_months(CatalogGenerations(str(catalog.directory_of(site))).current()) == [
+    assert list_months(CatalogGenerations(str(catalog.directory_of(site))).get_current()) == [
         "2026-11",
         "2026-12",
         "2027-01",
@@ -162,7 +162,7 @@ def test_damage_is_named_with_what_helps_and_stops_the_cursor(site: Site) -> Non
     catalog.keep(site, 1, "alpha")
     catalog.catalogue_of(site).close()
     catalog.searcher_of(site).close()
-    current = Path(CatalogGenerations(str(catalog.directory_of(site))).current())
+    current = Path(CatalogGenerations(str(catalog.directory_of(site))).get_current())
     (current / "2026-11.db").write_bytes(b"this is no database, " * 1000)
     with pytest.raises(CatalogUnavailable, match="reindex") as caught:
         site.feed(catalog.script(site, 2, b"beta"))
@@ -176,7 +176,7 @@ def test_readers_and_writer_follow_to_a_new_generation(site: Site) -> None:
     assert catalog.found(site, "alpha") == [1]
     generations = CatalogGenerations(str(catalog.directory_of(site)))
     with generations.lock():
-        generations.enter(generations.make())
+        generations.make_current(generations.create())
     assert catalog.found(site, "alpha") == []
     catalog.keep(site, 2, "alpha")
     assert catalog.found(site, "alpha") == [2]
@@ -195,7 +195,9 @@ def test_files_are_nobody_elses(site: Site) -> None:
 
 def test_an_empty_catalogue_has_no_hits(site: Site) -> None:
     assert catalog.found(site, "alpha") == []
-    page = catalog.searcher_of(site).page(TermMatcher(["a"]), UseFilter(), catalog.anybody, limit=1)
+    page = catalog.searcher_of(site).find_page(
+        TermMatcher(["a"]), UseFilter(), catalog.anybody, limit=1
+    )
     assert page.after is None
 
 

@@ -288,7 +288,7 @@ def test_a_consumer_is_called_by_its_sinks_name_too(
     archive = keep(tmp_path)
     journal = Journal(f"{archive}/.steward")
     first = journal.head()
-    journal.set_aside("archive.files", first, "no room")
+    journal.add_dead_letter("archive.files", first, "no room")
     journal.close()
     for name in ("files", "archive.files"):
         assert run(["journal", "dead", name, "-P", "-n", "--archive", archive]) == 0

@@ -289,8 +289,8 @@ def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -
     notice = Notice(kind="bank.threshold", subject="90 % is used", text="", to=("ada",), by="mail")
     job = RemoteJob(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)
     with site.ledger.transaction() as t:
-        number = t.outbox.put(NOTICE_KIND, msgspec.json.encode(notice))
-        t.outbox.aside(number, "sendmail ended with 67")
+        number = t.outbox.add(NOTICE_KIND, msgspec.json.encode(notice))
+        t.outbox.make_dead_letter(number, "sendmail ended with 67")
         queue_change(t, job)
     site.ledger.close()
     rows = [row.split("|") for row in bank("notices", "-P", "-n").splitlines()]

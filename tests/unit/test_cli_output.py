@@ -14,7 +14,7 @@ from steward.core.errors import UsageError
 COLUMNS = [
     Column("Name", lambda row: row[0]),
     Column("Size", lambda row: f"{row[1]}K", lambda row: str(row[1] * 1024), right=True),
-    Column("More", lambda row: row[2], usual=False),
+    Column("More", lambda row: row[2], is_default=False),
 ]
 ROWS = [("first", 1, "x"), ("second one", 23, "y|z")]
 

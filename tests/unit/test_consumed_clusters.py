@@ -60,7 +60,7 @@ def test_every_cluster_that_is_known_counts(site: Site) -> None:
     assert list_clusters(site.settings) == ["alpha", "beta"]
     assert list_clusters(msgspec.structs.replace(site.settings, cluster={})) == ["alpha", "beta"]
     jobs = Jobs(database_path(site.settings.state_dir))
-    assert jobs.clusters() == ["alpha", "beta"]
+    assert jobs.read_clusters() == ["alpha", "beta"]
     jobs.close()
 
 

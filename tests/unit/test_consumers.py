@@ -56,9 +56,9 @@ class Scene:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            if self.feed.due_s() < TICK_S:
-                self.now += self.feed.due_s()  # the back-off is over
-            self.feed.turn()
+            if self.feed.get_wait_s() < TICK_S:
+                self.now += self.feed.get_wait_s()  # the back-off is over
+            self.feed.run_turn()
 
     def submit(self, *job_ids: int) -> None:
         self.journal.append(encode_rows(script_event(job_id) for job_id in job_ids))
@@ -93,7 +93,7 @@ def test_events_are_fed_in_order_and_once(scene: Scene) -> None:
     scene.submit(*range(1, 26))
     scene.turn(4)
     assert scene.tally.jobs == list(range(1, 26))
-    assert scene.reader.consumers()[0].behind == 0
+    assert scene.reader.list_consumers()[0].behind == 0
 
 
 def test_what_is_away_stops_the_cursor_and_is_told(scene: Scene) -> None:
@@ -103,11 +103,11 @@ def test_what_is_away_stops_the_cursor_and_is_told(scene: Scene) -> None:
     scene.submit(1, 2)
     scene.tally.fail = away
     scene.turn(3)
-    (status,) = scene.reader.consumers()
+    (status,) = scene.reader.list_consumers()
     assert (status.position, status.state, status.detail) == (0, "waiting", "the disk is full")
     scene.tally.fail = lambda event: None
     scene.turn()
-    (status,) = scene.reader.consumers()
+    (status,) = scene.reader.list_consumers()
     assert (status.state, status.detail) == ("running", "")
     assert scene.tally.jobs == [1, 2]
 
@@ -118,13 +118,13 @@ def test_what_is_away_is_tried_when_it_is_due_and_not_at_news(scene: Scene) -> N
 
     scene.submit(1, 2)
     scene.tally.fail = away
-    scene.feed.turn()
-    assert scene.feed.looks_beyond > scene.reader.head()
-    assert scene.feed.due_s() <= 0.2, "however late the next tick is"
+    scene.feed.run_turn()
+    assert scene.feed.wake_position > scene.reader.head()
+    assert scene.feed.get_wait_s() <= 0.2, "however late the next tick is"
     scene.tally.fail = lambda event: None
     scene.turn(2)
-    assert scene.feed.looks_beyond == scene.reader.head() == 2
-    assert scene.feed.due_s() > 1.0
+    assert scene.feed.wake_position == scene.reader.head() == 2
+    assert scene.feed.get_wait_s() > 1.0
 
 
 @pytest.mark.parametrize("how", ["rejects", "crashes"])
@@ -144,9 +144,9 @@ def test_a_bad_event_is_tried_thrice_and_never_blocks_the_next(scene: Scene, how
     scene.turn(2)
     assert scene.tally.jobs == [1, 3]
     assert tries == (3 if how == "rejects" else 4), "a crash is first seen on the batch"
-    (letter,) = scene.reader.dead()
+    (letter,) = scene.reader.list_dead_letters()
     assert letter.key == script_event(2).key
-    assert scene.reader.consumers()[0].position == 3
+    assert scene.reader.list_consumers()[0].position == 3
 
 
 def test_a_dead_letter_can_be_replayed(scene: Scene) -> None:
@@ -156,14 +156,14 @@ def test_a_dead_letter_can_be_replayed(scene: Scene) -> None:
     scene.submit(1)
     scene.tally.fail = bad
     scene.turn()
-    scene.journal.replay("tally")
+    scene.journal.mark_for_retry("tally")
     scene.turn()
-    assert scene.reader.dead()[0].error == "not yet"
+    assert scene.reader.list_dead_letters()[0].error == "not yet"
     scene.tally.fail = lambda event: None
-    scene.journal.replay("tally")
+    scene.journal.mark_for_retry("tally")
     scene.turn()
     assert scene.tally.jobs == [1]
-    assert scene.reader.dead() == []
+    assert scene.reader.list_dead_letters() == []
 
 
 def test_an_unreadable_event_is_set_aside(scene: Scene) -> None:
@@ -171,7 +171,7 @@ def test_an_unreadable_event_is_set_aside(scene: Scene) -> None:
     scene.submit(5)
     scene.turn()
     assert scene.tally.jobs == [5]
-    assert "cannot be read" in scene.reader.dead()[0].error
+    assert "cannot be read" in scene.reader.list_dead_letters()[0].error
 
 
 def test_a_dead_letter_that_makes_a_consumer_fail_is_set_aside_again(scene: Scene) -> None:
@@ -182,11 +182,11 @@ def test_a_dead_letter_that_makes_a_consumer_fail_is_set_aside_again(scene: Scen
     scene.submit(1)
     scene.tally.fail = bad
     scene.turn(2)
-    scene.journal.replay("tally")
+    scene.journal.mark_for_retry("tally")
     scene.submit(2)
     scene.turn(2)
     assert scene.tally.jobs == [2]
-    (letter,) = scene.reader.dead()
+    (letter,) = scene.reader.list_dead_letters()
     assert not letter.replay
 
 
@@ -199,7 +199,7 @@ def test_the_last_error_is_told_also_when_it_is_over(scene: Scene) -> None:
     scene.turn()
     scene.tally.fail = lambda event: None
     scene.turn(2)
-    (status,) = scene.reader.consumers()
+    (status,) = scene.reader.list_consumers()
     assert (status.state, status.error) == ("running", "the disk is full")
     assert status.error_at > 1_700_000_000
     assert status.rate > 0
@@ -208,14 +208,14 @@ def test_the_last_error_is_told_also_when_it_is_over(scene: Scene) -> None:
 def test_a_pace_is_that_of_the_last_minute() -> None:
     now = 1000.0
     pace = ApplyRate(lambda: now)
-    assert pace.per_s() == 0
+    assert pace.compute_per_s() == 0
     pace.add([script_event(n) for n in range(30)])
     now = 1010.0
-    assert pace.per_s() == 3.0
+    assert pace.compute_per_s() == 3.0
     now = 1050.0
     pace.add([script_event(n) for n in range(60)])
-    assert pace.per_s() == pytest.approx(90 / 50)
+    assert pace.compute_per_s() == pytest.approx(90 / 50)
     now = 1061.0
-    assert pace.per_s() == 1.0
+    assert pace.compute_per_s() == 1.0
     now = 2000.0
-    assert pace.per_s() == 0
+    assert pace.compute_per_s() == 0

@@ -213,7 +213,7 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
         state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False, spool="/x")}
     )
     access = Access(AccessSettings(operators=("op",)), 0, lambda _: None)
-    room = DoctorContext(settings, access=access, fresh=Registry)
+    room = DoctorContext(settings, access=access, make_registry=Registry)
     request = DoctorRequest(only=("library",))
     with pytest.raises(PermissionRefused):
         run_doctor(room, Asker(uid=1000, user="ada"), request)
@@ -243,7 +243,9 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True))
     access = Access(AccessSettings(), 0, lambda _: None)
     for _ in range(2):
-        answer = run_doctor(DoctorContext(settings, access=access, fresh=fresh), ROOT, LEDGER)
+        answer = run_doctor(
+            DoctorContext(settings, access=access, make_registry=fresh), ROOT, LEDGER
+        )
         # The check's own process opened its room, behind the one that is open here.
         assert answer.findings[0].what == "the books of 2 accounts add up"
     assert opened == [os.getpid()]

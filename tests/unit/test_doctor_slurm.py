@@ -60,7 +60,7 @@ def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
     assert "slurmctld is busy" in found.what
     assert "sdiag" in found.mend[0]
     (site.directory / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
-    hung = only(slurm_checks.check_slurmctld(ground, ping_s=0.5))
+    hung = only(slurm_checks.check_slurmctld(ground, ping_timeout_s=0.5))
     assert "no ping within 0.5 s: it hangs, or its host is away" in hung.what
 
 
@@ -204,7 +204,7 @@ def test_triggers_that_only_slurm_user_may_set(site: DoctorSite) -> None:
     site.reopen(sensor=SensorSettings(enabled=True, helper=str(site.directory / "helper")))
     (site.directory / "state").mkdir()
     site.shown |= {"SlurmUser": f"nobody-here({os.geteuid() + 4321})"}
-    ground = msgspec.structs.replace(site.ground(), own_uid=os.geteuid() + 1)
+    ground = msgspec.structs.replace(site.ground(), steward_uid=os.geteuid() + 1)
     found = only(slurm_checks.check_sensor_triggers(ground))
     assert found.status == "wrong"
     assert "only SlurmUser nobody-here may set triggers" in found.what

@@ -147,12 +147,12 @@ def test_nothing_is_left_of_what_failed(place: Path) -> None:
 
 
 def test_a_directory_is_made_where_root_may_make_it(place: Path) -> None:
-    os.close(open_directory(str(place / "a" / "b"), make=0o700))
+    os.close(open_directory(str(place / "a" / "b"), create_mode=0o700))
     assert stat.S_IMODE((place / "a" / "b").stat().st_mode) == 0o700
     os.chown(place, MALLORY, MALLORY)
     with pytest.raises(UnsafePath, match="belongs to uid"):
-        open_directory(str(place / "c" / "d"), make=0o700)
-    os.close(open_directory(str(place / "e"), make=0o700, trusted=(MALLORY,)))
+        open_directory(str(place / "c" / "d"), create_mode=0o700)
+    os.close(open_directory(str(place / "e"), create_mode=0o700, trusted=(MALLORY,)))
 
 
 def test_an_archive_that_everybody_writes_to_is_refused(place: Path) -> None:

@@ -80,7 +80,7 @@ def test_what_jobcomp_tells_there_is_taken(tmp_path: Path) -> None:
     file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
     places = ReadPositions(str(tmp_path), "c1")
     source = JobcompSource("c1", str(file), places, told.extend)
-    source.take(Stop())
+    source.append_new_events(Stop())
     source.close()
     places.close()
     events, refused = admit(tmp_path / "there", *map(row_of, told))

@@ -132,7 +132,7 @@ def test_what_nodes_say_that_they_lost_is_told_of(site: Site) -> None:
 def test_nodes_that_fell_silent_are_told_of(site: Site) -> None:
     hearing = NodeReportsWriter(str(site.state))
     for node, ago_s in (("n1", 30), ("n2", 1000), ("n3", 90_000)):
-        hearing.hear(
+        hearing.record(
             NodeReport(cluster="alpha", node=node, heard_at=NOVEMBER - timedelta(seconds=ago_s))
         )
     hearing.write()

@@ -27,7 +27,7 @@ def changed(
     """What a user is answered who changes a job."""
     ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
-        user = site.ground.user_of(CLUSTER, by)
+        user = site.ground.find_user(CLUSTER, by)
         return site.keeper.modify(ask, user, at_us or now_us(), is_lenient=False)
 
 
@@ -82,7 +82,7 @@ def shown(site: GateCore, minutes: int, *, started: bool = False) -> None:
         cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
     )
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
 
 
 def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that(
@@ -142,9 +142,9 @@ def looked_at(site: GateCore, what: JobRequest, *, at_us: int = 0) -> None:
     at_us = at_us or now_us() + POLL_MARGIN_US + 1_000_000
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
     with site.store.transaction():
-        site.upkeep.cover(claim, "alice", at_us)
-        site.upkeep.looked(CLUSTER, at_us, at_us)
-        assert site.upkeep.cover(claim, "alice", at_us).is_paid
+        site.upkeep.cover_job(claim, "alice", at_us)
+        site.upkeep.record_poll(CLUSTER, at_us, at_us)
+        assert site.upkeep.cover_job(claim, "alice", at_us).is_paid
 
 
 def test_the_queues_word_ends_what_a_job_may_be(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_task_that_differs_is_priced_by_what_it_asks_for(tmp_path: Path) -> No
     shapes = job(9, array="0-1"), job(9, partition="licensed")
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
     assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:9"), "5_1").ok
     assert changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:1"), "5_1").ok
 
@@ -260,7 +260,7 @@ def test_changes_are_forgotten_where_nothing_is_enforced_any_more(tmp_path: Path
     assert changed(site, JobRequest(uid=-1, job_id=5, partition="licensed")).ok
     site.ground.put_rules(rules("off"))
     looked_at(site, job(9, partition="licensed"))
-    assert not site.keeper.purses.changed
+    assert not site.keeper.balances.changed_holds
 
 
 def test_a_poll_leaves_what_was_asked_for_each_cpu(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_poll_leaves_what_was_asked_for_each_cpu(tmp_path: Path) -> None:
     rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
     site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
     shape = msgspec.structs.replace(picture().shapes[0], memory_mib=1 << 20)
-    site.ground.put_picture(
+    site.ground.put_model(
         msgspec.structs.replace(picture(), selects="cr_core_memory", shapes=(shape,))
     )
     submitted(site, job(9, mem_per_cpu_mib=1024))
@@ -370,14 +370,14 @@ def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
                     is_exact=True,
                 )
                 with site.store.transaction():
-                    site.upkeep.cover(claim, "alice", at_us)
+                    site.upkeep.cover_job(claim, "alice", at_us)
             elif step.then:
                 site.keeper.load()
             truth = since_poll[-1]
             if truth.held:
                 continue
             needed = site.ground.quote(CLUSTER, truth, now_us()).amount
-            holds = site.keeper.purses.holds.values()
+            holds = site.keeper.balances.holds.values()
             assert sum(one.remaining for one in holds if one.account == truth.account) >= needed
             assert min(site.free(), site.free("phys")) >= 0
         site.store.close()
@@ -389,7 +389,7 @@ def test_no_memory_for_each_cpu_is_all_memory_of_a_node(tmp_path: Path) -> None:
     site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
     shape = msgspec.structs.replace(picture().shapes[0], memory_mib=8 << 10)
     part = msgspec.structs.replace(picture().partitions["main"], def_mem_per_cpu_mib=1024)
-    site.ground.put_picture(
+    site.ground.put_model(
         msgspec.structs.replace(
             picture(), selects="cr_core_memory", shapes=(shape,), partitions={"main": part}
         )
@@ -405,7 +405,7 @@ def make_memory_site(directory: Path, su: int) -> GateCore:
     rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
     site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
     shape = msgspec.structs.replace(picture().shapes[0], memory_mib=64 << 10)
-    site.ground.put_picture(
+    site.ground.put_model(
         msgspec.structs.replace(picture(), selects="cr_core_memory", shapes=(shape,))
     )
     return site
@@ -520,8 +520,8 @@ def test_the_gate_prices_a_running_job_by_its_memory_per_cpu(tmp_path: Path) -> 
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=describe_record(runs), started=True)
     at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, at_us, at_us)
-        site.upkeep.cover(claim, "alice", at_us)
+        site.upkeep.record_poll(CLUSTER, at_us, at_us)
+        site.upkeep.cover_job(claim, "alice", at_us)
     again = JobRequest(uid=-1, job_id=5, num_tasks=16, min_cpus=16, begin_us=1)
     assert changed(site, again).ok
     assert site.free() == 300 - 160
@@ -562,8 +562,8 @@ def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, ot
         cluster=CLUSTER, job_id=5, description=whole, tasks=tuple(shown[1:]), started=True
     )
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, at_us, at_us)
-        site.upkeep.cover(claim, "alice", at_us)
+        site.upkeep.record_poll(CLUSTER, at_us, at_us)
+        site.upkeep.cover_job(claim, "alice", at_us)
     said = changed(site, JobRequest(uid=-1, job_id=5, partition="main"), "5")
     assert not said.ok
 
@@ -641,8 +641,8 @@ def test_memory_per_cpu_of_a_throttled_array_stays_known(tmp_path: Path) -> None
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
     at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, at_us, at_us)
-        site.upkeep.cover(claim, "alice", at_us)
+        site.upkeep.record_poll(CLUSTER, at_us, at_us)
+        site.upkeep.cover_job(claim, "alice", at_us)
     assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=8, min_cpus=8), "5").ok
     assert site.free() == 900 - 4 * 8 * 9
 

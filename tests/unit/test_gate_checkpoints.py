@@ -40,11 +40,11 @@ def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Gate
     for _ in range(3):
         write(store, 20)
         before, _ = log_of(db)
-        one.look(db, now)
+        one.checkpoint_if_quiet(db, now)
         frames, done = log_of(db)
         # Begun anew, and not by the next commit, whose fsync somebody would wait for.
         assert before > 20 > frames > done == 0
-        one.look(db, now + 100)
+        one.checkpoint_if_quiet(db, now + 100)
         assert log_of(db) == (frames, done), "there was nothing to write back"
         now += 1000
     db.close()
@@ -52,12 +52,12 @@ def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Gate
 
 def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(store: GateStore) -> None:
     one, db = WalCheckpointer(store), store.connect()
-    store.asked_at = NOBODY_ASKED
+    store.last_request_at = NOBODY_ASKED
     write(store, 20)
     frames, _ = log_of(db)
-    one.look(db, NOBODY_ASKED + 0.1)
+    one.checkpoint_if_quiet(db, NOBODY_ASKED + 0.1)
     assert log_of(db) == (frames, 0)
-    WalCheckpointer(store, most_frames=frames).look(db, NOBODY_ASKED + 0.1)
+    WalCheckpointer(store, most_frames=frames).checkpoint_if_quiet(db, NOBODY_ASKED + 0.1)
     assert log_of(db)[0] < frames
     db.close()
 
@@ -77,9 +77,9 @@ def test_the_log_stays_short_under_a_writer_that_never_rests(store: GateStore) -
             until = time.monotonic() + 30
             while log_of(db)[0] <= 200 and time.monotonic() < until:
                 time.sleep(0.001)
-            last = store.number("log")
-            one.look(db, NOBODY_ASKED * (number + 1))
-            assert store.number("log") > last, "it was not begun anew"
+            last = store.read_number("log")
+            one.checkpoint_if_quiet(db, NOBODY_ASKED * (number + 1))
+            assert store.read_number("log") > last, "it was not begun anew"
     finally:
         stop.set()
         writer.join()

@@ -23,9 +23,9 @@ def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None
 def test_of_several_it_is_said_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     clusters = ClusterNames(["two", "one"])
     with caplog.at_level(logging.ERROR):
-        assert clusters.named(ASK) is ASK
-        assert clusters.named(ASK) is ASK
+        assert clusters.add_name(ASK) is ASK
+        assert clusters.add_name(ASK) is ASK
     (line,) = [record.getMessage() for record in caplog.records]
     assert "one, two" in line
     assert 'steward_gate_cluster = "NAME"' in line
-    assert ClusterNames(["one"]).named(ASK).cluster == "one"
+    assert ClusterNames(["one"]).add_name(ASK).cluster == "one"

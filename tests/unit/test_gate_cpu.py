@@ -40,11 +40,11 @@ class AskedGate(GateCore):
         super().__init__(directory, account("chem", su), mode=mode)
         priced = msgspec.structs.replace(RATE, partition="*")
         self.ground.put_rules(msgspec.structs.replace(rules(mode), rates=(priced,)))
-        self.ground.put_picture(many_partitions())
+        self.ground.put_model(many_partitions())
         self.second = 0
         self.right = DecisionRight(self.settings)
         self.right.is_ready = True
-        self.right.heard()
+        self.right.record_ledger_contact()
         self.limits = CpuLimits(lambda: self.second)
         self.answering = PluginAnswerer(self.keeper, self.right, limits=self.limits)
 
@@ -225,7 +225,7 @@ def test_an_array_is_read_once_for_a_refusal(
 
 def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Path) -> None:
     site = AskedGate(tmp_path, 100)
-    with site.ground.limited(Budget(0)):
+    with site.ground.limit_cpu(Budget(0)):
         said = site.submit(usual_job(10_000, array="0-9"))
     assert not said.ok
     assert "has 100.00 SU free" in said.say
@@ -236,11 +236,11 @@ def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Pa
 def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_path: Path) -> None:
     site = AskedGate(tmp_path, 10**9)
     site.limits.add(1000, USER_NS, is_het=False)
-    holds = len(site.keeper.purses.holds)
+    holds = len(site.keeper.balances.holds)
     said = site.ask(usual_job())
     assert not said.ok
     assert "take too much of the bank's time" in said.say
-    assert len(site.keeper.purses.holds) == holds
+    assert len(site.keeper.balances.holds) == holds
     assert site.ask(usual_job(), by=0).ok, "root submits for its users"
     assert site.ask(usual_job(uid=1001), by=1001).ok
     site.second += 1
@@ -298,5 +298,5 @@ def test_a_list_of_partitions_that_is_cut_is_enforced_as_the_strictest(tmp_path:
     site.ground.put_rules(rules("observe", ModeRule(mode="gate", partition="main")))
     observed = filled("cheap", 5000)
     assert not site.ask(usual_job(partition=observed), oversize="partition").ok
-    assert site.ground.mode(CLUSTER, "cheap," * 70 + "main", "chem") == "gate"
-    assert site.ground.mode(CLUSTER, "cheap", "chem") == "observe"
+    assert site.ground.get_mode(CLUSTER, "cheap," * 70 + "main", "chem") == "gate"
+    assert site.ground.get_mode(CLUSTER, "cheap", "chem") == "observe"

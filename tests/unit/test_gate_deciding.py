@@ -59,7 +59,9 @@ def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: st
     said = site.submit(job(99))
     assert said.ok == (mode != "gate")
     assert bool(said.admin_comment) == (mode == "observe")
-    kinds = [(fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.facts(0, 9)]
+    kinds = [
+        (fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.fetch_facts(0, 9)
+    ]
     told = {"gate": [("refusal", "gate")], "off": []}
     assert kinds == told.get(mode, [("hold.placed", None), ("refusal", "observe")])
 
@@ -81,7 +83,7 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
         site = GateCore(where, account("chem", 20), mode=mode)
         for one in wanted:
             site.submit(one)
-        rows = [fact.refusal for fact in site.store.facts(0, 99) if fact.refusal]
+        rows = [fact.refusal for fact in site.store.fetch_facts(0, 99) if fact.refusal]
         refused[mode] = [(row.amount, row.user, row.why) for row in rows]
     assert refused["observe"] == refused["gate"]
     assert [amount // MICRO for amount, _, _ in refused["gate"]] == [100, 10, 4]
@@ -141,7 +143,7 @@ def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
         seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
         claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4))
-        covered = site.upkeep.cover(claim, "alice", now_us())
+        covered = site.upkeep.cover_job(claim, "alice", now_us())
     assert covered.is_paid
     assert covered.hold is not None
     assert covered.hold.remaining == 5 * MICRO
@@ -161,7 +163,7 @@ def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
     assert said.say.endswith("it goes to partition cheap instead.")
-    assert [fact.kind for fact in site.store.facts(0, 9)] == ["hold.placed", "refusal"]
+    assert [fact.kind for fact in site.store.fetch_facts(0, 9)] == ["hold.placed", "refusal"]
     dear = {"chem": RejectionSettings(qos="low")}
     site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
     assert not site.submit(job(99)).ok, "what it would cost there cannot be paid either"
@@ -169,8 +171,8 @@ def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
 
 def test_a_federations_sibling_has_no_second_hold(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
-    other = msgspec.structs.replace(site.ground.pictures[CLUSTER], cluster="d")
-    site.ground.put_picture(other)
+    other = msgspec.structs.replace(site.ground.models[CLUSTER], cluster="d")
+    site.ground.put_model(other)
     rates = tuple(msgspec.structs.replace(rate, cluster="") for rate in rules().rates)
     site.ground.put_rules(msgspec.structs.replace(rules(), rates=rates))
     comment = site.submit(job(9)).admin_comment
@@ -206,9 +208,9 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert site.modify(job(19, uid=-1, job_id=5, account="phys")).ok
     assert (site.free(), site.free("phys")) == (10, 5), "Slurm may yet refuse either: all hold"
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
+        site.upkeep.record_poll(CLUSTER, now_us() + 60_000_000, now_us())
         claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9), started=True)
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
     assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
 
 
@@ -221,11 +223,11 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
         site.upkeep.confirm([seen], now_us())
         for changes in (job(19, uid=-1, job_id=5), job(9, uid=-1, job_id=5, account="phys")):
             ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
-            before = site.store.writes
+            before = site.store.write_count
             said = site.keeper.modify(ask, "nobody", now_us(), is_lenient=False)
             assert not said.ok
             assert said.say == "Steward: permission denied: this job is not yours to change"
-            assert site.store.writes == before, "a stranger writes nothing"
+            assert site.store.write_count == before, "a stranger writes nothing"
     assert (site.free(), site.free("phys")) == (20, 30)
 
 
@@ -240,7 +242,7 @@ def test_a_change_that_the_queue_shows_is_held_once(tmp_path: Path) -> None:
     assert site.free() == 5
     with site.store.transaction():
         claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(19))
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
     assert site.free() == 5
     assert site.modify(job(999, uid=-1, job_id=77)).ok, "one without a hold is looked at later"
 
@@ -267,16 +269,16 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     with site.store.transaction():
         site.upkeep.tick(begin)
         site.upkeep.tick(begin + DAY_US)
-        assert site.upkeep.moving.on_allocation(1) == 10 * MICRO
-        stranded = site.upkeep.moving.stranded()
+        assert site.upkeep.allocation_mover.sum_started(1) == 10 * MICRO
+        stranded = site.upkeep.allocation_mover.list_stranded()
     assert [hold.job_id for hold in stranded] == [3]
     assert site.free(at_us=begin + DAY_US) == 5
     more = msgspec.structs.replace(following, balance=20 * MICRO)
     site.tell(account("chem", 0, allocations=(last, more)), at_us=begin + DAY_US)
-    assert site.upkeep.moving.stranded() == []
+    assert site.upkeep.allocation_mover.list_stranded() == []
     with site.store.transaction():
         late = GateBooks(seq=0, accounts=(), after=0)
-        assert site.upkeep.books(late, begin) == site.seq, "older news are passed over"
+        assert site.upkeep.apply_books(late, begin) == site.seq, "older news are passed over"
 
 
 def test_a_job_that_starts_after_its_allocation_ended_is_held_for_all_the_same(

@@ -39,7 +39,7 @@ class Queue:
             if comment:
                 seen = ShownJob(cluster=CLUSTER, job_id=7, uid=ALICE, admin_comment=comment)
                 assert upkeep.confirm([seen], self.now)[0] is not None
-            upkeep.looked(CLUSTER, self.now - 1, self.now)
+            upkeep.record_poll(CLUSTER, self.now - 1, self.now)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_what_slurm_shows_is_no_reason_for_doubt(queue: Queue) -> None:
         assert comment
         queue.look(comment)
         assert queue.site.free() == 0
-        (hold,) = queue.site.keeper.purses.holds.values()
+        (hold,) = queue.site.keeper.balances.holds.values()
         with queue.site.store.transaction():
             queue.site.upkeep.release(hold.id, "over", None, queue.now)
 
@@ -143,12 +143,12 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
             held.append(number)
         queue.look(comment)
         with site.store.transaction():
-            assert site.upkeep.cover(as_before, "alice", queue.now).is_paid
+            assert site.upkeep.cover_job(as_before, "alice", queue.now).is_paid
     assert held == [0, 1, 2, 4]
     assert change(14)
     with site.store.transaction():
         claim = CoverRequest(cluster=CLUSTER, job_id=7, description=job(59))
-        assert site.upkeep.cover(claim, "alice", queue.now).is_paid
+        assert site.upkeep.cover_job(claim, "alice", queue.now).is_paid
 
 
 def test_the_part_is_the_sites_to_choose(tmp_path: Path) -> None:

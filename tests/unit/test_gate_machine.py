@@ -70,7 +70,7 @@ class Gate(RuleBasedStateMachine):
         }
         held = sum(
             part
-            for hold in self.site.keeper.purses.holds.values()
+            for hold in self.site.keeper.balances.holds.values()
             for number, part in hold.shares
             if number in active
         )
@@ -78,14 +78,14 @@ class Gate(RuleBasedStateMachine):
 
     def overdraft(self, name: str) -> int:
         """Return what jobs hold that started though no allocation of their account could pay."""
-        holds = self.site.keeper.purses.holds.values()
+        holds = self.site.keeper.balances.holds.values()
         return sum(
             hold.remaining for hold in holds if hold.id in self.overdrawing and hold.payer == name
         )
 
     @property
     def open(self) -> list[str]:
-        return list(self.site.keeper.purses.holds)
+        return list(self.site.keeper.balances.holds)
 
     @rule(
         name=st.sampled_from(ACCOUNTS),
@@ -113,7 +113,7 @@ class Gate(RuleBasedStateMachine):
         if not self.comments:
             return
         number = data.draw(st.sampled_from(sorted(self.comments)))
-        before = set(self.site.keeper.purses.stranded)
+        before = set(self.site.keeper.balances.stranded_holds)
         for uid in (1000, 1001):
             seen = ShownJob(
                 cluster=CLUSTER,
@@ -125,22 +125,22 @@ class Gate(RuleBasedStateMachine):
             with self.site.store.transaction():
                 (found,) = self.site.upkeep.confirm([seen], self.now)
             assert found is None or (found.confirmed and found.uid == uid)
-        self.overdrawing |= before - set(self.site.keeper.purses.stranded)
+        self.overdrawing |= before - set(self.site.keeper.balances.stranded_holds)
 
     @rule(late=st.booleans())
     def look(self, late: bool) -> None:
         began = self.now + (6_000_000 if late else 0)
         with self.site.store.transaction():
-            self.site.upkeep.looked(CLUSTER, began, self.now)
+            self.site.upkeep.record_poll(CLUSTER, began, self.now)
         if late:
-            unconfirmed = self.site.keeper.purses.unconfirmed.values()
+            unconfirmed = self.site.keeper.balances.unconfirmed_holds.values()
             assert all(hold.origin == "transfer" for hold in unconfirmed)
 
     @rule(data=st.data(), part=st.integers(0, 15), frees=st.integers(0, 15), final=st.booleans())
     def settle(self, data: st.DataObject, part: int, frees: int, final: bool) -> None:
         if not self.open:
             return
-        hold = self.site.keeper.purses.holds[data.draw(st.sampled_from(self.open))]
+        hold = self.site.keeper.balances.holds[data.draw(st.sampled_from(self.open))]
         self.seq += 1
         # What Slurm does beyond a hold is another test's: a charge is what was held at the most.
         amount = min(part * MICRO, sum(share for _, share in hold.shares))
@@ -157,9 +157,9 @@ class Gate(RuleBasedStateMachine):
         books = GateBooks(seq=self.site.seq, accounts=self.books(), whole=True)
         with self.site.store.transaction():
             self.site.upkeep.settle([one], books, self.now)
-            held = self.site.keeper.purses.held
+            held = self.site.keeper.balances.held
             self.site.upkeep.settle([one], books, self.now)
-        assert self.site.keeper.purses.held == held, "a repeat is harmless"
+        assert self.site.keeper.balances.held == held, "a repeat is harmless"
         assert (hold.id in self.open) != final
         assert final or hold.remaining == remains
 
@@ -191,7 +191,7 @@ class Gate(RuleBasedStateMachine):
             cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20
         )
         with self.site.store.transaction():
-            covered = self.site.upkeep.cover(claim, "alice", self.now)
+            covered = self.site.upkeep.cover_job(claim, "alice", self.now)
         if covered.is_paid:
             assert covered.hold is not None
             assert covered.hold.account == name
@@ -207,7 +207,7 @@ class Gate(RuleBasedStateMachine):
             self.site.upkeep.tick(self.now)
         late = [
             hold
-            for hold in self.site.keeper.purses.holds.values()
+            for hold in self.site.keeper.balances.holds.values()
             if not hold.confirmed and hold.expires_us <= self.now
         ]
         assert not late
@@ -215,24 +215,26 @@ class Gate(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        before = sorted(map(msgspec.to_builtins, self.site.keeper.purses.holds.values()), key=str)
+        before = sorted(map(msgspec.to_builtins, self.site.keeper.balances.holds.values()), key=str)
         self.site.keeper.load()
-        after = sorted(map(msgspec.to_builtins, self.site.keeper.purses.holds.values()), key=str)
+        after = sorted(map(msgspec.to_builtins, self.site.keeper.balances.holds.values()), key=str)
         assert after == before
 
     @invariant()
     def nothing_is_overdrawn(self) -> None:
         for name in ACCOUNTS:
             assert self.free(name) >= -self.overdraft(name)
-            assert self.free(name) == self.site.keeper.purses.available(name, self.now)
+            assert self.free(name) == self.site.keeper.balances.get_available(name, self.now)
 
     @invariant()
     def sums_are_right(self) -> None:
-        purses = self.site.keeper.purses
+        purses = self.site.keeper.balances
         on: dict[int, int] = {}
         for hold in purses.holds.values():
             shares = sum(part for _, part in hold.shares)
-            assert shares == hold.remaining or (not hold.shares and hold.id in purses.stranded)
+            assert shares == hold.remaining or (
+                not hold.shares and hold.id in purses.stranded_holds
+            )
             assert all(part > 0 for _, part in hold.shares)
             for number, part in hold.shares:
                 on[number] = on.get(number, 0) + part
@@ -240,20 +242,20 @@ class Gate(RuleBasedStateMachine):
                 assert active or hold.started or hold.origin == "transfer"
         assert on == {
             number: sum(dict(hold.shares)[number] for hold in holds.values())
-            for number, holds in purses.on_allocation.items()
+            for number, holds in purses.holds_by_allocation.items()
         }
         assert purses.held == sum(on.values())
         unseen: dict[tuple[str, int], int] = {}
-        for hold in purses.unconfirmed.values():
+        for hold in purses.unconfirmed_holds.values():
             who = hold.payer, hold.uid
             unseen[who] = unseen.get(who, 0) + hold.remaining
         for hold in purses.holds.values():
             who = hold.payer, hold.uid
-            assert purses.unseen(*who) == unseen.get(who, 0)
+            assert purses.get_unseen_held(*who) == unseen.get(who, 0)
 
     @invariant()
     def every_fact_is_told_once(self) -> None:
-        rows = self.site.store.facts(0, 10_000)
+        rows = self.site.store.fetch_facts(0, 10_000)
         assert [fact.seq for fact in rows] == sorted({fact.seq for fact in rows})
         for fact in rows:
             assert datetime.fromtimestamp(fact.at_us / 1e6, UTC).year > 2000

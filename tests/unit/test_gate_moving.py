@@ -42,7 +42,7 @@ class Array:
         return (self.old, self.open_ended, self.new)
 
     def shares(self) -> dict[int, float]:
-        (hold,) = self.site.keeper.purses.holds.values()
+        (hold,) = self.site.keeper.balances.holds.values()
         assert sum(part for _, part in hold.shares) == hold.remaining
         return {number: part / MICRO for number, part in hold.shares}
 
@@ -55,11 +55,11 @@ class Array:
             starts=starts,
         )
         with self.site.store.transaction():
-            return self.site.upkeep.cover(claim, "alice", self.now)
+            return self.site.upkeep.cover_job(claim, "alice", self.now)
 
     def lingering(self) -> int:
         with self.site.store.transaction():
-            return len(self.site.upkeep.moving.lingering())
+            return len(self.site.upkeep.allocation_mover.list_lingering())
 
     def settle(self, su: int, *, of: int) -> None:
         """A task is over, and an allocation has paid for it."""
@@ -79,7 +79,7 @@ class Array:
 
     @property
     def hold(self) -> str:
-        (name,) = self.site.keeper.purses.holds
+        (name,) = self.site.keeper.balances.holds
         return name
 
 
@@ -89,7 +89,7 @@ def test_tasks_that_wait_move_and_those_that_run_stay(tmp_path: Path) -> None:
     assert array.cover("0-3", array.starts).is_paid
     assert array.shares() == {1: 20, 3: 20}
     assert array.site.free(at_us=array.now) == 10, "nobody else can have what the others need"
-    assert array.site.upkeep.moving.on_allocation(1) == 20 * MICRO
+    assert array.site.upkeep.allocation_mover.sum_started(1) == 20 * MICRO
     array.site.keeper.load()
     assert array.shares() == {1: 20, 3: 20}
     array.settle(8, of=1)
@@ -154,6 +154,6 @@ def test_only_arrays_are_asked_about(tmp_path: Path, is_array: bool) -> None:
     other = job(9, array="0-1" if is_array else "")
     with array.site.store.transaction():
         claim = CoverRequest(cluster=CLUSTER, job_id=77, description=other, started=True)
-        assert array.site.upkeep.cover(claim, "alice", array.now).is_paid
+        assert array.site.upkeep.cover_job(claim, "alice", array.now).is_paid
         array.site.upkeep.tick(array.now + 1)
     assert array.lingering() == 1, "what is on no ended allocation is as it should be"

@@ -15,7 +15,7 @@ def policy():
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
 one = RealTimePriority(again_s=0)
-one.take()
+one.acquire()
 one.renew()
 said = [policy()]
 said.append(int(subprocess.check_output([sys.executable, "-c", {_POLICY!r}])))
@@ -66,7 +66,7 @@ if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
 from steward.bank.gate.server import RealTimePriority
 one = RealTimePriority()
-one.take()
+one.acquire()
 one.renew()
 print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))
 """

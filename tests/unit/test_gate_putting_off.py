@@ -32,7 +32,7 @@ def looked(site: GateCore, minutes: int, **more: Any) -> None:
     """The queue shows the job so."""
     claim = CoverRequest(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
 
 
 @pytest.mark.parametrize("changes", [{}, {"released": True}])

@@ -51,12 +51,12 @@ def test_the_lost_holds_are_there_again(tmp_path: Path) -> None:
         assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 3
         assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 0
     assert site.free() == 70
-    first, second = (site.keeper.purses.by_job[CLUSTER, number] for number in (1, 2))
+    first, second = (site.keeper.balances.hold_by_job[CLUSTER, number] for number in (1, 2))
     assert (first.started, second.started) == (False, True)
     assert (first.amount, second.user) == (10 * MICRO, "alice")
     # The ended job's hold goes with its charge, or after a while without one.
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
+        site.upkeep.record_poll(CLUSTER, now_us() + 60_000_000, now_us())
         site.upkeep.settle(
             [Settlement(seq=1, hold=second.id, amount=MICRO, final=True)], None, now_us()
         )
@@ -70,7 +70,7 @@ def test_an_arrays_records_make_one_hold(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     comment = site.submit(job(9, array="0-3")).admin_comment
     with site.store.transaction():
-        site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
+        site.upkeep.record_poll(CLUSTER, now_us() + 60_000_000, now_us())
     assert site.free() == 100
     shown = [
         record(11, comment, array_job_id=10, array_task="0", state="COMPLETED"),
@@ -80,7 +80,7 @@ def test_an_arrays_records_make_one_hold(tmp_path: Path) -> None:
     with site.store.transaction():
         assert rebuild_holds(site.keeper, CLUSTER, shown, now_us()) == 1
     assert site.free() == 60
-    hold = site.keeper.purses.by_job[CLUSTER, 10]
+    hold = site.keeper.balances.hold_by_job[CLUSTER, 10]
     seen = ShownJob(cluster=CLUSTER, job_id=10, uid=1000, admin_comment=comment)
     with site.store.transaction():
         (found,) = site.upkeep.confirm([seen], now_us())

@@ -23,7 +23,7 @@ def site(tmp_path: Path) -> GateCore:
     site = GateCore(tmp_path, account("chem", 10))
     site.ground.slurm_uids = frozenset({0, SLURM})
     standing = ClusterRoles(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})
-    site.ground.put_standing(CLUSTER, standing)
+    site.ground.put_roles(CLUSTER, standing)
     queued(site, job(9, held=True))
     return site
 
@@ -73,11 +73,11 @@ def test_a_change_that_can_be_paid_is_held_for_once(site: GateCore, by: int) -> 
 @pytest.mark.parametrize("means", [9, 10])
 def test_a_stranger_learns_and_changes_nothing(site: GateCore, means: int) -> None:
     site.tell(account("chem", means))
-    before = site.store.changes
+    before = site.store.read_changes
     for change in (RELEASE, JobRequest(uid=-1, job_id=5, time_limit_min=1)):
         said = changed(site, change, STRANGER)
         assert (said.ok, said.say) == (False, DENIED)
-    assert site.store.changes == before
+    assert site.store.read_changes == before
     assert site.free() == means
 
 
@@ -91,10 +91,10 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     site.tell(account("chem", 9))
     assert changed(site, RELEASE, 0).ok
     assert site.free() == -1, "further jobs are refused"
-    assert "passed for root" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
+    assert "passed for root" in site.store.fetch_facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
+        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
     assert site.free() == -1
     longer = JobRequest(uid=-1, job_id=5, time_limit_min=3000)
     assert not changed(site, longer, OWNER).ok, "what root let pass is no leave for its owner"
@@ -108,11 +108,11 @@ def test_an_operator_allows_one_job_until_a_time(site: GateCore) -> None:
     site.keeper.load()
     assert changed(site, RELEASE, OWNER).ok
     assert site.free() == -1
-    assert "allowed by op" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
+    assert "allowed by op" in site.store.fetch_facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
     with site.store.transaction():
         site.upkeep.tick(until_us)
     assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=3000), OWNER).ok
-    assert list(site.store.allowances()) == []
+    assert list(site.store.load_allowances()) == []
 
 
 def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) ->
     queued(site, job(9))
     site.tell(account("chem", 0, closed=True))
     for by in (OWNER, COORDINATOR, SLURM):
-        site.ground.put_standing(CLUSTER, ClusterRoles(coordinators={"chem": frozenset({"bob"})}))
+        site.ground.put_roles(CLUSTER, ClusterRoles(coordinators={"chem": frozenset({"bob"})}))
         site.ground.slurm_uids = frozenset({0, SLURM})
         assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=5), by).ok
     assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=50), OWNER).ok
@@ -186,10 +186,10 @@ def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: GateCore, by:
 def test_a_queued_job_that_cannot_be_paid_is_not_released_by_anybody(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 5))
     site.ground.slurm_uids = frozenset({0, SLURM})
-    site.ground.put_standing(CLUSTER, ClusterRoles(admins=frozenset({"op"})))
+    site.ground.put_roles(CLUSTER, ClusterRoles(admins=frozenset({"op"})))
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
-        assert not site.upkeep.cover(claim, "alice", now_us()).is_paid
+        assert not site.upkeep.cover_job(claim, "alice", now_us()).is_paid
     assert site.free() == 5
     for by in (OWNER, OPERATOR, SLURM):
         assert not changed(site, RELEASE, by).ok

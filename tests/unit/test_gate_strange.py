@@ -63,7 +63,7 @@ class Asked:
         self.clock = 1000.0
         names = UserNameCache(wait_s=30.0, clock=lambda: self.clock)
         self.answering = PluginAnswerer(site.keeper, self.right, names=names)
-        self.right.heard()
+        self.right.record_ledger_contact()
         self.right.is_ready = True
 
     def call(self, op: str, body: Any) -> GateReply:
@@ -94,7 +94,7 @@ def test_node_lists_of_all_sorts_are_decided_on(tmp_path: Path, req_nodes: str) 
 def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: str) -> None:
     site = GateCore(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
-    holds = site.keeper.purses
+    holds = site.keeper.balances
     for _ in range(3):
         said = ask(job(1, reservation=what))
         assert (said.ok, said.admin_comment) == (False, "")
@@ -107,7 +107,7 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
         assert (told.ok, told.kind) == (False, "NoEstimate")
         assert "cannot be told" in told.say
     assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).ok
-    assert site.keeper.purses is holds, "nothing is read anew"
+    assert site.keeper.balances is holds, "nothing is read anew"
     site.ground.put_rules(rules("observe"))
     assert ask(job(1, reservation=what)).ok, "on paper all are let in"
 
@@ -117,7 +117,7 @@ def test_whatever_fails_in_a_decision_refuses_one_job(
 ) -> None:
     site = GateCore(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
-    known = site.ground.account_of
+    known = site.ground.find_account
     failing = [1]
 
     def account_of(cluster: str, what: JobRequest, user: str) -> str:
@@ -126,7 +126,7 @@ def test_whatever_fails_in_a_decision_refuses_one_job(
             raise ValueError("nobody has thought of this")
         return known(cluster, what, user)
 
-    monkeypatch.setattr(site.ground, "account_of", account_of)
+    monkeypatch.setattr(site.ground, "find_account", account_of)
     said = ask(job(1, reservation="x"))
     assert not said.ok
     assert "cannot tell what this job may cost" in said.say
@@ -179,7 +179,7 @@ def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
         ask(job(9))
     site.keeper.load()
     assert site.free() == 20
-    assert [fact.kind for fact in site.store.facts(0, 9)] == ["hold.placed"]
+    assert [fact.kind for fact in site.store.fetch_facts(0, 9)] == ["hold.placed"]
 
 
 def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) 
     ask.right.is_ready = True
     with site.store.transaction():
         claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
-        assert site.upkeep.cover(claim, "alice", now_us()).hold
+        assert site.upkeep.cover_job(claim, "alice", now_us()).hold
     ask.right.is_ready = False
     assert not ask(longer, "modify").ok, "it is in a partition whose policy says so"
 
@@ -236,8 +236,8 @@ def test_whose_name_is_not_known_is_refused_where_users_have_limits(tmp_path: Pa
     assert site.submit(msgspec.structs.replace(nameless, uid=0)).ok, "root needs no name"
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=nameless)
     with site.store.transaction():
-        assert not site.upkeep.cover(claim, "", now_us()).is_paid
-        assert site.upkeep.cover(claim, "bob", now_us()).is_paid
+        assert not site.upkeep.cover_job(claim, "", now_us()).is_paid
+        assert site.upkeep.cover_job(claim, "bob", now_us()).is_paid
 
 
 def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
@@ -247,12 +247,12 @@ def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
     answers = ["", "ada", ""]
     monkeypatch.setattr(NameResolver, "user", lambda *_: answers.pop(0))
     names = UserNameCache(wait_s=30.0, clock=lambda: clock[0])
-    assert names.user(5) == ""
-    assert names.user(5) == ""
+    assert names.find_user(5) == ""
+    assert names.find_user(5) == ""
     clock[0] += 6
-    assert names.user(5) == "ada"
+    assert names.find_user(5) == "ada"
     clock[0] += 601
-    assert names.user(5) == "ada", "an answer that is none takes no name away"
+    assert names.find_user(5) == "ada", "an answer that is none takes no name away"
     assert answers == []
 
 
@@ -266,7 +266,7 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
         claim = CoverRequest(
             cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys")
         )
-        assert site.upkeep.cover(claim, "", now_us()).hold
+        assert site.upkeep.cover_job(claim, "", now_us()).hold
     moved = job(9, uid=-1, job_id=5, account="chem")
     monkeypatch.setattr(NameResolver, "user", lambda *_: "")
     assert "cannot be looked up" in ask(moved, "modify", by=4242).say
@@ -280,13 +280,13 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
 def test_who_has_no_association_cannot_have_others_money_held(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     shown = msgspec.structs.replace(picture(), enforced=True, qos={"chem/alice": ""})
-    site.ground.put_picture(shown)
+    site.ground.put_model(shown)
     assert site.submit(job(9, account="CHEM")).admin_comment
     for uid in (1001, 65534):
         assert "has no association with account chem" in site.submit(job(50, uid=uid)).say
     assert site.free() == 90
     assert site.submit(job(9, uid=0)).ok
-    site.ground.put_picture(msgspec.structs.replace(shown, qos={}))
+    site.ground.put_model(msgspec.structs.replace(shown, qos={}))
     assert site.submit(job(9, uid=1001)).ok, "nothing is known of associations"
-    site.ground.put_picture(msgspec.structs.replace(shown, enforced=False))
+    site.ground.put_model(msgspec.structs.replace(shown, enforced=False))
     assert site.submit(job(9, uid=1001)).ok, "Slurm lets everybody in"

@@ -34,7 +34,7 @@ class Straight:
         self.asker = asker
         self.nodes = 0
 
-    async def ask(self, name: str, request: NodesRequest, *_: Any, **__: Any) -> NodesReply:
+    async def call_action(self, name: str, request: NodesRequest, *_: Any, **__: Any) -> NodesReply:
         answer: NodesReply = self.site.ask(name, self.asker, **msgspec.structs.asdict(request))
         self.nodes += len(answer.nodes)
         return answer
@@ -50,8 +50,8 @@ def states(known: NodeCache, desk: Straight) -> dict[str, str]:
         sensor=True,
         rules=False,
     )
-    visit = AuthenticatedRequest(how="cookie", secret="", me=me, desk=cast("DaemonClient", desk))
-    return {one.node: one.state for one in asyncio.run(known.of(visit, "c1")).nodes}
+    visit = AuthenticatedRequest(how="cookie", secret="", me=me, client=cast("DaemonClient", desk))
+    return {one.node: one.state for one in asyncio.run(known.fetch_nodes(visit, "c1")).nodes}
 
 
 def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:

@@ -44,7 +44,7 @@ def past(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Histo
 
 
 def every_span(reader: HistoryReader) -> list[NodeSpan]:
-    return reader.nodes_between("c1", us(-1), us(LENGTH + 1))
+    return reader.list_nodes_between("c1", us(-1), us(LENGTH + 1))
 
 
 def test_nodes_summed_up_are_their_spans_in_sum(past: tuple[HistoryReader, Site]) -> None:
@@ -60,7 +60,7 @@ def test_nodes_summed_up_are_their_spans_in_sum(past: tuple[HistoryReader, Site]
                 nodes[begin, end, span.state] += 1
                 cpus[begin, end, span.state] += span.cpus
                 gpus[begin, end, span.state] += span.gpus
-        found = reader.alike_between("c1", since, until)
+        found = reader.group_nodes_between("c1", since, until)
         # What lasts for no time at all may be told or not.
         lasting = [one for one in found if one.from_us < one.until_us]
         keys = [(one.from_us, one.until_us, one.state) for one in lasting]
@@ -80,7 +80,7 @@ def test_at_any_time_each_node_is_in_the_span_that_holds_then(
             for span in every_span(reader)
             if span.from_us <= then < span.until_us and span.state != REMOVED
         ]
-        assert reader.nodes_at(then, ["c1"]) == holding
+        assert reader.list_nodes_at(then, ["c1"]) == holding
         some = [span for span in holding if span.node in ("n1", "n4")]
-        assert reader.nodes_at(then, ["c1"], ["n1", "n4"]) == some
-    assert reader.nodes_at(us(LENGTH), ["c1"], []) == []
+        assert reader.list_nodes_at(then, ["c1"], ["n1", "n4"]) == some
+    assert reader.list_nodes_at(us(LENGTH), ["c1"], []) == []

@@ -126,7 +126,7 @@ def test_a_job_that_waits_is_told_of_by_no_node(books: Books, log: Log) -> None:
     for found in (lines(books), log.lines(books)):
         assert set(found) == {""}
         assert found[""].user_us is None
-    assert len(Jobs(books.path).unattributed()) == 1
+    assert len(Jobs(books.path).list_unattributed()) == 1
 
 
 def test_a_job_that_was_cancelled_while_it_waited_used_nothing(books: Books, log: Log) -> None:
@@ -183,4 +183,4 @@ def test_what_is_said_after_it_was_taken_back_holds(books: Books, log: Log) -> N
 def test_another_user_s_step_is_none_of_the_job(books: Books) -> None:
     books.take(running(), launched(7, 3, uid=1001), exited(7, 3), ended(7, 3, 9), done())
     assert set(lines(books)) == {""}
-    assert len(Jobs(books.path).unattributed()) == 1
+    assert len(Jobs(books.path).list_unattributed()) == 1

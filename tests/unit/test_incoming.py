@@ -86,7 +86,7 @@ def test_many_files_are_synced_as_few_are(tmp_path: Path) -> None:
     for number in range(30):
         store.write(make_incoming_filename("c1", number, 1, 3, "script"), b"abc")
     store.sync()
-    assert len(list(store.names())) == 30
+    assert len(list(store.iterate_names())) == 30
     before = len(os.listdir("/proc/self/fd"))
     store.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
@@ -95,7 +95,7 @@ def test_many_files_are_synced_as_few_are(tmp_path: Path) -> None:
 def test_a_path_is_made_of_our_names_only(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path))
     with pytest.raises(StoreError):
-        store.path(IncomingFile(path="../../etc/passwd", length=1, sha256=""))
+        store.get_path(IncomingFile(path="../../etc/passwd", length=1, sha256=""))
 
 
 def test_names_tell_what_files_are() -> None:
@@ -109,7 +109,7 @@ def test_unlinking_what_is_gone_is_harmless(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
     kept = store.write(NAME, b"abc")
     store.unlink([kept.path, kept.path])
-    assert list(store.names()) == []
+    assert list(store.iterate_names()) == []
 
 
 def test_the_archive_comes_before_the_state_directory() -> None:
@@ -158,13 +158,13 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
             store.write(NAME, b"abc")
         with pytest.raises(StoreError, match="on a network file system"):
             store.unlink([NAME])
-        assert list(store.names()) == []
-        assert store.kept_bytes() == 0
+        assert list(store.iterate_names()) == []
+        assert store.get_size_bytes() == 0
 
 
 def test_kept_bytes_are_counted(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
-    assert store.kept_bytes() == 0
+    assert store.get_size_bytes() == 0
     store.write(NAME, b"abc")
     store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
-    assert store.kept_bytes() == 8
+    assert store.get_size_bytes() == 8

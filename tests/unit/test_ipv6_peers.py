@@ -30,7 +30,7 @@ def settings(**more: Any) -> Settings:
 def node(address: str, **more: Any) -> object:
     head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
     behind = settings(nodes=NodesSettings(behind_nat=True, **more))
-    return SenderAuthenticator(behind).sender(head, b"MUNGE:AwQDAAA:", NOBODY, address)
+    return SenderAuthenticator(behind).authenticate(head, b"MUNGE:AwQDAAA:", NOBODY, address)
 
 
 def controller(address: str, **more: Any) -> object:
@@ -73,7 +73,8 @@ def test_a_certificate_is_enough_over_ipv6() -> None:
     )
     head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
     assert (
-        SenderAuthenticator(by_certificate).sender(head, b"", names, "2001:db8::7").cluster == "box"
+        SenderAuthenticator(by_certificate).authenticate(head, b"", names, "2001:db8::7").cluster
+        == "box"
     )
     witness = ControllerPeers(by_certificate).witness("box", names, "2001:db8::7")
     assert isinstance(witness, TlsAuthenticator)

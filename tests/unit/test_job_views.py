@@ -45,7 +45,7 @@ def asked(*pairs: tuple[str, str]) -> Request[Any, Any, Any]:
 
 
 def view(*pairs: tuple[str, str]) -> JobListView:
-    return JobListView.of(asked(*pairs))
+    return JobListView.parse(asked(*pairs))
 
 
 def tagless(text: str) -> str:
@@ -95,11 +95,11 @@ def test_what_an_address_cannot_say() -> None:
 
 def test_columns_stand_in_their_order_and_of_a_bank_only_with_one() -> None:
     chosen = JobListView(columns=("cost", "exit", "name"))
-    keys = [one.key for one in chosen.shown(several_clusters=True, bank=True)]
+    keys = [one.key for one in chosen.choose_columns(several_clusters=True, bank=True)]
     assert keys == ["name", "exit", "cost"]
-    keys = [one.key for one in chosen.shown(several_clusters=True, bank=False)]
+    keys = [one.key for one in chosen.choose_columns(several_clusters=True, bank=False)]
     assert keys == ["name", "exit"]
-    usual = [one.key for one in JobListView().shown(several_clusters=True, bank=True)]
+    usual = [one.key for one in JobListView().choose_columns(several_clusters=True, bank=True)]
     assert usual == ["cluster", *DEFAULT_COLUMNS]
 
 
@@ -192,7 +192,9 @@ def test_what_was_found_is_marked() -> None:
 def test_differences_are_marked_and_escaped() -> None:
     diff = "--- 1\n+++ 2\n@@ -1,2 +1,2 @@\n same <i>\n-old <b>\n+new\x1b\n"
     job = JobLine(cluster="c1", job="1", job_id=1)
-    answer = DiffReply(left=job, right=job, identical=False, diff=EncodedContent.of(diff.encode()))
+    answer = DiffReply(
+        left=job, right=job, identical=False, diff=EncodedContent.from_bytes(diff.encode())
+    )
     shown = str(render_diff(answer))
     assert "<del>-old &lt;b&gt;</del>" in shown
     assert "<ins>+new\\x1b</ins>" in shown
@@ -203,7 +205,7 @@ def test_differences_are_marked_and_escaped() -> None:
         left=job,
         right=job,
         identical=False,
-        diff=EncodedContent.of((diff + "+x\n" * 100_000).encode()),
+        diff=EncodedContent.from_bytes((diff + "+x\n" * 100_000).encode()),
     )
     assert "all of it: steward archive diff 1 1" in render_diff(long)
 

@@ -90,7 +90,7 @@ def test_a_plugin_that_cannot_start_waits_and_says_why(scene: Scene) -> None:
     refusal = read_health(scene.settings.state_dir, TYPE).refusal
     assert "slurmctld_jobacct_init: OSError: no such directory" in refusal
     scene.clock.now_s += 60.0
-    feed.turn()
+    feed.run_turn()
     assert len(scene.of("job_complete")) == 1
     assert read_health(scene.settings.state_dir, TYPE).refusal == ""
     made.close()

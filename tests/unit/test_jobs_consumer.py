@@ -58,7 +58,7 @@ def truth_holds(books: Books, all_lives: list[Life]) -> None:
     for life in all_lives:
         if life.script is None:
             continue
-        job = jobs.by_script([life.script.key])[life.script.key]
+        job = jobs.find_by_scripts([life.script.key])[life.script.key]
         assert job.verified == life.is_known
         assert job.job_id == life.job_id
         if life.is_known:
@@ -207,7 +207,7 @@ def test_a_requeued_job_is_one_job_with_two_runs(books: Books) -> None:
     (job,) = jobs.find("7")
     assert (job.first_submit, job.ended, job.record.restarts) == (at(0), False, 1)
     assert job.record.submit_line == "sbatch x"
-    first, second = jobs.runs_of(job)
+    first, second = jobs.list_runs(job)
     assert (first.record.end, first.late_end, first.ended) == (at(45), at(70), True)
     assert (second.submit, second.late_end, second.ended) == (at(70), None, False)
     (ended,) = books.take(record(7, 70, "COMPLETED", seen=99, end=98, restarts=1))

@@ -32,7 +32,7 @@ def test_the_latest_look_counts_and_a_whole_record_fills_what_it_does_not_show()
         record(7, 0, seen=5, whole=True, submit_line="sbatch x", reason="Priority"),
         record(7, 0, seen=1, comment="long gone"),
     )
-    shown = run.merged()
+    shown = run.merge_record()
     assert (shown.state, shown.reason, shown.submit_line) == ("RUNNING", "None", "sbatch x")
     assert shown.comment == ""
 
@@ -41,7 +41,7 @@ def test_a_reason_that_is_gone_is_gone() -> None:
     run = run_of(
         record(7, 0, seen=5, whole=True, reason="Priority"), record(7, 0, "RUNNING", seen=9)
     )
-    assert run.merged().reason == ""
+    assert run.merge_record().reason == ""
 
 
 def test_of_two_ends_the_earlier_is_the_runs_and_the_later_is_noted() -> None:
@@ -51,8 +51,8 @@ def test_of_two_ends_the_earlier_is_the_runs_and_the_later_is_noted() -> None:
     )
     for order in permutations(ends):
         run = run_of(*order)
-        assert run.merged().end == at(9)
-        assert run.merged().exit_code == 3
+        assert run.merge_record().end == at(9)
+        assert run.merge_record().exit_code == 3
         assert (run.end_us, run.late_end_us) == (to_micros(at(9)), to_micros(at(39)))
 
 
@@ -62,21 +62,29 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "FAILED", seen=90, end=90, source="jobcomp")
     for order in permutations([requeued, other, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", to_micros(at(90)), True)
+        assert (run.merge_record().state, run.end_us, run.is_over) == (
+            "FAILED",
+            to_micros(at(90)),
+            True,
+        )
     # The end with which it was requeued may be told by either word.
     ended = record(7, 0, "FAILED", seen=10, end=10)
     for order in permutations([requeued, ended]):
-        assert run_of(*order).merged().state == "REQUEUED"
+        assert run_of(*order).merge_record().state == "REQUEUED"
     # What it was told to end by may come a second after slurmctld is back.
     ended = record(7, 0, "FAILED", seen=11, end=11, source="jobcomp")
     for order in permutations([requeued, other, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", to_micros(at(11)), True)
+        assert (run.merge_record().state, run.end_us, run.is_over) == (
+            "FAILED",
+            to_micros(at(11)),
+            True,
+        )
     # Begun anew it came to its end, and was requeued after that: its end is told once more.
     ended = record(7, 0, "COMPLETED", seen=16, end=16, start=at(16), source="jobcomp")
     last = record(7, 0, "REQUEUED", seen=20, end=20, start=at(16), source="jobcomp")
     for order in permutations([requeued, ended, last]):
-        assert (run_of(*order).merged().state, run_of(*order).end_us) == (
+        assert (run_of(*order).merge_record().state, run_of(*order).end_us) == (
             "COMPLETED",
             to_micros(at(16)),
         )
@@ -92,7 +100,7 @@ def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "COMPLETED", seen=90, end=90, source="jobcomp")
     for order in permutations([preempted, again, ended]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == (
+        assert (run.merge_record().state, run.end_us, run.is_over) == (
             "COMPLETED",
             to_micros(at(90)),
             True,
@@ -103,10 +111,10 @@ def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
     requeued = record(7, 0, "REQUEUED", seen=90, end=90, source="jobcomp")
     for order in permutations([preempted, requeued]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("PREEMPTED", to_micros(at(10)))
+        assert (run.merge_record().state, run.end_us) == ("PREEMPTED", to_micros(at(10)))
     run = run_of(record(7, 0, "PREEMPTED", seen=10, end=10, comment="mine"))
-    run.blank()
-    assert run.merged().comment == ""
+    run.blank_private_text()
+    assert run.merge_record().comment == ""
 
 
 def test_an_end_without_a_time_gives_way_to_one_with() -> None:
@@ -122,7 +130,11 @@ def test_a_job_that_went_while_it_waited_again_has_ended() -> None:
     gone = record(7, 0, "UNKNOWN", seen=20)
     for order in permutations([record(7, 0, "RUNNING", seen=5), requeued, gone]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us, run.is_over) == ("UNKNOWN", to_micros(at(9)), True)
+        assert (run.merge_record().state, run.end_us, run.is_over) == (
+            "UNKNOWN",
+            to_micros(at(9)),
+            True,
+        )
     # It was not gone, or only its later run was.
     for other in (
         record(7, 0, "PENDING", seen=30),
@@ -130,7 +142,10 @@ def test_a_job_that_went_while_it_waited_again_has_ended() -> None:
     ):
         events = [requeued, other] if other.body.record.reason else [requeued, gone, other]
         for order in permutations(events):
-            assert (run_of(*order).merged().state, run_of(*order).is_over) == ("REQUEUED", False)
+            assert (run_of(*order).merge_record().state, run_of(*order).is_over) == (
+                "REQUEUED",
+                False,
+            )
 
 
 def test_a_job_that_was_gone_and_is_back_has_not_ended() -> None:
@@ -139,7 +154,7 @@ def test_a_job_that_was_gone_and_is_back_has_not_ended() -> None:
     for order in permutations([gone, record(7, 0, "RUNNING", seen=20)]):
         run = run_of(*order)
         assert not run.is_over
-        assert run.merged().state == "RUNNING"
+        assert run.merge_record().state == "RUNNING"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "RESIZING", "PENDING", ""])
@@ -199,17 +214,23 @@ def test_what_is_blanked_holds_nothing_that_a_person_wrote() -> None:
     )
     run = run_of(*events)
     assert b"confidential" in msgspec.json.encode(run)
-    run.blank()
+    run.blank_private_text()
     assert b"confidential" not in msgspec.json.encode(run)
-    assert run.merged() == remove_private_text(run_of(*events).merged())
-    assert (run.merged().account, run.merged().end, run.merged().uid) == ("a", at(8), 1000)
+    assert run.merge_record() == remove_private_text(run_of(*events).merge_record())
+    assert (run.merge_record().account, run.merge_record().end, run.merge_record().uid) == (
+        "a",
+        at(8),
+        1000,
+    )
 
 
 @pytest.mark.parametrize("source", ["scontrol", "jobcomp"])
 def test_a_job_that_never_began_was_not_ended_by_a_signal(source: str) -> None:
     def told(**fields: Any) -> JobRecord:
         said = {"exit_code": 0, "exit_signal": 1, "reason": "BadConstraints", **fields}
-        return run_of(record(7, 0, "FAILED", end=0, start=at(0), source=source, **said)).merged()
+        return run_of(
+            record(7, 0, "FAILED", end=0, start=at(0), source=source, **said)
+        ).merge_record()
 
     refused = told()
     assert (refused.exit_code, refused.exit_signal, refused.reason) == (1, 0, "BadConstraints")
@@ -235,9 +256,9 @@ def test_how_long_a_run_was_suspended_by_the_end_of_each_of_its_sizes(count: int
     piece = msgspec.structs.replace(piece, at=at(25))
     for order in ([piece, *halts], [*halts[:2], piece, *halts[2:]]):
         run = run_of(*order)
-        assert [run.suspended_by(to_micros(at(s))) for s in (5, 25)] == [0, 2]
-        assert run.suspended_by(to_micros(at(99_999))) == count
-        assert len(run.halts) <= 70
+        assert [run.count_suspended_s(to_micros(at(s))) for s in (5, 25)] == [0, 2]
+        assert run.count_suspended_s(to_micros(at(99_999))) == count
+        assert len(run.suspensions) <= 70
 
 
 @pytest.mark.parametrize("former", ["COMPLETED", "NODE_FAIL", "REQUEUED", "PREEMPTED"])
@@ -251,8 +272,8 @@ def test_both_times_of_a_run_are_kept_however_they_ended(former: str, latter: st
     ]
     for order in permutations(ends):
         run = run_of(*order)
-        (other,) = run.again.values()
-        times = [(one.start, one.end, one.state) for one in (run.merged(), other.record)]
+        (other,) = run.repeated_ends.values()
+        times = [(one.start, one.end, one.state) for one in (run.merge_record(), other.record)]
         assert sorted(times) == [(at(10), at(30), former), (at(50), at(90), latter)]
 
 
@@ -261,8 +282,8 @@ def test_a_requeue_of_a_run_that_ended_in_its_first_second_is_no_time_of_its_own
     requeue = record(7, 0, "REQUEUED", seen=16, end=16, start=at(10), nodelist="n1")
     for order in permutations([end, requeue]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("COMPLETED", to_micros(at(10)))
-        assert not run.again
+        assert (run.merge_record().state, run.end_us) == ("COMPLETED", to_micros(at(10)))
+        assert not run.repeated_ends
 
 
 def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
@@ -273,11 +294,11 @@ def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
     third = record(7, 0, "COMPLETED", seen=200, end=200, start=at(100), nodelist="n1")
     for order in permutations([first, once, second, third]):
         run = run_of(*order)
-        assert (run.merged().state, run.end_us) == ("COMPLETED", to_micros(at(30)))
-        assert [(seen.record.start, seen.record.end) for seen in run.again.values()] == [
+        assert (run.merge_record().state, run.end_us) == ("COMPLETED", to_micros(at(30)))
+        assert [(seen.record.start, seen.record.end) for seen in run.repeated_ends.values()] == [
             (at(50), at(90)),
             (at(100), at(200)),
         ]
     # What was cancelled while it waited ran on no node.
     waiting = record(7, 0, "CANCELLED", seen=60, end=60, start=at(60))
-    assert not run_of(first, waiting).again
+    assert not run_of(first, waiting).repeated_ends

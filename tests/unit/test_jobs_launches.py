@@ -43,22 +43,22 @@ __all__ = ["books"]
 def test_a_node_tells_only_of_jobs_that_ran_there(books: Clocked) -> None:
     books.take(running(), launched(7, 3, node="n9"), exited(7, 3, node="n9"))
     assert [line.tasks for line in lines(books).values()] == [0]
-    (kept,) = Jobs(books.path).unattributed()
+    (kept,) = Jobs(books.path).list_unattributed()
     assert (kept.usage.node, kept.is_attributed, kept.usage.job_id) == ("n9", False, 7)
     # The list of nodes turns out to be another one.
     books.take(done(nodelist="n[1-9]"))
-    assert Jobs(books.path).unattributed() == []
+    assert Jobs(books.path).list_unattributed() == []
     assert lines(books)["0:batch"].doubts == "no-end"
 
 
 def test_a_launch_before_and_after_a_run_is_none_of_it(books: Clocked) -> None:
     books.take(running(), done(), launched(7, 30), launched(7, -5), launched(8, 3))
-    assert [kept.usage.launched_us for kept in Jobs(books.path).unattributed()] == [
+    assert [kept.usage.launched_us for kept in Jobs(books.path).list_unattributed()] == [
         us(-5),
         us(3),
         us(30),
     ]
-    assert len(Jobs(books.path).unattributed(since=at(0), until=at(20))) == 1
+    assert len(Jobs(books.path).list_unattributed(since=at(0), until=at(20))) == 1
 
 
 def test_of_a_run_that_slurmctld_forgot_nothing_is_counted_to_the_next(books: Clocked) -> None:
@@ -69,7 +69,7 @@ def test_of_a_run_that_slurmctld_forgot_nothing_is_counted_to_the_next(books: Cl
     assert lines(books)["0:batch"].user_us == 9_000_000
     books.take(*own, done())
     assert lines(books)["0:batch"].user_us == 1_000_000
-    assert [kept.usage.launched_us for kept in Jobs(books.path).unattributed()] == [us(1)]
+    assert [kept.usage.launched_us for kept in Jobs(books.path).list_unattributed()] == [us(1)]
 
 
 def test_a_launch_in_the_second_of_a_requeue_is_of_the_run_before(books: Clocked) -> None:
@@ -84,7 +84,7 @@ def test_a_launch_without_an_end_is_said_when_none_will_come(books: Clocked) -> 
     books.take(done())
     assert books.told(STEP_USAGE) == []
     assert 0 < books.tick(100) < 600
-    (kept,) = Jobs(books.path).unended_launches()
+    (kept,) = Jobs(books.path).list_unended_launches()
     assert kept.usage.run_end == at(20)
     assert books.told(STEP_USAGE) == []
     books.tick(21 + 601)
@@ -95,7 +95,7 @@ def test_a_launch_without_an_end_is_said_when_none_will_come(books: Clocked) -> 
     first, second = books.told(STEP_USAGE)
     assert (second.body.correction, second.key == first.key) == (True, False)
     assert lines(books)["0:batch"].doubts == ""
-    assert Jobs(books.path).unended_launches() == []
+    assert Jobs(books.path).list_unended_launches() == []
     assert books.tick(5000) == 3600.0
 
 
@@ -112,17 +112,17 @@ def test_gaps_are_kept(books: Clocked) -> None:
         )
 
     books.take(gap(5, "n1"), gap(9, "n2"), gap(5, "n1"))
-    found = Jobs(books.path).gaps()
+    found = Jobs(books.path).list_node_losses()
     assert [(gap.node, gap.why, gap.since, gap.at) for gap in found] == [
         ("n1", "reboot", at(1), at(5)),
         ("n2", "reboot", at(1), at(9)),
     ]
-    assert [gap.node for gap in Jobs(books.path).gaps(since=at(6))] == ["n2"]
+    assert [gap.node for gap in Jobs(books.path).list_node_losses(since=at(6))] == ["n2"]
 
 
 def test_a_run_without_steps_is_missed(books: Clocked) -> None:
     books.take(running(), *STEP, done(), running(8), done(8), record(9, 0, "FAILED", end=9))
-    assert [line.job_id for line in Jobs(books.path).stepless()] == [8]
+    assert [line.job_id for line in Jobs(books.path).list_stepless_runs()] == [8]
 
 
 def dump(books: Books) -> list[tuple[Any, ...]]:

@@ -42,8 +42,8 @@ def test_a_purge_forgets_the_script_and_what_was_written_but_not_the_job(books: 
     (job,) = jobs.find("7")
     assert job.purged
     assert job.script_key == ""
-    assert jobs.scripts_of(job) == []
-    assert jobs.by_script([kept.key]) == {}
+    assert jobs.list_scripts(job) == []
+    assert jobs.find_by_scripts([kept.key]) == {}
     assert (job.record.uid, job.record.account, job.record.start) == (1000, "a", at(3))
     assert {getattr(job.record, field) for field in PRIVATE} == {""}
     assert b"confidential" not in bytes_on_disk(books)
@@ -58,7 +58,7 @@ def test_what_was_purged_stays_so_when_slurm_or_the_spool_tell_it_again(books: B
     (job,) = Jobs(books.path).find("7")
     assert (job.ended, job.record.name, job.script_key) == (True, "", "")
     assert b"confidential" not in bytes_on_disk(books)
-    assert "confidential" not in repr(Jobs(books.path).runs_of(job))
+    assert "confidential" not in repr(Jobs(books.path).list_runs(job))
 
 
 def test_a_script_that_nobody_confirmed_leaves_no_job_behind(books: Books) -> None:
@@ -128,7 +128,7 @@ def test_an_order_to_purge_what_can_be_no_script_is_harmless(books: Books) -> No
     kept = script(7, 0.4)
     body = ArchivePurge(script_keys=("", "script:0:1", "script:7", f"script:{2**32}:1", "\0:7:1"))
     books.take(kept, msgspec.structs.replace(purge(kept), body=body))
-    assert list(Jobs(books.path).by_script([kept.key])) == [kept.key]
+    assert list(Jobs(books.path).find_by_scripts([kept.key])) == [kept.key]
     assert Jobs(books.path).is_purged(kept.cluster, "script:0:1") is None
 
 
@@ -144,4 +144,4 @@ def test_many_scripts_are_purged_at_once(books: Books) -> None:
     books.take(*kept)
     books.take(purge(*kept[:-1]))
     jobs = Jobs(books.path)
-    assert jobs.by_script(event.key for event in kept).keys() == {kept[-1].key}
+    assert jobs.find_by_scripts(event.key for event in kept).keys() == {kept[-1].key}

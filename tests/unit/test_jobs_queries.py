@@ -182,11 +182,11 @@ def test_arrays_and_het_jobs_are_found_by_every_name(books: Books) -> None:
     assert labels("20+1") == labels("21") == ["20+1"]
     (task,), (component,) = jobs.find("10_1"), jobs.find("20+1")
     assert (task.script_key, component.script_key) == (kept.key, leader.key)
-    ran = jobs.script_of(task)
+    ran = jobs.find_script(task)
     assert ran is not None
     assert (ran.key, ran.body.job_id) == (kept.key, 10)
-    assert jobs.scripts_of(task) == []
-    assert [part.label for part in jobs.parts_of(jobs.find("10")[0])] == ["10_1"]
+    assert jobs.list_scripts(task) == []
+    assert [part.label for part in jobs.list_parts(jobs.find("10")[0])] == ["10_1"]
     assert {job.label for job in jobs.list(JobFilter(jobs=("10",)))} == {"10_[2-9%3]", "10_1"}
     assert {job.label for job in jobs.list(JobFilter(jobs=("10_1", "20+1")))} == {"10_1", "20+1"}
 
@@ -219,9 +219,9 @@ def test_an_unconfirmed_job_shows_what_is_claimed_and_no_more(jobs: Jobs) -> Non
 
 def test_by_script_answers_for_what_it_knows(jobs: Jobs) -> None:
     keys = [script(1, 10.2).key, script(6, 60.5).key, "script:99:1"]
-    found = jobs.by_script(keys)
+    found = jobs.find_by_scripts(keys)
     assert {key: job.job_id for key, job in found.items()} == {keys[0]: 1, keys[1]: 6}
-    assert jobs.by_script(keys, "c2") == {}
+    assert jobs.find_by_scripts(keys, "c2") == {}
 
 
 def test_a_snapshot_sees_one_moment(books: Books, jobs: Jobs) -> None:
@@ -261,7 +261,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_no_question_reads_the_whole_table(jobs: Jobs, question: str) -> None:
-    plan = jobs.plan(QUESTIONS[question])
+    plan = jobs.explain(QUESTIONS[question])
     assert "SCAN job" not in plan
     assert "SEARCH job USING INDEX" in plan
     if question == "a day":
@@ -270,7 +270,7 @@ def test_no_question_reads_the_whole_table(jobs: Jobs, question: str) -> None:
 
 def test_an_ordered_page_needs_no_sorting(jobs: Jobs) -> None:
     for question in ("a day", "a user's", "an owner's", "an account's"):
-        assert "TEMP B-TREE" not in jobs.plan(QUESTIONS[question])
+        assert "TEMP B-TREE" not in jobs.explain(QUESTIONS[question])
 
 
 def test_a_jobs_place_in_the_list_is_lasting(jobs: Jobs) -> None:
@@ -288,6 +288,6 @@ def test_jobs_of_one_second_stand_by_their_ids(books: Books) -> None:
 
 
 def test_what_is_not_over_is_told_to_those_who_watch_for_its_end(jobs: Jobs) -> None:
-    assert {record.job_id for record in jobs.unfinished("c1")} == {1, 2, 4, 5}
-    assert [record.name for record in jobs.unfinished("c2")] == ["far"]
-    assert jobs.unfinished("c3") == []
+    assert {record.job_id for record in jobs.list_unfinished_records("c1")} == {1, 2, 4, 5}
+    assert [record.name for record in jobs.list_unfinished_records("c2")] == ["far"]
+    assert jobs.list_unfinished_records("c3") == []

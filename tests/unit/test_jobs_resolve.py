@@ -143,16 +143,16 @@ def test_a_job_whose_id_another_one_has_is_over() -> None:
     assert former.record is not None
     assert former.record.state == "UNKNOWN", "what is told with its script says so, too"
     (view,) = build_run_views(former)
-    assert (view.is_over, view.is_sure, view.record.state) == (True, False, "UNKNOWN")
+    assert (view.is_over, view.has_reported_end, view.record.state) == (True, False, "UNKNOWN")
     assert [view.is_over for view in build_run_views(latter)] == [True, False]
     # It is told at last how it ended.
     told = record(7, 0, "COMPLETED", seen=9, end=8, start=at(6), **of_array)
     (view,) = build_run_views(resolve_jobs(runs(array, *other, told), [])[0])
-    assert (view.is_sure, view.record.state) == (True, "COMPLETED")
+    assert (view.has_reported_end, view.record.state) == (True, "COMPLETED")
     # It waited to run again.
     told = record(7, 0, "REQUEUED", seen=9, end=8, start=at(6), source="jobcomp", **of_array)
     (view,) = build_run_views(resolve_jobs(runs(array, *other, told), [])[0])
-    assert (view.is_sure, view.record.state, view.record.end) == (True, "UNKNOWN", at(8))
+    assert (view.has_reported_end, view.record.state, view.record.end) == (True, "UNKNOWN", at(8))
     # Another crash brought it back.
     former = resolve_jobs(runs(array, *other, record(7, 0, seen=60, **of_array)), [])[0]
     assert (former.is_over, build_run_views(former)[0].is_over) == (False, False)

@@ -151,18 +151,18 @@ def test_a_requeued_job_that_is_gone_is_over(books: Clocked) -> None:
     requeued = done(end=9, state="REQUEUED", source="jobcomp")
     books.take(running(), requeued)
     jobs = Jobs(books.path)
-    assert [job.state for job in jobs.unfinished("c1")] == ["REQUEUED"]
+    assert [job.state for job in jobs.list_unfinished_records("c1")] == ["REQUEUED"]
     books.take(record(7, 0, "UNKNOWN", seen=15, start=at(2), nodelist="n[1-3]"))
-    assert jobs.unfinished("c1") == []
+    assert jobs.list_unfinished_records("c1") == []
     first, second = books.told(RUN_END)
     assert (first.body.record.state, second.body.record.state) == ("REQUEUED", "UNKNOWN")
     assert (second.body.correction, second.body.record.end) == (True, at(9))
-    assert [line.job_id for line in jobs.endless()] == [7]
+    assert [line.job_id for line in jobs.list_endless_runs()] == [7]
     # Another run of it says that it was not.
     books.take(running(7, 20, restarts=1, start=at(22)))
     assert books.told(RUN_END)[-1].body.record.state == "REQUEUED"
-    assert [job.restarts for job in jobs.unfinished("c1")] == [1]
-    assert jobs.endless() == []
+    assert [job.restarts for job in jobs.list_unfinished_records("c1")] == [1]
+    assert jobs.list_endless_runs() == []
     jobs.close()
 
 
@@ -292,7 +292,7 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
     kept = script(7, 0.4)
     books.take(kept, running(), *STEP, done(), running(8), done(8), running(9))
     jobs = Jobs(books.path)
-    assert jobs.expirable(at(60)) == 2
+    assert jobs.count_expirable_jobs(at(60)) == 2
     body = AccountingExpiry(before=at(60))
     books.take(
         Event(
@@ -305,17 +305,17 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
             body=body,
         )
     )
-    assert jobs.expirable(at(60)) == 0
+    assert jobs.count_expirable_jobs(at(60)) == 0
     assert jobs.find("8") == []
     (job,) = jobs.find("7")
-    assert (job.record.state, jobs.script_of(job) is not None) == ("COMPLETED", True)
-    assert (jobs.lines_of(job), jobs.launches_of(job)) == ([], [])
+    assert (job.record.state, jobs.find_script(job) is not None) == ("COMPLETED", True)
+    assert (jobs.list_lines(job), jobs.list_launches(job)) == ([], [])
     # The id is used again; what was forgotten stays so, and nothing is said twice.
     said = len(books.said)
     books.take(running(7, 5000))
     assert [event.kind for event in books.said[said:]] == [RUN_START]
     assert len(lines(books)) == 1
-    assert jobs.lines_of(jobs.find("7")[1]) == []
+    assert jobs.list_lines(jobs.find("7")[1]) == []
 
 
 def test_runs_of_a_time_before_there_were_lines_get_theirs_in_silence(books: Clocked) -> None:

@@ -187,10 +187,10 @@ def test_a_replay_wakes_the_consumer(running: Running, make_link: MakeLink) -> N
     thread.start()
     try:
         until = time.monotonic() + 30
-        while not reader.dead("picky") and time.monotonic() < until:
+        while not reader.list_dead_letters("picky") and time.monotonic() < until:
             time.sleep(0.01)
         picky.accepts = True
-        assert make_link().ask("replay", "picky") == 1
+        assert make_link().send_command("replay", "picky") == 1
         assert picky.took.wait(30)
     finally:
         stop.set()
@@ -227,7 +227,7 @@ def forgotten_when_gone(link: JournalLink) -> bool:
     """The server hears of a closed connection a moment later."""
     for _ in range(100):
         try:
-            return bool(link.ask("forget", "a"))
+            return bool(link.send_command("forget", "a"))
         except JournalError:
             time.sleep(0.02)
     return False
@@ -236,26 +236,26 @@ def forgotten_when_gone(link: JournalLink) -> bool:
 def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink) -> None:
     link = make_link()
     link.append([script_event(1)])
-    link.tell("passed", "a", 1, "running", "")
-    link.tell("aside", "a", 1, "bad")
-    link.ask("standings")
+    link.send_message("passed", "a", 1, "running", "")
+    link.send_message("aside", "a", 1, "bad")
+    link.send_command("standings")
     reader = JournalReader(running.state_dir)
-    assert reader.consumers()[0].dead == 1
-    assert link.ask("replay", "a", 1) == 1
-    link.tell("revived", "a", 1)
+    assert reader.list_consumers()[0].dead == 1
+    assert link.send_command("replay", "a", 1) == 1
+    link.send_message("revived", "a", 1)
     other = make_link()
     with pytest.raises(JournalError, match="is running"):
-        other.ask("forget", "a")
+        other.send_command("forget", "a")
     link.close()
     link = other
     assert forgotten_when_gone(link)
-    assert reader.consumers() == []
+    assert reader.list_consumers() == []
     with pytest.raises(JournalError, match="no consumer"):
-        link.ask("forget", "a")
+        link.send_command("forget", "a")
     with pytest.raises(JournalError, match="no consumer"):
-        link.ask("replay", "a")
+        link.send_command("replay", "a")
     with pytest.raises(JournalError, match="knows no"):
-        link.ask("explode")
+        link.send_command("explode")
 
 
 def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
@@ -264,15 +264,15 @@ def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
     running.end()
     running.start(trim_every_s=0.1, flush_every_s=3600.0)
     link = make_link(subscribe=True)
-    link.ask("standings")  # the first one it is told is written at once
-    link.tell("passed", "a", 0, "running", "")
-    link.ask("hold", 0.0)  # it has taken in what it was told before
+    link.send_command("standings")  # the first one it is told is written at once
+    link.send_message("passed", "a", 0, "running", "")
+    link.send_command("hold", 0.0)  # it has taken in what it was told before
     running.kill()
-    assert JournalReader(running.state_dir).consumers() == []
+    assert JournalReader(running.state_dir).list_consumers() == []
     running.start()
     assert link.wait(0, 5.0) == 1, "it looks again when the connection has ended"
-    link.ask("standings")
-    assert [of.name for of in JournalReader(running.state_dir).consumers()] == ["a"]
+    link.send_command("standings")
+    assert [of.name for of in JournalReader(running.state_dir).list_consumers()] == ["a"]
 
 
 def test_news_that_is_none_does_not_prolong_the_wait(make_link: MakeLink, running: Running) -> None:
@@ -339,11 +339,11 @@ def test_what_is_set_aside_is_never_lost_to_a_writer_that_is_away(
     link.append([script_event(1)])
     running.end()
     with pytest.raises(JournalUnavailable):
-        link.tell("aside", "a", 1, "bad")
+        link.send_message("aside", "a", 1, "bad")
     running.start()
-    link.tell("aside", "a", 1, "bad")
+    link.send_message("aside", "a", 1, "bad")
     reader = JournalReader(str(tmp_path))
-    assert [letter.error for letter in reader.dead()] == ["bad"]
+    assert [letter.error for letter in reader.list_dead_letters()] == ["bad"]
     reader.close()
 
 

@@ -63,7 +63,7 @@ def test_an_unreadable_row_says_so(journal: Journal, reader: JournalReader) -> N
 
 def test_positions_are_never_used_again(journal: Journal, tmp_path: Path) -> None:
     append(journal, script_event(1, script=None))
-    journal.passed("a", 1, "running", "")
+    journal.record_position("a", 1, "running", "")
     assert trim_journal(journal, make_stores(Settings(state_dir=str(tmp_path))), keep_s=0) == 1
     assert journal.head() == 1
     assert append(journal, script_event(2)) == 2
@@ -73,18 +73,18 @@ def test_dead_letters_are_listed_replayed_and_revived(
     journal: Journal, reader: JournalReader
 ) -> None:
     append(journal, script_event(1))
-    journal.passed("a", 0, "running", "")
-    journal.set_aside("a", 1, "no room")
-    (letter,) = reader.dead()
+    journal.record_position("a", 0, "running", "")
+    journal.add_dead_letter("a", 1, "no room")
+    (letter,) = reader.list_dead_letters()
     assert (letter.consumer, letter.id, letter.error, letter.replay) == ("a", 1, "no room", False)
-    assert reader.replays("a") == []
-    assert journal.replay("a") == 1
-    assert [event.key for event in reader.replays("a")] == [script_event(1).key]
-    journal.set_aside("a", 1, "still no room")
-    assert reader.replays("a") == []
-    assert reader.dead("a")[0].error == "still no room"
-    journal.revived("a", 1)
-    assert reader.dead() == []
+    assert reader.list_retries("a") == []
+    assert journal.mark_for_retry("a") == 1
+    assert [event.key for event in reader.list_retries("a")] == [script_event(1).key]
+    journal.add_dead_letter("a", 1, "still no room")
+    assert reader.list_retries("a") == []
+    assert reader.list_dead_letters("a")[0].error == "still no room"
+    journal.delete_dead_letter("a", 1)
+    assert reader.list_dead_letters() == []
 
 
 @pytest.mark.parametrize("how", ["replay", "trim"])
@@ -108,20 +108,20 @@ def test_no_dead_letter_holds_what_was_purged(
     )
     later = msgspec.structs.replace(order, key="resend:2")
     head = append(journal, *scripts[:2], order, purge, later)
-    journal.passed("archive.a", head, "running", "")
+    journal.record_position("archive.a", head, "running", "")
     for event_id in (1, 2, 3, 5):
-        journal.set_aside("archive.a", event_id, "no")
+        journal.add_dead_letter("archive.a", event_id, "no")
     if how == "trim":
         # What was set aside stays until the purge, which goes with the others, lets it go.
         assert trim_journal(journal, two_sinks(tmp_path), keep_s=0) == head - 2
-    journal.replay("archive.a")
+    journal.mark_for_retry("archive.a")
     left = {
         letter.id: [one.script_key for one in letter.body.scripts]
-        for letter in reader.replays("archive.a")
+        for letter in reader.list_retries("archive.a")
         if letter.kind == ARCHIVE_RESEND
     }
     both = [one.key for one in scripts[:2]]
-    others = {letter.id for letter in reader.replays("archive.a")} - set(left)
+    others = {letter.id for letter in reader.list_retries("archive.a")} - set(left)
     if sink == "b":
         assert (others, left) == ({1, 2}, {3: both, 5: both})
     else:
@@ -130,30 +130,30 @@ def test_no_dead_letter_holds_what_was_purged(
 
 def test_forgetting_an_unknown_consumer_says_how_to_find_one(journal: Journal) -> None:
     with pytest.raises(JournalError, match="steward journal status"):
-        journal.forget("nobody")
+        journal.remove_consumer("nobody")
 
 
 def test_status_tells_who_is_behind(journal: Journal, reader: JournalReader) -> None:
     append(journal, script_event(1), script_event(2))
-    journal.passed("a", 1, "waiting", "mount gone")
-    (status,) = reader.consumers()
+    journal.record_position("a", 1, "waiting", "mount gone")
+    (status,) = reader.list_consumers()
     assert (status.position, status.behind, status.state, status.detail) == (
         1, 1, "waiting", "mount gone",
     )  # fmt: skip
-    journal.forget("a")
-    assert reader.consumers() == []
+    journal.remove_consumer("a")
+    assert reader.list_consumers() == []
 
 
 def test_the_last_error_is_remembered_and_a_rate_only_for_a_while(
     journal: Journal, reader: JournalReader
 ) -> None:
-    journal.passed("a", 0, "waiting", "mount gone", 2.5, "mount gone", 1_700_000_000)
-    journal.passed("a", 0, "running", "", 7.0)
-    (status,) = reader.consumers()
+    journal.record_position("a", 0, "waiting", "mount gone", 2.5, "mount gone", 1_700_000_000)
+    journal.record_position("a", 0, "running", "", 7.0)
+    (status,) = reader.list_consumers()
     assert (status.error, status.error_at, status.rate) == ("mount gone", 1_700_000_000, 7.0)
     with tables(journal) as db:
         db.execute("UPDATE consumer SET told = told - 120")
-    assert reader.consumers()[0].rate == 0, "nothing was told for a minute: nothing is done"
+    assert reader.list_consumers()[0].rate == 0, "nothing was told for a minute: nothing is done"
 
 
 def test_a_backlog_is_counted_in_scripts(journal: Journal, reader: JournalReader) -> None:
@@ -172,12 +172,12 @@ def test_a_backlog_is_counted_in_scripts(journal: Journal, reader: JournalReader
     append(journal, script_event(1), seen_event(4), script_event(2), *orders)
     journal.append([(ARCHIVE_RESEND, "c1", "bad", b"{nonsense")])
     kinds = {JOB_SCRIPT, ARCHIVE_RESEND}
-    found = reader.backlog("a", 0, kinds)
+    found = reader.count_backlog("a", 0, kinds)
     assert (found.events, found.scripts) == (5, 5)
     assert found.oldest == script_event(1).seen_at
-    found = reader.backlog("a", 3, kinds)
+    found = reader.count_backlog("a", 3, kinds)
     assert (found.events, found.scripts) == (3, 3)
-    assert reader.backlog("a", 6, kinds) == Backlog(events=0, scripts=0)
+    assert reader.count_backlog("a", 6, kinds) == Backlog(events=0, scripts=0)
 
 
 def test_a_reader_needs_a_journal(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_keys_are_forgotten_some_at_a_time(journal: Journal) -> None:
             "INSERT INTO remembered (cluster, key, trimmed_at) VALUES ('c1', ?, ?)",
             [(f"key:{number}", number) for number in range(15_000)],
         )
-    assert journal.forget_remembered(14_000)
+    assert journal.forget_old_keys(14_000)
     assert remembered(journal) == (5000, 10_000)
-    assert not journal.forget_remembered(14_000)
+    assert not journal.forget_old_keys(14_000)
     assert remembered(journal) == (1000, 14_000)
 
 

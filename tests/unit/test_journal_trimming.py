@@ -26,15 +26,15 @@ def test_trimming_waits_for_every_consumer_and_unlinks(
     kept = stores.get("state").write(name, b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept), script_event(2, script=None))
     assert trim_journal(journal, stores, keep_s=0) == 0, "nobody has seen it"
-    journal.passed("a", 2, "running", "")
-    journal.passed("b", 0, "running", "")
+    journal.record_position("a", 2, "running", "")
+    journal.record_position("b", 0, "running", "")
     assert trim_journal(journal, stores, keep_s=0) == 0
     assert stores.get("state").read(kept) == b"abc"
-    journal.passed("b", 1, "running", "")
+    journal.record_position("b", 1, "running", "")
     assert trim_journal(journal, stores, keep_s=0) == 1
-    assert list(stores.get("state").names()) == []
-    assert reader.known("c1", "script:1:5")
-    assert not reader.present("c1", "script:1:5")
+    assert list(stores.get("state").iterate_names()) == []
+    assert reader.has_key("c1", "script:1:5")
+    assert not reader.has_event("c1", "script:1:5")
     append(journal, script_event(1, mtime_ns=5))
     assert reader.count() == 1, "a trimmed event is still known"
 
@@ -45,14 +45,14 @@ def test_bytes_of_a_sink_that_is_configured_no_more_do_not_stop_the_trimming(
     stores = make_stores(Settings(state_dir=str(tmp_path)))
     kept = IncomingFile(path=make_incoming_filename("c1", 1, 5, 3, "script"), length=3, sha256="")
     append(journal, script_event(1, mtime_ns=5, script=kept, store="archive.renamed"))
-    journal.passed("a", 1, "running", "")
+    journal.record_position("a", 1, "running", "")
     assert trim_journal(journal, stores, keep_s=0) == 1
     assert reader.count() == 0
 
 
 def test_events_are_kept_for_their_time(journal: Journal, tmp_path: Path) -> None:
     append(journal, script_event(1, script=None))
-    journal.passed("a", 1, "running", "")
+    journal.record_position("a", 1, "running", "")
     stores = make_stores(Settings(state_dir=str(tmp_path)))
     assert trim_journal(journal, stores, keep_s=1e10) == 0
 
@@ -64,18 +64,18 @@ def test_what_can_be_made_anew_is_detached_when_room_runs_out(
     kept = stores.get("state").write(make_incoming_filename("c1", 1, 5, 3, "script"), b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept), script_event(2, script=None))
     for name, position in (("archive.a", 2), ("archive.b", 1), ("catalogue", 0), ("jobs", 2)):
-        journal.passed(name, position, "running", "")
+        journal.record_position(name, position, "running", "")
     assert not limit_size(journal, stores, max_bytes=10**9)
-    assert not any(consumer.detached for consumer in reader.consumers())
+    assert not any(consumer.detached for consumer in reader.list_consumers())
     while limit_size(journal, stores, max_bytes=1):
         pass
-    found = {consumer.name: consumer for consumer in reader.consumers()}
+    found = {consumer.name: consumer for consumer in reader.list_consumers()}
     assert {name for name, one in found.items() if one.detached} == {"archive.b", "catalogue"}
     assert (found["catalogue"].missed, found["archive.b"].missed) == (2, 1)
     assert reader.count() == 0
-    assert list(stores.get("state").names()) == []
-    journal.passed("catalogue", 2, "running", "")
-    caught_up = {consumer.name: consumer for consumer in reader.consumers()}["catalogue"]
+    assert list(stores.get("state").iterate_names()) == []
+    journal.record_position("catalogue", 2, "running", "")
+    caught_up = {consumer.name: consumer for consumer in reader.list_consumers()}["catalogue"]
     assert (caught_up.detached, caught_up.missed) == (False, 2), "the gap stays in sight"
 
 
@@ -83,10 +83,10 @@ def test_a_sink_of_files_is_not_let_go_of_for_one_that_gives_nothing_back(
     journal: Journal, reader: JournalReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(journal, script_event(1, script=None))
-    journal.passed("archive.a", 0, "waiting", "disk full")
-    journal.passed("archive.b", 1, "running", "")
+    journal.record_position("archive.a", 0, "waiting", "disk full")
+    journal.record_position("archive.b", 1, "running", "")
     assert not limit_size(journal, two_sinks(tmp_path), max_bytes=1)
-    assert not any(consumer.detached for consumer in reader.consumers())
+    assert not any(consumer.detached for consumer in reader.list_consumers())
     assert "consumer archive.a needs them" in caplog.text
 
 
@@ -94,19 +94,19 @@ def test_who_is_detached_is_told_what_makes_up_for_it(
     journal: Journal, reader: JournalReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(journal, seen_event(9), script_event(2, script=None), script_event(1, script=None))
-    journal.passed("archive.a", 3, "running", "")
-    journal.passed("archive.b", 0, "waiting", "no broker")
+    journal.record_position("archive.a", 3, "running", "")
+    journal.record_position("archive.b", 0, "waiting", "no broker")
     while limit_size(journal, two_sinks(tmp_path), max_bytes=1):
         pass
     assert "'steward archive resend --sink b'" in caplog.text
-    (_, there) = reader.consumers()
+    (_, there) = reader.list_consumers()
     first_s = int(script_event(1).at.timestamp())
     assert there.missed == 3
     assert first_s - 600 <= there.missed_from < first_s
-    journal.refilled("archive.b", there.missed_from + 1)
-    assert reader.consumers()[1].missed == 3, "that does not reach back far enough"
-    journal.refilled("archive.b", there.missed_from)
-    assert (reader.consumers()[1].missed, reader.consumers()[1].missed_from) == (0, 0)
+    journal.clear_missed("archive.b", there.missed_from + 1)
+    assert reader.list_consumers()[1].missed == 3, "that does not reach back far enough"
+    journal.clear_missed("archive.b", there.missed_from)
+    assert (reader.list_consumers()[1].missed, reader.list_consumers()[1].missed_from) == (0, 0)
 
 
 def test_an_order_to_purge_reaches_who_was_detached_when_it_came(
@@ -119,13 +119,15 @@ def test_an_order_to_purge_reaches_who_was_detached_when_it_came(
         body=ArchivePurge(script_keys=(script_event(1).key,)),
     )
     append(journal, script_event(1, script=None), order)
-    journal.passed("archive.a", 2, "running", "")
-    journal.passed("archive.b", 0, "waiting", "no broker")
+    journal.record_position("archive.a", 2, "running", "")
+    journal.record_position("archive.b", 0, "waiting", "no broker")
     while limit_size(journal, two_sinks(tmp_path), max_bytes=1):
         pass
     assert reader.count() == 0
-    assert [(one.consumer, one.replay) for one in reader.dead()] == [("archive.b", True)]
-    (replayed,) = reader.replays("archive.b")
+    assert [(one.consumer, one.replay) for one in reader.list_dead_letters()] == [
+        ("archive.b", True)
+    ]
+    (replayed,) = reader.list_retries("archive.b")
     assert replayed.body == order.body
 
 
@@ -140,9 +142,9 @@ def test_what_nobody_else_has_is_never_let_go_of(
     stores = make_stores(Settings(state_dir=str(tmp_path)))
     kept = stores.get("state").write(make_incoming_filename("c1", 1, 5, 3, "script"), b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept))
-    journal.passed(name, 0, "waiting", "disk full")
+    journal.record_position(name, 0, "waiting", "disk full")
     assert not limit_size(journal, stores, max_bytes=1)
-    assert not reader.consumers()[0].detached
+    assert not reader.list_consumers()[0].detached
     assert stores.get("state").read(kept) == b"abc"
     assert f"consumer {name} needs them" in caplog.text
 
@@ -157,7 +159,7 @@ def test_a_store_that_is_away_does_not_hold_up_the_others(
         ),
     )
     append(journal, script_event(1, store="archive.files"), script_event(2, script=None))
-    journal.passed("archive.files", 2, "running", "")
+    journal.record_position("archive.files", 2, "running", "")
     assert trim_journal(journal, make_stores(settings), keep_s=0) == 2
     assert reader.count() == 0
 
@@ -172,14 +174,14 @@ def test_a_script_that_was_set_aside_keeps_its_event_and_its_bytes(
         name = make_incoming_filename("c1", job_id, 5, 3, "script")
         events.append(script_event(job_id, mtime_ns=5, script=store.write(name, b"abc")))
     append(journal, *events)
-    journal.passed("archive.b", 2, "running", "")
-    journal.set_aside("archive.b", 1, "too large")
+    journal.record_position("archive.b", 2, "running", "")
+    journal.add_dead_letter("archive.b", 1, "too large")
     assert trim_journal(journal, stores, keep_s=0) == 1
     assert store.read(events[0].body.script) == b"abc"
     with pytest.raises(FileNotFoundError):
         store.read(events[1].body.script)
     assert limit_size(journal, stores, max_bytes=1) is False, "nobody else has it"
-    journal.revived("archive.b", 1)
+    journal.delete_dead_letter("archive.b", 1)
     assert trim_journal(journal, stores, keep_s=0) == 1
     with pytest.raises(FileNotFoundError):
         store.read(events[0].body.script)
@@ -188,10 +190,10 @@ def test_a_script_that_was_set_aside_keeps_its_event_and_its_bytes(
 def test_where_a_sink_of_files_has_it_room_is_made(journal: Journal, tmp_path: Path) -> None:
     append(journal, script_event(1, script=None))
     for name in ("archive.a", "archive.b"):
-        journal.passed(name, 1, "running", "")
-    journal.set_aside("archive.b", 1, "too large")
+        journal.record_position(name, 1, "running", "")
+    journal.add_dead_letter("archive.b", 1, "too large")
     assert limit_size(journal, two_sinks(tmp_path), max_bytes=1)
-    assert journal.trimmable(10, dead=True) == []
+    assert journal.list_trimmable(10, dead=True) == []
 
 
 def test_a_clock_that_was_ahead_does_not_stop_trimming(journal: Journal, tmp_path: Path) -> None:
@@ -200,6 +202,6 @@ def test_a_clock_that_was_ahead_does_not_stop_trimming(journal: Journal, tmp_pat
     )
     recent = msgspec.structs.replace(script_event(2, script=None), seen_at=utc_now())
     append(journal, ahead, recent)
-    journal.passed("archive.a", 2, "running", "")
+    journal.record_position("archive.a", 2, "running", "")
     assert trim_journal(journal, two_sinks(tmp_path), keep_s=3600) == 1
-    assert [event.body.job_id for event in journal.trimmable(10)] == [2]
+    assert [event.body.job_id for event in journal.list_trimmable(10)] == [2]

@@ -256,7 +256,7 @@ def test_what_a_purge_leaves_is_known_before_jobs_db_has_it(tmp_path: Path) -> N
     jobs.apply(purge, journal.head(), lambda _: None)
     assert not RecentPurges(state, JournalReader(state)).look()
     known = CapturedScripts(state, JournalReader(state))
-    assert known.known("hpc1", KEY)
+    assert known.was_captured("hpc1", KEY)
     known.close()
     jobs.close()
     journal.close()
@@ -274,9 +274,9 @@ def test_the_first_store_that_can_be_written_is_used(tmp_path: Path) -> None:
         "archive.a", str(tmp_path / "gone" / ".incoming"), str(tmp_path / "gone" / "mark")
     )
     here = IncomingStore("state", str(tmp_path / "incoming"))
-    assert IncomingStores([away, here]).usable() is here
+    assert IncomingStores([away, here]).find_usable() is here
     with pytest.raises(StoreUnavailable, match="gone"):
-        IncomingStores([away]).usable()
+        IncomingStores([away]).find_usable()
 
 
 def test_a_script_that_was_written_late_is_still_its_jobs(

@@ -39,15 +39,17 @@ def test_what_the_journal_has_forgotten_jobs_db_still_knows(
     books.take(kept, purged, record(7, 0), record(8, 0), purge(purged))
     known = CapturedScripts(str(books.directory), reader)
     cluster = kept.cluster
-    assert known.known("c1", script_event(1).key)
-    assert known.known(cluster, kept.key)
-    assert known.known(cluster, purged.key)
-    assert known.over(cluster, purged.key)
-    assert not known.over(cluster, kept.key), "its event may have been lost with a journal"
-    assert not known.known("elsewhere", kept.key)
-    assert not known.known(cluster, make_script_key(9, 4))
+    assert known.was_captured("c1", script_event(1).key)
+    assert known.was_captured(cluster, kept.key)
+    assert known.was_captured(cluster, purged.key)
+    assert known.can_delete_bytes(cluster, purged.key)
+    assert not known.can_delete_bytes(cluster, kept.key), (
+        "its event may have been lost with a journal"
+    )
+    assert not known.was_captured("elsewhere", kept.key)
+    assert not known.was_captured(cluster, make_script_key(9, 4))
     known.close()
-    assert known.known(cluster, kept.key)
+    assert known.was_captured(cluster, kept.key)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database at all, but long enough for one"])
@@ -59,12 +61,12 @@ def test_without_jobs_db_the_journal_alone_is_asked(
         path.write_bytes(content)
     known = CapturedScripts(str(tmp_path), reader)
     for _ in range(2):
-        assert known.known("c1", script_event(1).key)
-        assert not known.known("c1", script_event(2).key)
+        assert known.was_captured("c1", script_event(1).key)
+        assert not known.was_captured("c1", script_event(2).key)
     path.unlink(missing_ok=True)
     books = Books(tmp_path)
     books.take(script(7, 0.4))
-    assert CapturedScripts(str(books.directory), reader).known("c1", script(7, 0.4).key)
+    assert CapturedScripts(str(books.directory), reader).was_captured("c1", script(7, 0.4).key)
 
 
 class MonthsSite(Site):
@@ -86,7 +88,7 @@ class MonthsSite(Site):
         """The journal lets go of all events, and forgets their keys."""
         journal = Journal(self.settings.state_dir)
         assert trim_journal(journal, self.stores, keep_s=0.0)
-        journal.forget_remembered(int(utc_now().timestamp()) + 1)
+        journal.forget_old_keys(int(utc_now().timestamp()) + 1)
         journal.close()
 
     def scripts(self) -> list[str]:
@@ -115,7 +117,7 @@ def test_a_job_that_waits_for_months_is_kept_once_and_stays_purged(site: MonthsS
     assert len(kept) == 2
     site.months_pass()
     reader = JournalReader(site.settings.state_dir)
-    assert not any(reader.known("c1", key) for key in site.scripts())
+    assert not any(reader.has_key("c1", key) for key in site.scripts())
     assert site.run() == 0
     site.purge(site.scripts()[0])
     site.run()
@@ -140,7 +142,7 @@ def test_bytes_that_a_crash_left_of_a_purged_script_go(site: MonthsSite) -> None
     store.sync()
     reader = JournalReader(site.settings.state_dir)
     assert recover_orphans(site.settings, "c1", 0, reader) == []
-    assert list(store.names()) == []
+    assert list(store.iterate_names()) == []
 
 
 def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: MonthsSite) -> None:
@@ -157,4 +159,4 @@ def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: MonthsSi
     store.sync()
     reader = JournalReader(consuming.state_dir)
     assert recover_foreign_orphans(consuming, reader) == []
-    assert list(store.names()) == []
+    assert list(store.iterate_names()) == []

@@ -59,14 +59,14 @@ def test_each_day_has_what_moved_in_it(ledger: Ledger, name: str, about: datetim
             charge = Charge(
                 cluster="c", job_id=hour + 1, first_submit=at, account="physics", amount=cost
             )
-            t.charges.charge(charge, Authorship(who="bank", why="end", at=at))
+            t.charges.post(charge, Authorship(who="bank", why="end", at=at))
             day = at.astimezone(zone).date().isoformat()
             wanted[day] = wanted.get(day, 0) + cost
     end = begin + 6 * 24 * _HOUR
     with ledger.reading() as t:
-        numbers = [one.number for one in t.allocations.of("physics", ended=True)]
+        numbers = [one.number for one in t.allocations.list_own("physics", with_ended=True)]
         assert made.number in numbers
-        days = t.course.days(numbers, begin, end, zone)
+        days = t.balance_history.list_days(numbers, begin, end, zone)
     assert {one.day: one.spent for one in days if one.spent} == wanted
     assert [one.day for one in days] == sorted(one.day for one in days)
     left = 10**6 * MICRO

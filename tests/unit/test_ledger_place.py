@@ -41,7 +41,7 @@ def tampered(place: Settings, clock: Clock) -> Iterator[Ledger]:
         account(t, "phys", 100)
         account(t, "chem")
         allocation(t, "phys", 50)
-        t.charges.charge(charge(70), BY)
+        t.charges.post(charge(70), BY)
         t.settlements.add("h", charge(0).key, 70, final=True)
     yield opened
     opened.close()
@@ -61,7 +61,7 @@ def test_the_file_is_stewards_alone(tmp_path: Path) -> None:
         account(t, "phys")
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "ledger.db" in made.url_shown
+    assert "ledger.db" in made.display_url
     assert not made.is_shared
     made.close()
 
@@ -139,7 +139,7 @@ def test_the_password_comes_from_its_file_and_is_not_shown(tmp_path: Path) -> No
     secret.write_text("hunter2\n")
     url = ledger_url(Settings(bank=bank))
     assert (url.password, url.drivername) == ("hunter2", "postgresql+psycopg")
-    assert "hunter2" not in LedgerDatabase(url).shown
+    assert "hunter2" not in LedgerDatabase(url).display_url
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_two_open_a_new_ledger_at_once(tmp_path: Path) -> None:
     with one.transaction() as t:
         account(t, "phys", 5)
     with other.reading() as t:
-        assert t.reading.balance("phys", at=None) == 5
-        assert t.reading.statement("phys", end=NOON).lines == ()
+        assert t.queries.get_balance("phys", at=None) == 5
+        assert t.queries.get_statement("phys", end=NOON).lines == ()
     one.close()
     other.close()

@@ -39,15 +39,15 @@ class Reader:
 
     def look(self, at_most: int = -1) -> list[bytes]:
         """The lines of the next look, or only its first batches, as if killed then."""
-        self.following.look()
+        self.following.process_events()
         new: list[bytes] = []
-        for batch in self.following.batches():
+        for batch in self.following.read_batches():
             if not at_most:
                 break
             at_most -= 1
             new += batch.lines
             self.garbled += batch.garbled
-            self.place = batch.place
+            self.place = batch.position
         self.lines += new
         return new
 
@@ -82,11 +82,11 @@ def test_a_directory_that_comes_late(tmp_path: Path) -> None:
     file = tmp_path / "later" / "lines"
     reader = Reader(file)
     reader.look()
-    assert "later" in reader.following.away
+    assert "later" in reader.following.problem
     file.parent.mkdir()
     write(file, b"one")
     assert reader.look() == [b"one"]
-    assert reader.following.away == ""
+    assert reader.following.problem == ""
 
 
 def test_a_renamed_file_is_read_to_its_end(file: Path) -> None:
@@ -182,7 +182,7 @@ def test_neither_links_nor_pipes_are_read(file: Path) -> None:
     file.symlink_to(secret)
     reader = Reader(file)
     assert reader.look() == []
-    assert "cannot read" in reader.following.away
+    assert "cannot read" in reader.following.problem
     file.unlink()
     os.mkfifo(file)
     assert reader.look() == []
@@ -236,13 +236,13 @@ def test_lines_become_events_and_the_place_is_kept(tmp_path: Path) -> None:
     journal: list[Event] = []
     file = tmp_path / "jobcomp"
     write(file, job(1), b"garbage", job(2, lost=3), b"{}")
-    source(tmp_path, journal).take(Stop())
+    source(tmp_path, journal).append_new_events(Stop())
     assert [event.kind for event in journal] == [JOB_END, JOB_END, NODE_GAP, NODE_GAP]
     gaps = [(e.body.node, e.body.why, e.body.lines) for e in journal if e.kind == NODE_GAP]
     assert gaps == [("slurmctld", "lost", 3), ("slurmctld", "garbled", 2)]
     journal.clear()
     write(file, job(3))
-    source(tmp_path, journal).take(Stop())
+    source(tmp_path, journal).append_new_events(Stop())
     assert [event.body.record.job_id for event in journal] == [3]
 
 
@@ -250,7 +250,7 @@ def test_a_line_behind_a_torn_one_is_taken(tmp_path: Path) -> None:
     journal: list[Event] = []
     torn = job(1, name='{"v":1 "')[:-30]
     write(tmp_path / "jobcomp", torn + job(2), torn + torn, b'x{"v":1}', job(3))
-    source(tmp_path, journal).take(Stop())
+    source(tmp_path, journal).append_new_events(Stop())
     assert [e.body.record.job_id for e in journal if e.kind == JOB_END] == [2, 3]
     assert [e.body.lines for e in journal if e.kind == NODE_GAP] == [3]
 
@@ -262,8 +262,8 @@ def test_the_place_moves_only_after_the_journal_has_the_events(tmp_path: Path) -
     journal: list[Event] = []
     write(tmp_path / "jobcomp", job(1))
     with pytest.raises(Unavailable):
-        source(tmp_path, journal, append=refuse).take(Stop())
-    source(tmp_path, journal).take(Stop())
+        source(tmp_path, journal, append=refuse).append_new_events(Stop())
+    source(tmp_path, journal).append_new_events(Stop())
     assert [event.body.record.job_id for event in journal] == [1]
 
 
@@ -293,5 +293,5 @@ def test_what_everybody_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     tmp_path.chmod(0o755)
     write(tmp_path / "jobcomp", job(1))
     (tmp_path / "jobcomp").chmod(0o644)
-    source(tmp_path, []).take(Stop())
+    source(tmp_path, []).append_new_events(Stop())
     assert "everybody can read" in caplog.text

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_is_told() -> None:
 
 def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    logs.configure_logging("info", "gate", stream, form="json")
+    logs.configure_logging("info", "gate", stream, line_format="json")
     try:
         int("x")
     except ValueError:
@@ -141,7 +141,7 @@ def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile("w+") as file:
         status = os.fstat(file.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
-        logs.configure_logging("info", stream=file, form="json")
+        logs.configure_logging("info", stream=file, line_format="json")
         logging.getLogger("steward.test").error("x")
         file.seek(0)
         line = file.read()
@@ -152,7 +152,7 @@ def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.text(), st.text() | st.binary() | st.floats() | st.none())
 def test_no_value_breaks_out_of_json(message: str, value: object) -> None:
     stream = io.StringIO()
-    logs.configure_logging("info", "capture.0", stream, form="json")
+    logs.configure_logging("info", "capture.0", stream, line_format="json")
     logging.getLogger("steward.test").warning("%s", message, extra={"value": value})
     line = stream.getvalue()
     assert line.removesuffix("\n").isprintable()

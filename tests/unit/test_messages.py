@@ -91,9 +91,9 @@ def test_any_bytes_come_back_exactly(script: bytes, environment: bytes | None) -
 
 @given(data=st.binary(max_size=2000) | st.text().map(str.encode) | st.binary().map(bytes.upper))
 def test_content_is_exact_and_never_much_longer_than_base64(data: bytes) -> None:
-    for content in (EncodedContent.of(data), EncodedContent.shortest(data)):
+    for content in (EncodedContent.from_bytes(data), EncodedContent.from_bytes_shortest(data)):
         assert content.data == data
-    text = msgspec.json.encode(EncodedContent.shortest(data).text)
+    text = msgspec.json.encode(EncodedContent.from_bytes_shortest(data).text)
     assert len(text) <= 2 * len(data) + 8
 
 

@@ -48,7 +48,7 @@ def affording(settings: Settings, ledger: "Ledger") -> SubmitChecks:
 
 
 def can(settings: Settings, ledger: "Ledger", cost: str, account: str = "physics") -> bool:
-    return affording(settings, ledger).answer(cost, "4000001", account).success
+    return affording(settings, ledger).check_job(cost, "4000001", account).success
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_is_held_cannot_be_had(gate: RunningGate, site: Settings, ledger: "
     assert not can(site, ledger, "1000.01")
     gate.link.reserve("physics", 400 * SU, "a test")
     assert can(site, ledger, "600")
-    answer = affording(site, ledger).answer("600.01", "4000001", "PHYSICS")
+    answer = affording(site, ledger).check_job("600.01", "4000001", "PHYSICS")
     assert not answer.success
     assert "but account physics has 600.00 SU free" in str(answer.message)
     assert "400.00 SU held for other jobs" in str(answer.message)
@@ -112,7 +112,7 @@ def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
     asking = affording(strict, ledger)
 
     def success(cost: str, name: str, uid: int = 1000) -> bool:
-        return asking.answer(cost, str(uid), name).success
+        return asking.check_job(cost, str(uid), name).success
 
     users = (UserBooks(name="bob", limit=20 * SU, spent=5 * SU),)
     with running(strict) as gate:
@@ -132,7 +132,7 @@ def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
         assert not success("1", "old")
         assert not success("1", "club")
         gate.link.rules(rules("observe", seq=2))
-        watched = asking.answer("31", "1001", "physics")
+        watched = asking.check_job("31", "1001", "physics")
         assert watched.success
         assert str(watched.message).startswith("The bank only watches here (observe): Steward: ")
         gate.link.rules(msgspec.structs.replace(rules("observe", seq=3), modes=()))
@@ -144,7 +144,7 @@ def test_who_is_not_listed_and_what_is_closed_without_a_gate(
 ) -> None:
     def can_daemon(cost: str) -> bool:
         uid = pwd.getpwnam("daemon").pw_uid
-        return affording(site, ledger).answer(cost, str(uid), "club").success
+        return affording(site, ledger).check_job(cost, str(uid), "club").success
 
     with ledger.transaction() as t:
         t.accounts.create(Account(name="club", only_listed=True), BY)
@@ -195,7 +195,7 @@ def test_the_ledger_answers_as_the_gate_does_where_nothing_is_held(
     def answers() -> list[tuple[str, int, int, bool]]:
         asking = affording(settings, ledger)
         return [
-            (name, uid, cost, asking.answer(str(cost), str(uid), name).success)
+            (name, uid, cost, asking.check_job(str(cost), str(uid), name).success)
             for name in ("lab", "room")
             for uid in uids
             for cost in (1, 20, 21, 30, 31, 45, 46, 100, 101, 150, 151)
@@ -223,7 +223,7 @@ def test_an_unknown_account(site: Settings, ledger: "Ledger") -> None:
 )
 def test_what_is_no_question(site: Settings, ledger: "Ledger", cost: str, user: str) -> None:
     with pytest.raises(ApiError) as refused:
-        affording(site, ledger).answer(cost, user, "physics")
+        affording(site, ledger).check_job(cost, user, "physics")
     assert refused.value.status == 400
 
 

@@ -50,7 +50,7 @@ class FollowingSite(ReportingSite):
         for _ in range(rounds):
             self.balances.close()
             self.balances = self._open_balances()
-            self.balances.ask_once(Stop(), lambda: None)
+            self.balances.poll_once(Stop(), lambda: None)
 
     def close(self) -> None:
         self.balances.close()
@@ -108,14 +108,14 @@ def test_few_questions_are_asked_where_little_has_changed(
 ) -> None:
     site = FollowingSite(tmp_path, url, balance_age_s=0.03)
     reference.words = "No."
-    site.balances.ask_once(Stop(), lambda: None)
+    site.balances.poll_once(Stop(), lambda: None)
     first = len(reference.questions)
     assert first <= 2 * 40
     for used, most in ((0, 6), (0, 6), (Decimal("3.17"), 40)):
         reference.usage += used
         before = len(reference.questions)
         while len(reference.questions) == before:
-            site.balances.ask_once(Stop(), lambda: None)
+            site.balances.poll_once(Stop(), lambda: None)
         assert len(reference.questions) - before <= most
     assert bank.balance(site) == round(996.83 * SU)
     site.close()
@@ -283,7 +283,7 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
             BalancePusher(site.ledger, gate.link).push()
             gate.wait_open()
             site.follow()
-            site.balances.ask_once(Stop(), lambda: None)
+            site.balances.poll_once(Stop(), lambda: None)
             assert "has 50.00 SU free" in gate.ask(job(59, account="physics"))["say"]
             assert gate.ask(job(39, account="physics"))["ok"]
         site.close()
@@ -300,11 +300,11 @@ def test_accounts_that_draw_on_another_or_are_closed_are_not_asked_for(
         t.accounts.create(Account(name="unknown-there"), BY)
         t.accounts.set_user("unknown-there", ALICE, BY, limit=None)
     for _ in range(4):
-        site.balances.ask_once(Stop(), lambda: None)
+        site.balances.poll_once(Stop(), lambda: None)
     assert set(reference.questions) == {"physics", "unknown-there"}
     assert bank.balance(site) == 1000 * SU
     with site.ledger.reading() as t:
-        assert t.reading.balance("unknown-there") == 0
+        assert t.queries.get_balance("unknown-there") == 0
 
 
 @pytest.mark.parametrize("words", [7, None, ["x"], {"a": 1}])

@@ -53,19 +53,19 @@ class CorrectedSite(ReportingSite):
 
     def charge_of(self, job_id: int) -> Charge:
         with self.ledger.reading() as t:
-            (row,) = t.charges.of_job("c1", job_id)
+            (row,) = t.charges.list_of_job("c1", job_id)
         return row.charge
 
     def post(self, charge: Charge, who: str = "root") -> None:
         """Somebody charges something."""
         with self.ledger.transaction() as t:
-            t.charges.charge(charge, msgspec.structs.replace(BY, who=who))
+            t.charges.post(charge, msgspec.structs.replace(BY, who=who))
 
     def waiting(self) -> int:
         """How much waits once what is due was told."""
         self.send()
         with self.ledger.reading() as t:
-            return t.outbox.waiting(MYBRC_KIND)
+            return t.outbox.count_pending(MYBRC_KIND)
 
     def told(self, job_id: int) -> tuple[str, str]:
         """What the server elsewhere has of a job: its amount, and its state."""
@@ -133,12 +133,12 @@ def test_a_correction_waits_until_its_users_uid_is_known(
     site.reconcile()
     site.send()
     charge = site.charge_of(1)
-    uid = JobOwners(site.settings.state_dir).uid(charge)
+    uid = JobOwners(site.settings.state_dir).find_uid(charge)
     assert uid is not None
     # The directory of users is away, and jobs.db has forgotten the job.
     directory: dict[str, int] = {}
     monkeypatch.setattr(NameResolver, "uid", lambda _, user: directory.get(user))
-    monkeypatch.setattr(Jobs, "run_facts", lambda *_: [])
+    monkeypatch.setattr(Jobs, "list_run_events", lambda *_: [])
     site.post(msgspec.structs.replace(charge, user="ada", amount=9 * HOUR))
     assert site.waiting() == 1
     directory["ada"] = uid
@@ -178,11 +178,11 @@ def test_corrections_while_nobody_sends_are_told_later_and_once(site: CorrectedS
     assert balance(site.there) == bank.balance(site) == FULL - 9 * HOUR
     site.restart()
     with site.ledger.reading() as t:
-        assert t.charges.changed(0)
-        told = t.mark("bank.corrections")
+        assert t.charges.list_changed(0)
+        told = t.read_mark("bank.corrections")
     site.send()
     with site.ledger.reading() as t:
-        assert t.mark("bank.corrections") == told
+        assert t.read_mark("bank.corrections") == told
 
 
 def test_what_a_backfill_charges_is_not_told(site: CorrectedSite) -> None:

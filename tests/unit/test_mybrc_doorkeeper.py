@@ -36,7 +36,7 @@ def keeper(tmp_path: Path) -> Iterator[TokenAuthority]:
 
 def refused(keeper: TokenAuthority, header: str, address: str = HERE) -> int:
     with pytest.raises(ApiError) as error:
-        keeper.caller(header, address)
+        keeper.authenticate(header, address)
     return error.value.status
 
 
@@ -54,8 +54,8 @@ def test_a_token_is_given_and_known_again_and_not_kept(
     keeper: TokenAuthority, tmp_path: Path
 ) -> None:
     token = keeper.login("plugin", PASSWORD, HERE)
-    assert keeper.caller(f"Token {token}", HERE) == "plugin"
-    assert keeper.caller(f"token   {token} ", HERE) == "plugin"
+    assert keeper.authenticate(f"Token {token}", HERE) == "plugin"
+    assert keeper.authenticate(f"token   {token} ", HERE) == "plugin"
     for path in tmp_path.iterdir():
         assert token.encode() not in path.read_bytes()
 
@@ -73,7 +73,7 @@ def test_whoever_leaves_the_file_is_out(keeper: TokenAuthority, tmp_path: Path) 
     assert refused(keeper, f"Token {token}") == 401
     users.write_text(kept)
     os.utime(users, ns=(1, 1))
-    assert keeper.caller(f"Token {token}", HERE) == "plugin"
+    assert keeper.authenticate(f"Token {token}", HERE) == "plugin"
     users.unlink()
     assert refused(keeper, f"Token {token}") == 401
 
@@ -82,7 +82,7 @@ def test_who_guesses_has_to_wait_and_others_do_not(keeper: TokenAuthority) -> No
     token = keeper.login("plugin", PASSWORD, HERE)
     assert [refused(keeper, f"Token {n}") for n in range(11)] == [401] * 10 + [429]
     # One who has a token may be behind the same address.
-    assert keeper.caller(f"Token {token}", HERE) == "plugin"
+    assert keeper.authenticate(f"Token {token}", HERE) == "plugin"
     with pytest.raises(ApiError) as error:
         keeper.login("plugin", PASSWORD, HERE)
     assert error.value.status == 429
@@ -127,14 +127,14 @@ def test_users_are_written_and_taken_away(tmp_path: Path) -> None:
     assert set_user(str(path), "second", "long enough")
     assert not set_user(str(path), "plugin", "another one")
     users = UsersFile(str(path))
-    assert users.admits("plugin", "another one")
-    assert not users.admits("plugin", "long enough")
-    assert users.admits("second", "long enough")
+    assert users.check_password("plugin", "another one")
+    assert not users.check_password("plugin", "long enough")
+    assert users.check_password("second", "long enough")
     assert path.read_text().startswith("# who\n")
     assert path.stat().st_mode & 0o777 == 0o640
     assert remove_user(str(path), "second")
     assert not remove_user(str(path), "second")
-    assert not users.knows("second")
+    assert not users.has_user("second")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["users"]
 
 

@@ -86,7 +86,7 @@ class Outbox:
     def waiting(self) -> int:
         """How much is not told."""
         with self.ledger.reading() as t:
-            return t.outbox.waiting(MYBRC_KIND)
+            return t.outbox.count_pending(MYBRC_KIND)
 
     def close(self) -> None:
         self._passing.close()
@@ -142,14 +142,14 @@ def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Outbo
         site.send(3600)
     assert (site.waiting(), Elsewhere.asked.count("1")) == (0, 175)
     with site.ledger.reading() as t:
-        (item,) = t.outbox.untold((MYBRC_KIND,))
+        (item,) = t.outbox.list_undelivered((MYBRC_KIND,))
     assert (item.aside, "400" in item.error) == (True, True)
     Elsewhere.refused.clear()
     with site.ledger.transaction() as t:
-        assert t.outbox.again((MYBRC_KIND,), ()) == 1
+        assert t.outbox.retry((MYBRC_KIND,), ()) == 1
     site.send(1)
     with site.ledger.reading() as t:
-        assert t.outbox.untold((MYBRC_KIND,)) == []
+        assert t.outbox.list_undelivered((MYBRC_KIND,)) == []
 
 
 def test_what_was_refused_is_not_told_behind_what_came_later(site: Outbox) -> None:

@@ -94,6 +94,6 @@ def test_a_job_that_is_cancelled_after_a_requeue_keeps_what_it_cost(
     )
     site.send()
     with site.ledger.reading() as t:
-        cost = sum(row.charge.amount for row in t.charges.of_job("c1", 1))
+        cost = sum(row.charge.amount for row in t.charges.list_of_job("c1", 1))
     assert cost > 0
     assert site.reference.usage == Decimal(cost).scaleb(-6).quantize(Decimal("0.01"))

@@ -58,7 +58,7 @@ def told(
         shown = [(one, holds.get((one.cluster, one.body.record.job_id))) for one in events]
         queue_events(t, shown, NOON - timedelta(hours=hours_ago))
     with site.ledger.reading() as t:
-        items = t.outbox.due(MYBRC_KIND, site.now + timedelta(days=1))
+        items = t.outbox.list_due(MYBRC_KIND, site.now + timedelta(days=1))
     messages = [msgspec.json.decode(item.payload, type=RemoteMessage) for item in items]
     return [(message.op, message.told.job_id) for message in messages]
 

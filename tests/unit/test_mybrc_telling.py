@@ -77,7 +77,7 @@ def test_a_job_is_charged_and_its_difference_given_back(
     teller.update("1001", sent(amount="4.25"), "plugin")
     teller.update("1001", sent(amount=None, jobstatus="COMPLETED"), "plugin")
     assert balance(site) == 995_750_000
-    assert teller.page(1, JobFilters()).results[0].jobstatus == "COMPLETED"
+    assert teller.list_jobs(1, JobFilters()).results[0].jobstatus == "COMPLETED"
 
 
 def test_a_job_may_be_told_only_at_its_end_and_overdraw(
@@ -120,7 +120,7 @@ def test_a_submit_time_that_comes_later_pays_nothing_twice(
         teller.update("1001", sent(amount="3", submitdate=submitted), "plugin")
         assert balance(site) == 997 * SU
     with ledger.reading() as t:
-        rows = t.charges.of_job("c", 1001)
+        rows = t.charges.list_of_job("c", 1001)
     assert sorted(row.charge.amount for row in rows) == [0, 3 * SU]
 
 
@@ -128,7 +128,7 @@ def test_a_job_that_steward_has_charged_costs_nothing_more(
     teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     with ledger.transaction() as t:
-        t.charges.charge(own_charge(7 * SU), BY)
+        t.charges.post(own_charge(7 * SU), BY)
     teller.update("1001", sent(amount="3", submitdate=SUBMITTED.isoformat()), "plugin")
     assert balance(site) == 993 * SU
 
@@ -138,7 +138,7 @@ def test_what_steward_finds_out_goes_before_what_was_told(
 ) -> None:
     teller.create(sent(amount="10", submitdate=SUBMITTED.isoformat()), "plugin")
     with ledger.transaction() as t:
-        t.charges.charge(own_charge(7 * SU), BY)
+        t.charges.post(own_charge(7 * SU), BY)
     teller.update("1001", sent(amount="3", submitdate=SUBMITTED.isoformat()), "plugin")
     assert balance(site) == 993 * SU
 
@@ -157,7 +157,7 @@ def test_a_job_of_several_runs_is_charged_by_steward_alone(
 ) -> None:
     with ledger.transaction() as t:
         for restarts in (0, 1):
-            t.charges.charge(own_charge(7 * SU, restarts), BY)
+            t.charges.post(own_charge(7 * SU, restarts), BY)
     teller.update("1001", sent(amount="14", **times), "plugin")
     teller.update("1001", sent(amount="13", **times), "plugin")
     assert balance(site) == 986 * SU
@@ -171,7 +171,7 @@ def test_what_was_told_of_a_later_run_is_taken_back_with_its_charge(
     with ledger.transaction() as t:
         for restarts in (0, 1):
             charge = own_charge(7 * SU, restarts)
-            t.charges.charge(charge, BY)
+            t.charges.post(charge, BY)
             cancel_reported_charges(t, charge, BY)
     assert balance(site) == 985 * SU
 
@@ -180,7 +180,7 @@ def test_another_job_of_the_same_number_costs_what_is_told(
     teller: JobRegistry, ledger: "Ledger", site: Settings
 ) -> None:
     with ledger.transaction() as t:
-        t.charges.charge(own_charge(7 * SU), BY)
+        t.charges.post(own_charge(7 * SU), BY)
     teller.update("1001", sent(amount="3", submitdate="2026-05-01T10:00:00Z"), "plugin")
     assert balance(site) == 990 * SU
 
@@ -199,7 +199,7 @@ def test_names_that_are_no_job_ids_are_jobs_of_their_own(
 def test_a_sum_of_the_largest_numbers_is_a_number(teller: JobRegistry) -> None:
     for number in ("1", "2"):
         teller.create(sent(number, cpu_time=sys.float_info.max), "plugin")
-    assert math.isfinite(teller.page(1, JobFilters()).total_cpu_time)
+    assert math.isfinite(teller.list_jobs(1, JobFilters()).total_cpu_time)
 
 
 def test_pages_and_filters(teller: JobRegistry) -> None:
@@ -217,17 +217,17 @@ def test_pages_and_filters(teller: JobRegistry) -> None:
             ),
             "plugin",
         )
-    first, third = teller.page(1, JobFilters()), teller.page(3, JobFilters())
+    first, third = teller.list_jobs(1, JobFilters()), teller.list_jobs(3, JobFilters())
     assert (first.count, len(first.results), len(third.results)) == (203, 100, 3)
     assert [job.jobslurmid for job in third.results] == ["201", "202", "203"]
     assert (third.total_amount, third.total_cpu_time) == (20_706.0, 50.75)
-    running = teller.page(1, JobFilters(jobstatus="RUNNING"))
+    running = teller.list_jobs(1, JobFilters(jobstatus="RUNNING"))
     assert (running.total_amount, running.total_cpu_time) == (6.0, 0.75)
     with pytest.raises(ApiError):
-        teller.page(4, JobFilters())
+        teller.list_jobs(4, JobFilters())
 
     def numbers(**filters: object) -> list[int]:
-        return [int(job.jobslurmid) for job in teller.page(1, JobFilters(**filters)).results]  # type: ignore[arg-type]
+        return [int(job.jobslurmid) for job in teller.list_jobs(1, JobFilters(**filters)).results]  # type: ignore[arg-type]
 
     assert numbers(jobstatus="RUNNING") == [1, 2, 3]
     assert numbers(jobstatus="RUNNING", user="10002") == [2]
@@ -238,7 +238,7 @@ def test_pages_and_filters(teller: JobRegistry) -> None:
 
 
 def test_a_list_without_anything_has_one_empty_page(teller: JobRegistry, ledger: "Ledger") -> None:
-    assert teller.page(1, JobFilters()).results == ()
+    assert teller.list_jobs(1, JobFilters()).results == ()
     assert list_users(ledger, "", 1).results == ()
     with pytest.raises(ApiError):
         list_users(ledger, "", 2)

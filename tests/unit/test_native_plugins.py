@@ -65,10 +65,10 @@ def test_what_is_no_version_is_refused(text: str) -> None:
 
 
 def test_a_plugin_serves_every_patch_level_and_no_other_version() -> None:
-    version = SlurmVersion.of_number(0x180B05)
+    version = SlurmVersion.from_number(0x180B05)
     assert str(version) == "24.11.5"
-    assert version.serves(SlurmVersion(24, 11, 9))
-    assert not version.serves(SlurmVersion(24, 5, 5))
+    assert version.is_loadable_by(SlurmVersion(24, 11, 9))
+    assert not version.is_loadable_by(SlurmVersion(24, 5, 5))
 
 
 @needs_compiler
@@ -96,7 +96,7 @@ def test_builds_lie_side_by_side_and_the_nearest_is_taken(
 def test_a_build_says_what_it_is(built: PluginBuild) -> None:
     assert Path(built.path).parent.name == str(built.version)
     seen = spank.inspect_library(built.path)
-    assert SlurmVersion.of_number(seen.version) == built.version
+    assert SlurmVersion.from_number(seen.version) == built.version
     assert (seen.type, seen.missing) == ("spank", [])
     assert check_library(built.path, built.version) == []
     assert set(os.listdir(os.path.dirname(built.path))) == set(HOOKS)
@@ -171,7 +171,7 @@ def test_what_is_installed_passes_the_check(
     there, spool = str(tmp_path / "lib"), tmp_path / "spool" / "shim"
     before = plugstack.read_text()
     done = install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool))
-    assert done.left == ()
+    assert done.remaining == ()
     assert plugstack.read_text() == before
     conf = Path(f"{plugstack}.d/steward.conf")
     library = Path(there) / str(built.version) / LIBRARY
@@ -202,7 +202,7 @@ def test_what_is_left_to_do_is_said(built: PluginBuild, libdir: str, tmp_path: P
     done = install_shim(
         built, libdir=libdir, plugstack=str(plugstack), spool=str(tmp_path / "spool")
     )
-    assert done.left == (f"add to {plugstack}: include {plugstack}.d/*.conf",)
+    assert done.remaining == (f"add to {plugstack}: include {plugstack}.d/*.conf",)
     assert not plugstack.exists()
     (line,) = check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
     assert "does not include" in line
@@ -253,7 +253,7 @@ def test_jobcomp_is_called_from_a_file_of_two_lines(tmp_path: Path) -> None:
     etc.mkdir()
     done = install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines))
     assert done.written == (str(tmp_path / "lib/jobcomp.lua"), str(etc / "jobcomp.lua"))
-    assert any("writable by SlurmUser" in sentence for sentence in done.left)
+    assert any("writable by SlurmUser" in sentence for sentence in done.remaining)
     assert "jobcomp/none" in check_jobcomp({"JobCompType": ""}, str(etc))[0]
     assert install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines)) == done
     lua = shutil.which("lua5.1")

@@ -46,7 +46,7 @@ def test_a_build_says_what_it_is(built: PluginBuild) -> None:
     path = os.path.join(directory_of(built), SUBMIT_LIBRARY)
     seen = spank.inspect_library(path)
     assert (seen.type, seen.missing) == ("job_submit/steward", [])
-    assert SlurmVersion.of_number(seen.version) == built.version
+    assert SlurmVersion.from_number(seen.version) == built.version
     assert check_library(path, built.version, is_exact=True) == []
     other = SlurmVersion(built.version.major, built.version.minor, built.version.micro + 1)
     assert check_library(path, other) == []
@@ -100,14 +100,14 @@ def test_what_stands_behind_it_is_named(built: PluginBuild) -> None:
 def test_installing_says_what_slurm_conf_is_to_say(built: PluginBuild, tmp_path: Path) -> None:
     libdir = str(tmp_path / "lib")
     ours = f"{libdir}/{built.version}"
-    done = install_submit(built, libdir=libdir, shown=shown("lua"))
+    done = install_submit(built, libdir=libdir, config=shown("lua"))
     assert done.written == (f"{ours}/{SUBMIT_LIBRARY}",)
-    assert done.left[:2] == (
+    assert done.remaining[:2] == (
         f"set in slurm.conf: PluginDir=/usr/lib/slurm:{ours}",
         "set in slurm.conf: JobSubmitPlugins=lua,steward",
     )
-    again = install_submit(built, libdir=libdir, shown=shown("lua,steward", ours))
-    assert again.left == ()
+    again = install_submit(built, libdir=libdir, config=shown("lua,steward", ours))
+    assert again.remaining == ()
     assert check_submit(shown("lua,steward", ours), built.version) == []
 
 

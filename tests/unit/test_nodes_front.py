@@ -39,15 +39,15 @@ def busy(settings: Settings) -> Iterator[threading.Event]:
 
     def serve(connection: AgentConnection) -> None:
         with contextlib.suppress(Exception):
-            if heard.welcome(connection) is not None:
+            if heard.authenticate(connection) is not None:
                 connection.is_known = True
                 told.wait(60)
 
-    connections = AgentConnections(heard.listener, 1, (), serve, heard.send_away)
+    connections = AgentConnections(heard.listener, 1, (), serve, heard.reject)
 
     def take() -> None:
         while not stop.is_set():
-            connections.take(stop)
+            connections.serve_next(stop)
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -65,7 +65,9 @@ def test_a_listener_outlives_a_daemon_without_room(
 ) -> None:
     stop = Stop()
     with busy(settings) as told:
-        listener = NodeListener(settings.nodes, listener_socket_path(settings), ask_s=0.5)
+        listener = NodeListener(
+            settings.nodes, listener_socket_path(settings), check_interval_s=0.5
+        )
         thread = threading.Thread(target=listener.run, args=(stop,))
         thread.start()
         url = "http://{}:{}/v1/events".format(*listener.address)

@@ -97,10 +97,10 @@ def test_another_boot_with_another_place_was_a_reboot(
 def test_nodes_say_that_they_are_there(hearing: HearingSite, spool: Path) -> None:
     assert hearing.run_agent(spool) == 0
     heard = hearing.heard()
-    (node,) = heard.nodes("c1")
+    (node,) = heard.read_reports("c1")
     assert (node.node, node.sequence, node.lost) == ("n1", 1, 0)
-    assert heard.silent_since(node.heard_at) == []
-    assert heard.nodes("c2") == []
+    assert heard.read_silent(node.heard_at) == []
+    assert heard.read_reports("c2") == []
     heard.close()
     # Not each time: most of a node's runs ask nobody.
     assert hearing.run_agent(spool, "--to", "127.0.0.1:1") == 0
@@ -282,19 +282,19 @@ def test_one_node_that_floods_silences_no_other(tmp_path: Path, authority: Autho
 
 def test_certificates_of_the_commands_making(tmp_path: Path) -> None:
     authority = OwnAuthority(str(tmp_path / "ca"), 30)
-    assert authority.server(["localhost", "127.0.0.1", "::1"])
-    assert list(authority.nodes("n[1-2],gpu1")) == [("gpu1", True), ("n1", True), ("n2", True)]
+    assert authority.make_server(["localhost", "127.0.0.1", "::1"])
+    assert list(authority.make_nodes("n[1-2],gpu1")) == [("gpu1", True), ("n1", True), ("n2", True)]
     again = OwnAuthority(str(tmp_path / "ca"), 30)
-    assert not again.server(["localhost"])
-    assert dict(again.nodes("n[2-3]")) == {"n2": False, "n3": True}
+    assert not again.make_server(["localhost"])
+    assert dict(again.make_nodes("n[2-3]")) == {"n2": False, "n3": True}
     modes = {"": 0o711, "nodes": 0o700, "server.crt": 0o644, "server.key": 0o600, "ca.key": 0o600}
     for name, mode in modes.items():
         assert (tmp_path / "ca" / name).stat().st_mode & 0o777 == mode
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "ca").rglob("*.key")} == {0o600}
     with pytest.raises(UsageError):
-        list(again.nodes("n[1-"))
+        list(again.make_nodes("n[1-"))
     with pytest.raises(UsageError):
-        again.server(["a,DNS:b"])
+        again.make_server(["a,DNS:b"])
     (tmp_path / "file").touch()
     with pytest.raises(CertificateError):
         OwnAuthority(str(tmp_path / "file"), 30)
@@ -306,15 +306,15 @@ def test_nodes_are_known_by_them(tmp_path: Path) -> None:
 
         def __init__(self, directory: Path) -> None:
             self._own = OwnAuthority(str(directory), 30)
-            self.file = self._own.file
+            self.file = self._own.ca_file
 
         def certificate(self, *names: str) -> tuple[str, str]:
             name = names[0].partition(":")[2]
             where = Path(self.file).parent
             if name == "127.0.0.1":
-                self._own.server([name])
+                self._own.make_server([name])
                 return str(where / "server.crt"), str(where / "server.key")
-            list(self._own.nodes(name))
+            list(self._own.make_nodes(name))
             return str(where / "nodes" / f"{name}.crt"), str(where / "nodes" / f"{name}.key")
 
     hearing = HearingSite(tmp_path, Own(tmp_path / "ca"))

@@ -32,13 +32,13 @@ def test_requests_follow_each_other_on_one_connection(
     peer, other = pair
     other.sendall(GOOD + b"hello" + GOOD.replace(b"Host: x", b"Connection: Close") + b"again")
     for body, closes in ((b"hello", False), (b"again", True)):
-        request = peer.request(5, 5)
+        request = peer.read_request(5, 5)
         assert request is not None
         assert (request.path, request.length) == ("/nodes/1/lines", 5)
         assert request.closes is closes
-        assert peer.body(5, 5) == body
+        assert peer.read_body(5, 5) == body
     other.close()
-    assert peer.request(5, 5) is None
+    assert peer.read_request(5, 5) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_no_request(
     peer, other = pair
     other.sendall(head)
     with pytest.raises(RequestError) as caught:
-        peer.request(5, 5)
+        peer.read_request(5, 5)
     assert caught.value.status == status
 
 
@@ -74,7 +74,7 @@ def test_a_head_without_an_end_is_cut(pair: tuple[AgentPeer, socket.socket]) -> 
     sender = threading.Thread(target=other.sendall, args=(b"POST " + b"a" * (MAX_HEAD_BYTES + 5),))
     sender.start()
     with pytest.raises(RequestError) as caught:
-        peer.request(5, 5)
+        peer.read_request(5, 5)
     assert caught.value.status == 431
     sender.join()
 
@@ -94,7 +94,7 @@ def test_a_byte_now_and_then_does_not_prolong_the_wait(
     began = time.monotonic()
     try:
         with pytest.raises(PeerGone, match="slow"):
-            peer.request(60, 0.3)
+            peer.read_request(60, 0.3)
     finally:
         over.set()
         dripping.join()
@@ -105,11 +105,11 @@ def test_a_peer_that_goes_in_the_middle(pair: tuple[AgentPeer, socket.socket]) -
     peer, other = pair
     other.sendall(GOOD + b"hel")
     other.close()
-    assert peer.request(5, 5) is not None
+    assert peer.read_request(5, 5) is not None
     with pytest.raises(PeerGone, match="middle of a batch"):
-        peer.body(5, 5)
+        peer.read_body(5, 5)
 
 
 def test_silence_ends(pair: tuple[AgentPeer, socket.socket]) -> None:
     with pytest.raises(PeerGone, match="slow"):
-        pair[0].request(0.05, 5)
+        pair[0].read_request(0.05, 5)

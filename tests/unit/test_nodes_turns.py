@@ -24,13 +24,13 @@ def test_a_node_is_heard_on_one_connection() -> None:
     these.begin(("c2", "n1"), Connection())
     with pytest.raises(TurnUnavailable, match="of node n1 is under way"):
         these.begin(("c1", "n1"), second)
-    these.rest(first)
+    these.finish_batch(first)
     these.begin(("c1", "n1"), second)
     assert first.is_shut
-    these.leave(first)  # its end is none of the second one's
+    these.remove(first)  # its end is none of the second one's
     with pytest.raises(TurnUnavailable):
         these.begin(("c1", "n1"), Connection())
-    these.leave(second)
+    these.remove(second)
     these.begin(("c1", "n1"), Connection())
 
 
@@ -39,7 +39,7 @@ def test_one_connection_may_be_several_nodes_in_turn() -> None:
     one = Connection()
     for node in ("n1", "n2", "n1"):
         these.begin(("c1", node), one)
-        these.rest(one)
+        these.finish_batch(one)
     these.begin(("c1", "n2"), Connection())
     assert not one.is_shut
 
@@ -58,11 +58,11 @@ def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(threading, "Event", Watched)
 
     def ask(number: int) -> None:
-        with these.turn():
+        with these.wait_turn():
             came.append(number)
 
     threads = []
-    with these.turn():
+    with these.wait_turn():
         assert waits.acquire(timeout=60)
         for number in range(10):
             threads.append(threading.Thread(target=ask, args=(number,)))
@@ -75,7 +75,7 @@ def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_waits_too_long_holds_up_nobody() -> None:
     these = NodeTurns(patience_s=0.05)
-    with these.turn(), pytest.raises(TurnUnavailable, match="too many"), these.turn():
+    with these.wait_turn(), pytest.raises(TurnUnavailable, match="too many"), these.wait_turn():
         pytest.fail("it was two's turn")
-    with these.turn():
+    with these.wait_turn():
         pass

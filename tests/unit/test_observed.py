@@ -30,47 +30,47 @@ def kinds(events: list[Event]) -> list[str]:
 
 def test_a_job_from_queue_to_end() -> None:
     observed = QueueObserver("c1")
-    assert kinds(observed.take([JOB], NOON)) == [JOB_SEEN]
-    assert observed.take([JOB], LATER) == []
-    assert kinds(observed.take([RUNNING], LATER)) == [JOB_STATE]
-    (end,) = observed.take([OVER], LATER)
+    assert kinds(observed.observe([JOB], NOON)) == [JOB_SEEN]
+    assert observed.observe([JOB], LATER) == []
+    assert kinds(observed.observe([RUNNING], LATER)) == [JOB_STATE]
+    (end,) = observed.observe([OVER], LATER)
     assert (end.kind, end.at, end.body.record) == (JOB_END, LATER, OVER)
-    assert observed.take([OVER], LATER) == []
+    assert observed.observe([OVER], LATER) == []
 
 
 def test_a_run_that_slurmctld_forgot_as_it_crashed_is_told_to_be_none() -> None:
     observed = QueueObserver("c1")
-    observed.take([OVER], NOON)
+    observed.observe([OVER], NOON)
     again = changed(JOB, submit=LATER, restarts=1)
-    observed.take([again], LATER)
-    gone = observed.take([OVER], LATER)[0]
+    observed.observe([again], LATER)
+    gone = observed.observe([OVER], LATER)[0]
     record = gone.body.record
     assert (gone.kind, record.restarts, record.state, record.end) == (JOB_END, 1, "UNKNOWN", None)
     assert record.reason == FORGOTTEN
     # While a requeued job completes it has the new count with the old time: that is no run.
     early = changed(JOB, restarts=1)
-    observed.take([early], LATER)
-    assert JOB_END not in kinds(observed.take([RUNNING], LATER))
+    observed.observe([early], LATER)
+    assert JOB_END not in kinds(observed.observe([RUNNING], LATER))
 
 
 def test_a_requeue_that_slurmctld_forgot_as_the_job_completed_makes_no_run() -> None:
     observed = QueueObserver("c1")
-    observed.take([JOB], NOON)
-    observed.take([RUNNING], NOON)
-    observed.ended(changed(RUNNING, state="REQUEUED", end=LATER))
+    observed.observe([JOB], NOON)
+    observed.observe([RUNNING], NOON)
+    observed.record_end(changed(RUNNING, state="REQUEUED", end=LATER))
     completing = changed(RUNNING, state="COMPLETING", restarts=1, reason="launch failed requeued")
-    assert observed.take([completing], LATER) == []
+    assert observed.observe([completing], LATER) == []
     # It was killed, and the first run goes on.
-    assert all(one.body.record.restarts == 0 for one in observed.take([RUNNING, OVER], LATER))
+    assert all(one.body.record.restarts == 0 for one in observed.observe([RUNNING, OVER], LATER))
     # Where it was not, the next run has a time of its own.
-    observed.take([completing], LATER)
-    again = observed.take([changed(JOB, submit=LATER, restarts=1)], LATER)
+    observed.observe([completing], LATER)
+    again = observed.observe([changed(JOB, submit=LATER, restarts=1)], LATER)
     assert {one.body.record.restarts for one in again} == {1}
 
 
 def test_what_happened_while_nobody_looked_is_all_said() -> None:
-    assert kinds(QueueObserver("c1").take([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
-    assert kinds(QueueObserver("c1").take([OVER], LATER)) == [JOB_SEEN, JOB_END]
+    assert kinds(QueueObserver("c1").observe([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
+    assert kinds(QueueObserver("c1").observe([OVER], LATER)) == [JOB_SEEN, JOB_END]
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6))
@@ -78,22 +78,22 @@ def test_who_forgets_repeats_the_same_keys(forgets: list[bool]) -> None:
     lasting, forgetful = QueueObserver("c1"), QueueObserver("c1")
     once, again = set(), set()
     for record, forget in zip([JOB, JOB, RUNNING, RUNNING, OVER, OVER], forgets, strict=True):
-        once |= {event.key for event in lasting.take([record], NOON)}
+        once |= {event.key for event in lasting.observe([record], NOON)}
         if forget:
             forgetful.clear()
-        again |= {event.key for event in forgetful.take([record], LATER)}
+        again |= {event.key for event in forgetful.observe([record], LATER)}
     assert again == once
 
 
 def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
     observed = QueueObserver("c1")
-    (first,) = observed.take([JOB], NOON)
-    (second,) = observed.take([changed(JOB, time_limit_s=60)], LATER)
+    (first,) = observed.observe([JOB], NOON)
+    (second,) = observed.observe([changed(JOB, time_limit_s=60)], LATER)
     assert (second.kind, second.key != first.key) == (JOB_SEEN, True)
     named = changed(JOB, time_limit_s=60, user="ada")
-    assert kinds(observed.take([named], LATER)) == [JOB_SEEN], "the uid resolves now"
+    assert kinds(observed.observe([named], LATER)) == [JOB_SEEN], "the uid resolves now"
     guess = changed(named, reason="Priority", dependency="")
-    assert observed.take([guess], LATER) == []
+    assert observed.observe([guess], LATER) == []
 
 
 @pytest.mark.parametrize(
@@ -118,169 +118,169 @@ def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(
     after = changed(before, **request_)
     keys = []
     for number, record in enumerate([before, after, before, after]):
-        (event,) = observed.take([record], NOON + timedelta(seconds=10 * number))
+        (event,) = observed.observe([record], NOON + timedelta(seconds=10 * number))
         assert (event.kind, event.body.record) == (JOB_SEEN, record)
         keys.append(event.key)
         dearer = changed(record, tres_requested=record.tres_requested.replace("g=", "g=1"))
-        assert observed.take([dearer], LATER) == [], "weights change for all jobs at once"
+        assert observed.observe([dearer], LATER) == [], "weights change for all jobs at once"
     assert len(set(keys)) == 4
     restarted = QueueObserver("c1")
     restarted.remember([before])
-    assert kinds(restarted.take([after], LATER)) == [JOB_SEEN]
+    assert kinds(restarted.observe([after], LATER)) == [JOB_SEEN]
     running = changed(RUNNING, **request_, tres_allocated="cpu=9,node=1")
-    assert kinds(restarted.take([running], LATER)) == [JOB_STATE], "that is what it was given"
+    assert kinds(restarted.observe([running], LATER)) == [JOB_STATE], "that is what it was given"
 
 
 def test_the_tasks_that_an_array_has_left_are_no_news() -> None:
     observed = QueueObserver("c1")
     array = changed(JOB, array_job_id=7, array_task="1-9%2")
-    assert kinds(observed.take([array], NOON)) == [JOB_SEEN]
-    assert observed.take([changed(array, array_task="3-9%2")], LATER) == []
+    assert kinds(observed.observe([array], NOON)) == [JOB_SEEN]
+    assert observed.observe([changed(array, array_task="3-9%2")], LATER) == []
     last = changed(RUNNING, array_job_id=7, array_task="9")
-    assert kinds(observed.take([last], LATER)) == [JOB_SEEN, JOB_STATE]
+    assert kinds(observed.observe([last], LATER)) == [JOB_SEEN, JOB_STATE]
 
 
 def test_a_requeued_job_has_another_run() -> None:
     observed = QueueObserver("c1")
-    observed.take([RUNNING], NOON)
+    observed.observe([RUNNING], NOON)
     again = changed(JOB, restarts=1, submit=LATER)
-    events = observed.take([again], LATER)
+    events = observed.observe([again], LATER)
     assert kinds(events) == [JOB_SEEN, JOB_STATE]
     assert all(":1:" in event.key for event in events)
 
 
 def test_an_id_that_is_used_again_is_another_job() -> None:
     observed = QueueObserver("c1")
-    observed.take([OVER], NOON)
+    observed.observe([OVER], NOON)
     assert 7 not in observed
     reused = changed(JOB, name="other", uid=1001, submit=LATER)
-    assert kinds(observed.take([reused], LATER)) == [JOB_SEEN]
+    assert kinds(observed.observe([reused], LATER)) == [JOB_SEEN]
     assert 7 in observed
 
 
 def test_running_again_after_a_suspension_is_news() -> None:
     observed = QueueObserver("c1")
-    (_, running) = observed.take([RUNNING], NOON)
-    (suspended,) = observed.take([changed(RUNNING, state="SUSPENDED")], NOON)
-    (resumed,) = observed.take([RUNNING], LATER)
+    (_, running) = observed.observe([RUNNING], NOON)
+    (suspended,) = observed.observe([changed(RUNNING, state="SUSPENDED")], NOON)
+    (resumed,) = observed.observe([RUNNING], LATER)
     assert len({running.key, suspended.key, resumed.key}) == 3
     assert resumed.body.record.state == "RUNNING"
 
 
 def test_a_resized_job_is_news() -> None:
     observed = QueueObserver("c1")
-    observed.take([RUNNING], NOON)
-    (event,) = observed.take([changed(RUNNING, nodelist="n[1-2]")], LATER)
+    observed.observe([RUNNING], NOON)
+    (event,) = observed.observe([changed(RUNNING, nodelist="n[1-2]")], LATER)
     assert (event.kind, event.body.record.nodelist) == (JOB_STATE, "n[1-2]")
 
 
 def test_finished_jobs_are_forgotten_and_others_are_missed() -> None:
     observed = QueueObserver("c1")
-    observed.take([OVER, changed(RUNNING, job_id=8), changed(RUNNING, job_id=9)], NOON)
-    assert observed.absent({9}) == ([8], [])
-    assert observed.absent({9}) == ([8], []), "until somebody ends it"
-    (event,) = observed.lose(8, LATER)
+    observed.observe([OVER, changed(RUNNING, job_id=8), changed(RUNNING, job_id=9)], NOON)
+    assert observed.find_absent({9}) == ([8], [])
+    assert observed.find_absent({9}) == ([8], []), "until somebody ends it"
+    (event,) = observed.end_lost_run(8, LATER)
     assert (event.kind, event.body.record.state, event.body.record.end) == (
         JOB_END,
         "UNKNOWN",
         None,
     )
     assert event.body.record.name == "ok"
-    assert observed.absent({9}) == ([], [])
+    assert observed.find_absent({9}) == ([], [])
 
 
 def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
     observed = QueueObserver("c1")
-    observed.take([RUNNING], NOON)
+    observed.observe([RUNNING], NOON)
     former = changed(OVER, submit=NOON - timedelta(days=1), state="FAILED")
     told = changed(OVER, state="CANCELLED")
-    (event,) = observed.lose(7, LATER, [former, told])
+    (event,) = observed.end_lost_run(7, LATER, [former, told])
     assert (event.body.record, event.source) == (told, "sacct")
 
 
 def test_a_job_whose_id_another_got_is_lost() -> None:
     """slurmctld was killed before it had saved the first, and gave its id once more."""
     observed = QueueObserver("c1")
-    observed.take([JOB], NOON)
+    observed.observe([JOB], NOON)
     other = changed(JOB, submit=LATER)
-    end, *rest = observed.take([other], LATER)
+    end, *rest = observed.observe([other], LATER)
     assert (end.kind, end.body.record.state, end.body.record.submit) == (
         JOB_END,
         "UNKNOWN",
         JOB.submit,
     )
     assert {event.body.record.submit for event in rest} == {LATER}
-    again = observed.take([changed(other, submit=LATER + timedelta(hours=1), restarts=1)], LATER)
+    again = observed.observe([changed(other, submit=LATER + timedelta(hours=1), restarts=1)], LATER)
     assert JOB_END not in {event.kind for event in again}, "a requeue is none"
-    observed.take([changed(OVER, job_id=8)], NOON)
-    third = observed.take([changed(JOB, job_id=8, submit=LATER)], LATER)
+    observed.observe([changed(OVER, job_id=8)], NOON)
+    third = observed.observe([changed(JOB, job_id=8, submit=LATER)], LATER)
     assert JOB_END not in {event.kind for event in third}, "it was over"
 
 
 def test_the_whole_record_is_wanted_once_newest_first() -> None:
     observed = QueueObserver("c1")
     task = changed(RUNNING, job_id=9, array_job_id=7, array_task="1")
-    observed.take([JOB, changed(JOB, job_id=8), task], NOON)
-    assert observed.wanted() == 8
+    observed.observe([JOB, changed(JOB, job_id=8), task], NOON)
+    assert observed.find_job_to_query() == 8
     whole = changed(JOB, job_id=8, submit_line="sbatch x")
-    (event,) = observed.take([whole], LATER, whole=True)
+    (event,) = observed.observe([whole], LATER, whole=True)
     assert event.body.whole
     assert event.key.endswith(":whole")
-    assert observed.wanted() == 7
-    observed.pass_over(7)
-    assert observed.wanted() is None
-    assert observed.take([whole], LATER, whole=True) == []
+    assert observed.find_job_to_query() == 7
+    observed.drop_query(7)
+    assert observed.find_job_to_query() is None
+    assert observed.observe([whole], LATER, whole=True) == []
 
 
 def test_after_clear_everything_is_said_again() -> None:
     observed = QueueObserver("c1")
-    first = observed.take([RUNNING], NOON)
+    first = observed.observe([RUNNING], NOON)
     observed.clear()
-    assert [event.key for event in observed.take([RUNNING], LATER)] == [e.key for e in first]
+    assert [event.key for event in observed.observe([RUNNING], LATER)] == [e.key for e in first]
 
 
 def test_requeued_tasks_are_folded_into_their_array() -> None:
     observed = QueueObserver("c1")
     array = changed(JOB, array_job_id=7, array_task="3-9%2")
     tasks = [changed(RUNNING, job_id=10 + i, array_job_id=7, array_task=str(i)) for i in (1, 2)]
-    observed.take([array, *tasks], NOON)
-    assert observed.absent({7}) == ([11, 12], []), "the array says that they are not left"
-    observed.take([changed(array, array_task="2-9")], LATER)
-    assert observed.absent({7}) == ([11], [12])
+    observed.observe([array, *tasks], NOON)
+    assert observed.find_absent({7}) == ([11, 12], []), "the array says that they are not left"
+    observed.observe([changed(array, array_task="2-9")], LATER)
+    assert observed.find_absent({7}) == ([11], [12])
     again = changed(JOB, job_id=12, array_job_id=7, array_task="2", restarts=1)
-    observed.take([again], LATER)
-    assert observed.absent({7}) == ([11], []), "that it is pending is known"
-    observed.take([changed(array, array_task="3-9")], LATER)
-    assert observed.absent({7}) == ([11, 12], [])
+    observed.observe([again], LATER)
+    assert observed.find_absent({7}) == ([11], []), "that it is pending is known"
+    observed.observe([changed(array, array_task="3-9")], LATER)
+    assert observed.find_absent({7}) == ([11, 12], [])
 
 
 def test_what_an_earlier_process_saw_is_gone_on_with() -> None:
     observed = QueueObserver("c1")
     suspended = changed(RUNNING, state="SUSPENDED")
     observed.remember([suspended, changed(JOB, job_id=8), changed(OVER, job_id=9)])
-    assert observed.wanted() is None
-    (event,) = observed.take([RUNNING], LATER)
-    (_, first) = QueueObserver("c1").take([RUNNING], LATER)
+    assert observed.find_job_to_query() is None
+    (event,) = observed.observe([RUNNING], LATER)
+    (_, first) = QueueObserver("c1").observe([RUNNING], LATER)
     assert (event.kind, event.key != first.key) == (JOB_STATE, True)
-    assert observed.absent({7}) == ([8], [])
+    assert observed.find_absent({7}) == ([8], [])
 
 
 def test_a_job_that_is_let_go_is_news() -> None:
     observed = QueueObserver("c1")
     held = changed(JOB, reason="JobHeldUser")
-    first = observed.take([held], NOON)
-    assert observed.take([held], NOON) == []
-    let_go = observed.take([changed(JOB, reason="Priority")], NOON)
+    first = observed.observe([held], NOON)
+    assert observed.observe([held], NOON) == []
+    let_go = observed.observe([changed(JOB, reason="Priority")], NOON)
     assert [event.kind for event in let_go] == [JOB_SEEN]
     assert let_go[0].key != first[0].key
     # What the scheduler says by itself is none.
-    assert observed.take([changed(JOB, reason="Resources")], NOON) == []
+    assert observed.observe([changed(JOB, reason="Resources")], NOON) == []
 
 
 def test_former_sizes_of_a_lost_run_are_as_slurmdbd_tells_them() -> None:
     observed = QueueObserver("c1")
-    observed.take([RUNNING], NOON)
+    observed.observe([RUNNING], NOON)
     sizes = [changed(OVER, state="RESIZING", end=NOON + timedelta(seconds=n)) for n in (10, 20)]
-    events = observed.lose(7, LATER, [*sizes, OVER])
+    events = observed.end_lost_run(7, LATER, [*sizes, OVER])
     assert [event.body.record for event in events] == [*sizes, OVER]
     assert len({event.key for event in events}) == 3

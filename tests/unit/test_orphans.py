@@ -52,17 +52,17 @@ def test_a_script_cut_short_is_left_to_the_spool(tmp_path: Path) -> None:
     name = make_incoming_filename("c1", 1, 5, 5, "script")
     (tmp_path / "incoming" / name).write_bytes(b"who")
     assert recover_lost_scripts(store, "c1", never, never, every) == []
-    assert len(list(store.names())) == 2
+    assert len(list(store.iterate_names())) == 2
     for path in (tmp_path / "incoming").iterdir():
         os.utime(path, (0, 0))
     assert recover_lost_scripts(store, "c1", never, never, every) == []
-    assert list(store.names()) == []
+    assert list(store.iterate_names()) == []
 
 
 def test_leftovers_of_trimmed_events_go_and_waiting_bytes_stay(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
     keep(store, 1, b"x", environment_bytes())
     assert recover_lost_scripts(store, "c1", always, always, every) == []
-    assert len(list(store.names())) == 2
+    assert len(list(store.iterate_names())) == 2
     assert recover_lost_scripts(store, "c1", always, never, every) == []
-    assert list(store.names()) == []
+    assert list(store.iterate_names()) == []

@@ -130,7 +130,7 @@ def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\ncat "{tmp_path}/rows"\n')
     program.chmod(0o755)
     pending = PendingJobs("c1", ClusterSettings(slurm_bin=str(tmp_path)))
-    assert pending.why_held(9) == BROKE
+    assert pending.read_hold_reason(9) == BROKE
 
 
 ASSOC_MGR = """\

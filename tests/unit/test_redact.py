@@ -31,7 +31,7 @@ REDACTOR = Redactor(RedactSettings())
 )
 def test_a_value_that_gives_one_to_a_secret_name_goes(entry: bytes, told: bool) -> None:
     name = entry.partition(b"=")[0]
-    assert REDACTOR.entries(entry).data == (name + b"=" + REDACTED if told else entry)
+    assert REDACTOR.redact_entries(entry).data == (name + b"=" + REDACTED if told else entry)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_value_that_gives_one_to_a_secret_name_goes(entry: bytes, told: bool) 
 def test_what_users_write_into_a_record_loses_its_secrets(text: str, kept: str) -> None:
     record = JobRecord(job_id=1, submit_line=text, command=text, comment=text)
     wanted = kept.replace("X", REDACTED.decode())
-    assert REDACTOR.record(record) == JobRecord(
+    assert REDACTOR.redact_record(record) == JobRecord(
         job_id=1, submit_line=wanted, command=wanted, comment=wanted
     )
 
@@ -98,7 +98,7 @@ def test_what_users_write_into_a_record_loses_its_secrets(text: str, kept: str) 
 def test_paths_lose_the_component_s_value(path: str, kept: str) -> None:
     record = JobRecord(job_id=1, work_dir=path, stdin=path, stdout=path, stderr=path)
     wanted = kept.replace("X", REDACTED.decode())
-    assert REDACTOR.record(record) == JobRecord(
+    assert REDACTOR.redact_record(record) == JobRecord(
         job_id=1, work_dir=wanted, stdin=wanted, stdout=wanted, stderr=wanted
     )
 
@@ -106,7 +106,7 @@ def test_paths_lose_the_component_s_value(path: str, kept: str) -> None:
 @pytest.mark.parametrize("name", ["API_TOKEN=hush", "ghp_" + "a" * 36, "password: hush"])
 def test_a_redacted_name_is_a_digest_by_which_runs_group(name: str) -> None:
     redactor = Redactor(RedactSettings(), b"key")
-    kept = redactor.record(JobRecord(job_id=1, name=name, wckey=name))
+    kept = redactor.redact_record(JobRecord(job_id=1, name=name, wckey=name))
     assert re.fullmatch(r"\[redacted by steward:[0-9a-f]{8}\]", kept.name)
     assert kept.wckey == kept.name
     assert redactor.name(name) == kept.name != redactor.name(name + "x")
@@ -164,8 +164,8 @@ def test_a_site_s_key_is_made_once(tmp_path: Path) -> None:
 @given(st.text())
 def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
     quiet = Redactor(RedactSettings(names=(), values=()))
-    assert quiet.text(text) == text
-    assert "hush" not in REDACTOR.text(text.replace("hush", "") + " MY_TOKEN=hush")
+    assert quiet.redact_text(text) == text
+    assert "hush" not in REDACTOR.redact_text(text.replace("hush", "") + " MY_TOKEN=hush")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
 )  # fmt: skip
 def test_names_that_hold_secrets_lose_their_value(name: str) -> None:
     entry = name.encode() + b"=hunter2=\nsecond line"
-    result = REDACTOR.entries(b"A=1\0" + entry + b"\0B=2\0")
+    result = REDACTOR.redact_entries(b"A=1\0" + entry + b"\0B=2\0")
     assert result.data == b"A=1\0" + name.encode() + b"=" + REDACTED + b"\0B=2\0"
     assert result.names == (name,)
 
@@ -216,7 +216,7 @@ def test_names_that_hold_secrets_lose_their_value(name: str) -> None:
     ],
 )
 def test_values_that_are_secrets_go_whatever_their_name(value: bytes) -> None:
-    result = REDACTOR.entries(b"SOMETHING=" + value + b"\0")
+    result = REDACTOR.redact_entries(b"SOMETHING=" + value + b"\0")
     assert result.data == b"SOMETHING=" + REDACTED + b"\0"
 
 
@@ -235,13 +235,13 @@ def test_values_that_are_secrets_go_whatever_their_name(value: bytes) -> None:
     ],
 )  # fmt: skip
 def test_harmless_entries_stay(entry: bytes) -> None:
-    assert REDACTOR.entries(entry + b"\0").data == entry + b"\0"
+    assert REDACTOR.redact_entries(entry + b"\0").data == entry + b"\0"
 
 
 def test_a_cached_entry_is_redacted_again() -> None:
     block = b"TOKEN=abc\0"
-    assert REDACTOR.entries(block) == REDACTOR.entries(block)
-    assert b"abc" not in REDACTOR.entries(block).data
+    assert REDACTOR.redact_entries(block) == REDACTOR.redact_entries(block)
+    assert b"abc" not in REDACTOR.redact_entries(block).data
 
 
 def test_the_site_may_add_replace_and_except() -> None:
@@ -249,12 +249,12 @@ def test_the_site_may_add_replace_and_except() -> None:
         RedactSettings(names=("^LICENCE$",), more_values=("tiger[0-9]",), keep=("MY_TOKEN",))
     )
     block = b"LICENCE=a\0X=tiger7\0TOKEN=b\0MY_TOKEN=tiger7\0"
-    assert redactor.entries(block).names == ("LICENCE", "X")
+    assert redactor.redact_entries(block).names == ("LICENCE", "X")
 
 
 def test_no_patterns_redact_nothing() -> None:
     block = b"TOKEN=abc\0"
-    assert Redactor(RedactSettings(names=(), values=())).entries(block).data == block
+    assert Redactor(RedactSettings(names=(), values=())).redact_entries(block).data == block
 
 
 def test_a_bad_pattern_names_itself() -> None:
@@ -272,7 +272,7 @@ def test_a_bad_pattern_names_itself() -> None:
 )
 def test_no_byte_string_of_a_secret_survives(pairs: list[tuple[bytes, bytes]]) -> None:
     entries = [name + b"=" + value for name, value in pairs]
-    result = REDACTOR.entries(b"".join(entry + b"\0" for entry in entries))
+    result = REDACTOR.redact_entries(b"".join(entry + b"\0" for entry in entries))
     kept = result.data.split(b"\0")
     assert len(kept) == len(entries) + 1
     for (name, value), entry in zip(pairs, kept, strict=False):

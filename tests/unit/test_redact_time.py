@@ -13,10 +13,10 @@ SMALL, LARGE = 1 << 13, 1 << 16
 MOST_TIMES = 3 * LARGE // SMALL
 """Linear time is a third of it, and that of squares three times as much."""
 WAYS: dict[str, Callable[[str], object]] = {
-    "slurm": lambda text: Redactor(RedactSettings()).entries(text.encode()),
+    "slurm": lambda text: Redactor(RedactSettings()).redact_entries(text.encode()),
     "torque": lambda text: read_variables(text, Redactor(RedactSettings())),
-    "text": lambda text: Redactor(RedactSettings()).text(text),
-    "path": lambda text: Redactor(RedactSettings()).path(text),
+    "text": lambda text: Redactor(RedactSettings()).redact_text(text),
+    "path": lambda text: Redactor(RedactSettings()).redact_path(text),
 }
 PIECES = [
     "a", "1", "-", "_", "=", ":", " ", "é", "éaaaa", "é,", "a=", " aa:", "aa   ", " -a", "\na",

@@ -117,7 +117,7 @@ def test_damage_is_healed(site: Site) -> None:
     three_jobs(site)
     site.room("archive").searcher.close()
     site.consumer(CatalogConsumer).close()
-    current = Path(CatalogGenerations(str(site.state / "catalogue")).current())
+    current = Path(CatalogGenerations(str(site.state / "catalogue")).get_current())
     for name in ("2026-11.db", "cursor.db"):
         (current / name).write_bytes(b"no database at all " * 500)
     with pytest.raises(CatalogUnavailable, match="reindex"):

@@ -44,7 +44,7 @@ def test_it_is_sent_without_an_owner_when_it_has_waited_long_enough(make: Make) 
     site = make(identity_wait_s=0.01)
     script = site.submit(7)
     site.turn()
-    site.feeds["archive.there"].turn()
+    site.feeds["archive.there"].run_turn()
     while not site.elsewhere.sent:
         site.turn(1)
     site.identify(script)
@@ -89,7 +89,7 @@ def test_bytes_lost_before_they_were_ever_sent_are_told_of(make: Make) -> None:
     site.identify(other)
     site.turn()
     assert [sent.id for sent in site.elsewhere.sent] == [f"alpha/8:{NOVEMBER_NS + 8}"]
-    (letter,) = site.reader.dead()
+    (letter,) = site.reader.list_dead_letters()
     assert letter.id == 1
     assert "no archive has it" in letter.error
     assert site.passed() == 4, "it holds up nobody"
@@ -101,15 +101,15 @@ def test_what_the_other_end_refuses_is_set_aside_and_can_be_replayed(make: Make)
     for job_id in (1, 2, 3):
         site.identify(site.submit(job_id))
     site.turn()
-    assert [letter.error for letter in site.reader.dead()] == [
+    assert [letter.error for letter in site.reader.list_dead_letters()] == [
         "job 1 is not taken",
         "job 3 is not taken",
     ]
     assert site.passed() == 6
     site.elsewhere.refuses = set()
-    site.writer.replay("archive.there")
+    site.writer.mark_for_retry("archive.there")
     site.turn()
-    assert site.reader.dead() == []
+    assert site.reader.list_dead_letters() == []
     assert min(sent.id for sent in site.elsewhere.sent) == f"alpha/1:{NOVEMBER_NS + 1}"
     assert len(site.elsewhere.sent) == 3
 
@@ -120,11 +120,11 @@ def test_a_refusal_that_the_journal_has_not_heard_of_is_said_again(make: Make) -
     site.identify(site.submit(1))
     site.turn(2)
     while not site.elsewhere.batches:
-        site.feeds["archive.there"].turn()
-    assert site.reader.dead() == []
+        site.feeds["archive.there"].run_turn()
+    assert site.reader.list_dead_letters() == []
     site.reopen()
     site.turn()
-    assert [letter.error for letter in site.reader.dead()] == ["job 1 is not taken"]
+    assert [letter.error for letter in site.reader.list_dead_letters()] == ["job 1 is not taken"]
 
 
 def test_while_the_other_end_is_away_the_backlog_stays_in_the_journal(make: Make) -> None:
@@ -211,7 +211,7 @@ def test_a_script_from_before_the_sink_was_there_is_not_corrected(make: Make) ->
     site.identify(script)
     site.turn()
     assert site.elsewhere.sent == []
-    assert site.reader.dead() == []
+    assert site.reader.list_dead_letters() == []
 
 
 def test_kills_between_any_two_steps_lose_nothing(make: Make) -> None:
@@ -269,17 +269,17 @@ def test_what_is_refused_again_is_a_dead_letter_again(make: Make) -> None:
     script = site.submit(1)
     site.identify(script)
     site.turn()
-    site.writer.trim([event for event in site.writer.trimmable(9) if event.id == 2])
+    site.writer.trim([event for event in site.writer.list_trimmable(9) if event.id == 2])
     for _ in range(2):
-        site.writer.replay("archive.there")
+        site.writer.mark_for_retry("archive.there")
         site.turn()
-        (letter,) = site.reader.dead()
+        (letter,) = site.reader.list_dead_letters()
         assert not letter.replay
     site.reopen()
     site.elsewhere.refuses = set()
-    site.writer.replay("archive.there")
+    site.writer.mark_for_retry("archive.there")
     site.turn()
-    assert site.reader.dead() == []
+    assert site.reader.list_dead_letters() == []
     assert site.elsewhere.users() == ["ada"]
 
 
@@ -290,13 +290,13 @@ def test_a_letter_stays_until_what_it_tells_of_is_delivered(make: Make) -> None:
     site.turn()
     site.elsewhere.refuses = set()
     site.elsewhere.is_away = True
-    site.writer.replay("archive.there")
+    site.writer.mark_for_retry("archive.there")
     site.turn()
-    assert len(site.reader.dead()) == 1
+    assert len(site.reader.list_dead_letters()) == 1
     site.reopen()
     site.elsewhere.is_away = False
     site.turn()
-    assert site.reader.dead() == []
+    assert site.reader.list_dead_letters() == []
     assert len(site.elsewhere.sent) >= 1
 
 
@@ -329,9 +329,9 @@ def test_what_was_set_aside_keeps_its_owner_for_as_long_as_it_takes(make: Make) 
     site.turn()
     records = RemoteRecords(f"{site.settings.state_dir}/archive-there.db")
     with closing(records), records.writing() as writer:
-        assert writer.forget(before_ns=2**62) == 1
+        assert writer.delete_old(before_ns=2**62) == 1
     site.elsewhere.refuses = set()
-    site.writer.replay("archive.there")
+    site.writer.mark_for_retry("archive.there")
     site.turn()
     assert site.elsewhere.users() == ["ada", "ada"]
 

@@ -40,7 +40,7 @@ def repeats(tmp_path: Path) -> IdempotencyStore:
 def once(
     repeats: IdempotencyStore, doing: Doing, key: str = "k", text: str = "x", by: Asker = ADA
 ) -> bytes:
-    return repeats.once(key, by, ECHO, Question(text=text), doing)
+    return repeats.run_once(key, by, ECHO, Question(text=text), doing)
 
 
 def test_asked_again_it_has_the_same_answer_and_is_not_done_again(
@@ -141,7 +141,7 @@ def test_a_key_is_a_word(repeats: IdempotencyStore, key: str) -> None:
 
 def test_a_stream_has_no_single_answer(repeats: IdempotencyStore) -> None:
     with pytest.raises(UsageError, match="without a key"):
-        repeats.once("k", ADA, registry().get("test.count"), Question(), Doing())
+        repeats.run_once("k", ADA, registry().get("test.count"), Question(), Doing())
 
 
 def test_nobody_else_can_read_them(tmp_path: Path, repeats: IdempotencyStore) -> None:

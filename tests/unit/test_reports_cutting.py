@@ -89,7 +89,7 @@ BOUNDS = st.lists(st.integers(0, 1000), min_size=2, max_size=8, unique=True).map
 @given(BOUNDS, st.integers(-200, 1200), st.integers(1, 500))
 def test_what_ran_is_shared_out_without_a_rest(bounds: list[int], start: int, length: int) -> None:
     periods = Periods([us(bound) for bound in bounds])
-    shares = dict(periods.shares(piece(start, start + length)))
+    shares = dict(periods.split_seconds(piece(start, start + length)))
     inside = max(0, min(start + length, bounds[-1]) - max(start, bounds[0]))
     assert sum(shares.values()) == inside
     for number, seconds in shares.items():
@@ -101,8 +101,8 @@ def test_what_was_over_within_a_second_ran_in_one_period(
     bounds: list[int], start: int, suspended: int
 ) -> None:
     periods = Periods([us(bound) for bound in bounds])
-    shares = list(periods.shares(piece(start, start, suspended_s=suspended)))
-    number = periods.of(us(start))
+    shares = list(periods.split_seconds(piece(start, start, suspended_s=suspended)))
+    number = periods.find_period(us(start))
     assert shares == ([] if number is None else [(number, 0)])
     assert (number is None) == (not bounds[0] <= start < bounds[-1])
 
@@ -111,8 +111,8 @@ def test_what_was_over_within_a_second_ran_in_one_period(
 def test_a_run_ends_in_a_period_that_it_ran_in(bounds: list[int], start: int, length: int) -> None:
     periods = Periods([us(bound) for bound in bounds])
     one = piece(start, start + length)
-    ended = periods.of_end([one])
-    every = [number for number, _ in periods.shares(one)]
+    ended = periods.find_end_period([one])
+    every = [number for number, _ in periods.split_seconds(one)]
     is_within = start + length <= bounds[-1]
     assert ended == (every[-1] if every and is_within else None)
 
@@ -123,18 +123,18 @@ def test_a_suspension_is_taken_off_once(
 ) -> None:
     one = piece(start, start + length, suspended_s=suspended)
     every = Periods([us(-300), *(us(bound) for bound in bounds), us(2000)])
-    total = sum(seconds for _, seconds in every.shares(one))
+    total = sum(seconds for _, seconds in every.split_seconds(one))
     exact = max(0, length - suspended)
     assert exact - every.count <= total <= exact
-    assert sum(seconds for _, seconds in Periods([us(-300), us(2000)]).shares(one)) == exact
+    assert sum(seconds for _, seconds in Periods([us(-300), us(2000)]).split_seconds(one)) == exact
 
 
 def test_what_goes_on_is_counted_to_the_end() -> None:
     periods = Periods([us(0), us(100), us(200)])
-    assert list(periods.shares(piece(50, None))) == [(0, 50), (1, 100)]
-    assert list(periods.shares(piece(300, None))) == []
-    assert list(periods.shares(piece(300, 400))) == []
-    assert [periods.of(us(second)) for second in (-1, 0, 99, 100, 199, 200)] == [
+    assert list(periods.split_seconds(piece(50, None))) == [(0, 50), (1, 100)]
+    assert list(periods.split_seconds(piece(300, None))) == []
+    assert list(periods.split_seconds(piece(300, 400))) == []
+    assert [periods.find_period(us(second)) for second in (-1, 0, 99, 100, 199, 200)] == [
         *(None, 0, 0, 1, 1, None)
     ]
 
@@ -156,7 +156,7 @@ def test_hours_are_what_adding_second_by_second_gives(
     found = BucketSums(bounds)
     for begin, length, amount in added:
         found.add(begin, begin + length, amount)
-    for total, (begin, until) in zip(found.sums(), pairwise(bounds), strict=True):
+    for total, (begin, until) in zip(found.compute_sums(), pairwise(bounds), strict=True):
         assert total == sum(
             amount * max(0, min(until, start + length) - max(begin, start))
             for start, length, amount in added

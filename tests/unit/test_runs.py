@@ -30,7 +30,7 @@ def record(job_id: int, state: str = "RUNNING", **fields: Any) -> JobRecord:
 
 
 def events_of(observed: QueueObserver, *records: JobRecord) -> list[Event]:
-    return observed.take(records, NOON + timedelta(minutes=1))
+    return observed.observe(records, NOON + timedelta(minutes=1))
 
 
 def test_only_what_has_not_ended_is_remembered(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_what_ended_while_nobody_looked_is_told(tmp_path: Path) -> None:
     runs.close()
     fresh = QueueObserver("c1")
     fresh.remember(read_unfinished_runs(str(tmp_path), "c1")[0])
-    lost, _ = fresh.absent({2: 0})
+    lost, _ = fresh.find_absent({2: 0})
     assert lost == [1]
-    (end,) = fresh.take([record(2, "FAILED", end=NOON)], NOON)
+    (end,) = fresh.observe([record(2, "FAILED", end=NOON)], NOON)
     assert (end.kind, end.body.record.job_id) == ("job.end", 2)
 
 
@@ -81,7 +81,7 @@ def test_what_was_not_taken_in_before_a_crash_is_remembered(
     assert sorted(run.job_id for run in list_unfinished(settings, "c1")) == [1, 3, 4]
     fresh = QueueObserver("c1")
     fresh.remember(list_unfinished(settings, "c1"))
-    assert fresh.absent({1: 0, 3: 0})[0] == [4]
+    assert fresh.find_absent({1: 0, 3: 0})[0] == [4]
 
 
 def journal_head(state_dir: Path) -> int:
@@ -122,7 +122,7 @@ def test_two_observers_give_the_same_keys() -> None:
         [record(1, "COMPLETED", end=NOON), record(2)],
         [record(1, "COMPLETED", end=NOON), record(2, "TIMEOUT", end=NOON)],
     ]
-    one = {event.key for look in shown for event in first.take(look, early)}
-    two = {event.key for look in shown[1:] for event in second.take(look, late)}
+    one = {event.key for look in shown for event in first.observe(look, early)}
+    two = {event.key for look in shown[1:] for event in second.observe(look, late)}
     assert len(two) == 7
     assert two <= one

@@ -133,7 +133,7 @@ def test_tasks_of_many_arrays_are_asked_for_in_one_condition(source: LineSource)
     assert ids(source, "-X -j 7_[2,8-12:2],8+1,5_1,7_99") == ["7_2", "7_[3-9]", "8+1"]
     assert ids(source, "-j 7_[1-2].batch,1.0") == ["1.0"]
     wanted = LineFilter(jobs=parse_named_jobs(arrays.split(",")))
-    assert len(build_statement(wanted, ["job_id"], holds=lambda _: "held()").sql) < 20_000
+    assert len(build_statement(wanted, ["job_id"], match_tasks=lambda _: "held()").sql) < 20_000
 
 
 def test_a_short_text_that_means_very_many_tasks_is_refused() -> None:

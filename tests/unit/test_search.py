@@ -110,7 +110,7 @@ def test_lines_show_where_the_terms_stand(site: Site) -> None:
     matcher = TermMatcher(["needle"])
     hit = (
         catalog.searcher_of(site)
-        .page(matcher, UseFilter(), catalog.anybody, limit=5, lines=2)
+        .find_page(matcher, UseFilter(), catalog.anybody, limit=5, lines=2)
         .hits[0]
     )
     assert [line.number for line in hit.lines] == [2, 4]
@@ -130,7 +130,7 @@ def test_nothing_of_others_is_told(site: Site) -> None:
     site.feed(unknown)
     matcher = TermMatcher(["secret"])
     bela = UseFilter(owner=OwnerFilter(1002, "bela"))
-    page = catalog.searcher_of(site).page(matcher, bela, catalog.anybody, limit=10)
+    page = catalog.searcher_of(site).find_page(matcher, bela, catalog.anybody, limit=10)
     assert [hit.use.job_id for hit in page.hits] == [2]
     assert catalog.searcher_of(site).count(matcher, bela, catalog.anybody) == 1
     # A former user's uid, given to somebody else, opens nothing.
@@ -155,7 +155,7 @@ def test_filters_restrict(site: Site) -> None:
         site.feed(script, catalog.identity(script, 1000 + job_id, f"user{job_id}", f"acc{job_id}"))
 
     def found(wanted: UseFilter) -> list[int]:
-        page = catalog.searcher_of(site).page(
+        page = catalog.searcher_of(site).find_page(
             TermMatcher(["text"]), wanted, catalog.anybody, limit=10
         )
         return [hit.use.job_id for hit in page.hits]
@@ -186,16 +186,16 @@ def test_pages_follow_each_other_without_gap_or_repeat(site: Site, few: int) -> 
         text = "blank" if job_id % 5 == 0 else f"word {job_id % 7}"
         site.feed(catalog.script(site, job_id, text.encode(), at))
     matcher, searcher = TermMatcher(["word"]), catalog.searcher_of(site)
-    whole = searcher.page(matcher, UseFilter(), catalog.anybody, limit=100)
+    whole = searcher.find_page(matcher, UseFilter(), catalog.anybody, limit=100)
     assert whole.after is None
     assert len(whole.hits) == 32
-    places = [hit.use.place for hit in whole.hits]
+    places = [hit.use.position for hit in whole.hits]
     assert places == sorted(places, reverse=True)
     parts: list[UsePosition] = []
     after: UsePosition | None = None
     while True:
-        page = searcher.page(matcher, UseFilter(), catalog.anybody, limit=3, after=after)
-        parts += [hit.use.place for hit in page.hits]
+        page = searcher.find_page(matcher, UseFilter(), catalog.anybody, limit=3, after=after)
+        parts += [hit.use.position for hit in page.hits]
         after = page.after
         if after is None:
             break
@@ -210,8 +210,8 @@ def test_when_the_time_is_over_the_next_page_goes_on(site: Site) -> None:
     found: list[int] = []
     after: UsePosition | None = None
     for _ in range(7):
-        page = searcher.page(
-            matcher, UseFilter(), catalog.anybody, limit=9, after=after, longest_s=0.0
+        page = searcher.find_page(
+            matcher, UseFilter(), catalog.anybody, limit=9, after=after, timeout_s=0.0
         )
         found += [hit.use.job_id for hit in page.hits]
         after = page.after
@@ -269,7 +269,7 @@ def test_the_index_misses_nothing(
 
 @given(text=st.text(max_size=300), term=st.text(min_size=1, max_size=3), limit=st.integers(0, 5))
 def test_lines_of_any_text_stay_inside_it(text: str, term: str, limit: int) -> None:
-    lines, more = TermMatcher([term]).lines(text, limit)
+    lines, more = TermMatcher([term]).find_lines(text, limit)
     assert len(lines) <= limit
     assert more == 0 or len(lines) == limit
     for line in lines:

@@ -290,9 +290,9 @@ def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> 
 class Answers(DaemonClient):
     """Knows who asks, and is not to be asked for anything else."""
 
-    async def ask(self, name: str, request: Any, *more: Any, **named: Any) -> Any:
+    async def call_action(self, name: str, request: Any, *more: Any, **named: Any) -> Any:
         if name == "credentials.me":
             return CallerAnswer(
                 uid=1, user="ada", how="token", clusters=(), bank=True, sensor=True, rules=True
             )
-        return await super().ask(name, request, *more, **named)
+        return await super().call_action(name, request, *more, **named)

@@ -63,7 +63,7 @@ def mode_of(path: str) -> int:
 def test_what_is_written_is_a_configuration_of_what_was_wanted(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True, web="127.0.0.1:8290")
     path = tmp_path / "one.toml"
-    path.write_text(render_config_text(wishes, SlurmSite(shown=SHOWN)))
+    path.write_text(render_config_text(wishes, SlurmSite(config=SHOWN)))
     settings = load_settings(str(path))
     assert list(settings.cluster) == ["hpc1"]
     assert settings.cluster["hpc1"].jobcomp_lines == wishes.jobcomp_lines
@@ -84,7 +84,7 @@ def test_little_is_written_where_little_is_wanted(tmp_path: Path) -> None:
     path.write_text(
         render_config_text(
             wishes_in(tmp_path, jobcomp_lines=""),
-            SlurmSite(shown=SHOWN, slurm_bin="/opt/slurm/bin"),
+            SlurmSite(config=SHOWN, slurm_bin="/opt/slurm/bin"),
         )
     )
     settings = load_settings(str(path))
@@ -97,7 +97,7 @@ def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
     umask = os.umask(0o077)
     try:
-        written = write_configuration(wishes, SlurmSite(shown=SHOWN))
+        written = write_configuration(wishes, SlurmSite(config=SHOWN))
     finally:
         os.umask(umask)
     assert written == [
@@ -113,13 +113,13 @@ def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
 
 def test_nothing_that_is_there_is_lost(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
-    write_configuration(wishes, SlurmSite(shown=SHOWN))
+    write_configuration(wishes, SlurmSite(config=SHOWN))
     Path(wishes.path).write_text("[cluster.mine]\n")
     Path(wishes.out, "programs").write_text("/usr/local/bin/mine\n")
     with pytest.raises(SetupError, match="is there: edit it, or write it anew with --force"):
-        write_configuration(wishes, SlurmSite(shown=SHOWN))
+        write_configuration(wishes, SlurmSite(config=SHOWN))
     assert Path(wishes.path).read_text() == "[cluster.mine]\n"
-    written = write_configuration(wishes, SlurmSite(shown=SHOWN), force=True)
+    written = write_configuration(wishes, SlurmSite(config=SHOWN), force=True)
     assert written == [f"{wishes.path}.old", wishes.path]
     assert Path(f"{wishes.path}.old").read_text() == "[cluster.mine]\n"
     assert Path(wishes.out, "programs").read_text() == "/usr/local/bin/mine\n"
@@ -128,10 +128,10 @@ def test_nothing_that_is_there_is_lost(tmp_path: Path) -> None:
 
 def test_what_makes_no_configuration_leaves_the_old_one(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
-    write_configuration(wishes, SlurmSite(shown=SHOWN))
+    write_configuration(wishes, SlurmSite(config=SHOWN))
     wrong = msgspec.structs.replace(wishes, cluster="no.name")
     with pytest.raises(ConfigError):
-        write_configuration(wrong, SlurmSite(shown=SHOWN), force=True)
+        write_configuration(wrong, SlurmSite(config=SHOWN), force=True)
     assert list(load_settings(wishes.path).cluster) == ["hpc1"]
     assert not os.path.exists(f"{wishes.path}.old")
     assert not [name for name in os.listdir(wishes.out) if name.startswith(".")]
@@ -139,7 +139,7 @@ def test_what_makes_no_configuration_leaves_the_old_one(tmp_path: Path) -> None:
 
 def test_a_user_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="there is no user 'nobody-here'"):
-        write_configuration(wishes_in(tmp_path, user="nobody-here"), SlurmSite(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path, user="nobody-here"), SlurmSite(config=SHOWN))
     assert not os.path.exists(tmp_path / "etc")
 
 
@@ -149,19 +149,21 @@ def test_a_state_directory_on_a_network_file_system(
     assert find_network_type(str(tmp_path)) == ""
     monkeypatch.setattr(init, "find_network_type", lambda _: "NFS")
     with pytest.raises(SetupError, match="is on NFS: name a local disk by --state-dir"):
-        write_configuration(wishes_in(tmp_path), SlurmSite(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path), SlurmSite(config=SHOWN))
 
 
 def test_a_file_where_a_directory_is_to_be(tmp_path: Path) -> None:
     (tmp_path / "srv").mkdir()
     (tmp_path / "srv/archive").touch()
     with pytest.raises(SetupError, match="is no directory"):
-        write_configuration(wishes_in(tmp_path), SlurmSite(shown=SHOWN))
+        write_configuration(wishes_in(tmp_path), SlurmSite(config=SHOWN))
 
 
 def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     everything = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True, web="127.0.0.1:8290")
-    found = list(list_steps(everything, SlurmSite(shown={**SHOWN, "JobSubmitPlugins": "lua,site"})))
+    found = list(
+        list_steps(everything, SlurmSite(config={**SHOWN, "JobSubmitPlugins": "lua,site"}))
+    )
     first = [step.title.split(",")[0].split(":")[0] for step in found]
     assert first == [
         "The archive",
@@ -173,10 +175,10 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     ]
     assert "systemctl enable --now steward-listen" not in found[2].commands
     apart = msgspec.structs.replace(everything, listener="steward-listen")
-    told = list(list_steps(apart, SlurmSite(shown=SHOWN)))[2]
+    told = list(list_steps(apart, SlurmSite(config=SHOWN)))[2]
     assert told.commands[0] == "systemctl enable --now steward-listen"
     path = tmp_path / "apart.toml"
-    path.write_text(render_config_text(apart, SlurmSite(shown=SHOWN)))
+    path.write_text(render_config_text(apart, SlurmSite(config=SHOWN)))
     assert load_settings(str(path)).nodes.listener == "steward-listen"
     assert found[-1].commands == (
         "systemctl enable --now steward-web",
@@ -184,22 +186,22 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     )
     assert "set [web] url" in found[-1].note
     named = msgspec.structs.replace(everything, web_url="https://steward.example.org")
-    assert list(list_steps(named, SlurmSite(shown=SHOWN)))[-1].note == ""
+    assert list(list_steps(named, SlurmSite(config=SHOWN)))[-1].note == ""
     lines = [line for step in found for line in step.commands]
     assert "/etc/slurm/slurm.conf: JobCompType=jobcomp/lua" in lines
     assert "/etc/slurm/slurm.conf: JobSubmitPlugins=site,lua" in lines
-    (alone,) = list_steps(wishes_in(tmp_path, jobcomp_lines=""), SlurmSite(shown=SHOWN))
+    (alone,) = list_steps(wishes_in(tmp_path, jobcomp_lines=""), SlurmSite(config=SHOWN))
     # The unit lets Steward write where init archives by itself, and nowhere else.
     assert any("ReadWritePaths=" in line for line in alone.commands)
     usual = wishes_in(tmp_path, jobcomp_lines="", archive_dir="/srv/steward/archive", user="slurm")
-    (alone,) = list_steps(usual, SlurmSite(shown=SHOWN))
+    (alone,) = list_steps(usual, SlurmSite(config=SHOWN))
     assert not any("systemctl edit" in line for line in alone.commands)
 
 
 def test_a_submit_script_of_the_sites_own_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "job_submit.lua").write_text("-- ours\n")
     shown = {**SHOWN, "SLURM_CONF": f"{tmp_path}/slurm.conf"}
-    *_, gate = list_steps(wishes_in(tmp_path, bank=True), SlurmSite(shown=shown))
+    *_, gate = list_steps(wishes_in(tmp_path, bank=True), SlurmSite(config=shown))
     assert "job_submit.lua is the site's own" in gate.note
 
 
@@ -207,7 +209,7 @@ def test_what_slurm_says_is_what_is_proposed(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     shown_by(stage, SlurmUser="slurmer(64030)", JobCompType="jobcomp/elasticsearch")
     site = query_site(slurm_bin=str(tmp_path))
-    assert (site.cluster, site.slurm_user, site.etc) == ("hpc1", "slurmer", "/etc/slurm")
+    assert (site.cluster, site.slurm_user, site.conf_dir) == ("hpc1", "slurmer", "/etc/slurm")
     assert site.jobcomp == "jobcomp/elasticsearch"
     stage.answer("scontrol show config", "", 1)
     with pytest.raises(SetupError, match="slurmctld does not answer: run this on its host"):

@@ -233,13 +233,13 @@ def test_a_detached_sink_says_what_fills_it_and_is_filled_by_that(site: RemoteSi
 
 def test_a_catalogue_that_was_made_again_has_missed_nothing(site: RemoteSite) -> None:
     site.job(1)
-    site.writer.passed("catalogue", 0, "waiting", "")
+    site.writer.record_position("catalogue", 0, "waiting", "")
     site.run()
     while limit_size(site.writer, site.stores, max_bytes=1):
         pass
 
     def missed() -> int:
-        return sum(one.missed for one in site.reader.consumers() if one.name == "catalogue")
+        return sum(one.missed for one in site.reader.list_consumers() if one.name == "catalogue")
 
     assert missed() > 0
     *_, answer = site.ask("archive.reindex")
@@ -321,13 +321,13 @@ def test_no_dead_letter_brings_back_what_was_purged(site: RemoteSite) -> None:
     site.run()
     site.order()
     site.run()
-    kinds = sorted(letter.kind for letter in site.reader.dead("archive.there"))
+    kinds = sorted(letter.kind for letter in site.reader.list_dead_letters("archive.there"))
     assert kinds == [ARCHIVE_RESEND, "job.script"]
     site.ask("archive.purge", jobs=["1"], yes=True)
     # The archive of files has not come to it yet: the bytes could still be read.
     site.elsewhere.refuses = set()
     site.run("jobs", "archive.there")
-    site.writer.replay("archive.there")
+    site.writer.mark_for_retry("archive.there")
     site.run("archive.there")
     assert [sent.script for sent in site.elsewhere.sent if not sent.deleted] == []
     site.run()

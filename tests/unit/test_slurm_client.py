@@ -154,12 +154,12 @@ def test_configuration_that_is_none(site: Standins) -> None:
 
 
 def test_standing_without_slurmdbd(site: Standins) -> None:
-    assert site.slurm.standing() == ClusterRoles()
+    assert site.slurm.read_roles() == ClusterRoles()
     site.configure(private="Jobs,usage")
-    assert site.slurm.standing().private_data == {"jobs", "usage"}
+    assert site.slurm.read_roles().private_data == {"jobs", "usage"}
     assert not site.slurm.has_accounting()
-    assert site.slurm.accounted(1) == []
-    assert site.slurm.stored_script(ENDED) == StoredScript()
+    assert site.slurm.query_accounting(1) == []
+    assert site.slurm.read_stored_script(ENDED) == StoredScript()
 
 
 def test_standing_with_slurmdbd(site_with_slurmdbd: Standins) -> None:
@@ -168,7 +168,7 @@ def test_standing_with_slurmdbd(site_with_slurmdbd: Standins) -> None:
         "sacctmgr", "show user", "root|Administrator\nada|None\nbela|Operator\nodd|x|Operator\n|\n"
     )
     site.answer("sacctmgr", "show account", "physics|ada,bela\nroot|\nchem|ada\n")
-    standing = site.slurm.standing()
+    standing = site.slurm.read_roles()
     assert standing.private_data == {"jobs", "usage"}
     assert standing.admins == {"root", "bela", "odd|x"}
     assert standing.administrators == {"root"}
@@ -235,11 +235,11 @@ def test_fields_are_asked_for_where_slurm_offers_them(
     for program in ("squeue", "sacct"):
         offer(site, program, version)
     asked = {"sluid", "restarts", "originalsluid", "exclusive"}
-    assert site.slurm.offered("squeue") & asked == of_squeue
-    assert site.slurm.offered("sacct") & asked - {"exclusive"} == of_sacct
+    assert site.slurm.list_fields("squeue") & asked == of_squeue
+    assert site.slurm.list_fields("sacct") & asked - {"exclusive"} == of_sacct
     site.answer("sacct", "-j 5", "")
     for _ in range(2):
-        site.slurm.accounted(5)
+        site.slurm.query_accounting(5)
     questions = [line for line in site.log() if line.startswith("sacct") and "-j 5" in line]
     assert len(questions) == 2
     fields = questions[0].rpartition(" ")[2].lower().split(",")
@@ -251,7 +251,7 @@ def recorded(site: Standins, monkeypatch: pytest.MonkeyPatch, version: str) -> N
     """Let squeue show what was recorded of a version."""
     monkeypatch.setattr(
         "steward.slurm.client.QueueFormat",
-        lambda fields, of_one=False: QueueFormat(fields, "abcdefghijkl"),
+        lambda fields, is_single_job=False: QueueFormat(fields, "abcdefghijkl"),
     )
     site.answer("squeue", "--version", f"slurm-wlm {version}.5\n")
     offer(site, "squeue", version)
@@ -270,15 +270,15 @@ def test_a_queue_and_its_changes(site: Standins, monkeypatch: pytest.MonkeyPatch
 
 def test_texts_of_the_whole_queue_are_bounded() -> None:
     form = QueueFormat()
-    assert "Dependency:512\x1f" in form.variable
+    assert "Dependency:512\x1f" in form.format_text
     row = squeue_row(form, Dependency="afterok:1", Comment="c" * 2_000_000, Name="a ")
     people = NameResolver()
-    record = form.record(row[:-1], people)
+    record = form.parse_record(row[:-1], people)
     assert (record.dependency, record.name) == ("afterok:1", "a ")
     assert len(record.comment) == 8192
-    form = QueueFormat(of_one=True)
+    form = QueueFormat(is_single_job=True)
     row = squeue_row(form, Dependency="afterok:1" * 1000)
-    assert form.record(row[:-1], people).dependency == "afterok:1" * 1000
+    assert form.parse_record(row[:-1], people).dependency == "afterok:1" * 1000
 
 
 def test_whole_records_by_json_and_where_there_is_none_by_text(
@@ -318,7 +318,7 @@ def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Standins) -> None:
     site.answer("sacct", "-o SubmitLine", "sbatch x|y\n")
     for field in ("Account", "Partition", "QOS", "WorkDir"):
         site.answer("sacct", f"-o {field}", f"{field.lower()}\n")
-    (job,) = site.slurm.accounted(12)
+    (job,) = site.slurm.query_accounting(12)
     assert (job.job_id, job.array_job_id, job.array_task, job.uid) == (12, 10, "2", 1001)
     assert (job.state, job.exit_code, job.time_limit_s) == ("CANCELLED", 1, 3600)
     assert (job.cancelled_by, job.derived_exit_code, job.suspended_s) == (1001, 7, 65)
@@ -333,21 +333,21 @@ def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     rows = ROW.format(state="REQUEUED") + ROW.format(state="COMPLETED")
     site.answer("sacct", "-o JobIDRaw,JobID", rows)
-    jobs = site.slurm.accounted(12)
+    jobs = site.slurm.query_accounting(12)
     assert [(job.state, job.name) for job in jobs] == [("REQUEUED", ""), ("COMPLETED", "")]
 
 
 def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Standins) -> None:
     site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "12|10_2|oops\n")
     with pytest.raises(SlurmError, match="not understood"):
-        site_with_slurmdbd.slurm.accounted(12)
+        site_with_slurmdbd.slurm.query_accounting(12)
 
 
 def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer("sacct", "--batch-script", b"#!/bin/sh\necho caf\xe9\n\n")
     site.answer("sacct", "--env-vars", "NONE\n")
-    stored = site.slurm.stored_script(ENDED)
+    stored = site.slurm.read_stored_script(ENDED)
     assert stored == StoredScript(script=b"#!/bin/sh\necho caf\xe9\n\n", environment=None)
     # Without times sacct shows the last job that had this id.
     assert "-j 5 -S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00 --env-vars" in site.log()[-1]
@@ -358,7 +358,7 @@ def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: 
     site.answer("sacct", "--batch-script", f"Batch Script for 5\n{DASHES}\n#!/bin/sh\n\n\n")
     heading = f"Environment used for 5 (must be batch to display)\n{DASHES}\n"
     site.answer("sacct", "--env-vars", f"{heading}NONE\n\n")
-    assert site.slurm.stored_script(ENDED) == StoredScript(script=b"#!/bin/sh\n\n")
+    assert site.slurm.read_stored_script(ENDED) == StoredScript(script=b"#!/bin/sh\n\n")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_of_an_array_or_a_het_job_one_script_is_asked_for(
     site.answer("sacct", "--batch-script", "#!/bin/sh\n# 1\n")
     site.answer("sacct", "--env-vars", "A=b\n")
     record = msgspec.structs.replace(ENDED, **changes)
-    assert site.slurm.stored_script(record) == StoredScript(
+    assert site.slurm.read_stored_script(record) == StoredScript(
         script=b"#!/bin/sh\n# 1\n", environment=b"A=b\n"
     )
     assert f"-j {name} -S" in site.log()[-1]

@@ -80,7 +80,7 @@ def test_errors_carry_the_command_and_what_slurm_said(
         asked.run("squeue", "-a")
     assert type(caught.value) is kind
     assert caught.value.command == (f"{tmp_path}/squeue", "-a")
-    assert caught.value.said == "; ".join(said.split("\n"))
+    assert caught.value.output == "; ".join(said.split("\n"))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("cluster c1: ")
 

@@ -29,6 +29,6 @@ def test_a_name_is_looked_up_once_and_again_after_forget(monkeypatch: pytest.Mon
     people = NameResolver()
     assert [people.user(7), people.user(7)] == ["caf\\xe9", "caf\\xe9"]
     assert asked == [7]
-    people.forget()
+    people.clear()
     people.user(7)
     assert asked == [7, 7]

@@ -119,7 +119,7 @@ def test_a_later_run_does_not_tell_the_lasting_sluid() -> None:
 
 
 def test_every_look_has_a_secret_of_its_own() -> None:
-    assert QueueFormat().variable != QueueFormat().variable
+    assert QueueFormat().format_text != QueueFormat().format_text
 
 
 def test_rows_that_did_not_change_are_not_parsed_again() -> None:
@@ -197,7 +197,7 @@ def test_times_of_the_scheduler_are_no_facts() -> None:
 
 @version
 def test_of_one_job_there_is_more(version: str) -> None:
-    form = QueueFormat(OFFERED[version], of_one=True)
+    form = QueueFormat(OFFERED[version], is_single_job=True)
     over = {"State": "FAILED", "DerivedEC": "7:0", "TimeUsed": "59:00", "PriorityLong": "12"}
     names = {"BatchHost": "n1", "Origin": "NA", "SiblingsActive": "c1,c2", "Container": "/b"}
     row = squeue_row(form, **over, **names, WCKey="k", Feature="gpu&big", system_comment="s\n")

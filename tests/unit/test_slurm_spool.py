@@ -26,7 +26,7 @@ def test_what_was_captured_before_is_not_taken_again(tmp_path: Path, watch: Watc
     make_spool(tmp_path)
     directory = submit(tmp_path, 1)
     mtime_ns = (directory / "script").stat().st_mtime_ns
-    spool = watch(tmp_path, known=lambda job_id, at: (job_id, at) == (1, mtime_ns))
+    spool = watch(tmp_path, is_captured=lambda job_id, at: (job_id, at) == (1, mtime_ns))
     submit(tmp_path, 2)
     (grabbed,) = take(spool)
     assert grabbed.job_id == 2
@@ -35,12 +35,12 @@ def test_what_was_captured_before_is_not_taken_again(tmp_path: Path, watch: Watc
 
 def test_a_job_removed_before_its_script_came_is_counted(tmp_path: Path, watch: Watch) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     directory = tmp_path / "hash.5" / "job.5"
     directory.mkdir()
-    spool.look()
+    spool.process_events()
     directory.rmdir()
-    spool.look()
+    spool.process_events()
     assert spool.vanished == [5]
     submit(tmp_path, 5, b"again")
     (grabbed,) = take(spool)
@@ -51,7 +51,7 @@ def test_a_job_that_a_scan_took_was_not_missed(
     tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     really = os.scandir
 
     def scandir(path: Any) -> Any:
@@ -64,18 +64,18 @@ def test_a_job_that_a_scan_took_was_not_missed(
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", scandir)
         spool.rescan()
-        spool.look()
+        spool.process_events()
     shutil.rmtree(tmp_path / "hash.5/job.5")
     spool.rescan()
     (grabbed,) = take(spool)
     grabbed.close()
-    spool.look()
+    spool.process_events()
     assert spool.vanished == [15]
 
 
 def test_a_hash_directory_may_appear_late(tmp_path: Path, watch: Watch) -> None:
     spool = watch(tmp_path)
-    spool.look()
+    spool.process_events()
     submit(tmp_path, 3, b"first of its hash")
     (grabbed,) = take(spool)
     assert contents(grabbed) == b"first of its hash\0"
@@ -89,14 +89,14 @@ def test_the_spool_itself_may_appear_late_and_go_and_come_back(
     root = tmp_path / "spool"
     spool = watch(root, reattach_s=0.1)
     for _ in range(3):
-        spool.look()
+        spool.process_events()
     assert caplog.text.count("is it slurmctld's spool?") == 1
     submit(make_spool(root), 1)
     (grabbed,) = take(spool)
     grabbed.close()
     shutil.rmtree(root)
     for _ in range(3):
-        spool.look()
+        spool.process_events()
     assert "is gone" in caplog.text
     submit(make_spool(root), 2)
     (grabbed,) = take(spool)
@@ -111,7 +111,7 @@ def test_a_hard_linked_script_alone_is_taken(tmp_path: Path, watch: Watch) -> No
         grabbed.close()
     directory = tmp_path / "hash.1" / "job.11"
     directory.mkdir()
-    spool.look()
+    spool.process_events()
     os.link(leader / "script", directory / "script")
     (grabbed,) = take(spool)
     assert (grabbed.job_id, grabbed.environment_fd) == (11, -1)
@@ -141,20 +141,20 @@ def test_foreign_entries_are_passed_over(tmp_path: Path, watch: Watch) -> None:
 
 def test_a_reused_id_is_taken_again(tmp_path: Path, watch: Watch) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     for text in (b"first", b"second"):
         directory = submit(tmp_path, 9, text)
         (grabbed,) = take(spool)
         assert contents(grabbed) == text + b"\0"
         shutil.rmtree(directory)
-        spool.look()
+        spool.process_events()
 
 
 def test_an_overflow_of_the_queue_loses_nothing(
     tmp_path: Path, watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 100_000:
         pytest.skip(f"fs.inotify.max_queued_events is {limit}: too long to overflow")
@@ -175,8 +175,8 @@ def test_two_shares_take_every_job_once(tmp_path: Path, watch: Watch) -> None:
     make_spool(tmp_path)
     for job_id in range(1, 41):
         submit(tmp_path, job_id)
-    left = take(watch(tmp_path, share=0, of=2), 20)
-    right = take(watch(tmp_path, share=1, of=2), 20)
+    left = take(watch(tmp_path, share=0, process_count=2), 20)
+    right = take(watch(tmp_path, share=1, process_count=2), 20)
     assert {g.job_id % 2 for g in left} == {0}
     assert {g.job_id % 2 for g in right} == {1}
     assert len(left) + len(right) == 40
@@ -185,8 +185,8 @@ def test_two_shares_take_every_job_once(tmp_path: Path, watch: Watch) -> None:
 
 
 def test_more_than_can_be_held_is_found_in_turns(tmp_path: Path, watch: Watch) -> None:
-    spool = watch(make_spool(tmp_path), most_held=7)
-    spool.look()
+    spool = watch(make_spool(tmp_path), max_held=7)
+    spool.process_events()
     for job_id in range(1, 51):
         submit(tmp_path, job_id)
     seen = set()
@@ -237,11 +237,11 @@ def test_scanning_ends_when_watches_are_to_be_had_again(
 
     monkeypatch.setattr(INotify, "add_watch", scarce)
     for _ in range(3):
-        spool.look()
+        spool.process_events()
     assert spool.due_s() == 0.0, "only scanning finds what is new"
     assert caplog.text.count("no inotify watch is left") == 1
     has_watches = True
-    spool.look()
+    spool.process_events()
     assert spool.due_s() == 60.0
     assert caplog.text.count("watching all of") == 1
     submit(tmp_path, 3, b"by its watch")

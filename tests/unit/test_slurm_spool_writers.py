@@ -18,16 +18,16 @@ __all__ = ["no_lease_signals", "watch"]
 
 def test_a_new_job_is_taken_when_its_writer_has_closed_it(tmp_path: Path, watch: Watch) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     directory = tmp_path / "hash.7" / "job.7"
     directory.mkdir()
-    spool.look()
+    spool.process_events()
     (directory / "environment").write_bytes(b"\0\0\0\0")
     with open(directory / "script", "wb") as out:
         out.write(b"half")
         out.flush()
         for _ in range(5):
-            spool.look()
+            spool.process_events()
         assert not spool.ready, "its writer has it open"
         out.write(b" and half\0")
     (grabbed,) = take(spool)
@@ -43,7 +43,7 @@ def test_a_watch_that_comes_late_asks_for_a_lease(tmp_path: Path, watch: Watch) 
         out.flush()
         spool = watch(tmp_path)
         for _ in range(5):
-            spool.look()
+            spool.process_events()
         assert not spool.ready
         out.write(b"\0")
     (grabbed,) = take(spool)
@@ -55,9 +55,9 @@ def test_a_watch_that_comes_late_asks_for_a_lease(tmp_path: Path, watch: Watch) 
 
 def test_an_unlink_cannot_take_the_bytes(tmp_path: Path, watch: Watch) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     directory = submit(tmp_path, 5, b"short")
-    spool.look()
+    spool.process_events()
     shutil.rmtree(directory)
     (grabbed,) = take(spool)
     assert contents(grabbed) == b"short\0"
@@ -69,7 +69,7 @@ def test_nor_the_environment_of_a_script_that_is_still_being_written(
     spool = watch(make_spool(tmp_path))
     directory = submit(tmp_path, 5, b"half")
     with open(directory / "script", "ab") as out:
-        spool.look()
+        spool.process_events()
         assert not spool.ready
         shutil.rmtree(directory)
         out.write(b" and half\0")
@@ -80,7 +80,7 @@ def test_nor_the_environment_of_a_script_that_is_still_being_written(
 
 def test_a_writer_in_another_process_is_waited_for(tmp_path: Path, watch: Watch) -> None:
     spool = watch(make_spool(tmp_path))
-    spool.look()
+    spool.process_events()
     writer = (
         "import os,sys,time\n"
         "d=sys.argv[1]; os.mkdir(d)\n"
@@ -105,7 +105,7 @@ def test_without_leases_a_script_must_have_settled(
     submit(tmp_path, 1, b"settled")
     monkeypatch.setattr("steward.capture.schedulers.fcntl.fcntl", refuse)
     spool = watch(tmp_path)
-    spool.look()
+    spool.process_events()
     assert not spool.ready, "its size must be seen twice"
     (grabbed,) = take(spool)
     assert contents(grabbed) == b"settled\0"
@@ -140,7 +140,7 @@ def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
     # The kernel of this host is told nothing of it.
     monkeypatch.setattr(INotify, "read", lambda inotify, timeout: [])
     with caplog.at_level("INFO"):
-        spool.look()
+        spool.process_events()
     told = f"{tmp_path} is on NFS, where only this host's writes are told of"
     assert [told in record.getMessage() for record in caplog.records] == [True]
     submit(tmp_path, 1, b"#!/bin/sh\nhere\n")

@@ -63,7 +63,7 @@ def test_components_and_what_waits_for_a_number() -> None:
         "7+1": ["0"],
         "7+0": ["TBD"],
     }
-    assert list(parse_steps(text.encode(), 7, offset=1)) == ["7+1"]
+    assert list(parse_steps(text.encode(), 7, het_offset=1)) == ["7+1"]
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.just(

@@ -206,7 +206,7 @@ def test_events_of_each_version(tmp_path: Path) -> None:
     for version in ("22.05.8", "24.11.5", "26.05.5"):
         root = tmp_path / version
         root.mkdir()
-        known[version] = Place(root, version).triggers.events()
+        known[version] = Place(root, version).triggers.list_events()
     assert {"draining", "resume"}.isdisjoint(known["22.05.8"])
     assert known["24.11.5"]["draining"] == known["24.11.5"]["resume"] == ""
     assert "drained" in known["22.05.8"]["fail"]
@@ -229,5 +229,5 @@ def test_events_that_never_are(place: Place) -> None:
         CONFIG.format(storage="accounting_storage/slurmdbd") + "SlurmctldHost[1]        = b\n"
         "BurstBufferType         = burst_buffer/lua\n",
     )
-    events = place.triggers.events()
+    events = place.triggers.list_events()
     assert [event for event, why in events.items() if why] == ["fail"]

@@ -145,7 +145,7 @@ def test_polls_that_take_long_are_told_once_and_when_they_are_over(
     caplog.set_level("INFO")
     looks: list[PollStatus] = []
     settings = ClusterSettings(snapshot_interval_s=0.0)
-    snapshots = QueuePoller("c1", settings, slurm, looked=looks.append, clock=clock)
+    snapshots = QueuePoller("c1", settings, slurm, on_poll=looks.append, clock=clock)
     for cost_s in (11.0, 11.0, 0.0):
         slurm.cost_s = cost_s
         clock.now_s += 220.0
@@ -172,7 +172,7 @@ def test_what_the_journal_did_not_take_is_said_again(
 
 
 def test_an_allowance_comes_back_with_time(clock: Clock) -> None:
-    allowance = QueryRateLimit(most=2, per_s=1.0, clock=clock)
+    allowance = QueryRateLimit(burst=2, per_s=1.0, clock=clock)
     assert [allowance.take() for _ in range(3)] == [True, True, False]
     clock.now_s += 1.0
     assert not allowance.take(reserve=1.0)

@@ -25,7 +25,7 @@ __all__ = ["clock", "journal", "slurm"]
 def test_a_whole_look_is_told_behind_the_jobs_that_it_showed(
     slurm: Scripted, journal: list[Event]
 ) -> None:
-    telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, tells_looks=True)
+    telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, report_polls=True)
     slurm.jobs[1] = record(1)
     telling.tick(journal.extend)
     told = [event.kind for event in journal if event.kind in (JOB_SEEN, QUEUE_LOOKED)]
@@ -38,7 +38,7 @@ def test_a_whole_look_is_told_behind_the_jobs_that_it_showed(
 
 
 def test_a_look_that_was_not_whole_is_none(slurm: Scripted, journal: list[Event]) -> None:
-    telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, tells_looks=True)
+    telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, report_polls=True)
     slurm.passed_over = 1
     telling.tick(journal.extend)
     assert QUEUE_LOOKED not in {event.kind for event in journal}
@@ -60,7 +60,7 @@ def test_the_queue_is_looked_at_soon_where_a_hold_waits_for_that(
     slurm: Scripted, journal: list[Event], clock: Clock
 ) -> None:
     settings = ClusterSettings(snapshot_interval_s=300.0)
-    telling = QueuePoller("c1", settings, slurm, tells_looks=True, clock=clock)
+    telling = QueuePoller("c1", settings, slurm, report_polls=True, clock=clock)
     assert telling.tick(journal.extend) == pytest.approx(300)
     telling.apply([hold(HOLD_PLACED, utc_now())], 1, journal.extend)
     assert telling.tick(journal.extend) == pytest.approx(6, abs=1)
@@ -87,7 +87,7 @@ def test_a_hold_that_waits_does_not_burden_slurmctld(
 ) -> None:
     slurm.cost_s = 2.0
     settings = ClusterSettings(snapshot_interval_s=300.0)
-    telling = QueuePoller("c1", settings, slurm, tells_looks=True, clock=clock)
+    telling = QueuePoller("c1", settings, slurm, report_polls=True, clock=clock)
     telling.tick(journal.extend)
     telling.apply([hold(HOLD_PLACED, utc_now())], 1, journal.extend)
     assert telling.tick(journal.extend) == pytest.approx(40, abs=1)

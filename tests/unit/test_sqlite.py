@@ -116,9 +116,9 @@ def test_one_that_is_only_begun_is_none_yet(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
     open_reader(path).close()
     with pytest.raises(SqliteUnavailable, match="is being made"):
-        open_reader(path, made=True)
+        open_reader(path, migrated=True)
     open_database(path, ("CREATE TABLE t (n INTEGER);",)).close()
-    open_reader(path, made=True).close()
+    open_reader(path, migrated=True).close()
 
 
 def test_a_newer_one_is_refused_before_it_is_opened(tmp_path: Path) -> None:

@@ -70,12 +70,12 @@ def test_a_picture_of_before_gets_to_know_it() -> None:
 def test_a_node_that_is_hidden_while_it_is_off_keeps_what_it_has() -> None:
     on = NodeFacts(state="IDLE+CLOUD", cpus=4, memory_bytes=1 << 30, gpus=2)
     (change,) = told(on, extract_node_facts(make_powered_down_node("n1")))
-    assert isinstance(change.shown, NodeFacts)
-    assert change.shown.capacity == on.capacity
+    assert isinstance(change.facts, NodeFacts)
+    assert change.facts.capacity == on.capacity
     assert isinstance(change.body, NodeState)
     assert (change.body.cpus, change.body.gpus) == (4, 2)
     # And is no news when it is back.
-    back = body(told(change.shown, on))
+    back = body(told(change.facts, on))
     assert (back.state, back.cpus) == ("IDLE+CLOUD", 4)
 
 

@@ -35,7 +35,7 @@ def told(tmp_path: Path) -> list[Event]:
     shown.reasons["n1"] = ("a reason", "root", NOON)
     shown.reserved["r"] = ReservationRecord(name="r", state="ACTIVE", start=NOON, end=NOON)
     sensor = ClusterSensor("c1", shown, SensorStore(str(tmp_path), "c1"), interval_s=1.0)
-    sensor.turn(told.append)
+    sensor.run_turn(told.append)
     return told.events
 
 

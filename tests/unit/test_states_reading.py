@@ -42,7 +42,7 @@ def test_what_is_known_reads_as_what_is_new(seed: int) -> None:
             texts.pop(chance.choice(sorted(texts)))
             texts[f"m{chance.randrange(100)}"] = ""
         out = "\n".join(LINE.format(name=name) + text for name, text in texts.items()).encode()
-        assert reader.nodes(out) == lean(cluster_records.parse_nodes(out, ROOTS))
+        assert reader.parse_nodes(out) == lean(cluster_records.parse_nodes(out, ROOTS))
 
 
 def test_a_name_that_nobody_knew_is_looked_up_again() -> None:
@@ -55,6 +55,6 @@ def test_a_name_that_nobody_knew_is_looked_up_again() -> None:
     people = Later()
     reader = NodeReader(people)
     out = (LINE.format(name="n1") + " Reason=x [ada@2026-03-01T12:00:00]\n").encode()
-    assert [one.node.reason_uid for one in reader.nodes(out)] == [None]
+    assert [one.node.reason_uid for one in reader.parse_nodes(out)] == [None]
     people.known = 1000
-    assert [one.node.reason_uid for one in reader.nodes(out)] == [1000]
+    assert [one.node.reason_uid for one in reader.parse_nodes(out)] == [1000]

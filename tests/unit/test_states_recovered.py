@@ -28,7 +28,7 @@ def told(*states: str, usage: bool = True) -> list[NodeState]:
                 at=NOON,
                 usage=usage,
             ):
-                kept = msgspec.json.encode(change.shown)
+                kept = msgspec.json.encode(change.facts)
                 known = {"n1": msgspec.json.decode(kept, type=NodeFacts)}
                 if isinstance(change.body, NodeState):
                     news.append(change.body)

@@ -105,7 +105,7 @@ def test_a_flap_between_two_looks_ends_in_the_right_state(site: SensorRun) -> No
     site.shown.states["n1"] = "IDLE"
     site.turn("down", "up")
     assert site.news() == []
-    assert site.sensor.looks == 2
+    assert site.sensor.poll_count == 2
 
 
 def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: SensorRun) -> None:
@@ -188,9 +188,9 @@ def test_many_wake_ups_cost_one_look(site: SensorRun) -> None:
     site.turn()
     for _ in range(1000):
         site.turn("down", "up", after_s=0.0001)
-    assert site.sensor.looks == 1
+    assert site.sensor.poll_count == 1
     site.turn(after_s=0.5)
-    assert site.sensor.looks == 2
+    assert site.sensor.poll_count == 2
 
 
 def test_a_forger_cannot_have_more_looks_than_their_cost_allows(site: SensorRun) -> None:
@@ -201,7 +201,7 @@ def test_a_forger_cannot_have_more_looks_than_their_cost_allows(site: SensorRun)
     began = site.now_s
     while site.now_s < began + 400.0:
         site.turn("down", "forged", after_s=0.1)
-    assert 8 <= site.sensor.looks <= 11
+    assert 8 <= site.sensor.poll_count <= 11
 
 
 def test_partitions_and_reservations(site: SensorRun) -> None:
@@ -250,4 +250,4 @@ def test_a_look_that_writes_nothing_leaves_the_database_alone(
     for _ in range(20):
         site.turn()
     assert wal.stat().st_size == size
-    assert site.sensor.looks > 20
+    assert site.sensor.poll_count > 20

@@ -69,7 +69,7 @@ def test_what_there_is_no_room_for_is_told(
             connection.sendall(json.dumps({**line, "nodes": f"n{number}"}).encode() + b"\n")
             assert connection.recv(3) == b"ok\n"
     assert caplog.text.count("4096 wake-ups wait for a look") == 1
-    assert len(wakeups.take()) == 4096
+    assert len(wakeups.take_fired()) == 4096
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def heard(wakeups: WakeupListener) -> set[str]:
     deadline = time.monotonic() + 20
     found: set[str] = set()
     while not found and time.monotonic() < deadline:
-        found |= {" ".join(wake).strip() for wake in wakeups.take()}
+        found |= {" ".join(wake).strip() for wake in wakeups.take_fired()}
         time.sleep(0.01)
     return found
 
@@ -111,7 +111,7 @@ def test_the_helper_wakes(place: Place, wakeups: WakeupListener) -> None:
     assert call(place, "down") == ""
     assert call(place, "up") == ""
     assert heard(wakeups) == {"down n1", "up n1"}
-    assert wakeups.take() == set()
+    assert wakeups.take_fired() == set()
 
 
 def test_the_helper_as_it_is_installed(place: Place, wakeups: WakeupListener) -> None:
@@ -134,7 +134,7 @@ def test_who_does_not_know_the_secret_is_refused(
 ) -> None:
     message = {"version": 1, "secret": "t" * 43, "cluster": "c1", "event": "down"}
     assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
-    assert wakeups.take() == set()
+    assert wakeups.take_fired() == set()
     assert "without the secret" in caplog.text
     assert "ttt" not in caplog.text
     assert SECRET not in caplog.text
@@ -142,7 +142,7 @@ def test_who_does_not_know_the_secret_is_refused(
 
 def test_another_clusters_trigger_is_refused(place: Place, wakeups: WakeupListener) -> None:
     assert "does not take it" in call(place, cluster="c2")
-    assert wakeups.take() == set()
+    assert wakeups.take_fired() == set()
 
 
 def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: WakeupListener) -> None:
@@ -208,7 +208,7 @@ def test_another_user_is_not_heard(place: Place, wakeups: WakeupListener) -> Non
     done = subprocess.run(words, capture_output=True, timeout=60, check=False)
     assert b"ok" not in done.stdout
     assert b"Permission denied" in done.stderr
-    assert wakeups.take() == set()
+    assert wakeups.take_fired() == set()
 
 
 def test_nobody_listens(place: Place) -> None:

@@ -71,7 +71,7 @@ def test_each_accounts_money_is_told_in_units(tmp_path: Path) -> None:
         t.accounts.create(Account(name="idle"), BY)
         t.transfers.deposit("chem", 100 * MICRO, BY)
     with ledger.reading() as t:
-        books = t.books()
+        books = t.export_books()
     ledger.close()
     with running(settings) as gate:
         gate.tell(*books.accounts, seq=books.seq)
@@ -116,7 +116,7 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
 def test_no_label_ends_its_line() -> None:
     names = ('a"b', "a\nb 1", "a\\", "\udcff", "Ünï", 'x"} 7\nsteward_up 1')
     families = MetricFamilies()
-    families.gauge("steward_test", "Words.", ("name",), [((name,), 1) for name in names])
+    families.add_gauge("steward_test", "Words.", ("name",), [((name,), 1) for name in names])
     made = CollectorRegistry()
     made.register(families)
     text = generate_latest(made).decode()

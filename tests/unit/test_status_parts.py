@@ -36,7 +36,7 @@ for line in sys.stdin:
     match line.strip():
         case "put":
             try:
-                leaving.put([WorkerLine(name="journal", pid=os.getpid())])
+                leaving.write([WorkerLine(name="journal", pid=os.getpid())])
             except StatusWriteError as error:
                 said = str(error)
         case "fill":  # as on a full disk: files can be made, and not written

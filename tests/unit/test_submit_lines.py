@@ -30,7 +30,7 @@ def words(line: str, script: bytes = SCRIPT, **fields: Any) -> list[str]:
     found = components[0]
     for more in components[1:]:
         found += [":", *more]
-    return [*found, "|", *read.arguments, *(f"?{doubt}" for doubt in read.doubts)]
+    return [*found, "|", *read.arguments, *(f"?{doubt}" for doubt in read.doubtful_options)]
 
 
 @pytest.mark.parametrize(

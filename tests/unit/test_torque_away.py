@@ -28,14 +28,14 @@ def test_jobs_that_is_not_there_is_waited_for(tmp_path: Path, spool: Spool, befo
     here = [] if before != "missing" else [unfinished]
     timing = TorqueTiming(reattach_s=0.05, check_s=0.05)
     site = TorqueCapture(tmp_path / "site", root, timing=timing, unfinished=lambda: here)
-    site.capture.turn()
+    site.capture.run_turn()
     if before == "renamed":
         spool.jobs.rename(root / "jobs.old")
     elif before == "replaced":
         root.rename(tmp_path / "away")
         root.mkdir()
     for _ in range(10):
-        site.capture.turn()
+        site.capture.run_turn()
         time.sleep(0.01)
     assert site.events == [], "what is not there has ended no job"
     spool.jobs.mkdir()
@@ -63,7 +63,7 @@ def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
     timing = TorqueTiming(reattach_s=0.05, check_s=0.05, filled_s=0.3)
     root = spool.jobs.parent
     site = TorqueCapture(tmp_path / "site", root, timing=timing, unfinished=lambda: unfinished)
-    site.capture.turn()
+    site.capture.run_turn()
     spool.jobs.mkdir()
     wait_for(site, lambda: site.spool.due_s() == 0.05)
     assert site.events == []
@@ -81,7 +81,7 @@ def test_files_that_are_moved_into_subdirectories_are_the_same_jobs(
     spool.script("7.vm", b"echo\n")
     wait_for(site, lambda: site.capture.captured == 1)
     (spool.jobs / "7").mkdir()
-    site.capture.turn()
+    site.capture.run_turn()
     for suffix in ("SC", "JB"):
         (spool.jobs / f"7.vm.{suffix}").rename(spool.jobs / "7" / f"7.vm.{suffix}")
     site.finish()
@@ -130,23 +130,23 @@ def test_on_a_network_only_what_has_changed_is_opened(
 
     monkeypatch.setattr(os, "open", count)
     for _ in range(5):
-        site.spool.look()
+        site.spool.process_events()
     assert opened == []
     spool.save("7.vm", job_state="R", mtime="1795256300")
-    site.spool.look()
+    site.spool.process_events()
     assert opened
     assert {Path(path).stem for path in opened} == {"7.vm"}
-    site.capture.turn()
+    site.capture.run_turn()
     assert site.capture.finish()
     assert site.jobs()["7"].record.state == "RUNNING"
 
 
 def test_a_look_ends_before_it_is_taken_for_hung(tmp_path: Path, spool: Spool) -> None:
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(look_s=0.0))
-    site.spool.look()
+    site.spool.process_events()
     for number in range(1, 10):
         spool.save(f"{number}.vm")
-    site.spool.look()
+    site.spool.process_events()
     assert len(site.spool.ready) == 1
     assert site.spool.due_s() == 0.0
     site.finish()

@@ -36,7 +36,7 @@ def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -
     """A site that scans often where watches do not tell all."""
     timing = TorqueTiming(rescan_s=0.05)
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
-    site.spool.look()
+    site.spool.process_events()
     return site
 
 

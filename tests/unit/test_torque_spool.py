@@ -42,9 +42,9 @@ def test_scanned_and_watched_are_the_same(tmp_path: Path, kind: str, pause: str)
         nonlocal count
         count += 1
         if pause == "each" or count % 37 == 0:
-            watched.capture.turn()
+            watched.capture.run_turn()
 
-    watched.spool.look()
+    watched.spool.process_events()
     player.play("completed", look)
     watched.finish()
     player.snapshot("completed", tmp_path / "finished" / "jobs")
@@ -127,7 +127,7 @@ def test_environments_are_cut_and_flagged(tmp_path: Path) -> None:
 def test_nothing_is_lost_when_all_is_purged(tmp_path: Path) -> None:
     player = Player("flat", tmp_path / "spool")
     site = TorqueCapture(tmp_path / "s", tmp_path / "spool")
-    player.play("", lambda step: site.capture.turn())
+    player.play("", lambda step: site.capture.run_turn())
     site.finish()
     jobs = site.jobs()
     # The array's own file goes without having told of an end; so do jobs whose last save is not
@@ -151,7 +151,7 @@ def test_a_script_waits_for_its_job_file(site: TorqueCapture, spool: Spool) -> N
     (spool.jobs / "7.vm.JB").touch()
     spool.script("7.vm", b"echo\n")
     for _ in range(20):
-        site.capture.turn()
+        site.capture.run_turn()
     assert not site.capture.captured
     spool.save("7.vm")
     wait_for(site, lambda: site.capture.captured == 1)
@@ -176,12 +176,12 @@ def test_pieces_that_come_late_are_waited_for(site: TorqueCapture, spool: Spool)
     spool.script("7.vm", b"x" * PIECE)
     spool.save("7.vm")
     for _ in range(20):
-        site.capture.turn()
+        site.capture.run_turn()
         time.sleep(0.01)
     assert not site.capture.captured
     spool.script("7.vm", b"y" * PIECE)
     for _ in range(20):
-        site.capture.turn()
+        site.capture.run_turn()
     assert not site.capture.captured
     spool.script("7.vm", b"end")
     wait_for(site, lambda: site.capture.captured == 1)
@@ -193,7 +193,7 @@ def test_a_script_of_whole_pieces_is_kept_after_a_while_and_again_when_it_grows(
     tmp_path: Path, spool: Spool
 ) -> None:
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(pieces_s=0.2))
-    site.spool.look()
+    site.spool.process_events()
     spool.save("7.vm")
     spool.script("7.vm", b"x" * PIECE)
     wait_for(site, lambda: site.capture.captured == 1)
@@ -211,7 +211,7 @@ def test_a_script_of_whole_pieces_is_kept_after_a_while_and_again_when_it_grows(
 def test_what_waits_for_its_pieces_survives_a_purge(site: TorqueCapture, spool: Spool) -> None:
     spool.save("7.vm")
     spool.script("7.vm", b"x" * PIECE)
-    site.spool.look()
+    site.spool.process_events()
     for name in ("7.vm.SC", "7.vm.JB"):
         (spool.jobs / name).unlink()
     wait_for(site, lambda: site.capture.captured == 1)
@@ -223,7 +223,7 @@ def test_what_waits_for_its_pieces_survives_a_purge(site: TorqueCapture, spool: 
 
 def test_an_end_that_was_missed_is_an_end_without_a_time(site: TorqueCapture, spool: Spool) -> None:
     spool.save("7.vm", job_state="R")
-    site.capture.turn()
+    site.capture.run_turn()
     (spool.jobs / "7.vm.JB").unlink()
     site.finish()
     assert [event.body.record.state for event in site.events if event.kind == JOB_END] == [
@@ -246,7 +246,7 @@ def test_what_ended_while_nobody_watched_is_ended_at_the_start(
 def test_a_hold_that_is_released_and_set_again_is_seen(site: TorqueCapture, spool: Spool) -> None:
     for number, letter in enumerate(["H", "Q", "H", "Q"]):
         spool.save("7.vm", job_state=letter, Hold_Types="1", mtime=str(1795256300 + number))
-        site.capture.turn()
+        site.capture.run_turn()
     site.finish()
     assert len({event.key for event in site.events}) == 4
     assert site.jobs()["7"].record.reason == ""
@@ -260,7 +260,7 @@ def test_a_requeued_job_is_another_run(site: TorqueCapture, spool: Spool) -> Non
         if starts:
             count = f"<start_count flags='1'>{starts}</start_count></attributes>"
             spool.save("7.vm", path.read_bytes().replace(b"</attributes>", count.encode()))
-        site.capture.turn()
+        site.capture.run_turn()
     site.finish()
     assert site.jobs()["7"].record.restarts == 1
     assert site.jobs()["7"].record.state == "RUNNING"
@@ -306,9 +306,9 @@ def test_shares_meet_in_no_job(tmp_path: Path) -> None:
 
 def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) -> None:
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(reattach_s=0.05))
-    site.capture.turn()
+    site.capture.run_turn()
     shutil.rmtree(spool.jobs)
-    site.capture.turn()
+    site.capture.run_turn()
     spool.jobs.mkdir()
     spool.save("7.vm")
     wait_for(site, lambda: bool(site.events))
@@ -330,7 +330,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     player = Player("flat", tmp_path / "spool")
     site = TorqueCapture(tmp_path / "s", tmp_path / "spool")
-    player.play("completed", lambda step: site.capture.turn())
+    player.play("completed", lambda step: site.capture.run_turn())
     site.finish()
     site.store.close()
     assert len(os.listdir("/proc/self/fd")) == before

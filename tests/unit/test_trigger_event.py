@@ -22,7 +22,7 @@ def set_dry(**fields: Any) -> str:
     doing: Any = SimpleNamespace(
         cluster="c1",
         settings=Settings(),
-        triggers=SimpleNamespace(events=lambda: dict.fromkeys(("fini", "time", "down"), "")),
+        triggers=SimpleNamespace(list_events=lambda: dict.fromkeys(("fini", "time", "down"), "")),
         slurm=SimpleNamespace(job=lambda job_id: [job_id]),
         dry_run=True,
     )

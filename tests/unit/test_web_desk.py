@@ -44,7 +44,7 @@ def done(path: str, work: Callable[[DaemonClient], Awaitable[Any]]) -> Any:
 
 
 async def pid(desk: DaemonClient, name: str) -> int:
-    told: Told = await desk.ask(name, Question())
+    told: Told = await desk.call_action(name, Question())
     return told.pid
 
 
@@ -68,7 +68,7 @@ def test_what_changes_something_has_a_connection_of_its_own(path: str) -> None:
 def test_what_asks_at_once_does_not_wait_for_each_other(path: str) -> None:
     async def work(desk: DaemonClient) -> None:
         found = await asyncio.gather(
-            *(desk.ask("test.look", Question(text=str(n))) for n in range(4))
+            *(desk.call_action("test.look", Question(text=str(n))) for n in range(4))
         )
         assert [one.text for one in found] == ["0", "1", "2", "3"]
 
@@ -87,9 +87,9 @@ def test_a_kept_connection_that_broke_is_replaced(path: str) -> None:
 def test_errors_are_of_their_families_and_keep_nothing_back(path: str) -> None:
     async def work(desk: DaemonClient) -> None:
         with pytest.raises(PermissionRefused, match="not yours"):
-            await desk.ask("test.refuse", Question(text="x"))
+            await desk.call_action("test.refuse", Question(text="x"))
         with pytest.raises(DaemonUnavailable, match="ended the connection"):
-            await desk.ask("test.crash", Question())
+            await desk.call_action("test.crash", Question())
         assert await pid(desk, "test.look")
 
     done(path, work)
@@ -112,14 +112,14 @@ def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
     async def work(desk: DaemonClient) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):
-                items = desk.stream("test.count", Question(number=50), who="ada")
+                items = desk.stream("test.count", Question(number=50), user="ada")
                 await stack.enter_async_context(contextlib.aclosing(items))
                 await anext(items)
-            asked = desk.ask("test.echo", Question(text="more"), who="ada")
+            asked = desk.call_action("test.echo", Question(text="more"), user="ada")
             more = asyncio.create_task(asked)
             async with asyncio.timeout(30):
                 assert await pid(desk, "test.look")
-                other = await desk.ask("test.echo", Question(text="other"), who="grace")
+                other = await desk.call_action("test.echo", Question(text="other"), user="grace")
                 assert other.text == "other"
             assert not more.done()
         # One of the four has ended: there is room.
@@ -178,10 +178,10 @@ def test_what_changes_something_is_never_sent_twice(tmp_path: Path) -> None:
     daemon = Fickle(path, TOLD, b"", TOLD, TOLD)
 
     async def work(desk: DaemonClient) -> None:
-        await desk.ask("test.look", Question(text="first"))
+        await desk.call_action("test.look", Question(text="first"))
         desk.close()
         with pytest.raises(DaemonUnavailable):
-            await desk.ask("test.echo", Question(text="change"))
+            await desk.call_action("test.echo", Question(text="change"))
 
     done(path, work)
     daemon.close()
@@ -193,8 +193,8 @@ def test_what_reads_is_asked_again_where_a_kept_connection_broke(tmp_path: Path)
     daemon = Fickle(path, TOLD, b"", TOLD)
 
     async def work(desk: DaemonClient) -> None:
-        await desk.ask("test.look", Question(text="first"))
-        await desk.ask("test.look", Question(text="second"))
+        await desk.call_action("test.look", Question(text="first"))
+        await desk.call_action("test.look", Question(text="second"))
 
     done(path, work)
     daemon.close()
@@ -206,14 +206,14 @@ def test_a_kept_connection_ends_with_whoever_gave_up_its_question(tmp_path: Path
     daemon = Fickle(path, TOLD, None, TOLD)
 
     async def work(desk: DaemonClient) -> None:
-        await desk.ask("test.look", Question(text="first"))
-        page = asyncio.create_task(desk.ask("test.look", Question(text="second")))
+        await desk.call_action("test.look", Question(text="first"))
+        page = asyncio.create_task(desk.call_action("test.look", Question(text="second")))
         assert await asyncio.to_thread(daemon.heard.wait, 30)
         page.cancel()
         assert await asyncio.to_thread(daemon.left.wait, 30)
         with pytest.raises(asyncio.CancelledError):
             await page
-        await desk.ask("test.look", Question(text="third"))
+        await desk.call_action("test.look", Question(text="third"))
 
     done(path, work)
     daemon.close()
@@ -226,7 +226,7 @@ def test_what_reads_is_not_asked_for_ever(tmp_path: Path) -> None:
 
     async def work(desk: DaemonClient) -> None:
         with pytest.raises(DaemonUnavailable):
-            await desk.ask("test.look", Question())
+            await desk.call_action("test.look", Question())
 
     done(path, work)
     daemon.close()
@@ -240,7 +240,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answe
 
     async def work(desk: DaemonClient) -> None:
         with pytest.raises((WebError, DaemonUnavailable)):
-            await desk.ask("test.look", Question())
+            await desk.call_action("test.look", Question())
 
     done(path, work)
     daemon.close()
@@ -249,6 +249,6 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answe
 def test_no_daemon_is_said(tmp_path: Path) -> None:
     async def work(desk: DaemonClient) -> None:
         with pytest.raises(DaemonUnavailable, match="does not answer"):
-            await desk.ask("test.look", Question())
+            await desk.call_action("test.look", Question())
 
     done(str(tmp_path / "none"), work)

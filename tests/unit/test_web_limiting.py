@@ -82,16 +82,16 @@ def test_never_more_than_a_burst_and_what_time_brings(per_minute: int, pauses: l
 def test_who_looks_is_told_as_who_takes_and_is_not_counted() -> None:
     clock = Clock()
     rate = RateLimiter(30, clock)
-    rate.look("ada")
+    rate.check("ada")
     assert taken(rate, "ada") == 5
     with pytest.raises(RateLimitExceeded) as looked:
-        rate.look("ada")
+        rate.check("ada")
     with pytest.raises(RateLimitExceeded) as took:
         rate.take("ada")
     assert looked.value.wait_s == took.value.wait_s
     clock.now += looked.value.wait_s
-    rate.look("ada")
-    rate.look("ada")
+    rate.check("ada")
+    rate.check("ada")
     assert taken(rate, "ada") == 1
 
 

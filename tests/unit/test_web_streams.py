@@ -21,21 +21,21 @@ async def answer(app: Any, scope: Any) -> None:
 
 
 def test_nobody_keeps_others_out() -> None:
-    streams = StreamLimiter(each=2, most=3)
-    streams.take(request(), 1)
-    streams.take(request(), 1)
+    streams = StreamLimiter(per_user=2, total=3)
+    streams.reserve(request(), 1)
+    streams.reserve(request(), 1)
     with pytest.raises(RateLimitExceeded, match="you"):
-        streams.take(request(), 1)
+        streams.reserve(request(), 1)
     scope = request()
-    streams.take(scope, 2)
+    streams.reserve(scope, 2)
     with pytest.raises(RateLimitExceeded, match="many watch"):
-        streams.take(request(), 3)
+        streams.reserve(request(), 3)
 
     async def over(*_: Any) -> None:
         return
 
     asyncio.run(answer(over, scope))
-    streams.take(request(), 3)
+    streams.reserve(request(), 3)
 
 
 class _Gone(Exception):
@@ -46,19 +46,19 @@ class _Gone(Exception):
 def test_a_place_is_given_back_once_however_its_answer_ends(
     ending: type[BaseException] | None,
 ) -> None:
-    streams = StreamLimiter(each=1, most=1)
+    streams = StreamLimiter(per_user=1, total=1)
     stuck: list[Any] = []
 
     async def happening() -> Any:
         yield b"retry"
 
     async def app(scope: Any, *_: Any) -> None:
-        streams.take(scope, 1)
+        streams.reserve(scope, 1)
         # Kept, as whoever waits to send it keeps it.
         stuck.append(happening())
         await anext(stuck[-1])
         with pytest.raises(RateLimitExceeded):
-            streams.take(request(), 1)
+            streams.reserve(request(), 1)
         if ending is not None:
             raise ending
 
@@ -68,17 +68,17 @@ def test_a_place_is_given_back_once_however_its_answer_ends(
                 await answer(app, request())
         for one in stuck:
             await one.aclose()
-        streams.take(request(), 1)
+        streams.reserve(request(), 1)
 
     asyncio.run(run())
 
 
 def test_who_is_refused_a_place_gives_back_none() -> None:
-    streams = StreamLimiter(each=1, most=2)
-    streams.take(request(), 1)
+    streams = StreamLimiter(per_user=1, total=2)
+    streams.reserve(request(), 1)
 
     async def app(scope: Any, *_: Any) -> None:
-        streams.take(scope, 1)
+        streams.reserve(scope, 1)
 
     for _ in range(2):
         with pytest.raises(RateLimitExceeded):

@@ -26,7 +26,7 @@ def visit(secret: str) -> AuthenticatedRequest:
     me = CallerAnswer(
         uid=1, user="ada", how="session", clusters=(), bank=True, sensor=True, rules=True
     )
-    return AuthenticatedRequest(how="cookie", secret=secret, me=me, desk=DaemonClient("/nowhere"))
+    return AuthenticatedRequest(how="cookie", secret=secret, me=me, client=DaemonClient("/nowhere"))
 
 
 @given(st.text())
@@ -73,8 +73,11 @@ def doorkeeper(**web: Any) -> Authenticator:
 
 def test_a_token_comes_before_a_cookie() -> None:
     request = asked(authorization="bearer stt_1", cookie="steward_session=sts_1")
-    assert doorkeeper().bearer(request) == ("token", "stt_1")
-    assert doorkeeper().bearer(asked(cookie="steward_session=sts_1")) == ("cookie", "sts_1")
+    assert doorkeeper().find_credential(request) == ("token", "stt_1")
+    assert doorkeeper().find_credential(asked(cookie="steward_session=sts_1")) == (
+        "cookie",
+        "sts_1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,17 +85,17 @@ def test_a_token_comes_before_a_cookie() -> None:
 )
 def test_nobody_is_told_to_log_in(header: str) -> None:
     with pytest.raises(LoginRequired, match="steward login"):
-        doorkeeper().bearer(asked(authorization=header))
+        doorkeeper().find_credential(asked(authorization=header))
 
 
 def test_a_proxys_word_is_taken_from_the_proxy_alone() -> None:
     trusting = doorkeeper(proxy_header="X-Remote-User", trusted_proxies=("10.0.0.1",))
-    assert trusting.bearer(asked("10.0.0.1", x_remote_user="ada")) == ("proxy", "ada")
+    assert trusting.find_credential(asked("10.0.0.1", x_remote_user="ada")) == ("proxy", "ada")
     for keeper, peer in ((trusting, "10.0.0.2"), (doorkeeper(), "127.0.0.1")):
         with pytest.raises(LoginRequired):
-            keeper.bearer(asked(peer, x_remote_user="ada"))
+            keeper.find_credential(asked(peer, x_remote_user="ada"))
     with pytest.raises(LoginRequired):
-        trusting.bearer(asked("10.0.0.1", x_remote_user="  "))
+        trusting.find_credential(asked("10.0.0.1", x_remote_user="  "))
 
 
 def test_requests_through_a_proxy_count_for_who_is_behind_it() -> None:
@@ -100,14 +103,14 @@ def test_requests_through_a_proxy_count_for_who_is_behind_it() -> None:
     for _ in range(30):
         with contextlib.suppress(RateLimitExceeded):
             keeper.count(
-                asked("127.0.0.1", x_forwarded_for="192.0.2.1, 192.0.2.7"), is_asked_who=True
+                asked("127.0.0.1", x_forwarded_for="192.0.2.1, 192.0.2.7"), needs_user=True
             )
     with pytest.raises(RateLimitExceeded):
-        keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.7"), is_asked_who=True)
-    keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.8"), is_asked_who=True)
+        keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.7"), needs_user=True)
+    keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.8"), needs_user=True)
     # Nobody else's word is taken.
-    keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.7"), is_asked_who=True)
+    keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.7"), needs_user=True)
     with pytest.raises(RateLimitExceeded):
-        keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.9"), is_asked_who=True)
+        keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.9"), needs_user=True)
     for _ in range(10):
-        keeper.count(asked("10.0.2.1"), is_asked_who=True)
+        keeper.count(asked("10.0.2.1"), needs_user=True)

@@ -32,12 +32,12 @@ class AccountingContext:
         settings: Settings,
         *,
         access: Access,
-        order: Callable[[Sequence[Event]], None] | None = None,
+        append: Callable[[Sequence[Event]], None] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.settings = settings
         self.access = access
-        self.order = order
+        self.order = append
         self.now = now
         self._jobs: Jobs | None = None
         self._clusters: tuple[str, ...] | None = None
@@ -77,13 +77,13 @@ class AccountingContext:
         """
         for name in names:
             if name not in self.clusters:
-                known = ", ".join(self.clusters)
-                raise AccountingUsage(f"cluster {name!r} is unknown: there are {known}", name)
+                known_names = ", ".join(self.clusters)
+                raise AccountingUsage(f"cluster {name!r} is unknown: there are {known_names}", name)
 
-    def zone(self, cluster: str) -> str:
+    def get_zone(self, cluster: str) -> str:
         """Return the IANA name of a cluster's time zone; "" for the system's."""
-        known = self.settings.cluster.get(cluster)
-        return known.timezone if known else ""
+        cluster_settings = self.settings.cluster.get(cluster)
+        return cluster_settings.timezone if cluster_settings else ""
 
     def is_operator(self, asker: Asker) -> bool:
         """Return True if the requester is an operator of every cluster."""
@@ -92,12 +92,12 @@ class AccountingContext:
             self.access.is_operator(asker, name) for name in self.clusters
         )
 
-    def scopes(self, asker: Asker) -> dict[str, VisibleJobs] | None:
+    def get_scopes(self, asker: Asker) -> dict[str, VisibleJobs] | None:
         """Return what the requester may see, by cluster; None for everything."""
         if self.is_operator(asker):
             # Operators also see clusters that were removed from the configuration.
             return None
-        return {name: self.access.scope(asker, name) for name in self.clusters}
+        return {name: self.access.get_job_scope(asker, name) for name in self.clusters}
 
     def close(self) -> None:
         """Close all files."""

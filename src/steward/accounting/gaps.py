@@ -132,7 +132,9 @@ class _Span(msgspec.Struct, frozen=True):
     limit: int
 
 
-def list_accounting_gaps(room: AccountingContext, asker: Asker, request: GapsRequest) -> GapsAnswer:
+def list_accounting_gaps(
+    context: AccountingContext, asker: Asker, request: GapsRequest
+) -> GapsAnswer:
     """Return missing or doubtful accounting data.
 
     Raises:
@@ -140,31 +142,33 @@ def list_accounting_gaps(room: AccountingContext, asker: Asker, request: GapsReq
             users' jobs.
         AccountingUsage: A time is malformed.
     """
-    if not room.is_operator(asker):
+    if not context.is_operator(asker):
         raise PermissionRefused(
             "what is missing is about everybody's jobs: only operators may ask for it"
         )
-    span = _parse_span(room, request)
-    found: list[Finding] = []
-    with room.jobs.snapshot():
-        for cluster in request.clusters or room.clusters:
-            for look in _CHECKS:
-                found += look(room, cluster, span)
-    found += _find_silent_nodes(room, request)
-    first = heapq.nsmallest(span.limit, found, key=lambda one: (one.at, one.cluster, one.job))
+    span = _parse_span(context, request)
+    findings: list[Finding] = []
+    with context.jobs.snapshot():
+        for cluster in request.clusters or context.clusters:
+            for check in _CHECKS:
+                findings += check(context, cluster, span)
+    findings += _find_silent_nodes(context, request)
+    page = heapq.nsmallest(
+        span.limit, findings, key=lambda finding: (finding.at, finding.cluster, finding.job)
+    )
     return GapsAnswer(
-        findings=tuple(first),
-        more=len(found) > len(first),
+        findings=tuple(page),
+        more=len(findings) > len(page),
         since=span.since,
         until=span.until,
-        zones={cluster: room.zone(cluster) for cluster in room.clusters},
+        zones={cluster: context.get_zone(cluster) for cluster in context.clusters},
     )
 
 
-def _parse_span(room: AccountingContext, request: GapsRequest) -> _Span:
+def _parse_span(context: AccountingContext, request: GapsRequest) -> _Span:
     """Parse the period of a request."""
-    now = room.now()
-    zone = load_zone(request.zone or room.zone((*request.clusters, *room.clusters)[0]))
+    now = context.now()
+    zone = load_zone(request.zone or context.get_zone((*request.clusters, *context.clusters)[0]))
     try:
         since = parse_time(request.since, now, zone) if request.since else None
         until = parse_time(request.until, now, zone) if request.until else now
@@ -175,34 +179,34 @@ def _parse_span(room: AccountingContext, request: GapsRequest) -> _Span:
     return _Span(since, until, settled, max(1, min(request.limit, _MAX_FINDINGS)))
 
 
-def _find_unended(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unended(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find launches whose end no node reported."""
-    found = room.jobs.unended_launches(span.since, span.settled, cluster, span.limit + 1)
-    for kept in found:
-        over = kept.usage.run_end
-        if over is not None and over > span.settled:
+    launches = context.jobs.list_unended_launches(span.since, span.settled, cluster, span.limit + 1)
+    for launch in launches:
+        ended_at = launch.usage.run_end
+        if ended_at is not None and ended_at > span.settled:
             continue
         yield _make_launch_finding(
-            kept, "step-no-end", "the node never told that this step is over"
+            launch, "step-no-end", "the node never told that this step is over"
         )
 
 
-def _find_unattributed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unattributed(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find launches that fit no run."""
-    for kept in room.jobs.unattributed(span.since, span.settled, cluster, span.limit + 1):
-        used = sum(task.user_us + task.system_us for task in kept.usage.tasks) / _US
+    for launch in context.jobs.list_unattributed(span.since, span.settled, cluster, span.limit + 1):
+        used_s = sum(task.user_us + task.system_us for task in launch.usage.tasks) / _US
         words = "no run is known that this step was of: its CPU time is nobody's"
-        yield _make_launch_finding(kept, "step-unattributed", words, cpu_s=used)
+        yield _make_launch_finding(launch, "step-unattributed", words, cpu_s=used_s)
 
 
 def _make_launch_finding(
-    kept: StoredLaunch, kind: Kind, words: str, cpu_s: float | None = None
+    launch: StoredLaunch, kind: Kind, words: str, cpu_s: float | None = None
 ) -> Finding:
     """Make a finding about a launch."""
-    usage = kept.usage
+    usage = launch.usage
     return Finding(
         kind=kind,
-        cluster=kept.cluster,
+        cluster=launch.cluster,
         at=parse_us(usage.launched_us),
         node=usage.node,
         job=str(usage.job_id),
@@ -213,17 +217,17 @@ def _make_launch_finding(
     )
 
 
-def _find_doubtful(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_doubtful(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find steps with missing data (``doubts``), or with CPU time beyond their tasks'."""
-    for line in room.jobs.doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
+    for line in context.jobs.list_doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
         doubts = [doubt for doubt in line.doubts.split(",") if doubt in _DOUBTS]
         if doubts:
             words = "; ".join(_DOUBTS[doubt] for doubt in doubts)
             yield _make_line_finding(line, "step-doubtful", words)
-        more = _get_cgroup_excess_s(line)
-        if more > _TOLERATED_CPU_S:
+        excess_s = _get_cgroup_excess_s(line)
+        if excess_s > _TOLERATED_CPU_S:
             words = "processes that were no task's used this CPU time, or outlived theirs"
-            yield _make_line_finding(line, "orphan-cpu", words, cpu_s=more)
+            yield _make_line_finding(line, "orphan-cpu", words, cpu_s=excess_s)
 
 
 _DOUBTS: Final = {
@@ -242,17 +246,17 @@ def _get_cgroup_excess_s(line: UsageLine) -> float:
     return (cgroups - (line.user_us or 0) - (line.system_us or 0)) / _US
 
 
-def _find_stepless(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_stepless(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find ended runs without any step, where nodes report."""
-    if not _hears_nodes(room, cluster):
+    if not _hears_nodes(context, cluster):
         return
-    for line in room.jobs.stepless(span.since, span.settled, cluster, span.limit + 1):
+    for line in context.jobs.list_stepless_runs(span.since, span.settled, cluster, span.limit + 1):
         yield _make_line_finding(line, "run-no-steps", "no node has told of any step of this run")
 
 
-def _find_lost_runs(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_lost_runs(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find runs that disappeared from Slurm without an end."""
-    for line in room.jobs.endless(span.since, span.settled, cluster, span.limit + 1):
+    for line in context.jobs.list_endless_runs(span.since, span.settled, cluster, span.limit + 1):
         yield _make_line_finding(
             line, "run-lost", "Slurm shows it no more, and nobody told how it ended"
         )
@@ -275,9 +279,9 @@ def _make_line_finding(
     )
 
 
-def _find_unconfirmed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_unconfirmed(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find jobs whose script was captured but which Slurm never showed."""
-    for job in room.jobs.unconfirmed(span.since, span.settled, cluster, span.limit + 1):
+    for job in context.jobs.list_unconfirmed(span.since, span.settled, cluster, span.limit + 1):
         yield Finding(
             kind="job-unconfirmed",
             cluster=cluster,
@@ -287,9 +291,9 @@ def _find_unconfirmed(room: AccountingContext, cluster: str, span: _Span) -> Ite
         )
 
 
-def _find_missed(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_missed(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find jobs whose script capture missed."""
-    for job in room.jobs.missed(span.since, span.until, cluster, span.limit + 1):
+    for job in context.jobs.list_missed_jobs(span.since, span.until, cluster, span.limit + 1):
         yield Finding(
             kind="script-missed",
             cluster=cluster,
@@ -299,9 +303,9 @@ def _find_missed(room: AccountingContext, cluster: str, span: _Span) -> Iterator
         )
 
 
-def _find_node_losses(room: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
+def _find_node_losses(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find losses that nodes reported themselves."""
-    for gap in room.jobs.gaps(span.since, span.until, cluster):
+    for gap in context.jobs.list_node_losses(span.since, span.until, cluster):
         yield Finding(
             kind="node-gap",
             cluster=gap.cluster,
@@ -323,33 +327,33 @@ _GAPS: Final = {
 """Description of each loss that a node reports (node.gap)."""
 
 
-def _find_silent_nodes(room: AccountingContext, request: GapsRequest) -> Iterator[Finding]:
+def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iterator[Finding]:
     """Yield nodes that reported before but no longer do."""
-    before = room.now() - timedelta(seconds=min(max(0.0, request.silent_s), _MAX_SILENT_S))
+    before = context.now() - timedelta(seconds=min(max(0.0, request.silent_s), _MAX_SILENT_S))
     try:
-        heard = NodeReportsReader(room.settings.state_dir)
+        reader = NodeReportsReader(context.settings.state_dir)
     except Unavailable as error:
         log.debug("no node was ever heard here: %s", error)
         return
     try:
-        for node in heard.silent_since(before):
-            if not request.clusters or node.cluster in request.clusters:
+        for report in reader.read_silent(before):
+            if not request.clusters or report.cluster in request.clusters:
                 yield Finding(
                     kind="node-silent",
-                    cluster=node.cluster,
-                    at=node.heard_at,
-                    node=node.node,
+                    cluster=report.cluster,
+                    at=report.heard_at,
+                    node=report.node,
                     words="it has not reported since",
                 )
     finally:
-        heard.close()
+        reader.close()
 
 
-def _hears_nodes(room: AccountingContext, cluster: str) -> bool:
+def _hears_nodes(context: AccountingContext, cluster: str) -> bool:
     """Return True if the nodes of a cluster are configured to report."""
-    known = room.settings.cluster.get(cluster)
-    is_remote = known is not None and known.remote
-    return bool(room.settings.nodes.listen) or is_remote
+    cluster_settings = context.settings.cluster.get(cluster)
+    is_remote = cluster_settings is not None and cluster_settings.remote
+    return bool(context.settings.nodes.listen) or is_remote
 
 
 _CHECKS: Final[tuple[Callable[[AccountingContext, str, _Span], Iterable[Finding]], ...]] = (

@@ -55,17 +55,17 @@ def load_position(path: str, name: str) -> str:
     Raises:
         AccountingError: The file cannot be read.
     """
-    return next((place.done for place in _load_positions(path) if place.name == name), "")
+    return next((position.done for position in _load_positions(path) if position.name == name), "")
 
 
-def save_position(path: str, place: ImportPosition) -> None:
+def save_position(path: str, position: ImportPosition) -> None:
     """Save the position of an import; the oldest positions are dropped.
 
     Raises:
         AccountingError: The file cannot be written.
     """
-    others = [other for other in _load_positions(path) if other.name != place.name]
-    data = msgspec.json.encode([*others, place][-_MAX_POSITIONS:])
+    others = [other for other in _load_positions(path) if other.name != position.name]
+    data = msgspec.json.encode([*others, position][-_MAX_POSITIONS:])
     try:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
@@ -113,7 +113,7 @@ class RunCounter:
     def __init__(self) -> None:
         self._last: dict[int, _LastRun] = {}
 
-    def counted(self, record: JobRecord) -> JobRecord:
+    def count_restarts(self, record: JobRecord) -> JobRecord:
         """Return the record of a run with its restart count."""
         submit = record.submit
         if submit is None:
@@ -158,30 +158,30 @@ class ImportEventMaker:
         self._now = now
         self._runs = RunCounter()
 
-    def run(self, record: JobRecord) -> Event | None:
+    def make_run_event(self, record: JobRecord) -> Event | None:
         """Return the event of an ended run; None for a running one, which its cluster reports."""
         submit, end = record.submit, record.end
         if submit is None or end is None or strip_state_suffix(record.state) not in _END_STATES:
             return None
-        record = self._redact(self._runs.counted(record))
+        record = self._redact(self._runs.count_restarts(record))
         submit_s = to_micros(submit) // 1_000_000
         key = f"accounted:{record.job_id}:{submit_s}:{record.restarts}"
-        return self._event(JOB_END, key, end, JobFacts(record=record))
+        return self._build_event(JOB_END, key, end, JobFacts(record=record))
 
-    def step(self, record: JobRecord, line: UsageLine) -> Event | None:
+    def make_step_event(self, record: JobRecord, line: UsageLine) -> Event | None:
         """Return the event of a step of that run; None if the run has not ended."""
         if record.submit is None or record.end is None:
             return None
         submit_s = to_micros(record.submit) // 1_000_000
-        private = self._redact(
+        redacted = self._redact(
             JobRecord(job_id=record.job_id, name=line.name, submit_line=line.submit_line)
         )
-        line = msgspec.structs.replace(line, name=private.name, submit_line=private.submit_line)
+        line = msgspec.structs.replace(line, name=redacted.name, submit_line=redacted.submit_line)
         body = AccountedStep(job_id=record.job_id, submit=record.submit, line=line)
         key = f"accounted:{record.job_id}.{line.step}:{submit_s}"
-        return self._event(STEP_ACCOUNTED, key, record.end, body)
+        return self._build_event(STEP_ACCOUNTED, key, record.end, body)
 
-    def _event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
+    def _build_event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
         """Build an event whose source is an import."""
         return Event(
             kind=kind,
@@ -233,62 +233,62 @@ class _ImportState:
     """State of an import: the current job, and events not appended yet."""
 
     def __init__(
-        self, maker: ImportEventMaker, people: NameResolver, append: Append, zone: tzinfo
+        self, maker: ImportEventMaker, resolver: NameResolver, append: Append, zone: tzinfo
     ) -> None:
         self._maker = maker
-        self._people = people
+        self._resolver = resolver
         self._append = append
         self._zone = zone
         self._events: list[Event] = []
         self._job: JobRecord | None = None
-        self._is_over = False
+        self._has_ended = False
         self.jobs = 0
         self.steps = 0
         self.passed_over = 0
         self.unfinished = 0
 
-    def row(self, row: SacctRow, cluster: str) -> None:
+    def process_row(self, row: SacctRow, cluster: str) -> None:
         """Process a row; a step's row follows its job's."""
-        named = SACCT_NAME.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
-        if named is not None and named[5] is not None:
+        match = SACCT_NAME.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
+        if match is not None and match[5] is not None:
             line = (
                 parse_step_row(row, self._job, cluster, self._zone)
                 if self._job is not None
                 else None
             )
-            self._step(line, row)
+            self._process_step_row(line, row)
             return
-        record = parse_job_row(row, self._people, self._zone)
+        record = parse_job_row(row, self._resolver, self._zone)
         if record is None:
             self._job = None
             self.passed_over += 1
         else:
-            self.run(record)
+            self.process_run(record)
 
-    def run(self, record: JobRecord) -> None:
+    def process_run(self, record: JobRecord) -> None:
         """Process a run, whose steps follow."""
         self._job = record
-        event = self._maker.run(record)
-        self._is_over = event is not None
+        event = self._maker.make_run_event(record)
+        self._has_ended = event is not None
         if event is None:
             self.unfinished += 1
         else:
             self.jobs += 1
             self._events.append(event)
 
-    def _step(self, line: UsageLine | None, row: SacctRow) -> None:
+    def _process_step_row(self, line: UsageLine | None, row: SacctRow) -> None:
         """Process a step's row, if it belongs to the current job."""
         job = self._job
         raw = row.get("jobidraw", "").partition(".")[0]
         if job is None or line is None or (raw and raw != str(job.job_id)):
             self.passed_over += 1
-        elif self._is_over:
-            self.step(line)
+        elif self._has_ended:
+            self.process_step(line)
 
-    def step(self, line: UsageLine) -> None:
+    def process_step(self, line: UsageLine) -> None:
         """Process a step of the last run."""
-        if self._job is not None and self._is_over:
-            event = self._maker.step(self._job, line)
+        if self._job is not None and self._has_ended:
+            event = self._maker.make_step_event(self._job, line)
             if event is not None:
                 self.steps += 1
                 self._events.append(event)
@@ -301,7 +301,7 @@ class _ImportState:
         self._events = []
         return True
 
-    def taken(self, went_on: str) -> ImportResult:
+    def make_result(self, went_on: str) -> ImportResult:
         """Return the result of the import."""
         return ImportResult(
             jobs=self.jobs,
@@ -313,27 +313,27 @@ class _ImportState:
 
 
 def import_days(
-    books: RowSource,
+    source: RowSource,
     cluster: str,
     since: datetime,
     until: datetime,
     maker: ImportEventMaker,
-    people: NameResolver,
+    resolver: NameResolver,
     append: Append,
-    places: str,
+    positions_path: str,
     report: ImportProgress,
 ) -> ImportResult:
     """Import slurmdbd's history of a period, one query per day.
 
     Args:
-        books: The source, such as slurmdbd.
+        source: The source, such as slurmdbd.
         cluster: Cluster name of the jobs.
         since: Begin of the period.
         until: End of the period.
         maker: Makes the events.
-        people: Resolves names.
+        resolver: Resolves names.
         append: Appends events to the journal.
-        places: Path of the file with positions of imports.
+        positions_path: Path of the file with positions of imports.
         report: Progress callback, in days.
 
     Raises:
@@ -341,39 +341,41 @@ def import_days(
         Unavailable: The journal or the positions cannot be written now.
     """
     name = f"slurmdbd {cluster} {since.isoformat()}"
-    done = load_position(places, name)
+    saved = load_position(positions_path, name)
     # Repeat the last day: a job requeued at its end continues on the next day.
-    began = max(since, _get_midnight(date.fromisoformat(done))) if done else since
-    work = _ImportState(maker, people, append, UTC)
+    period_start = max(since, _get_midnight(date.fromisoformat(saved))) if saved else since
+    state = _ImportState(maker, resolver, append, UTC)
     total = max(1, -(-(until - since) // _DAY))
-    while began < until:
-        ends = min(until, _get_midnight(began.date() + _DAY))
-        for row in books.rows(began, ends):
-            work.row(row, cluster)
-            work.flush(least=_EVENTS_AT_ONCE)
-        work.flush()
-        if ends < until:
-            save_position(places, ImportPosition(name=name, done=began.date().isoformat()))
-        report(min(total, (ends - since) // _DAY), total, f"days, {work.jobs} jobs")
-        began = ends
+    while period_start < until:
+        period_end = min(until, _get_midnight(period_start.date() + _DAY))
+        for row in source.rows(period_start, period_end):
+            state.process_row(row, cluster)
+            state.flush(least=_EVENTS_AT_ONCE)
+        state.flush()
+        if period_end < until:
+            save_position(
+                positions_path, ImportPosition(name=name, done=period_start.date().isoformat())
+            )
+        report(min(total, (period_end - since) // _DAY), total, f"days, {state.jobs} jobs")
+        period_start = period_end
     # Finished: a repeated import starts anew, which is harmless.
-    save_position(places, ImportPosition(name=name, done=""))
-    work.passed_over += books.passed_over
-    return work.taken(done)
+    save_position(positions_path, ImportPosition(name=name, done=""))
+    state.passed_over += source.passed_over
+    return state.make_result(saved)
 
 
 def import_sacct_file(
     path: str,
     cluster: str,
     maker: ImportEventMaker,
-    people: NameResolver,
+    resolver: NameResolver,
     append: Append,
-    places: str,
+    positions_path: str,
     report: ImportProgress,
     *,
     zone: tzinfo = UTC,
     delimiter: str = "|",
-    times: tuple[datetime | None, datetime | None] = (None, None),
+    window: tuple[datetime | None, datetime | None] = (None, None),
 ) -> ImportResult:
     """Import a file that ``sacct -P`` wrote.
 
@@ -381,45 +383,45 @@ def import_sacct_file(
         path: The file.
         cluster: Cluster name of the jobs.
         maker: Makes the events.
-        people: Resolves names.
+        resolver: Resolves names.
         append: Appends events to the journal.
-        places: Path of the file with positions of imports.
+        positions_path: Path of the file with positions of imports.
         report: Progress callback, in bytes.
         zone: Time zone of the file's times.
         delimiter: Separator of columns.
-        times: Import only jobs that ended at or after the first time and before the second.
+        window: Import only jobs that ended at or after the first time and before the second.
 
     Raises:
         AccountingError: The file cannot be read.
         SlurmError: The file is not output of sacct.
         Unavailable: The journal or the positions cannot be written now.
     """
-    work = _ImportState(maker, people, append, zone)
+    state = _ImportState(maker, resolver, append, zone)
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             name = f"file {cluster} {path} {status.st_size} {status.st_mtime_ns}"
-            done = load_position(places, name)
+            saved = load_position(positions_path, name)
             is_wanted = False
-            before = 0
-            for row, place in read_sacct_file(file, delimiter):
+            previous = 0
+            for row, position in read_sacct_file(file, delimiter):
                 if row is None:
-                    work.passed_over += 1
+                    state.passed_over += 1
                     continue
                 is_job = "." not in (row.get("jobid") or row.get("jobidraw", ""))
                 if is_job:
-                    if work.flush(least=_EVENTS_AT_ONCE):
-                        save_position(places, ImportPosition(name=name, done=str(before)))
-                    report(place, status.st_size, "bytes")
-                    is_wanted = place > int(done or 0) and _is_within(row, zone, times)
+                    if state.flush(least=_EVENTS_AT_ONCE):
+                        save_position(positions_path, ImportPosition(name=name, done=str(previous)))
+                    report(position, status.st_size, "bytes")
+                    is_wanted = position > int(saved or 0) and _is_within(row, zone, window)
                 if is_wanted:
-                    work.row(row, cluster)
-                before = place
-            work.flush()
-            save_position(places, ImportPosition(name=name, done=""))
+                    state.process_row(row, cluster)
+                previous = position
+            state.flush()
+            save_position(positions_path, ImportPosition(name=name, done=""))
     except OSError as error:
         raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
-    return work.taken(done)
+    return state.make_result(saved)
 
 
 def import_job_log(
@@ -429,7 +431,7 @@ def import_job_log(
     append: Append,
     report: ImportProgress,
     *,
-    times: tuple[datetime | None, datetime | None] = (None, None),
+    window: tuple[datetime | None, datetime | None] = (None, None),
 ) -> ImportResult:
     """Import the job log of another Steward.
 
@@ -439,13 +441,13 @@ def import_job_log(
         maker: Makes the events.
         append: Appends events to the journal.
         report: Progress callback, in lines.
-        times: Import only jobs that ended at or after the first time and before the second.
+        window: Import only jobs that ended at or after the first time and before the second.
 
     Raises:
         AccountingError: The job log cannot be read.
         Unavailable: The journal cannot be written now.
     """
-    work = _ImportState(maker, NameResolver(), append, UTC)
+    state = _ImportState(maker, NameResolver(), append, UTC)
     garbled = 0
 
     def passed_over(_path: str, _number: int, _why: str) -> None:
@@ -455,19 +457,19 @@ def import_job_log(
     is_wanted = False
     for number, line in enumerate(_read_lines(path, passed_over), start=1):
         if line.step == "":
-            work.flush(least=_EVENTS_AT_ONCE)
+            state.flush(least=_EVENTS_AT_ONCE)
             report(number, None, "lines")
             ended = moment(line.end_us) if line.end_us else None
             is_wanted = (
-                line.cluster == cluster and not line.piece_us and _is_in_window(ended, times)
+                line.cluster == cluster and not line.piece_us and _is_in_window(ended, window)
             )
             if is_wanted:
-                work.run(_line_to_record(line))
+                state.process_run(_line_to_record(line))
         elif is_wanted:
-            work.step(msgspec.structs.replace(line, source="slurmdbd"))
-    work.flush()
-    work.passed_over += garbled
-    return work.taken("")
+            state.process_step(msgspec.structs.replace(line, source="slurmdbd"))
+    state.flush()
+    state.passed_over += garbled
+    return state.make_result("")
 
 
 def is_sacct_file(path: str) -> bool:
@@ -493,17 +495,19 @@ def _get_midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def _is_within(row: SacctRow, zone: tzinfo, times: tuple[datetime | None, datetime | None]) -> bool:
+def _is_within(
+    row: SacctRow, zone: tzinfo, window: tuple[datetime | None, datetime | None]
+) -> bool:
     """Return True if a row's job ended within the requested times."""
-    if times == (None, None):
+    if window == (None, None):
         return True
     record = parse_job_row(row, NameResolver(), zone)
-    return record is not None and _is_in_window(record.end, times)
+    return record is not None and _is_in_window(record.end, window)
 
 
-def _is_in_window(end: datetime | None, times: tuple[datetime | None, datetime | None]) -> bool:
+def _is_in_window(end: datetime | None, window: tuple[datetime | None, datetime | None]) -> bool:
     """Return True if an end lies within the requested times."""
-    since, until = times
+    since, until = window
     if end is None:
         return False
     return (since is None or end >= since) and (until is None or end < until)

@@ -42,7 +42,7 @@ _LONGEST_PAGE: Final = 100_000
 _NUMBER_BOUND: Final = 2**62
 
 
-def list_job_rows(room: AccountingContext, asker: Asker, request: JobsRequest) -> JobsAnswer:
+def list_job_rows(context: AccountingContext, asker: Asker, request: JobsRequest) -> JobsAnswer:
     """Return one page of jobs.
 
     Raises:
@@ -51,30 +51,34 @@ def list_job_rows(room: AccountingContext, asker: Asker, request: JobsRequest) -
     """
     if not 1 <= request.limit <= MAX_ROWS:
         raise AccountingUsage(f"a limit is from 1 to {MAX_ROWS}", request.limit)
-    wanted = _build_filter(room, asker, request)
-    place = _decode_page(request.page)
+    job_filter = _build_filter(context, asker, request)
+    position = _decode_page(request.page)
     together = request.arrays == "together" and request.order.endswith("submit")
-    with room.jobs.snapshot():
-        listed, following = room.jobs.listed(
-            wanted, request.order, request.limit, place, together=together
+    with context.jobs.snapshot():
+        items, next_page = context.jobs.list_page(
+            job_filter, request.order, request.limit, position, group_arrays=together
         )
-        found = room.jobs.by_numbers(one.number for one in listed)
-        single = [found[one.number] for one in listed if one.array is None]
-        lines = room.jobs.last_lines(single)
-        arrays = room.jobs.states_of_tasks(one.array for one in listed if one.array is not None)
-    now = room.now()
+        jobs_by_number = context.jobs.find_by_numbers(item.number for item in items)
+        single_jobs = [jobs_by_number[item.number] for item in items if item.array is None]
+        lines = context.jobs.read_last_lines(single_jobs)
+        arrays = context.jobs.count_task_states(
+            item.array for item in items if item.array is not None
+        )
+    now = context.now()
     now_us = to_micros(now)
-    rows = tuple(_build_row(one, found[one.number], lines, arrays, now_us) for one in listed)
+    rows = tuple(
+        _build_row(item, jobs_by_number[item.number], lines, arrays, now_us) for item in items
+    )
     return JobsAnswer(
         jobs=rows,
         now=now,
-        next=_encode_page(following) if following is not None else "",
-        zones={row.cluster: room.zone(row.cluster) for row in rows},
+        next=_encode_page(next_page) if next_page is not None else "",
+        zones={row.cluster: context.get_zone(row.cluster) for row in rows},
     )
 
 
 def count_job_states(
-    room: AccountingContext, asker: Asker, request: JobStatesRequest
+    context: AccountingContext, asker: Asker, request: JobStatesRequest
 ) -> JobStatesAnswer:
     """Count jobs by state.
 
@@ -82,25 +86,25 @@ def count_job_states(
         UsageError: The request is malformed.
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    found, is_all = room.jobs.states_of(_build_filter(room, asker, request))
-    states = dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+    counts, is_all = context.jobs.count_states(_build_filter(context, asker, request))
+    states = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     return JobStatesAnswer(states=states, total=sum(states.values()), is_all=is_all)
 
 
-def _build_filter(room: AccountingContext, asker: Asker, request: JobSelection) -> JobFilter:
+def _build_filter(context: AccountingContext, asker: Asker, request: JobSelection) -> JobFilter:
     """Build the job filter of a request, within what the requester may see."""
-    clusters = request.clusters or (room.main_cluster,)
-    zone = load_zone(request.zone or room.zone(clusters[0]))
-    now = room.now()
-    when = SelectionSpan(
+    clusters = request.clusters or (context.main_cluster,)
+    zone = load_zone(request.zone or context.get_zone(clusters[0]))
+    now = context.now()
+    span = SelectionSpan(
         since=parse_time(request.since, now, zone) if request.since else None,
         until=parse_time(request.until, now, zone) if request.until else None,
     )
-    return make_job_filter(request, when, room.scopes(asker))
+    return make_job_filter(request, span, context.get_scopes(asker))
 
 
 def _build_row(
-    listed: ListRow,
+    item: ListRow,
     job: Job,
     lines: Mapping[int, UsageLine],
     arrays: Mapping[Array, dict[str, int]],
@@ -124,43 +128,43 @@ def _build_row(
         submit=job.first_submit,
         limit_s=record.time_limit_s,
     )
-    if listed.array is not None:
-        tasks = arrays.get(listed.array, {})
-        return msgspec.structs.replace(row, job=str(listed.array[1]), tasks=tasks)
+    if item.array is not None:
+        tasks = arrays.get(item.array, {})
+        return msgspec.structs.replace(row, job=str(item.array[1]), tasks=tasks)
     return _fill_row(row, job, lines.get(job.number), now_us)
 
 
 def _fill_row(row: JobRow, job: Job, line: UsageLine | None, now_us: int) -> JobRow:
     """Complete the row of a single job with times, usage and efficiency."""
     record = job.record
-    given = parse_tres_bytes(record.tres_allocated or record.tres_requested)
-    is_over = record.state in FINISHED
+    tres_amounts = parse_tres_bytes(record.tres_allocated or record.tres_requested)
+    has_ended = record.state in FINISHED
     elapsed = (
         compute_elapsed_s(line, now_us) if line is not None else _compute_elapsed_s(record, now_us)
     )
     used = compute_cpu_used_s(line) if line is not None else None
     peak = (line.peak_bytes or line.max_rss_bytes) if line is not None else None
-    per_node = given.get("mem", 0) // max(record.nodes or 1, 1)
-    allowed = (line.peak_allocated_bytes if line is not None else None) or per_node
+    per_node = tres_amounts.get("mem", 0) // max(record.nodes or 1, 1)
+    allocated_bytes = (line.peak_allocated_bytes if line is not None else None) or per_node
     return msgspec.structs.replace(
         row,
         reason=record.reason if record.reason != "None" else "",
         eligible=record.eligible,
         start=record.start if line is None or line.start_us else None,
-        end=record.end if is_over else None,
+        end=record.end if has_ended else None,
         elapsed_s=elapsed,
         waited_s=_compute_waited_s(record, line, now_us),
         nodes=record.nodes,
         nodelist=record.nodelist,
         cpus=record.cpus,
-        memory_bytes=given.get("mem"),
+        memory_bytes=tres_amounts.get("mem"),
         tres=record.tres_allocated or record.tres_requested,
         cpu_used_s=used,
         cpu=compute_share(used, elapsed * record.cpus)
-        if is_over and elapsed and record.cpus
+        if has_ended and elapsed and record.cpus
         else None,
         peak_bytes=peak,
-        memory=compute_share(peak, allowed),
+        memory=compute_share(peak, allocated_bytes),
         exit_code=record.exit_code,
         exit_signal=record.exit_signal,
         restarts=record.restarts,
@@ -191,27 +195,27 @@ def _compute_waited_s(record: JobRecord, line: UsageLine | None, now_us: int) ->
     return max(0.0, (started_us - to_micros(since)) / 1e6)
 
 
-def _encode_page(place: PageStart) -> str:
+def _encode_page(position: PageStart) -> str:
     """Encode a list position as an opaque page token."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode("ascii").rstrip("=")
 
 
 def _decode_page(page: str) -> PageStart | None:
     """Decode a page token; None for the first page."""
     if not page:
         return None
-    wrong = AccountingUsage("no answer gave such a page: begin with the first", page[:100])
+    usage_error = AccountingUsage("no answer gave such a page: begin with the first", page[:100])
     if len(page) > _LONGEST_PAGE:
-        raise wrong
+        raise usage_error
     padded = page.encode("ascii", "replace") + b"=" * (-len(page) % 4)
     try:
-        place = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=PageStart)
+        position = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=PageStart)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise wrong from error
-    numbers = (place.at_us, place.job_id, place.number)
+        raise usage_error from error
+    numbers = (position.at_us, position.job_id, position.number)
     if any(abs(number) >= _NUMBER_BOUND for number in numbers):
-        raise wrong
-    return place
+        raise usage_error
+    return position
 
 
 JOBS: Final = Action(

@@ -49,11 +49,11 @@ class CertificateAuthority:
             (self._directory / "nodes").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CertificateError(f"{directory} cannot be made: {error.strerror}") from error
-        self.file = str(self._directory / "ca.crt")
+        self.ca_file = str(self._directory / "ca.crt")
         extensions = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign")
         self._make(self._directory / "ca", "Steward's nodes", extensions, signed=False)
 
-    def server(self, names: Sequence[str]) -> bool:
+    def make_server(self, names: Sequence[str]) -> bool:
         """Make Steward's server certificate for these names and addresses; return True if new.
 
         Raises:
@@ -63,10 +63,10 @@ class CertificateAuthority:
         for name in names:
             if _NAME.fullmatch(name) is None:
                 raise UsageError(f"{name!r} is neither a host's name nor an address")
-        kinds = [f"{'IP' if _ADDRESS.fullmatch(name) else 'DNS'}:{name}" for name in names]
-        return self._leaf(self._directory / "server", names[0], kinds, "serverAuth")
+        alt_names = [f"{'IP' if _ADDRESS.fullmatch(name) else 'DNS'}:{name}" for name in names]
+        return self._make_leaf(self._directory / "server", names[0], alt_names, "serverAuth")
 
-    def nodes(self, nodelist: str, cluster: str = "") -> Iterator[tuple[str, bool]]:
+    def make_nodes(self, nodelist: str, cluster: str = "") -> Iterator[tuple[str, bool]]:
         """Make a certificate for each node of a list; yield its name, and True if it is new.
 
         Args:
@@ -85,15 +85,18 @@ class CertificateAuthority:
             if _NAME.fullmatch(name) is None:
                 raise UsageError(f"{name!r} is no node's name")
             # Within a cluster the node name is unique; among several only both names together are.
-            goes_by = [f"DNS:{name}.{cluster}"] if cluster else [f"DNS:{name}"]
-            yield name, self._leaf(self._directory / "nodes" / name, name, goes_by, "clientAuth")
+            alt_names = [f"DNS:{name}.{cluster}"] if cluster else [f"DNS:{name}"]
+            yield (
+                name,
+                self._make_leaf(self._directory / "nodes" / name, name, alt_names, "clientAuth"),
+            )
 
-    def _leaf(self, stem: Path, name: str, goes_by: Iterable[str], use: str) -> bool:
+    def _make_leaf(self, stem: Path, name: str, alt_names: Iterable[str], use: str) -> bool:
         extensions = (
             "basicConstraints=critical,CA:FALSE",
             "keyUsage=critical,digitalSignature",
             f"extendedKeyUsage={use}",
-            f"subjectAltName={','.join(goes_by)}",
+            f"subjectAltName={','.join(alt_names)}",
         )
         return self._make(stem, name, extensions, signed=True)
 
@@ -105,13 +108,13 @@ class CertificateAuthority:
         new_certificate, new_key = Path(f"{stem}.crt.new"), Path(f"{stem}.key.new")
         authority = str(self._directory / "ca")
         signer = ("-CA", f"{authority}.crt", "-CAkey", f"{authority}.key") if signed else ()
-        words = [
+        command = [
             *("openssl", "req", "-x509", "-config", "/dev/stdin", "-days", str(self._days)),
             *(*signer, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
             *("-keyout", str(new_key), "-out", str(new_certificate)),
             *(word for extension in extensions for word in ("-addext", extension)),
         ]
-        _run_openssl(words, _CONFIG.format(name[:_MOST_COMMON_NAME]))
+        _run_openssl(command, _CONFIG.format(name[:_MOST_COMMON_NAME]))
         try:
             new_key.chmod(0o600)
             new_certificate.chmod(0o644)
@@ -122,11 +125,11 @@ class CertificateAuthority:
         return True
 
 
-def _run_openssl(words: Sequence[str], text: str) -> None:
+def _run_openssl(command: Sequence[str], text: str) -> None:
     """Run openssl with a configuration on standard input."""
     try:
-        done = subprocess.run(
-            words,
+        result = subprocess.run(
+            command,
             input=text.encode(),
             capture_output=True,
             timeout=_TIMEOUT_S,
@@ -136,6 +139,6 @@ def _run_openssl(words: Sequence[str], text: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CertificateError(f"openssl cannot be run: {error}") from error
-    if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "backslashreplace").split())[-300:]
-        raise CertificateError(f"openssl makes no certificate (3.0 or later is needed): {said}")
+    if result.returncode:
+        message = " ".join(result.stderr.decode("utf-8", "backslashreplace").split())[-300:]
+        raise CertificateError(f"openssl makes no certificate (3.0 or later is needed): {message}")

@@ -51,41 +51,41 @@ class SlurmSite(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the site's Slurm.
 
     Attributes:
-        shown: Output of ``scontrol show config``; empty if slurmctld does not answer.
+        config: Output of ``scontrol show config``; empty if slurmctld does not answer.
         slurm_conf: Given path of slurm.conf; "" if Slurm finds it itself.
         slurm_bin: Given directory of Slurm's commands; "" if they are in PATH.
     """
 
-    shown: Mapping[str, str] = {}
+    config: Mapping[str, str] = {}
     slurm_conf: str = ""
     slurm_bin: str = ""
 
     @property
     def cluster(self) -> str:
         """ClusterName; "" if unknown."""
-        return self.shown.get("ClusterName", "")
+        return self.config.get("ClusterName", "")
 
     @property
     def slurm_user(self) -> str:
         """Name of SlurmUser."""
-        found = parse_slurm_user(self.shown)
-        return found[0] if found else "slurm"
+        user = parse_slurm_user(self.config)
+        return user[0] if user else "slurm"
 
     @property
-    def etc(self) -> str:
+    def conf_dir(self) -> str:
         """Directory of slurm.conf."""
-        path = self.slurm_conf or self.shown.get("SLURM_CONF", "")
+        path = self.slurm_conf or self.config.get("SLURM_CONF", "")
         return os.path.dirname(path) if path else "/etc/slurm"
 
     @property
     def plugstack(self) -> str:
         """Path of plugstack.conf."""
-        return self.shown.get("PlugStackConfig", "") or f"{self.etc}/plugstack.conf"
+        return self.config.get("PlugStackConfig", "") or f"{self.conf_dir}/plugstack.conf"
 
     @property
     def jobcomp(self) -> str:
         """JobCompType; "" for none."""
-        kind = self.shown.get("JobCompType", "")
+        kind = self.config.get("JobCompType", "")
         return "" if kind == "jobcomp/none" else kind
 
 
@@ -163,12 +163,12 @@ def query_site(slurm_conf: str = "", slurm_bin: str = "") -> SlurmSite:
         slurm_conf=slurm_conf, slurm_bin=slurm_bin, command_timeout_s=_PATIENCE_S
     )
     try:
-        shown = Slurm("here", settings).config()
+        config = Slurm("here", settings).config()
     except SlurmError as error:
         raise SetupError(
             f"slurmctld does not answer: run this on its host while it runs ({error})", error
         ) from error
-    return SlurmSite(shown=shown, slurm_conf=slurm_conf, slurm_bin=slurm_bin)
+    return SlurmSite(config=config, slurm_conf=slurm_conf, slurm_bin=slurm_bin)
 
 
 _HEAD: Final = """\
@@ -180,50 +180,52 @@ _HEAD: Final = """\
 _NO_URL: Final = '#url = "https://steward.example.org"\n'
 
 
-def render_config_text(wishes: InitOptions, site: SlurmSite) -> str:
+def render_config_text(options: InitOptions, site: SlurmSite) -> str:
     """Render the configuration as TOML."""
-    parts = [_HEAD]
-    if wishes.state_dir != DEFAULT_STATE:
-        parts.append(_render_line("state_dir", wishes.state_dir))
-    parts.append(_render_cluster(wishes, site))
-    parts.append("[archive.sink.files]\n" + _render_line("path", wishes.archive_dir))
-    if wishes.nodes:
-        parts.append("# What 'steward agent' on compute nodes sends.\n[nodes]\n")
-        parts[-1] += _render_line("listen", wishes.nodes)
-        if wishes.listener:
-            parts[-1] += _render_line("listener", wishes.listener)
-    if wishes.bank:
-        parts.append("# It observes, and refuses nothing, until 'steward bank enforce gate'.\n")
-        parts[-1] += "[bank]\nenabled = true\n"
-    if wishes.sensor:
-        parts.append(_render_sensor(wishes))
-    parts.append("[actions]\n" + _render_line("programs_file", f"{wishes.out}/programs"))
-    parts.append(
+    sections = [_HEAD]
+    if options.state_dir != DEFAULT_STATE:
+        sections.append(_render_line("state_dir", options.state_dir))
+    sections.append(_render_cluster(options, site))
+    sections.append("[archive.sink.files]\n" + _render_line("path", options.archive_dir))
+    if options.nodes:
+        sections.append("# What 'steward agent' on compute nodes sends.\n[nodes]\n")
+        sections[-1] += _render_line("listen", options.nodes)
+        if options.listener:
+            sections[-1] += _render_line("listener", options.listener)
+    if options.bank:
+        sections.append("# It observes, and refuses nothing, until 'steward bank enforce gate'.\n")
+        sections[-1] += "[bank]\nenabled = true\n"
+    if options.sensor:
+        sections.append(_render_sensor(options))
+    sections.append("[actions]\n" + _render_line("programs_file", f"{options.out}/programs"))
+    sections.append(
         "# Rules act on events; 'steward rules enable NAME' turns on one that comes with Steward.\n"
-        f'[rules]\nenabled = false\ndirectories = ["{wishes.out}/rules.d"]\n'
+        f'[rules]\nenabled = false\ndirectories = ["{options.out}/rules.d"]\n'
     )
-    if wishes.web:
-        parts.append("[web]\n" + _render_line("listen", wishes.web))
-        parts[-1] += "# URL of the pages in users' browsers; 'steward login' prints links to it.\n"
-        parts[-1] += _render_line("url", wishes.web_url) if wishes.web_url else _NO_URL
-    return "\n".join(parts)
+    if options.web:
+        sections.append("[web]\n" + _render_line("listen", options.web))
+        sections[-1] += (
+            "# URL of the pages in users' browsers; 'steward login' prints links to it.\n"
+        )
+        sections[-1] += _render_line("url", options.web_url) if options.web_url else _NO_URL
+    return "\n".join(sections)
 
 
-def _render_cluster(wishes: InitOptions, site: SlurmSite) -> str:
+def _render_cluster(options: InitOptions, site: SlurmSite) -> str:
     """Render the section of the cluster."""
-    lines = [f"[cluster.{wishes.cluster}]\n"]
+    lines = [f"[cluster.{options.cluster}]\n"]
     for name in ("slurm_conf", "slurm_bin"):
         value = getattr(site, name)
         if value:
             lines.append(_render_line(name, value))
-    if wishes.jobcomp_lines:
-        lines.append(_render_line("jobcomp_lines", wishes.jobcomp_lines))
+    if options.jobcomp_lines:
+        lines.append(_render_line("jobcomp_lines", options.jobcomp_lines))
     return "".join(lines)
 
 
-def _render_sensor(wishes: InitOptions) -> str:
+def _render_sensor(options: InitOptions) -> str:
     text = "[sensor]\nenabled = true\n"
-    secret = f"{wishes.out}/trigger.secret"
+    secret = f"{options.out}/trigger.secret"
     if secret != SensorSettings().secret_file:
         text += _render_line("secret_file", secret)
     return text
@@ -240,11 +242,11 @@ _PROGRAMS: Final = """\
 """
 
 
-def write_configuration(wishes: InitOptions, site: SlurmSite, *, force: bool = False) -> list[str]:
+def write_configuration(options: InitOptions, site: SlurmSite, *, force: bool = False) -> list[str]:
     """Write the configuration and create what it names; return the written paths.
 
     Args:
-        wishes: Options of the command.
+        options: Options of the command.
         site: Configuration of the site's Slurm.
         force: Whether to replace an existing configuration; the old one is kept beside it.
 
@@ -252,67 +254,67 @@ def write_configuration(wishes: InitOptions, site: SlurmSite, *, force: bool = F
         SetupError: There is a configuration, a directory is none, or nothing can be written.
         ConfigError: The options make no valid configuration.
     """
-    account = wishes.account
+    account = options.account
     if os.geteuid() not in (0, account.pw_uid):
-        raise SetupError(f"files are to be {wishes.user}'s: run this as root", wishes.user)
-    if os.path.lexists(wishes.path) and not force:
+        raise SetupError(f"files are to be {options.user}'s: run this as root", options.user)
+    if os.path.lexists(options.path) and not force:
         raise SetupError(
-            f"{wishes.path} is there: edit it, or write it anew with --force", wishes.path
+            f"{options.path} is there: edit it, or write it anew with --force", options.path
         )
-    kind = find_network_type(wishes.state_dir)
+    kind = find_network_type(options.state_dir)
     if kind:
         raise SetupError(
-            f"{wishes.state_dir} is on {kind}: name a local disk by --state-dir", wishes.state_dir
+            f"{options.state_dir} is on {kind}: name a local disk by --state-dir", options.state_dir
         )
     try:
-        return list(_write_files(wishes, site, account.pw_uid, account.pw_gid))
+        return list(_write_files(options, site, account.pw_uid, account.pw_gid))
     except OSError as error:
-        raise SetupError(f"{error.filename or wishes.out}: {error.strerror}", wishes) from error
+        raise SetupError(f"{error.filename or options.out}: {error.strerror}", options) from error
 
 
-def _write_files(wishes: InitOptions, site: SlurmSite, uid: int, gid: int) -> Iterator[str]:
+def _write_files(options: InitOptions, site: SlurmSite, uid: int, gid: int) -> Iterator[str]:
     """Write files and create directories; yield the paths that are new."""
-    _make_directory(wishes.out, 0o755, None)
-    text = render_config_text(wishes, site)
-    _check_config_text(text, wishes)
-    if os.path.lexists(wishes.path):
-        os.replace(wishes.path, f"{wishes.path}.old")
-        yield f"{wishes.path}.old"
+    _make_directory(options.out, 0o755, None)
+    text = render_config_text(options, site)
+    _check_config_text(text, options)
+    if os.path.lexists(options.path):
+        os.replace(options.path, f"{options.path}.old")
+        yield f"{options.path}.old"
     # Owned by root, readable by Steward's group: Steward must not change its own settings.
-    _write_file(wishes.path, text, 0o640, (os.geteuid(), gid))
-    yield wishes.path
-    programs = f"{wishes.out}/programs"
+    _write_file(options.path, text, 0o640, (os.geteuid(), gid))
+    yield options.path
+    programs = f"{options.out}/programs"
     if not os.path.lexists(programs):
         _write_file(programs, _PROGRAMS, 0o644, None)
         yield programs
-    for path, mode, owner in _list_directories(wishes, uid, gid):
+    for path, mode, owner in _list_directories(options, uid, gid):
         if _make_directory(path, mode, owner):
             yield path
-    if wishes.sensor:
-        yield from _install_trigger(wishes)
+    if options.sensor:
+        yield from _install_trigger(options)
 
 
 def _list_directories(
-    wishes: InitOptions, uid: int, gid: int
+    options: InitOptions, uid: int, gid: int
 ) -> Iterator[tuple[str, int, tuple[int, int] | None]]:
-    yield f"{wishes.out}/rules.d", 0o755, None
-    yield wishes.state_dir, 0o700, (uid, gid)
-    yield wishes.archive_dir, 0o755, (uid, gid)
-    if wishes.jobcomp_lines:
-        yield os.path.dirname(wishes.jobcomp_lines), 0o750, (uid, gid)
+    yield f"{options.out}/rules.d", 0o755, None
+    yield options.state_dir, 0o700, (uid, gid)
+    yield options.archive_dir, 0o755, (uid, gid)
+    if options.jobcomp_lines:
+        yield os.path.dirname(options.jobcomp_lines), 0o750, (uid, gid)
 
 
-def _install_trigger(wishes: InitOptions) -> Iterator[str]:
+def _install_trigger(options: InitOptions) -> Iterator[str]:
     from steward.admin.plugins.trigger import install_trigger
 
     helper = SensorSettings().helper
-    secret = f"{wishes.out}/trigger.secret"
-    yield from install_trigger(helper, secret, user=wishes.user).written
+    secret = f"{options.out}/trigger.secret"
+    yield from install_trigger(helper, secret, user=options.user).written
 
 
-def _check_config_text(text: str, wishes: InitOptions) -> None:
+def _check_config_text(text: str, options: InitOptions) -> None:
     """Check that the text to write is a valid configuration."""
-    fd, path = tempfile.mkstemp(prefix=".steward-", suffix=".toml", dir=wishes.out)
+    fd, path = tempfile.mkstemp(prefix=".steward-", suffix=".toml", dir=options.out)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
@@ -367,111 +369,113 @@ class SetupStep(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def list_steps(wishes: InitOptions, site: SlurmSite) -> Iterator[SetupStep]:
+def list_steps(options: InitOptions, site: SlurmSite) -> Iterator[SetupStep]:
     """Yield the remaining steps in order."""
-    at = "" if wishes.out == DEFAULT_OUT else f" --config {wishes.path}"
+    config_option = "" if options.out == DEFAULT_OUT else f" --config {options.path}"
     yield SetupStep(
         title="The archive, from snapshots and the spool alone: nothing of Slurm is changed",
         commands=(
-            f"steward config check{at}",
-            *_list_unit_commands(wishes),
+            f"steward config check{config_option}",
+            *_list_unit_commands(options),
             "systemctl enable --now steward",
-            f"steward doctor{at}",
+            f"steward doctor{config_option}",
         ),
     )
-    if wishes.jobcomp_lines:
+    if options.jobcomp_lines:
         yield _make_jobcomp_step(site)
-    if wishes.nodes:
-        yield _make_nodes_step(wishes, site)
-    if wishes.bank:
-        yield _make_bank_step(at)
-        yield _make_gate_step(site, at)
-    if wishes.web:
-        yield _make_web_step(wishes, at)
+    if options.nodes:
+        yield _make_nodes_step(options, site)
+    if options.bank:
+        yield _make_bank_step(config_option)
+        yield _make_gate_step(site, config_option)
+    if options.web:
+        yield _make_web_step(options, config_option)
 
 
-def _list_unit_commands(wishes: InitOptions) -> Iterator[str]:
+def _list_unit_commands(options: InitOptions) -> Iterator[str]:
     """Yield commands that adapt the unit file to this site."""
-    if wishes.user != "slurm":
-        yield f"systemctl edit steward        # [Service] User={wishes.user} Group={wishes.user}"
-    if not f"{wishes.archive_dir}/".startswith(_WRITABLE):
-        yield f"systemctl edit steward        # [Service] ReadWritePaths={wishes.archive_dir}"
+    if options.user != "slurm":
+        yield f"systemctl edit steward        # [Service] User={options.user} Group={options.user}"
+    if not f"{options.archive_dir}/".startswith(_WRITABLE):
+        yield f"systemctl edit steward        # [Service] ReadWritePaths={options.archive_dir}"
 
 
 def _make_jobcomp_step(site: SlurmSite) -> SetupStep:
     return SetupStep(
         title="Every job's end, told by slurmctld as it happens",
         commands=(
-            f"steward plugins install --jobcomp {site.etc}",
-            f"{site.etc}/slurm.conf: JobCompType=jobcomp/lua",
+            f"steward plugins install --jobcomp {site.conf_dir}",
+            f"{site.conf_dir}/slurm.conf: JobCompType=jobcomp/lua",
             "systemctl restart slurmctld",
-            f"steward plugins check --jobcomp {site.etc}",
+            f"steward plugins check --jobcomp {site.conf_dir}",
         ),
     )
 
 
-def _make_nodes_step(wishes: InitOptions, site: SlurmSite) -> SetupStep:
+def _make_nodes_step(options: InitOptions, site: SlurmSite) -> SetupStep:
     """Make the step that installs SPANK plugin and agents on nodes."""
     plugstack = site.plugstack
     conf = f"{get_conf_directory(plugstack)}/steward.conf"
-    at = f" --plugstack {plugstack}" if plugstack != "/etc/slurm/plugstack.conf" else ""
+    plugstack_option = (
+        f" --plugstack {plugstack}" if plugstack != "/etc/slurm/plugstack.conf" else ""
+    )
     include = f"{plugstack}: include {get_conf_directory(plugstack)}/*.conf"
-    port = wishes.nodes.rpartition(":")[2]
-    words = f'STEWARD_AGENT="--to {os.uname().nodename}:{port} --user {wishes.user}"'
+    port = options.nodes.rpartition(":")[2]
+    agent_line = f'STEWARD_AGENT="--to {os.uname().nodename}:{port} --user {options.user}"'
     return SetupStep(
         title="What steps and tasks used, told by the nodes",
         commands=(
-            *(("systemctl enable --now steward-listen",) if wishes.listener else ()),
+            *(("systemctl enable --now steward-listen",) if options.listener else ()),
             "steward plugins build",
-            f"steward plugins install{at}        # on each node",
+            f"steward plugins install{plugstack_option}        # on each node",
             *(() if has_include(plugstack, conf) else (include,)),
-            f"steward plugins check{at}          # on each node",
-            f"echo '{words}' > /etc/steward/agent.conf        # on each node",
+            f"steward plugins check{plugstack_option}          # on each node",
+            f"echo '{agent_line}' > /etc/steward/agent.conf        # on each node",
             "systemctl enable --now steward-agent.timer        # on each node",
         ),
         note=f"Without a slurm.conf of their own nodes include it by {FETCHED_PLUGSTACK}.",
     )
 
 
-def _make_bank_step(at: str) -> SetupStep:
+def _make_bank_step(config_option: str) -> SetupStep:
     return SetupStep(
         title="The bank, which observes: jobs are priced and charged, none is refused",
         commands=(
-            f"steward bank rate create '*' --weight cpu=1{at}",
-            f"steward bank import sacctmgr --dry-run{at}",
-            f"steward bank import sacctmgr{at}",
+            f"steward bank rate create '*' --weight cpu=1{config_option}",
+            f"steward bank import sacctmgr --dry-run{config_option}",
+            f"steward bank import sacctmgr{config_option}",
         ),
         note="Without a slurmdbd accounts come by 'steward bank account create'.",
     )
 
 
-def _make_gate_step(site: SlurmSite, at: str) -> SetupStep:
+def _make_gate_step(site: SlurmSite, config_option: str) -> SetupStep:
     """Make the step that installs the submit plugin."""
-    plugins = parse_submit_plugins(site.shown)
-    called = f"{site.etc}/{CALLED}"
+    plugins = parse_submit_plugins(site.config)
+    site_script = f"{site.conf_dir}/{CALLED}"
     note = "gate.off takes it out again at once: docs/gate.md."
-    if os.path.exists(called) and not is_own_file(called):
-        note = f"{called} is the site's own: the first command says what it is to call. {note}"
-    named = [*(one for one in plugins if one != "lua"), "lua"]
+    if os.path.exists(site_script) and not is_own_file(site_script):
+        note = f"{site_script} is the site's own: the first command says what it is to call. {note}"
+    plugin_names = [*(plugin for plugin in plugins if plugin != "lua"), "lua"]
     return SetupStep(
         title="The gate: slurmctld asks the bank before it takes a job",
         commands=(
             *(() if find_lua_sockets() else (_LUA_SOCKET,)),
-            f"steward plugins install --job-submit-lua {site.etc}",
-            f"{site.etc}/slurm.conf: JobSubmitPlugins={','.join(named)}",
+            f"steward plugins install --job-submit-lua {site.conf_dir}",
+            f"{site.conf_dir}/slurm.conf: JobSubmitPlugins={','.join(plugin_names)}",
             "systemctl restart slurmctld",
-            f"steward plugins check --job-submit-lua {site.etc}",
-            f"steward bank would-refuse --since now-7days{at}        # some days later",
-            f"steward bank enforce gate{at}",
+            f"steward plugins check --job-submit-lua {site.conf_dir}",
+            f"steward bank would-refuse --since now-7days{config_option}        # some days later",
+            f"steward bank enforce gate{config_option}",
         ),
         note=note,
     )
 
 
-def _make_web_step(wishes: InitOptions, at: str) -> SetupStep:
-    note = f"{wishes.path}: set [web] url, which 'steward login' prints. Then: steward reload."
+def _make_web_step(options: InitOptions, config_option: str) -> SetupStep:
+    note = f"{options.path}: set [web] url, which 'steward login' prints. Then: steward reload."
     return SetupStep(
         title="The web pages and the API",
-        commands=("systemctl enable --now steward-web", f"steward login{at}"),
-        note="" if wishes.web_url else note,
+        commands=("systemctl enable --now steward-web", f"steward login{config_option}"),
+        note="" if options.web_url else note,
     )

@@ -41,30 +41,30 @@ class JournalContext:
         self._access = access
         self._clusters = tuple(clusters)
 
-    def admit(self, asker: Asker) -> None:
+    def require_operator(self, caller: Asker) -> None:
         """Require an operator.
 
         Raises:
             PermissionRefused: The asker is not an operator on every cluster.
         """
-        if not all(self._access.is_operator(asker, cluster) for cluster in self._clusters):
+        if not all(self._access.is_operator(caller, cluster) for cluster in self._clusters):
             raise PermissionRefused(
                 "the journal holds everybody's jobs: only operators may ask for it"
             )
 
-    def reader(self) -> JournalReader:
+    def open_reader(self) -> JournalReader:
         """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
-    def consumer(self, asker: Asker, name: str) -> str:
+    def find_consumer(self, caller: Asker, name: str) -> str:
         """Find the consumer that an operator names.
 
         Raises:
             PermissionRefused: As :meth:`admit`.
             UsageError: There is no such consumer.
         """
-        self.admit(asker)
-        reader = self.reader()
+        self.require_operator(caller)
+        reader = self.open_reader()
         try:
             return _find_consumer(reader, name)
         finally:
@@ -74,7 +74,7 @@ class JournalContext:
         """Send a command to the journal's writer and return its answer."""
         link = JournalLink(self._state_dir, Stop())
         try:
-            return link.ask(verb, *args)
+            return link.send_command(verb, *args)
         finally:
             link.close()
 
@@ -197,34 +197,34 @@ class ForgetAnswer(_Answer, frozen=True, kw_only=True):
     consumer: str
 
 
-def _show_status(room: JournalContext, asker: Asker, _request: StatusRequest) -> StatusAnswer:
-    room.admit(asker)
-    reader = room.reader()
+def _show_status(context: JournalContext, caller: Asker, _request: StatusRequest) -> StatusAnswer:
+    context.require_operator(caller)
+    reader = context.open_reader()
     try:
         return StatusAnswer(
             head=reader.head(),
-            oldest=reader.oldest(),
+            oldest=reader.get_oldest(),
             events=reader.count(),
-            consumers=tuple(reader.consumers()),
+            consumers=tuple(reader.list_consumers()),
         )
     finally:
         reader.close()
 
 
-def _list_events(room: JournalContext, asker: Asker, request: ListRequest) -> ListAnswer:
+def _list_events(context: JournalContext, caller: Asker, request: ListRequest) -> ListAnswer:
     """List events by kind and cluster."""
-    room.admit(asker)
+    context.require_operator(caller)
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join(BODIES)
         raise UsageError(f"there is no kind {min(unknown)!r}: the kinds are {kinds}")
     limit = max(1, min(request.limit, _MOST_EVENTS))
-    reader = room.reader()
+    reader = context.open_reader()
     try:
-        found = _read_events(reader, request, limit)
+        events = _read_events(reader, request, limit)
     finally:
         reader.close()
-    return ListAnswer(events=tuple(map(make_event_item, found)))
+    return ListAnswer(events=tuple(map(make_event_item, events)))
 
 
 def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
@@ -232,32 +232,32 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
     kinds = frozenset(request.kinds or BODIES)
 
     clusters = request.clusters
-    head, oldest = reader.head(), reader.oldest()
+    head, oldest = reader.head(), reader.get_oldest()
 
-    def between(after: int, most: int) -> list[Event]:
-        found: list[Event] = []
-        while after < head and len(found) < most:
-            events, after = reader.read(after, kinds, max(most, _READ_AT_ONCE))
-            found += [event for event in events if not clusters or event.cluster in clusters]
-        return found
+    def between(after: int, count: int) -> list[Event]:
+        matching: list[Event] = []
+        while after < head and len(matching) < count:
+            events, after = reader.read(after, kinds, max(count, _READ_AT_ONCE))
+            matching += [event for event in events if not clusters or event.cluster in clusters]
+        return matching
 
     if request.after:
         return between(request.after, limit)[:limit]
     span = limit
     while True:
-        found = between(head - span, span)
-        if len(found) >= limit or head - span < oldest:
-            return found[-limit:]
+        matching = between(head - span, span)
+        if len(matching) >= limit or head - span < oldest:
+            return matching[-limit:]
         span *= 4
 
 
-def _list_dead_letters(room: JournalContext, asker: Asker, request: DeadRequest) -> DeadAnswer:
+def _list_dead_letters(context: JournalContext, caller: Asker, request: DeadRequest) -> DeadAnswer:
     """List dead letters."""
-    room.admit(asker)
-    reader = room.reader()
+    context.require_operator(caller)
+    reader = context.open_reader()
     try:
         consumer = _find_consumer(reader, request.consumer) if request.consumer else ""
-        return DeadAnswer(letters=tuple(map(_make_dead_line, reader.dead(consumer))))
+        return DeadAnswer(letters=tuple(map(_make_dead_line, reader.list_dead_letters(consumer))))
     finally:
         reader.close()
 
@@ -268,15 +268,15 @@ def _find_consumer(reader: JournalReader, name: str) -> str:
     Raises:
         UsageError: There is neither.
     """
-    known = {status.name for status in reader.consumers()}
-    known |= {letter.consumer for letter in reader.dead()}
+    names = {status.name for status in reader.list_consumers()}
+    names |= {letter.consumer for letter in reader.list_dead_letters()}
     for consumer in (name, f"archive.{name}"):
-        if consumer in known:
+        if consumer in names:
             return consumer
-    sinks = {consumer.removeprefix("archive."): consumer for consumer in sorted(known)}
-    near = difflib.get_close_matches(name, [*known, *sinks], n=1)
-    hint = f"did you mean {sinks.get(near[0], near[0])!r}?" if near else ""
-    hint = hint or f"there are: {', '.join(sorted(known)) or 'none'}"
+    sinks = {consumer.removeprefix("archive."): consumer for consumer in sorted(names)}
+    matches = difflib.get_close_matches(name, [*names, *sinks], n=1)
+    hint = f"did you mean {sinks.get(matches[0], matches[0])!r}?" if matches else ""
+    hint = hint or f"there are: {', '.join(sorted(names)) or 'none'}"
     raise UsageError(f"there is no consumer {name!r}: {hint}", name)
 
 
@@ -287,15 +287,17 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
 
 
 def _replay_dead_letters(
-    room: JournalContext, asker: Asker, request: ReplayRequest
+    context: JournalContext, caller: Asker, request: ReplayRequest
 ) -> ReplayAnswer:
-    consumer = room.consumer(asker, request.consumer)
-    return ReplayAnswer(events=room.ask_writer("replay", consumer, request.id))
+    consumer = context.find_consumer(caller, request.consumer)
+    return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
 
 
-def _forget_consumer(room: JournalContext, asker: Asker, request: ForgetRequest) -> ForgetAnswer:
-    consumer = room.consumer(asker, request.consumer)
-    room.ask_writer("forget", consumer)
+def _forget_consumer(
+    context: JournalContext, caller: Asker, request: ForgetRequest
+) -> ForgetAnswer:
+    consumer = context.find_consumer(caller, request.consumer)
+    context.ask_writer("forget", consumer)
     return ForgetAnswer(consumer=consumer)
 
 

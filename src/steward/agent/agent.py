@@ -123,16 +123,18 @@ class Place:
                 data = file.read(2 * _HALF)
         except FileNotFoundError:
             data = b""
-        held: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for half in (data[:_HALF], data[_HALF:]):
             digest, _, text = half.partition(b"\n")[0].partition(b" ")
             # One that a power failure cut short is none: the other is what was before.
             if digest == b"%d" % zlib.crc32(text):
-                held = max(held, json.loads(text), key=lambda one: one.get("written", 0))
-        for name, value in held.items():
+                state = max(
+                    state, json.loads(text), key=lambda candidate: candidate.get("written", 0)
+                )
+        for name, value in state.items():
             in_files = isinstance(value, dict)
             setattr(self, name, {int(n): of for n, of in value.items()} if in_files else value)
-        if not held:
+        if not state:
             # None, or one that nobody can read: all that is there is sent once more. The new
             # id is written down before anybody is told of it.
             self.save()
@@ -142,8 +144,8 @@ class Place:
         import json
 
         self.written += 1
-        held = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        text = json.dumps(held).encode()
+        state = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        text = json.dumps(state).encode()
         half = b"%d %s\n" % (zlib.crc32(text), text)
         if len(half) > _HALF:
             raise AgentError(f"{self._path}: there are too many files")
@@ -207,16 +209,16 @@ class Spool:
         self.place = Place(os.path.join(directory, f"{node}.place"))
         # A run that was killed between renaming a file and writing that down is continued. It
         # is written down at once: else the number would be given again when that file is gone.
-        number = max([self.place.number, *(n + 1 for n in self._rotated())])
+        number = max([self.place.number, *(n + 1 for n in self._list_rotated())])
         if number != self.place.number:
             self.place.number = number
             self.place.save()
         # A file may come back shorter from a power failure, and have grown since.
         for number, offset in list(self.place.offsets.items()):
-            if self._tail(number, offset) != self.place.tails.get(number):
+            if self._checksum_tail(number, offset) != self.place.tails.get(number):
                 del self.place.offsets[number]
 
-    def _tail(self, number: int, offset: int) -> int:
+    def _checksum_tail(self, number: int, offset: int) -> int:
         """The sum of what is right before an offset; -1 where there is no such file."""
         try:
             with open(self._path(number), "rb", opener=_private) as file:
@@ -226,63 +228,63 @@ class Spool:
             return -1
         return zlib.crc32(data)
 
-    def _pass(self, number: int, offset: int) -> None:
+    def _advance(self, number: int, offset: int) -> None:
         self.place.offsets[number] = offset
-        self.place.tails[number] = self._tail(number, offset)
+        self.place.tails[number] = self._checksum_tail(number, offset)
 
-    def _rotated(self) -> list[int]:
+    def _list_rotated(self) -> list[int]:
         directory, name = os.path.split(self._log)
         numbers = re.compile(re.escape(name) + r"\.([1-9][0-9]{0,17})")
-        found = map(numbers.fullmatch, os.listdir(directory))
-        return sorted(int(match[1]) for match in found if match)
+        matches = map(numbers.fullmatch, os.listdir(directory))
+        return sorted(int(match[1]) for match in matches if match)
 
     def _path(self, number: int) -> str:
         return self._log if number == self.place.number else f"{self._log}.{number}"
 
-    def _waiting(self) -> list[tuple[int, int, int]]:
+    def _list_waiting(self) -> list[tuple[int, int, int]]:
         """Of each file its number, where reading begins, and its size."""
-        found = []
-        for number in [*self._rotated(), self.place.number]:
+        files = []
+        for number in [*self._list_rotated(), self.place.number]:
             try:
                 size = os.lstat(self._path(number)).st_size
             except FileNotFoundError:
                 continue
             offset = self.place.offsets.get(number, 0)
             # Shorter than what was read of it: it is another file, or somebody emptied it.
-            found.append((number, offset if offset <= size else 0, size))
-        return found
+            files.append((number, offset if offset <= size else 0, size))
+        return files
 
-    def tidy(self) -> None:
+    def rotate_and_clean(self) -> None:
         """Rename a large file, and remove what is done with."""
         place = self.place
-        waiting = self._waiting()
+        waiting = self._list_waiting()
         is_large = waiting and waiting[-1][0] == place.number
         if is_large and waiting[-1][2] >= self._rotate_bytes and len(waiting) < _MOST_FILES:
             os.rename(self._log, f"{self._log}.{place.number}")
             place.number += 1
             place.save()
-        for number in self._rotated():
-            if self._is_over(number):
+        for number in self._list_rotated():
+            if self._is_removable(number):
                 os.unlink(self._path(number))
-        there = {number for number, _, _ in self._waiting()}
-        for of in (place.offsets, place.tails):
-            for number in set(of) - there:
-                del of[number]
+        existing = {number for number, _, _ in self._list_waiting()}
+        for by_number in (place.offsets, place.tails):
+            for number in set(by_number) - existing:
+                del by_number[number]
 
-    def give_up(self) -> None:
+    def drop_excess(self) -> None:
         """Pass over the oldest lines where too many wait, and count them."""
-        place, waiting = self.place, self._waiting()
+        place, waiting = self.place, self._list_waiting()
         excess = sum(size - offset for _, offset, size in waiting) - self._most_bytes
         for number, offset, size in waiting:
             if excess > 0 and size > offset and number != place.number:
-                lines = self._lines_in(number, offset, size)
+                lines = self._count_lines(number, offset, size)
                 place.dropped += lines
                 place.dropped_ever += lines
-                self._pass(number, size)
+                self._advance(number, size)
                 place.save()
                 excess -= size - offset
 
-    def _lines_in(self, number: int, offset: int, upto: int) -> int:
+    def _count_lines(self, number: int, offset: int, upto: int) -> int:
         lines = 0
         with open(self._path(number), "rb", opener=_private) as file:
             file.seek(offset)
@@ -291,7 +293,7 @@ class Spool:
                 offset += len(data)
         return lines
 
-    def _is_over(self, number: int) -> bool:
+    def _is_removable(self, number: int) -> bool:
         """Whether a renamed file was sent whole, and nobody can write to it any more."""
         with open(self._path(number), "rb", opener=_private) as file:
             state = os.fstat(file.fileno())
@@ -299,9 +301,9 @@ class Spool:
                 return False
             return os.fstat(file.fileno()).st_size == self.place.offsets.get(number, 0)
 
-    def next(self) -> tuple[int, int, bytes] | None:
+    def read_batch(self) -> tuple[int, int, bytes] | None:
         """The next batch: its file's number, where it ends there, whole lines; None for none."""
-        for number, begin, size in self._waiting():
+        for number, begin, size in self._list_waiting():
             if begin >= size:
                 continue
             with open(self._path(number), "rb", opener=_private) as file:
@@ -321,11 +323,11 @@ class Spool:
                 return number, begin + end, data[:end]
         return None
 
-    def passed(self, number: int, offset: int, now: float, boot: str) -> None:
+    def record_sent(self, number: int, offset: int, now: float, boot: str) -> None:
         """Write down that lines are durable over there."""
         place = self.place
         if number:
-            self._pass(number, offset)
+            self._advance(number, offset)
         place.sequence += 1
         place.dropped = 0
         place.heard, place.boot = now, boot
@@ -354,7 +356,7 @@ class Munge:
     """
 
     def __init__(self, socket: str, users: Sequence[str]) -> None:
-        self._where = [f"--socket={socket}"] if socket else []
+        self._socket_options = [f"--socket={socket}"] if socket else []
         self._uids = {0, os.geteuid()}
         for user in users:
             import pwd
@@ -366,27 +368,29 @@ class Munge:
 
     def sign(self, claim: bytes) -> str:
         """A credential over these bytes."""
-        return self._run(["munge", *self._where], claim).decode("ascii").strip()
+        return self._run(["munge", *self._socket_options], claim).decode("ascii").strip()
 
     def check(self, credential: str, claim: bytes) -> None:
         """See that Steward said this."""
-        words = ["unmunge", *self._where, "--numeric", "--keys=UID"]
-        head, _, said = self._run(words, credential.encode("ascii", "replace")).partition(b"\n\n")
+        command = ["unmunge", *self._socket_options, "--numeric", "--keys=UID"]
+        head, _, signed = self._run(command, credential.encode("ascii", "replace")).partition(
+            b"\n\n"
+        )
         uid = re.search(rb"UID: +(\d+)", head)
-        if said != claim or uid is None:
+        if signed != claim or uid is None:
             raise Later("the answer's MUNGE credential is for another batch")
         if int(uid[1]) not in self._uids:
             raise Later(
                 f"the answer is uid {int(uid[1])}'s: name the user that Steward runs as, --user"
             )
 
-    def _run(self, words: Sequence[str], data: bytes) -> bytes:
+    def _run(self, command: Sequence[str], data: bytes) -> bytes:
         import subprocess
 
         environment = {"PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")}
         try:
-            done = subprocess.run(
-                words,
+            result = subprocess.run(
+                command,
                 input=data,
                 capture_output=True,
                 env=environment,
@@ -394,11 +398,11 @@ class Munge:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Later(f"{words[0]} cannot be run: {error}") from error
-        if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "backslashreplace")[:300]
-            raise Later(f"{words[0]} failed: {' '.join(said.split())}")
-        return done.stdout
+            raise Later(f"{command[0]} cannot be run: {error}") from error
+        if result.returncode != 0:
+            message = result.stderr.decode("utf-8", "backslashreplace")[:300]
+            raise Later(f"{command[0]} failed: {' '.join(message.split())}")
+        return result.stdout
 
 
 class Sender:
@@ -421,7 +425,7 @@ class Sender:
             self._munge = Munge(arguments.munge_socket, arguments.user)
         self._connection: Any = None
 
-    def _open(self) -> Any:
+    def _open_connection(self) -> Any:
         import http.client
 
         arguments, timeout_s = self._arguments, self._arguments.timeout
@@ -454,39 +458,39 @@ class Sender:
             headers["Steward-Credential"] = self._munge.sign(claim)
         try:
             if self._connection is None:
-                self._connection = self._open()
+                self._connection = self._open_connection()
             self._connection.request("POST", PATH, body, headers)
-            answer = self._connection.getresponse()
-            said = answer.read(_MOST_ANSWER)
+            response = self._connection.getresponse()
+            text_received = response.read(_MOST_ANSWER)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise Later(f"{self._arguments.to}: {self._explained(error)}") from error
-        if answer.will_close:
+            raise Later(f"{self._arguments.to}: {self._explain_error(error)}") from error
+        if response.will_close:
             self.close()
-        if answer.status != 200:
+        if response.status != 200:
             self.close()
-            what = " ".join(said.decode("utf-8", "backslashreplace").split())[:300]
-            what = f"{self._arguments.to} answers {answer.status}: {what}"
-            if answer.status in (429, 503):
-                raise Later(what, _seconds(answer.getheader("Retry-After")))
-            raise AgentError(what)
+            message = " ".join(text_received.decode("utf-8", "backslashreplace").split())[:300]
+            message = f"{self._arguments.to} answers {response.status}: {message}"
+            if response.status in (429, 503):
+                raise Later(message, _seconds(response.getheader("Retry-After")))
+            raise AgentError(message)
         if self._munge:
-            credential = answer.getheader("Steward-Credential") or ""
-            self._munge.check(credential, answer_claim_of(digest, said))
-        if said.split() != [b"durable", digest.encode()]:
+            credential = response.getheader("Steward-Credential") or ""
+            self._munge.check(credential, answer_claim_of(digest, text_received))
+        if text_received.split() != [b"durable", digest.encode()]:
             raise Later(f"{self._arguments.to} answers for another batch")
 
-    def _explained(self, error: Exception) -> str:
+    def _explain_error(self, error: Exception) -> str:
         """What went wrong, with what to do where only one side has TLS: neither says so itself."""
         import http.client
 
-        said = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         if getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-            return f"{said}: Steward listens without TLS there, leave out --tls"
-        gone = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine)
-        if isinstance(error, gone) and not self._arguments.tls:
-            return f"{said}: if Steward listens with TLS there, give --tls"
-        return said
+            return f"{message}: Steward listens without TLS there, leave out --tls"
+        lost_errors = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine)
+        if isinstance(error, lost_errors) and not self._arguments.tls:
+            return f"{message}: if Steward listens with TLS there, give --tls"
+        return message
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -516,12 +520,12 @@ def _boot() -> str:
 def _attend(node: str, sender: Sender, arguments: Any, until: float) -> None:
     """Send what a node's files hold, and keep them small."""
     spool = Spool(arguments.spool, node, arguments.rotate_bytes, arguments.most_bytes)
-    spool.tidy()
+    spool.rotate_and_clean()
     try:
         _send_all(spool, node, sender, arguments, until)
     finally:
-        spool.give_up()
-        spool.tidy()
+        spool.drop_excess()
+        spool.rotate_and_clean()
     spool.place.check()
 
 
@@ -529,7 +533,7 @@ def _send_all(spool: Spool, node: str, sender: Sender, arguments: Any, until: fl
     """Send what a node's files hold; nothing where there is nothing to say."""
     place, boot = spool.place, _boot()
     while True:
-        batch = spool.next()
+        batch = spool.read_batch()
         now = time.time()
         quiet_s = now - place.heard
         due = place.dropped or boot != place.boot or not 0 <= quiet_s < arguments.heartbeat
@@ -555,7 +559,7 @@ def _send_all(spool: Spool, node: str, sender: Sender, arguments: Any, until: fl
                 raise
             time.sleep(wait_s)
             continue
-        spool.passed(number, offset, now, boot)
+        spool.record_sent(number, offset, now, boot)
 
 
 @contextlib.contextmanager
@@ -564,25 +568,25 @@ def _lock(path: str) -> Iterator[bool]:
     with open(path, "wb", opener=_private) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = True
+            is_locked = True
         except BlockingIOError:
-            mine = False
-        yield mine
+            is_locked = False
+        yield is_locked
 
 
 def _nodes(arguments: Any) -> list[str]:
     if arguments.node:
         return list(arguments.node)
     # Also one whose file was just renamed, and that has not written since.
-    found = [match for match in map(_FILE.fullmatch, os.listdir(arguments.spool)) if match]
-    names = {match[1] for match in found}
-    own = os.uname().nodename.partition(".")[0]
-    is_placed = all(match[2] == "place" for match in found if match[1] == own)
+    matches = [match for match in map(_FILE.fullmatch, os.listdir(arguments.spool)) if match]
+    names = {match[1] for match in matches}
+    host_name = os.uname().nodename.partition(".")[0]
+    is_placed = all(match[2] == "place" for match in matches if match[1] == host_name)
     # The host's own name is tried until a file tells the NodeName: it may be no node's.
-    if own in names and len(names) > 1 and is_placed:
-        place = Place(os.path.join(arguments.spool, f"{own}.place"))
-        names -= set() if place.heard else {own}
-    return sorted(names) or [own]
+    if host_name in names and len(names) > 1 and is_placed:
+        place = Place(os.path.join(arguments.spool, f"{host_name}.place"))
+        names -= set() if place.heard else {host_name}
+    return sorted(names) or [host_name]
 
 
 def run_once(arguments: Any) -> None:
@@ -597,21 +601,21 @@ def run_once(arguments: Any) -> None:
     signal.alarm(int(arguments.limit + 120))
     until = time.monotonic() + arguments.limit
     sender = Sender(arguments)
-    failed: list[str] = []
+    errors: list[str] = []
     for node in _nodes(arguments):
         if not NODE_NAME.fullmatch(node):
             raise WrongUse(f"{node!r} is no node's name")
         try:
-            with _lock(os.path.join(arguments.spool, f"{node}.lock")) as mine:
+            with _lock(os.path.join(arguments.spool, f"{node}.lock")) as is_locked:
                 # Where it is another's, that one sends what there is.
-                if mine:
+                if is_locked:
                     _attend(node, sender, arguments, until)
         except (AgentError, OSError) as error:
-            failed.append(f"node {node}: {error}")
+            errors.append(f"node {node}: {error}")
     sender.close()
     signal.alarm(0)
-    if failed:
-        raise AgentError("; ".join(failed[:3]))
+    if errors:
+        raise AgentError("; ".join(errors[:3]))
 
 
 def _parser(program: str) -> Any:

@@ -21,7 +21,7 @@ class ArchiveReader(Protocol):
     def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
         """Return where a script is stored; None if this sink does not have it."""
 
-    def read(self, script_key: str, which: ContentKind, cluster: str = "") -> bytes:
+    def read(self, script_key: str, kind: ContentKind, cluster: str = "") -> bytes:
         """Return the bytes of a script or of its environment; raise NotArchived if absent."""
 
     def close(self) -> None:
@@ -43,39 +43,39 @@ class ScriptContents:
         self._make_readers = readers
         self._readers: Sequence[ArchiveReader] | None = None
 
-    def read(self, cluster: str, key: str, body: JobScript, which: ContentKind) -> bytes | None:
+    def read(self, cluster: str, key: str, body: JobScript, kind: ContentKind) -> bytes | None:
         """Return the bytes of the script or the environment; None if the job has none.
 
         Args:
             cluster: The cluster's name.
             key: Key of the job.script event.
             body: Body of that event.
-            which: ``script`` or ``environment``.
+            kind: ``script`` or ``environment``.
 
         Raises:
             NotArchived: Neither a store nor an archive has the bytes.
             Unavailable: The bytes cannot be read now.
         """
-        kept = getattr(body, which)
-        if kept is None:
+        stored_file = getattr(body, kind)
+        if stored_file is None:
             return None
         try:
-            return self._stores.read(body, kept)
+            return self._stores.read(body, stored_file)
         except (FileNotFoundError, StoreError):
             # The store no longer has them: the event is resent or replayed long after it came, or
             # its sink was removed from the configuration. An archive has the bytes.
-            return self._archived(cluster, key, which)
+            return self._read_archived(cluster, key, kind)
 
-    def _archived(self, cluster: str, key: str, which: ContentKind) -> bytes:
+    def _read_archived(self, cluster: str, key: str, kind: ContentKind) -> bytes:
         """Read the bytes from the first archive that has them."""
         if self._readers is None:
             self._readers = self._make_readers()
         for reader in self._readers:
             try:
-                return reader.read(key, which, cluster)
+                return reader.read(key, kind, cluster)
             except NotArchived:
                 continue
-        raise NotArchived(f"the {which} of {key} has left its store, and no archive has it", key)
+        raise NotArchived(f"the {kind} of {key} has left its store, and no archive has it", key)
 
     def close(self) -> None:
         """Close the archives' databases."""

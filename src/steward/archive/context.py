@@ -50,8 +50,8 @@ class ArchiveContext:
         settings: The whole configuration.
         access: Decides who may see what.
         order: Appends events; without it purge and resend are impossible.
-        refilled: Tells the journal that a consumer, by name, gets again the events that it missed
-            of jobs submitted since a time (seconds since the epoch).
+        mark_refilled: Tells the journal that a consumer, by name, gets again the events that it
+            missed of jobs submitted since a time (seconds since the epoch).
         now: Returns the current time.
     """
 
@@ -60,19 +60,19 @@ class ArchiveContext:
         settings: Settings,
         *,
         access: Access,
-        order: AppendEvents | None = None,
-        refilled: Callable[[str, int], None] | None = None,
+        append: AppendEvents | None = None,
+        mark_refilled: Callable[[str, int], None] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.settings = settings
         self.access = access
-        self.order = order
-        self.refilled = refilled
+        self.order = append
+        self.mark_refilled = mark_refilled
         self.now = now
         self.searcher = CatalogSearcher(os.path.join(settings.state_dir, "catalogue"))
-        self._elsewhere: dict[str, SinkSearcher] = {}
+        self._sink_searchers: dict[str, SinkSearcher] = {}
         self._jobs: Jobs | None = None
-        self._known: Sequence[str] | None = None
+        self._cluster_names: Sequence[str] | None = None
         self._readers: dict[str, ArchiveReader] = {
             name: FilesReader(settings, name) for name in settings.files_sinks()
         }
@@ -89,39 +89,46 @@ class ArchiveContext:
             self._jobs = Jobs(os.path.join(self.settings.state_dir, "jobs.db"))
         return self._jobs
 
-    def searcher_in(self, sink: str) -> SinkSearcher:
+    def get_sink_searcher(self, sink: str) -> SinkSearcher:
         """Return the searcher of a sink whose name ``resolve_searchable_sink`` returned."""
-        if sink not in self._elsewhere:
-            self._elsewhere[sink] = make_sink_searcher(self.settings, sink)
-        return self._elsewhere[sink]
+        if sink not in self._sink_searchers:
+            self._sink_searchers[sink] = make_sink_searcher(self.settings, sink)
+        return self._sink_searchers[sink]
 
-    def zone(self, cluster: str) -> str:
+    def get_time_zone(self, cluster: str) -> str:
         """Return the IANA name of a cluster's time zone; "" for the system's."""
-        known = self.settings.cluster.get(cluster)
-        return known.timezone if known else ""
+        cluster_settings = self.settings.cluster.get(cluster)
+        return cluster_settings.timezone if cluster_settings else ""
 
-    def scheduler(self, cluster: str) -> str:
+    def get_scheduler(self, cluster: str) -> str:
         """Return a cluster's scheduler; ``slurm`` if the cluster is not configured here."""
-        known = self.settings.cluster.get(cluster)
-        return known.scheduler if known else "slurm"
+        cluster_settings = self.settings.cluster.get(cluster)
+        return cluster_settings.scheduler if cluster_settings else "slurm"
 
-    def with_submit_line(self, job: Job) -> Job:
+    def add_submit_line(self, job: Job) -> Job:
         """Return the job with its submit line, from slurmdbd if slurmctld never showed it."""
-        known = self.settings.cluster.get(job.cluster)
-        if job.record.submit_line or known is None or not known.slurm or known.remote:
+        cluster_settings = self.settings.cluster.get(job.cluster)
+        if (
+            job.record.submit_line
+            or cluster_settings is None
+            or not cluster_settings.slurm
+            or cluster_settings.remote
+        ):
             return job
         from steward.core.redaction import make_redactor
         from steward.slurm import Slurm, SlurmError
 
         try:
-            line = Slurm(job.cluster, known).submit_line(job.record)
+            line = Slurm(job.cluster, cluster_settings).read_submit_line(job.record)
             record = msgspec.structs.replace(job.record, submit_line=line)
-            return msgspec.structs.replace(job, record=make_redactor(self.settings).record(record))
+            return msgspec.structs.replace(
+                job, record=make_redactor(self.settings).redact_record(record)
+            )
         except (SlurmError, OSError) as error:
             log.info("the submit line of job %s cannot be read now: %s", job.label, error)
             return job
 
-    def environment(self, script: Script) -> bytes:
+    def read_environment(self, script: Script) -> bytes:
         """Return the archived environment of a script; b"" if there is none.
 
         Raises:
@@ -129,47 +136,49 @@ class ArchiveContext:
             ArchiveError: Its checksum does not match.
         """
         try:
-            return self.content(script, "environment")
+            return self.read_content(script, "environment")
         except NotArchived:
             return b""
 
-    def zones(self, clusters: Sequence[str]) -> dict[str, str]:
+    def get_time_zones(self, clusters: Sequence[str]) -> dict[str, str]:
         """Return the IANA name of each cluster's time zone."""
-        return {cluster: self.zone(cluster) for cluster in dict.fromkeys(clusters)}
+        return {cluster: self.get_time_zone(cluster) for cluster in dict.fromkeys(clusters)}
 
-    def is_operator(self, asker: Asker) -> bool:
+    def is_operator(self, caller: Asker) -> bool:
         """Return whether the user is an operator of every cluster."""
-        return all(self.access.is_operator(asker, name) for name in self._clusters())
+        return all(self.access.is_operator(caller, name) for name in self._list_clusters())
 
-    def scopes(self, asker: Asker, *, scripts: bool = False) -> dict[str, VisibleJobs] | None:
+    def get_visible_jobs(
+        self, caller: Asker, *, scripts: bool = False
+    ) -> dict[str, VisibleJobs] | None:
         """Return the visible job records, or scripts, by cluster; None for all."""
-        if self.is_operator(asker):
+        if self.is_operator(caller):
             # Includes clusters that were removed from the configuration.
             return None
-        decide = self.access.script_scope if scripts else self.access.scope
-        return {name: decide(asker, name) for name in self._clusters()}
+        decide = self.access.get_script_scope if scripts else self.access.get_job_scope
+        return {name: decide(caller, name) for name in self._list_clusters()}
 
-    def may_see(self, asker: Asker, job: Job) -> bool:
+    def can_see(self, caller: Asker, job: Job) -> bool:
         """Return whether the user may see a job's record."""
         record = job.record
-        return self.access.may_see_job(asker, job.cluster, record.uid, record.account)
+        return self.access.can_see_job(caller, job.cluster, record.uid, record.account)
 
-    def may_read(self, asker: Asker, job: Job) -> bool:
+    def can_read(self, caller: Asker, job: Job) -> bool:
         """Return whether the user may read a job's script, environment and submit line."""
-        return self.access.may_read_script(
-            asker,
+        return self.access.can_read_script(
+            caller,
             job.cluster,
             uid=job.record.uid,
             user_at_submit=job.record.user,
             account=job.record.account,
         )
 
-    def _clusters(self) -> Sequence[str]:
-        if self._known is None:
-            self._known = list_clusters(self.settings)
-        return self._known
+    def _list_clusters(self) -> Sequence[str]:
+        if self._cluster_names is None:
+            self._cluster_names = list_clusters(self.settings)
+        return self._cluster_names
 
-    def find(self, asker: Asker, text: str, cluster: str = "") -> tuple[Job, list[Job]]:
+    def find(self, caller: Asker, name: str, cluster: str = "") -> tuple[Job, list[Job]]:
         """Find the job that a text names, and other jobs of that id that the user may see.
 
         Raises:
@@ -178,38 +187,38 @@ class ArchiveContext:
             JobNotReadable: The job belongs to another user.
             UsageError: Several clusters have such a job.
         """
-        seen = [job for job in self.jobs.find(text, cluster) if self.may_see(asker, job)]
-        readable = [job for job in seen if self.may_read(asker, job)]
-        if not seen:
-            where = f" on cluster {cluster}" if cluster else ""
-            raise JobNotFound(f"no job {text} is known{where}", text)
-        if not readable and not any(job.verified for job in seen):
+        visible = [job for job in self.jobs.find(name, cluster) if self.can_see(caller, job)]
+        readable = [job for job in visible if self.can_read(caller, job)]
+        if not visible:
+            on_cluster = f" on cluster {cluster}" if cluster else ""
+            raise JobNotFound(f"no job {name} is known{on_cluster}", name)
+        if not readable and not any(job.verified for job in visible):
             raise JobNotReadable(
-                f"Slurm has not said yet whose job {text} is: until then only operators "
+                f"Slurm has not said yet whose job {name} is: until then only operators "
                 "may read its script",
-                text,
+                name,
             )
         if not readable:
             raise JobNotReadable(
-                f"job {text} is not yours: its script and environment are its owner's "
+                f"job {name} is not yours: its script and environment are its owner's "
                 "and the operators'",
-                text,
+                name,
             )
         clusters = sorted({job.cluster for job in readable})
         if len(clusters) > 1:
             raise UsageError(
-                f"clusters {', '.join(clusters)} each have a job {text}: name one with --cluster",
-                text,
+                f"clusters {', '.join(clusters)} each have a job {name}: name one with --cluster",
+                name,
             )
         job = readable[0]
-        others = [other for other in seen if other.number != job.number]
+        others = [other for other in visible if other.number != job.number]
         return job, [other for other in others if other.cluster == job.cluster]
 
-    def line(self, asker: Asker, job: Job, script: Script | None = None) -> JobLine:
+    def make_job_line(self, caller: Asker, job: Job, script: Script | None = None) -> JobLine:
         """Make the reply row of a job; private fields stay empty if the user may not read them."""
         record = job.record
-        is_private = not self.may_read(asker, job)
-        kept = script.body.script if script is not None else None
+        is_private = not self.can_read(caller, job)
+        script_file = script.body.script if script is not None else None
         return JobLine(
             cluster=job.cluster,
             job=job.label,
@@ -229,12 +238,12 @@ class ArchiveContext:
             exit_signal=record.exit_signal,
             restarts=record.restarts,
             script_key="" if is_private else job.script_key,
-            script_bytes=kept.length if kept is not None and not is_private else None,
+            script_bytes=script_file.length if script_file is not None and not is_private else None,
             script_hidden=_get_hidden_reason(job, is_private),
             submit_line="" if is_private else record.submit_line,
         )
 
-    def script_line(self, script: Script, sink: str = "") -> ScriptLine:
+    def make_script_line(self, script: Script, sink: str = "") -> ScriptLine:
         """Make the reply row of an archived script; the caller has checked :meth:`may_read`.
 
         Args:
@@ -242,8 +251,8 @@ class ArchiveContext:
             sink: Show paths in this sink; "" for the first that has the script.
         """
         body = script.body
-        placed = self._placed(script, sink)
-        here = placed.script if placed else None
+        placed = self._find_placed(script, sink)
+        script_file = placed.script if placed else None
         environment = placed.environment if placed else None
         return ScriptLine(
             key=script.key,
@@ -255,11 +264,11 @@ class ArchiveContext:
             environment_sha256=body.environment.sha256 if body.environment else "",
             redacted=body.redacted,
             flags=body.flags,
-            path=here.path if here else "",
+            path=script_file.path if script_file else "",
             environment_path=environment.path if environment else "",
         )
 
-    def content(self, script: Script, which: ContentKind) -> bytes:
+    def read_content(self, script: Script, kind: ContentKind) -> bytes:
         """Return the bytes of a script or environment, after checking their SHA-256.
 
         The caller has checked :meth:`may_read`.
@@ -269,42 +278,42 @@ class ArchiveContext:
             ArchiveUnavailable: They cannot be read now.
             ArchiveError: Their checksum does not match.
         """
-        kept = script.body.script if which == "script" else script.body.environment
-        if kept is None:
-            raise NotArchived(f"no {which} of job {script.body.job_id} is kept", script.key)
-        data = self._read(script, which)
-        if hashlib.sha256(data).hexdigest() != kept.sha256:
+        stored_file = script.body.script if kind == "script" else script.body.environment
+        if stored_file is None:
+            raise NotArchived(f"no {kind} of job {script.body.job_id} is kept", script.key)
+        data = self._read(script, kind)
+        if hashlib.sha256(data).hexdigest() != stored_file.sha256:
             raise ArchiveError(
-                f"the {which} of job {script.body.job_id} was changed after it was kept: "
+                f"the {kind} of job {script.body.job_id} was changed after it was kept: "
                 "'steward archive verify' says which files are",
                 script.key,
             )
         return data
 
-    def _read(self, script: Script, which: ContentKind) -> bytes:
+    def _read(self, script: Script, kind: ContentKind) -> bytes:
         """Read bytes from the first sink that has them, else from the incoming store."""
-        away: Unavailable | None = None
+        failure: Unavailable | None = None
         for reader in self._readers.values():
             try:
-                return reader.read(script.key, which, script.cluster)
+                return reader.read(script.key, kind, script.cluster)
             except NotArchived:
                 continue
             except Unavailable as error:
-                away = error
+                failure = error
         body = script.body
-        kept = body.script if which == "script" else body.environment
-        assert kept is not None, "the caller has looked"
+        stored_file = body.script if kind == "script" else body.environment
+        assert stored_file is not None, "the caller has looked"
         try:
             # Not archived yet: sinks are a moment behind jobs.db.
-            return self._stores.read(body, kept)
+            return self._stores.read(body, stored_file)
         except (FileNotFoundError, StoreError) as error:
-            if away is not None:
-                raise ArchiveUnavailable(str(away), script.key) from away
+            if failure is not None:
+                raise ArchiveUnavailable(str(failure), script.key) from failure
             raise NotArchived(
-                f"the {which} of job {body.job_id} is in no archive any more", script.key
+                f"the {kind} of job {body.job_id} is in no archive any more", script.key
             ) from error
 
-    def _placed(self, script: Script, sink: str) -> PlacedScript | None:
+    def _find_placed(self, script: Script, sink: str) -> PlacedScript | None:
         """Return where a sink stores a script; None if no sink has filed it."""
         for name, reader in self._readers.items():
             if sink and name != sink:
@@ -322,8 +331,8 @@ class ArchiveContext:
     def close(self) -> None:
         """Close all files."""
         self.searcher.close()
-        for elsewhere in self._elsewhere.values():
-            elsewhere.close()
+        for searcher in self._sink_searchers.values():
+            searcher.close()
         for reader in self._readers.values():
             reader.close()
         if self._jobs is not None:

@@ -56,8 +56,8 @@ def make_archive_unavailable(root: str, error: OSError) -> ArchiveUnavailable:
         The error to raise: failure, path and advice.
     """
     reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
-    where = root
+    location = root
     if isinstance(error.filename, str) and error.filename:
         name = error.filename
-        where = name if name.startswith("/") else f"{root} ({name!r})"
-    return ArchiveUnavailable(f"archive {where} cannot be used: {reason}", root)
+        location = name if name.startswith("/") else f"{root} ({name!r})"
+    return ArchiveUnavailable(f"archive {location} cannot be used: {reason}", root)

@@ -59,8 +59,8 @@ class NameSet:
     def __contains__(self, name: str) -> bool:
         """Return whether a name was added."""
         with translate_errors("a temporary file"):
-            found = self._connection.execute("SELECT 1 FROM met WHERE name = ?", (name,))
-            return bool(found.fetchall())
+            cursor = self._connection.execute("SELECT 1 FROM met WHERE name = ?", (name,))
+            return bool(cursor.fetchall())
 
     def add(self, name: str) -> bool:
         """Add a name; return True if it was not in the set.
@@ -69,8 +69,8 @@ class NameSet:
             SqliteUnavailable: The disk for temporary files is full.
         """
         with translate_errors("a temporary file"):
-            done = self._connection.execute("INSERT OR IGNORE INTO met VALUES (?)", (name,))
-        is_new = bool(done.rowcount == 1)
+            cursor = self._connection.execute("INSERT OR IGNORE INTO met VALUES (?)", (name,))
+        is_new = bool(cursor.rowcount == 1)
         self._count += is_new
         return is_new
 
@@ -83,45 +83,50 @@ _CACHED_SCRIPTS = 10_000
 
 
 def export_scripts(
-    library: ArchiveContext, asker: Asker, request: ExportRequest
+    context: ArchiveContext, caller: Asker, request: ExportRequest
 ) -> Iterator[ExportFile | ExportReply]:
     """Stream the files of the selected jobs whose scripts the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
-    wanted = _make_readable_filter(library, asker, request)
-    return _stream_files(library, asker, request, wanted)
+    job_filter = _make_readable_filter(context, caller, request)
+    return _stream_files(context, caller, request, job_filter)
 
 
 def find_script_secrets(
-    library: ArchiveContext, asker: Asker, request: SecretsRequest
+    context: ArchiveContext, caller: Asker, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
     """Stream lines that look like credentials, in scripts that the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
-    wanted = _make_readable_filter(library, asker, request)
-    return _stream_secrets(library, asker, request, wanted)
+    job_filter = _make_readable_filter(context, caller, request)
+    return _stream_secrets(context, caller, request, job_filter)
 
 
 def iterate_scripts(
-    library: ArchiveContext, asker: Asker, wanted: JobFilter, limit: int = 0, *, every: bool = False
+    context: ArchiveContext,
+    caller: Asker,
+    job_filter: JobFilter,
+    limit: int = 0,
+    *,
+    include_unused: bool = False,
 ) -> Iterator[tuple[Job, Script]]:
     """Yield each readable script of the selected jobs once, with the newest of its jobs.
 
-    ``limit`` is the maximum number of scripts, 0 for all. With ``every``, also yield scripts
-    archived under a job's own id that the job did not run.
+    ``limit`` is the maximum number of scripts, 0 for all. With ``include_unused``, also yield
+    scripts archived under a job's own id that the job did not run.
     """
-    with NameSet() as met:
-        for job in iterate_jobs(library, wanted):
-            if not library.may_read(asker, job):
+    with NameSet() as seen:
+        for job in iterate_jobs(context, job_filter):
+            if not context.can_read(caller, job):
                 continue
-            kept = library.jobs.scripts_of(job) if every else []
-            if job.script_key and _format_script_ref(job.cluster, job.script_key) not in met:
-                ran = library.jobs.script_of(job)
-                kept += [ran] if ran is not None else []
-            for script in kept:
-                if met.add(_format_script_ref(script.cluster, script.key)):
+            scripts = context.jobs.list_scripts(job) if include_unused else []
+            if job.script_key and _format_script_ref(job.cluster, job.script_key) not in seen:
+                own_script = context.jobs.find_script(job)
+                scripts += [own_script] if own_script is not None else []
+            for script in scripts:
+                if seen.add(_format_script_ref(script.cluster, script.key)):
                     yield job, script
-            if limit and len(met) >= limit:
+            if limit and len(seen) >= limit:
                 return
 
 
@@ -131,40 +136,40 @@ def _format_script_ref(cluster: str, key: str) -> str:
 
 
 def _make_readable_filter(
-    library: ArchiveContext, asker: Asker, request: JobSelection
+    context: ArchiveContext, caller: Asker, request: JobSelection
 ) -> JobFilter:
     """Build the job filter; errors in a request are raised before the stream begins."""
-    when = resolve_selection_span(library, request)
-    return make_job_filter(request, when, library.scopes(asker, scripts=True))
+    span = resolve_selection_span(context, request)
+    return make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
 
 
 def _stream_files(
-    library: ArchiveContext, asker: Asker, request: ExportRequest, wanted: JobFilter
+    context: ArchiveContext, caller: Asker, request: ExportRequest, job_filter: JobFilter
 ) -> Iterator[ExportFile | ExportReply]:
     unreadable: list[str] = []
-    jobs = files = total = 0
+    jobs = files = total_bytes = 0
     with NameSet() as used:
-        for job, script in iterate_scripts(library, asker, wanted, request.limit):
+        for job, script in iterate_scripts(context, caller, job_filter, request.limit):
             jobs += 1
             stem = _make_unique_stem(_make_file_stem(job, script), used)
-            for which, suffix in _list_wanted_files(script, request.environments):
+            for kind, suffix in _list_wanted_files(script, request.environments):
                 try:
-                    data = library.content(script, which)
+                    data = context.read_content(script, kind)
                 except StewardError as error:
                     if len(unreadable) < _MAX_UNREADABLE:
                         unreadable.append(str(error))
                     continue
                 files += 1
-                total += len(data)
+                total_bytes += len(data)
                 yield ExportFile(
                     path=stem + suffix,
                     data=data,
                     modified=convert_spool_time(script.body.spool_mtime_ns),
-                    job=library.line(asker, job, script),
+                    job=context.make_job_line(caller, job, script),
                     script_key=script.key,
                     sha256=hashlib.sha256(data).hexdigest(),
                 )
-    yield ExportReply(jobs=jobs, files=files, total_bytes=total, unreadable=tuple(unreadable))
+    yield ExportReply(jobs=jobs, files=files, total_bytes=total_bytes, unreadable=tuple(unreadable))
 
 
 def _list_wanted_files(script: Script, environments: bool) -> Iterator[tuple[ContentKind, str]]:
@@ -185,46 +190,46 @@ def _make_file_stem(job: Job, script: Script) -> str:
 
 def _make_unique_stem(stem: str, used: NameSet) -> str:
     """Append a number to a file stem that is in use already, because a job id was reused."""
-    found, number = stem, 1
-    while not used.add(found):
+    candidate, number = stem, 1
+    while not used.add(candidate):
         number += 1
-        found = f"{stem}~{number}"
-    return found
+        candidate = f"{stem}~{number}"
+    return candidate
 
 
 def _stream_secrets(
-    library: ArchiveContext, asker: Asker, request: SecretsRequest, wanted: JobFilter
+    context: ArchiveContext, caller: Asker, request: SecretsRequest, job_filter: JobFilter
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
-    redactor = Redactor(library.settings.redact)
-    known: dict[str, tuple[SecretFinding, ...]] = {}
+    redactor = Redactor(context.settings.redact)
+    findings: dict[str, tuple[SecretFinding, ...]] = {}
     scripts = suspicious = unreadable = 0
-    for job, script in iterate_scripts(library, asker, wanted, request.limit):
+    for job, script in iterate_scripts(context, caller, job_filter, request.limit):
         if script.body.script is None:
             continue
         digest = script.body.script.sha256
-        if digest not in known:
-            if len(known) >= _CACHED_SCRIPTS:
-                known.clear()
+        if digest not in findings:
+            if len(findings) >= _CACHED_SCRIPTS:
+                findings.clear()
             try:
-                data = library.content(script, "script")
+                data = context.read_content(script, "script")
             except StewardError as error:
                 log.warning("not looked at: %s", error)
                 unreadable += 1
                 continue
-            known[digest] = tuple(redactor.find_secrets(data))
+            findings[digest] = tuple(redactor.find_secrets(data))
         scripts += 1
         if scripts % _REPORT_EVERY == 0:
             yield Progress(done=scripts)
-        suspicious += bool(known[digest])
-        for finding in known[digest]:
+        suspicious += bool(findings[digest])
+        for finding in findings[digest]:
             yield SecretLine(
-                job=library.line(asker, job, script), line=finding.line, kind=finding.what
+                job=context.make_job_line(caller, job, script), line=finding.line, kind=finding.what
             )
-    when = resolve_selection_span(library, request)
+    span = resolve_selection_span(context, request)
     yield SecretsReply(
         scripts=scripts,
         suspicious=suspicious,
         unreadable=unreadable,
-        since=when.since,
-        default_days=when.default_days,
+        since=span.since,
+        default_days=span.default_days,
     )

@@ -52,39 +52,39 @@ _LONGEST_COUNT = 4
 
 def encode_spool_environment(entries: Iterable[bytes]) -> bytes:
     """Encode environment entries in the spool's format."""
-    found = list(entries)
-    return _COUNT.pack(len(found)) + b"".join(entry + b"\0" for entry in found)
+    entry_list = list(entries)
+    return _COUNT.pack(len(entry_list)) + b"".join(entry + b"\0" for entry in entry_list)
 
 
 def convert_lines(data: bytes) -> bytes:
     """Convert ``NAME=value`` lines to the spool's format; other lines continue the value before."""
     entries: list[bytes] = []
-    for text in data.rstrip(b"\n").split(b"\n"):
-        if entries and not _NAMED.match(text):
-            entries[-1] += b"\n" + text
-        elif text:
-            entries.append(text)
+    for line in data.rstrip(b"\n").split(b"\n"):
+        if entries and not _NAMED.match(line):
+            entries[-1] += b"\n" + line
+        elif line:
+            entries.append(line)
     return encode_spool_environment(entry.replace(b"\0", b"\n") for entry in entries)
 
 
 def convert_job_archive_environment(data: bytes) -> bytes:
     """Convert the ``.env`` file of job_archive to the spool's format."""
-    lines = [text for text in data.split(b"\n") if text]
+    lines = [line for line in data.split(b"\n") if line]
     if lines and len(lines[0]) <= _LONGEST_COUNT and not _NAMED.match(lines[0]):
         lines = lines[1:]
     elif lines:
         lines[0] = _strip_count(lines[0])
-    return encode_spool_environment(text.replace(b"\0", b"") for text in lines)
+    return encode_spool_environment(line.replace(b"\0", b"") for line in lines)
 
 
-def _strip_count(text: bytes) -> bytes:
+def _strip_count(entry: bytes) -> bytes:
     """Strip the bytes of the count (up to four, not zero) that run into the first entry."""
-    if _NAMED.match(text):
-        return text
+    if _NAMED.match(entry):
+        return entry
     for length in range(1, _LONGEST_COUNT + 1):
-        if _NAMED.match(text[length:]):
-            return text[length:]
-    return text
+        if _NAMED.match(entry[length:]):
+            return entry[length:]
+    return entry
 
 
 def convert_sarchive_environment(data: bytes) -> bytes:
@@ -210,26 +210,26 @@ def import_tree(
         ArchiveUnavailable: The tree cannot be read.
         StoreUnavailable: The store cannot be written.
     """
-    work = _ImportRun(cluster, store, redact, append, environments=environments)
+    import_run = _ImportRun(cluster, store, redact, append, environments=environments)
     users = _UserUids(resolve or _find_uid_of_name)
     layout = compile_layout(kind)
     tree = ArchiveTree(root)
     try:
         tree.open_for_reading()
-        for directory, names in tree.files():
+        for directory, names in tree.iterate_files():
             path = os.path.join(root, directory)
-            for found in find_named_scripts(root, directory, names, path, layout):
-                _import_script(work, tree, kind, found, users)
-                if report and work.scripts and work.scripts % _EVENT_BATCH == 0:
-                    report(work.scripts)
-        work.flush()
+            for script in find_named_scripts(root, directory, names, path, layout):
+                _import_script(import_run, tree, kind, script, users)
+                if report and import_run.scripts and import_run.scripts % _EVENT_BATCH == 0:
+                    report(import_run.scripts)
+        import_run.flush()
     except OSError as error:
         raise make_archive_unavailable(root, error) from error
     finally:
         tree.close()
     if report:
-        report(work.scripts)
-    return work.result(users.unknown())
+        report(import_run.scripts)
+    return import_run.result(users.list_unknown())
 
 
 def import_stored(
@@ -256,21 +256,23 @@ def import_stored(
     Raises:
         StoreUnavailable: The store cannot be written.
     """
-    work = _ImportRun(cluster, store, redact, append, environments=environments)
+    import_run = _ImportRun(cluster, store, redact, append, environments=environments)
     for submission in submissions:
         record, environment = submission.record, submission.environment
         if submission.is_known or submission.script is None:
-            work.known += submission.is_known
-            work.scriptless += not submission.is_known
+            import_run.known += submission.is_known
+            import_run.scriptless += not submission.is_known
             continue
-        spooled = None if environment is None else convert_lines(environment)
-        work.add(get_leader_id(record), submission.mtime_ns, submission.script, spooled, record)
-        if report and work.scripts and work.scripts % _EVENT_BATCH == 0:
-            report(work.scripts)
-    work.flush()
+        spool_environment = None if environment is None else convert_lines(environment)
+        import_run.add(
+            get_leader_id(record), submission.mtime_ns, submission.script, spool_environment, record
+        )
+        if report and import_run.scripts and import_run.scripts % _EVENT_BATCH == 0:
+            report(import_run.scripts)
+    import_run.flush()
     if report:
-        report(work.scripts)
-    return work.result(())
+        report(import_run.scripts)
+    return import_run.result(())
 
 
 class _ImportRun:
@@ -307,38 +309,40 @@ class _ImportRun:
         record: JobRecord | None,
     ) -> None:
         """Add a script, its environment and its job record to the import."""
-        kept_script = None if script is None else self._keep(job_id, mtime_ns, script, "script")
-        clean = None
-        kept_environment = None
+        script_file = (
+            None if script is None else self._store_file(job_id, mtime_ns, script, "script")
+        )
+        redaction = None
+        environment_file = None
         if environment is not None and self._environments:
-            clean = self._redact(environment)
-            kept_environment = self._keep(job_id, mtime_ns, clean.data, "env")
-        name = clean.name if clean else ""
+            redaction = self._redact(environment)
+            environment_file = self._store_file(job_id, mtime_ns, redaction.data, "env")
+        name = redaction.name if redaction else ""
         body = JobScript(
             job_id=job_id,
             spool_mtime_ns=mtime_ns,
-            script=kept_script,
-            environment=kept_environment,
+            script=script_file,
+            environment=environment_file,
             store=self._store.name,
             claimed_name=name or (record.name if record else ""),
-            claimed_dir=clean.directory if clean else "",
-            claimed_host=clean.host if clean else "",
-            redacted=clean.redacted if clean else (),
+            claimed_dir=redaction.directory if redaction else "",
+            claimed_host=redaction.host if redaction else "",
+            redacted=redaction.redacted if redaction else (),
         )
-        self._event(JOB_SCRIPT, make_script_key(job_id, mtime_ns), mtime_ns, body)
+        self._add_event(JOB_SCRIPT, make_script_key(job_id, mtime_ns), mtime_ns, body)
         self.scripts += 1
         if record is not None and record.uid is not None:
             self.owned += 1
             key = f"import:{record.job_id}:{mtime_ns}"
-            self._event(JOB_SEEN, key, mtime_ns, JobFacts(record=record))
+            self._add_event(JOB_SEEN, key, mtime_ns, JobFacts(record=record))
         if len(self._events) >= _EVENT_BATCH:
             self.flush()
 
-    def _keep(self, job_id: int, mtime_ns: int, data: bytes, what: str) -> IncomingFile:
-        filename = make_incoming_filename(self._cluster, job_id, mtime_ns, len(data), what)
+    def _store_file(self, job_id: int, mtime_ns: int, data: bytes, kind: str) -> IncomingFile:
+        filename = make_incoming_filename(self._cluster, job_id, mtime_ns, len(data), kind)
         return self._store.write(filename, data)
 
-    def _event(self, kind: str, key: str, at_ns: int, body: object) -> None:
+    def _add_event(self, kind: str, key: str, at_ns: int, body: object) -> None:
         self._events.append(
             Event(
                 kind=kind,
@@ -351,14 +355,14 @@ class _ImportRun:
             )
         )
 
-    def doubt(self, found: FoundScript, uid: int) -> None:
+    def count_doubtful(self, script: FoundScript, uid: int) -> None:
         """Count a script whose files belong to another uid than its directory; log the first."""
         if not self.doubtful:
             log.warning(
                 "job %d of %r is not given to uid %d, for its files are another's; "
                 "so are all such jobs, without another word",
-                found.job_id,
-                found.user_directory,
+                script.job_id,
+                script.user_directory,
                 uid,
             )
         self.doubtful += 1
@@ -390,12 +394,12 @@ class _UserUids:
         self._resolve = resolve
         self._uids: dict[str, int | None] = {}
 
-    def uid(self, name: str) -> int | None:
+    def get_uid(self, name: str) -> int | None:
         if name not in self._uids:
             self._uids[name] = self._resolve(name) if name else None
         return self._uids[name]
 
-    def unknown(self) -> tuple[str, ...]:
+    def list_unknown(self) -> tuple[str, ...]:
         return tuple(sorted(name for name, uid in self._uids.items() if name and uid is None))
 
 
@@ -407,35 +411,42 @@ def _find_uid_of_name(name: str) -> int | None:
 
 
 def _import_script(
-    work: _ImportRun, tree: ArchiveTree, kind: TreeKind, found: FoundScript, users: _UserUids
+    import_run: _ImportRun,
+    tree: ArchiveTree,
+    kind: TreeKind,
+    found_script: FoundScript,
+    users: _UserUids,
 ) -> None:
     """Import one script of a tree, with owner if its directory and its files agree."""
-    read = [_read_owned_file(work, tree, file) for file in (found.script, found.environment)]
-    script, environment = (file.data if file else None for file in read)
+    files = [
+        _read_owned_file(import_run, tree, file)
+        for file in (found_script.script, found_script.environment)
+    ]
+    script, environment = (file.data if file else None for file in files)
     if script is None and environment is None:
         return
     if script is not None:
         # Both programs copied the NUL that follows a script in the spool.
         script = script.removesuffix(b"\0")
-    uid = users.uid(found.user_directory)
-    if uid is not None and any(file and file.owner not in {None, uid} for file in read):
-        work.doubt(found, uid)
+    uid = users.get_uid(found_script.user_directory)
+    if uid is not None and any(file and file.owner not in {None, uid} for file in files):
+        import_run.count_doubtful(found_script, uid)
         uid = None
     # Only a broken clock gives times before 1970, and names of stored bytes have no sign.
-    spool_mtime_ns = max(0, found.spool_mtime_ns)
+    spool_mtime_ns = max(0, found_script.spool_mtime_ns)
     record = None
     if uid is not None:
         record = JobRecord(
-            job_id=found.job_id,
+            job_id=found_script.job_id,
             # A file name may be invalid UTF-8; an event is always valid.
-            name=os.fsencode(found.name).decode("utf-8", "backslashreplace"),
+            name=os.fsencode(found_script.name).decode("utf-8", "backslashreplace"),
             uid=uid,
-            user=found.user_directory,
+            user=found_script.user_directory,
             submit=datetime.fromtimestamp(spool_mtime_ns // 10**9, UTC),
             batch=True,
         )
-    spooled = None if environment is None else _READERS[kind](environment)
-    work.add(found.job_id, spool_mtime_ns, script, spooled, record)
+    spool_environment = None if environment is None else _READERS[kind](environment)
+    import_run.add(found_script.job_id, spool_mtime_ns, script, spool_environment, record)
 
 
 class _OwnedBytes(msgspec.Struct, frozen=True):
@@ -446,31 +457,31 @@ class _OwnedBytes(msgspec.Struct, frozen=True):
 
 
 def _read_owned_file(
-    work: _ImportRun, tree: ArchiveTree, file: FoundFile | None
+    import_run: _ImportRun, tree: ArchiveTree, file: FoundFile | None
 ) -> _OwnedBytes | None:
     """Read a regular file of limited size; otherwise count it as skipped."""
     if file is None:
         return None
     directory, _, name = file.path.rpartition("/")
-    why = ""
+    reason = ""
     try:
-        fd = os.open(name, _READ, dir_fd=tree.directory(directory))
+        fd = os.open(name, _READ, dir_fd=tree.get_directory_fd(directory))
     except OSError as error:
-        why = error.strerror or str(error)
+        reason = error.strerror or str(error)
     else:
-        with os.fdopen(fd, "rb") as opened:
+        with os.fdopen(fd, "rb") as stream:
             status = os.fstat(fd)
             if stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST:
                 try:
                     return _OwnedBytes(
-                        read_plain(opened, name, _LARGEST), _get_file_owner(fd, status)
+                        read_plain(stream, name, _LARGEST), _get_file_owner(fd, status)
                     )
                 except DamagedFile as error:
-                    why = str(error)
+                    reason = str(error)
             else:
-                why = "it is no regular file, or too large"
-    work.skipped += 1
-    log.warning("import passes over %r: %s", file.path, why)
+                reason = "it is no regular file, or too large"
+    import_run.skipped += 1
+    log.warning("import passes over %r: %s", file.path, reason)
     return None
 
 

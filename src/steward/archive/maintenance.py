@@ -73,112 +73,112 @@ class OrderError(StewardError):
 
 
 def verify_sinks(
-    library: ArchiveContext, asker: Asker, request: VerifyRequest
+    context: ArchiveContext, caller: Asker, request: VerifyRequest
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
     """Recompute the checksum of every archived file; operators only."""
-    require_operator(library, asker, "verify the archive")
-    return _stream_verification(library, _select_files_sinks(library, request.sink))
+    require_operator(context, caller, "verify the archive")
+    return _stream_verification(context, _select_files_sinks(context, request.sink))
 
 
 def rebuild_catalog(
-    library: ArchiveContext, asker: Asker, request: ReindexRequest
+    context: ArchiveContext, caller: Asker, request: ReindexRequest
 ) -> Iterator[Progress | ReindexReply]:
     """Rebuild the catalog from the files; operators only."""
-    require_operator(library, asker, "make the catalogue again")
-    sinks = _select_files_sinks(library, request.sink)
+    require_operator(context, caller, "make the catalogue again")
+    sinks = _select_files_sinks(context, request.sink)
     if not sinks:
         raise UsageError("there is no sink of files, from which a catalogue could be made")
-    return _stream_rebuild(library, CatalogRebuild(library.settings, sinks[0]).run())
+    return _stream_rebuild(context, CatalogRebuild(context.settings, sinks[0]).run())
 
 
 def _stream_rebuild(
-    library: ArchiveContext, items: Iterator[Progress | ReindexReply]
+    context: ArchiveContext, items: Iterator[Progress | ReindexReply]
 ) -> Iterator[Progress | ReindexReply]:
     for item in items:
         if isinstance(item, ReindexReply):
             try:
-                report_refill(library, "catalogue", None)
+                report_refill(context, "catalogue", None)
             except Unavailable as error:
                 # The catalog is complete; it does no harm if the journal still suggests a rebuild.
                 log.debug("the journal was not told of the new catalogue: %s", error)
         yield item
 
 
-def report_refill(library: ArchiveContext, consumer: str, since: datetime | None) -> None:
+def report_refill(context: ArchiveContext, consumer: str, since: datetime | None) -> None:
     """Tell the journal that a consumer gets the events that it missed, if it missed any.
 
     Args:
-        library: Context with the connection to the journal.
+        context: Context with the connection to the journal.
         consumer: The consumer's name.
         since: Submit time of the oldest job that it gets again; None for all jobs.
 
     Raises:
         Unavailable: The journal cannot be reached now.
     """
-    reader = JournalReader(library.settings.state_dir)
+    reader = JournalReader(context.settings.state_dir)
     try:
-        missed = any(one.missed for one in reader.consumers() if one.name == consumer)
+        missed = any(status.missed for status in reader.list_consumers() if status.name == consumer)
     finally:
         reader.close()
-    if missed and library.refilled is not None:
-        library.refilled(consumer, int(since.timestamp()) if since else 0)
+    if missed and context.mark_refilled is not None:
+        context.mark_refilled(consumer, int(since.timestamp()) if since else 0)
 
 
-def purge_scripts(library: ArchiveContext, asker: Asker, request: PurgeRequest) -> PurgeReply:
+def purge_scripts(context: ArchiveContext, caller: Asker, request: PurgeRequest) -> PurgeReply:
     """Order the purge of scripts, or list what would be purged; operators only."""
-    require_operator(library, asker, "purge scripts", request.clusters)
+    require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
         raise UsageError("say whose scripts are to be purged: jobs or users")
     if request.sink:
-        select_sinks(library, request.sink)
-    when = resolve_selection_span(library, request, default=False)
-    wanted = make_job_filter(request, when, library.scopes(asker, scripts=True))
-    found = list(iterate_scripts(library, asker, wanted, every=True))
+        select_sinks(context, request.sink)
+    span = resolve_selection_span(context, request, default=False)
+    job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
+    scripts = list(iterate_scripts(context, caller, job_filter, include_unused=True))
     lines = tuple(
         PurgeLine(
-            job=library.line(asker, job, script),
-            script=library.script_line(script, request.sink),
+            job=context.make_job_line(caller, job, script),
+            script=context.make_script_line(script, request.sink),
         )
-        for job, script in found
+        for job, script in scripts
     )
-    if request.yes and found:
-        if library.order is None:
+    if request.yes and scripts:
+        if context.order is None:
             raise OrderError("nothing can be purged from here: ask the daemon")
-        library.order(_make_purge_events(library, asker, request, found))
+        context.order(_make_purge_events(context, caller, request, scripts))
     sizes = ((line.script.length or 0) + (line.script.environment_length or 0) for line in lines)
     return PurgeReply(
         done=request.yes,
         scripts=lines,
         total_bytes=sum(sizes),
-        sinks=tuple(select_sinks(library, request.sink)),
+        sinks=tuple(select_sinks(context, request.sink)),
     )
 
 
 def _make_purge_events(
-    library: ArchiveContext,
-    asker: Asker,
+    context: ArchiveContext,
+    caller: Asker,
     request: PurgeRequest,
-    found: Sequence[tuple[Job, Script]],
+    scripts: Sequence[tuple[Job, Script]],
 ) -> list[Event]:
     """Make the archive.purge events, in batches by cluster."""
     keys: dict[str, list[str]] = {}
-    for _, script in found:
+    for _, script in scripts:
         keys.setdefault(script.cluster, []).append(script.key)
     events = []
-    for cluster, of_cluster in keys.items():
-        for first in range(0, len(of_cluster), _KEYS_AN_EVENT):
+    for cluster, cluster_keys in keys.items():
+        for start in range(0, len(cluster_keys), _KEYS_AN_EVENT):
             body = ArchivePurge(
-                script_keys=tuple(of_cluster[first : first + _KEYS_AN_EVENT]),
+                script_keys=tuple(cluster_keys[start : start + _KEYS_AN_EVENT]),
                 sink=request.sink,
-                asked_by=asker.user or str(asker.uid),
+                asked_by=caller.user or str(caller.uid),
                 reason=request.reason[:_LONGEST_REASON],
             )
-            events.append(make_order_event(library, cluster, ARCHIVE_PURGE, body, body.script_keys))
+            events.append(make_order_event(context, cluster, ARCHIVE_PURGE, body, body.script_keys))
     return events
 
 
 def make_order_event(
-    library: ArchiveContext,
+    context: ArchiveContext,
     cluster: str,
     kind: str,
     body: ArchivePurge | ArchiveResend,
@@ -187,13 +187,13 @@ def make_order_event(
     """Make an archive.purge or archive.resend event; each has a new key, so it can be repeated.
 
     Args:
-        library: Context with the clock.
+        context: Context with the clock.
         cluster: The scripts' cluster.
         kind: ``archive.purge`` or ``archive.resend``.
         body: Body of the event.
         script_keys: Keys of the scripts.
     """
-    now = library.now()
+    now = context.now()
     verb = kind.rpartition(".")[2]
     digest = hashlib.sha256("\n".join(script_keys).encode()).hexdigest()[:16]
     return Event(
@@ -208,15 +208,15 @@ def make_order_event(
 
 
 def _stream_verification(
-    library: ArchiveContext, sinks: Sequence[str]
+    context: ArchiveContext, sinks: Sequence[str]
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
     problems = files = total_bytes = 0
     for sink in sinks:
-        for tree in iterate_tree_verifications(library.settings, sink):
-            so_far = VerificationProgress(files=0, total_files=0, total_bytes=0)
+        for tree in iterate_tree_verifications(context.settings, sink):
+            progress = VerificationProgress(files=0, total_files=0, total_bytes=0)
             for item in tree:
                 if isinstance(item, VerificationProgress):
-                    so_far = item
+                    progress = item
                     yield Progress(done=item.files, total=item.total_files, what="files")
                     continue
                 problems += 1
@@ -227,34 +227,34 @@ def _stream_verification(
                     script_key=item.script_key,
                     detail=item.detail,
                 )
-            files += so_far.files
-            total_bytes += so_far.total_bytes
+            files += progress.files
+            total_bytes += progress.total_bytes
     yield VerifyReply(files=files, total_bytes=total_bytes, problems=problems)
 
 
-def select_sinks(library: ArchiveContext, name: str) -> list[str]:
+def select_sinks(context: ArchiveContext, name: str) -> list[str]:
     """Return the sink of a name, or all sinks if the name is empty.
 
     Raises:
         UsageError: There is no such sink.
     """
-    names = list(library.settings.archive.sink)
+    names = list(context.settings.archive.sink)
     if name and name not in names:
         raise UsageError(f"no sink is called {name!r}; there is {', '.join(names)}", name)
     return [name] if name else names
 
 
-def _select_files_sinks(library: ArchiveContext, name: str) -> list[str]:
+def _select_files_sinks(context: ArchiveContext, name: str) -> list[str]:
     """Return the files sink of a name, or all files sinks if the name is empty."""
-    trees = library.settings.files_sinks()
-    sinks = [sink for sink in select_sinks(library, name) if sink in trees]
+    trees = context.settings.files_sinks()
+    sinks = [sink for sink in select_sinks(context, name) if sink in trees]
     if name and not sinks:
         raise UsageError(f"sink {name!r} is none of files, so nothing can be read there", name)
     return sinks
 
 
 def require_operator(
-    library: ArchiveContext, asker: Asker, what: str, clusters: Sequence[str] = ()
+    context: ArchiveContext, caller: Asker, task: str, clusters: Sequence[str] = ()
 ) -> None:
     """Raise NotAnOperator unless the user is an operator of these clusters, or of all.
 
@@ -262,12 +262,12 @@ def require_operator(
         NotAnOperator: The user is not an operator.
     """
     is_operator = (
-        all(library.access.is_operator(asker, cluster) for cluster in clusters)
+        all(context.access.is_operator(caller, cluster) for cluster in clusters)
         if clusters
-        else library.is_operator(asker)
+        else context.is_operator(caller)
     )
     if not is_operator:
-        raise NotAnOperator(f"only operators may {what}", asker)
+        raise NotAnOperator(f"only operators may {task}", caller)
 
 
 _PREFIX = "archive."
@@ -287,49 +287,55 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
 
 
-def show_sinks(library: ArchiveContext, asker: Asker, _request: SinksRequest) -> SinksReply:
+def show_sinks(context: ArchiveContext, caller: Asker, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink; operators only."""
-    require_operator(library, asker, "look at the sinks")
-    configured = library.settings.archive.sink
-    reader = JournalReader(library.settings.state_dir)
+    require_operator(context, caller, "look at the sinks")
+    configured = context.settings.archive.sink
+    reader = JournalReader(context.settings.state_dir)
     try:
-        known = {
-            one.name.removeprefix(_PREFIX): one
-            for one in reader.consumers()
-            if one.name.startswith(_PREFIX)
+        statuses = {
+            status.name.removeprefix(_PREFIX): status
+            for status in reader.list_consumers()
+            if status.name.startswith(_PREFIX)
         }
-        names = [*configured, *(name for name in known if name not in configured)]
-        lines = tuple(_make_sink_line(library, reader, name, known.get(name)) for name in names)
+        names = [*configured, *(name for name in statuses if name not in configured)]
+        lines = tuple(_make_sink_line(context, reader, name, statuses.get(name)) for name in names)
     finally:
         reader.close()
     return SinksReply(sinks=lines)
 
 
 def _make_sink_line(
-    library: ArchiveContext, reader: JournalReader, name: str, status: ConsumerStatus | None
+    context: ArchiveContext, reader: JournalReader, name: str, status: ConsumerStatus | None
 ) -> SinkLine:
     """Make the reply row of a sink."""
-    of = library.settings.archive.sink.get(name)
-    held = read_sink_backlog(library.settings, name) if of is not None else SinkBacklog()
+    sink_settings = context.settings.archive.sink.get(name)
+    own_backlog = (
+        read_sink_backlog(context.settings, name) if sink_settings is not None else SinkBacklog()
+    )
     # The sink's own cursor is exact, but does not move for events of other kinds.
-    after = max(held.cursor, status.position) if status is not None else held.cursor
-    backlog = reader.backlog(name, after, RemoteSink.kinds)
-    since = [backlog.oldest] if backlog.oldest else []
-    if held.since_ns is not None:
-        since.append(datetime.fromtimestamp(held.since_ns / 1e9, UTC))
+    position = (
+        max(own_backlog.cursor, status.position) if status is not None else own_backlog.cursor
+    )
+    backlog = reader.count_backlog(name, position, RemoteSink.kinds)
+    oldest_times = [backlog.oldest] if backlog.oldest else []
+    if own_backlog.since_ns is not None:
+        oldest_times.append(datetime.fromtimestamp(own_backlog.since_ns / 1e9, UTC))
     line = SinkLine(
         name=name,
-        kind=of.kind if of is not None else "",
+        kind=sink_settings.kind if sink_settings is not None else "",
         state="new",
-        backlog=backlog.scripts + held.scripts,
-        behind=backlog.events + held.scripts,
-        oldest_s=max(timedelta(), library.now() - min(since)).total_seconds() if since else None,
+        backlog=backlog.scripts + own_backlog.scripts,
+        behind=backlog.events + own_backlog.scripts,
+        oldest_s=max(timedelta(), context.now() - min(oldest_times)).total_seconds()
+        if oldest_times
+        else None,
     )
     if status is None:
         return line
     return msgspec.structs.replace(
         line,
-        state=_get_sink_state(status, is_configured=of is not None),
+        state=_get_sink_state(status, is_configured=sink_settings is not None),
         detail=status.detail,
         position=status.position,
         error=status.error,
@@ -353,23 +359,23 @@ def read_sink_backlog(settings: Settings, name: str) -> SinkBacklog:
     """Read a sink's backlog from its database; zero before its first run."""
     if isinstance(settings.archive.sink[name], FilesSinkSettings):
         try:
-            files = FilesRecords(settings, name, reading=True)
+            files = FilesRecords(settings, name, read_only=True)
         except Unavailable:
             return SinkBacklog()
         try:
             ((scripts, since_ns),) = files.query(
                 "SELECT count(*), min(since_ns) FROM script WHERE state = ?", WAITING
             )
-            return SinkBacklog(cursor=files.cursor(), scripts=scripts, since_ns=since_ns)
+            return SinkBacklog(cursor=files.load_cursor(), scripts=scripts, since_ns=since_ns)
         finally:
             files.close()
     try:
-        remote = RemoteRecords(f"{settings.state_dir}/archive-{name}.db", reading=True)
+        remote = RemoteRecords(f"{settings.state_dir}/archive-{name}.db", read_only=True)
     except Unavailable:
         return SinkBacklog()
     try:
-        scripts, since_ns = remote.held()
-        return SinkBacklog(cursor=remote.cursor(), scripts=scripts, since_ns=since_ns)
+        scripts, since_ns = remote.count_unsent()
+        return SinkBacklog(cursor=remote.load_cursor(), scripts=scripts, since_ns=since_ns)
     finally:
         remote.close()
 
@@ -382,58 +388,60 @@ ResendRef = tuple[str, str]
 
 
 def resend_scripts(
-    library: ArchiveContext, asker: Asker, request: ResendRequest
+    context: ArchiveContext, caller: Asker, request: ResendRequest
 ) -> Iterator[Progress | ResendReply]:
     """Order a sink to archive scripts again; operators only."""
-    require_operator(library, asker, "have scripts archived again", request.clusters)
-    known = library.settings.archive.sink
+    require_operator(context, caller, "have scripts archived again", request.clusters)
+    sinks = context.settings.archive.sink
     if not request.sink:
-        raise UsageError(f"say which sink with --sink: {', '.join(known)}")
-    if request.sink == "catalogue" and request.sink not in known:
+        raise UsageError(f"say which sink with --sink: {', '.join(sinks)}")
+    if request.sink == "catalogue" and request.sink not in sinks:
         raise UsageError("the catalogue is no sink: 'steward archive reindex' makes it again")
-    select_sinks(library, request.sink)
-    if library.order is None:
+    select_sinks(context, request.sink)
+    if context.order is None:
         raise OrderError("nothing can be sent from here: ask the daemon")
-    when = resolve_selection_span(library, request, default=False)
-    wanted = make_job_filter(request, when, library.scopes(asker, scripts=True))
-    reader = JournalReader(library.settings.state_dir)
-    return _stream_resend(library, asker, request, wanted, reader)
+    span = resolve_selection_span(context, request, default=False)
+    job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
+    reader = JournalReader(context.settings.state_dir)
+    return _stream_resend(context, caller, request, job_filter, reader)
 
 
 def _stream_resend(
-    library: ArchiveContext,
-    asker: Asker,
+    context: ArchiveContext,
+    caller: Asker,
     request: ResendRequest,
-    wanted: JobFilter,
+    job_filter: JobFilter,
     reader: JournalReader,
 ) -> Iterator[Progress | ResendReply]:
-    present = _ArchivedScripts(library, request.sink) if request.missing else None
-    orders = _ResendOrders(library, asker, request.sink, reader)
-    found = left_out = 0
+    archived = _ArchivedScripts(context, request.sink) if request.missing else None
+    orders = _ResendOrders(context, caller, request.sink, reader)
+    scanned = skipped = 0
     try:
-        for scripts in _batch_scripts(iterate_scripts(library, asker, wanted, every=True)):
-            lacking = present.without(scripts) if present is not None else scripts
-            orders.send(lacking)
-            found += len(scripts)
-            left_out += len(scripts) - len(lacking)
-            yield Progress(done=found)
+        for scripts in _batch_scripts(
+            iterate_scripts(context, caller, job_filter, include_unused=True)
+        ):
+            missing = archived.list_missing(scripts) if archived is not None else scripts
+            orders.send(missing)
+            scanned += len(scripts)
+            skipped += len(scripts) - len(missing)
+            yield Progress(done=scanned)
         if _is_unfiltered(request):
-            report_refill(library, f"archive.{request.sink}", wanted.since)
+            report_refill(context, f"archive.{request.sink}", job_filter.since)
     finally:
-        if present is not None:
-            present.close()
+        if archived is not None:
+            archived.close()
         reader.close()
     yield ResendReply(
         sink=request.sink,
         scripts=orders.scripts,
         total_bytes=orders.total_bytes,
-        present=left_out,
+        present=skipped,
     )
 
 
-def _batch_scripts(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
+def _batch_scripts(pairs: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
     batch: list[Script] = []
-    for _, script in found:
+    for _, script in pairs:
         batch.append(script)
         if len(batch) == _SCRIPTS_AN_EVENT:
             yield batch
@@ -452,15 +460,15 @@ class _ResendOrders:
     """Writer of archive.resend events that revokes those of scripts purged meanwhile."""
 
     def __init__(
-        self, library: ArchiveContext, asker: Asker, sink: str, reader: JournalReader
+        self, context: ArchiveContext, caller: Asker, sink: str, reader: JournalReader
     ) -> None:
-        self._library = library
-        self._asked_by = asker.user or str(asker.uid)
+        self._library = context
+        self._asked_by = caller.user or str(caller.uid)
         self._sink = sink
         self._reader = reader
         self._purged: set[ResendRef] = set()
         # Purges that jobs.db has not applied yet are read from here, so take its position first.
-        self._looked_upto = library.jobs.cursor()
+        self._purges_upto = context.jobs.cursor()
         self.scripts = 0
         self.total_bytes = 0
 
@@ -471,18 +479,21 @@ class _ResendOrders:
             JournalUnavailable: The daemon is not running.
         """
         assert self._library.order is not None, "the caller has looked"
-        self._look_for_purges()
-        left = [script for script in scripts if _get_script_ref(script) not in self._purged]
-        if not left:
+        self._read_purges()
+        remaining = [script for script in scripts if _get_script_ref(script) not in self._purged]
+        if not remaining:
             return
         self._library.order(
-            [self._order(*of_cluster) for of_cluster in _group_scripts_by_cluster(left)]
+            [
+                self._make_resend_event(*cluster_scripts)
+                for cluster_scripts in _group_scripts_by_cluster(remaining)
+            ]
         )
         # A purge that arrived meanwhile precedes this order in the journal.
-        self._look_for_purges()
-        late = [script for script in left if _get_script_ref(script) in self._purged]
-        for cluster, of_cluster in _group_scripts_by_cluster(late):
-            keys = tuple(script.key for script in of_cluster)
+        self._read_purges()
+        purged = [script for script in remaining if _get_script_ref(script) in self._purged]
+        for cluster, cluster_scripts in _group_scripts_by_cluster(purged):
+            keys = tuple(script.key for script in cluster_scripts)
             body = ArchivePurge(
                 script_keys=keys,
                 sink=self._sink,
@@ -492,15 +503,15 @@ class _ResendOrders:
             self._library.order(
                 [make_order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)]
             )
-        self.scripts += len(left) - len(late)
+        self.scripts += len(remaining) - len(purged)
         self.total_bytes += sum(
-            _count_script_bytes(script) for script in left if script not in late
+            _count_script_bytes(script) for script in remaining if script not in purged
         )
 
-    def _order(self, cluster: str, scripts: Sequence[Script]) -> Event:
+    def _make_resend_event(self, cluster: str, scripts: Sequence[Script]) -> Event:
         """Make the archive.resend event for scripts of one cluster."""
         keys = [script.key for script in scripts]
-        owners = self._library.jobs.by_script(keys, cluster)
+        owners = self._library.jobs.find_by_scripts(keys, cluster)
         resent = tuple(
             ResentScript(
                 script_key=script.key,
@@ -514,14 +525,14 @@ class _ResendOrders:
         body = ArchiveResend(sink=self._sink, scripts=resent, asked_by=self._asked_by)
         return make_order_event(self._library, cluster, ARCHIVE_RESEND, body, keys)
 
-    def _look_for_purges(self) -> None:
+    def _read_purges(self) -> None:
         """Read purges that arrived in the journal since the last call."""
         while True:
-            events, upto = self._reader.read(self._looked_upto, {ARCHIVE_PURGE}, _PURGES_AT_ONCE)
+            events, upto = self._reader.read(self._purges_upto, {ARCHIVE_PURGE}, _PURGES_AT_ONCE)
             for event in events:
                 if isinstance(event.body, ArchivePurge) and event.body.sink in {"", self._sink}:
                     self._purged.update((event.cluster, key) for key in event.body.script_keys)
-            self._looked_upto = upto
+            self._purges_upto = upto
             if len(events) < _PURGES_AT_ONCE:
                 return
 
@@ -529,31 +540,33 @@ class _ResendOrders:
 class _ArchivedScripts:
     """Lookup of the scripts that a sink already has."""
 
-    def __init__(self, library: ArchiveContext, sink: str) -> None:
-        self._files: FilesReader | None = None
-        self._sent: RemoteRecords | None = None
-        settings = library.settings
+    def __init__(self, context: ArchiveContext, sink: str) -> None:
+        self._files_reader: FilesReader | None = None
+        self._remote_records: RemoteRecords | None = None
+        settings = context.settings
         if sink in settings.files_sinks():
-            self._files = FilesReader(settings, sink)
+            self._files_reader = FilesReader(settings, sink)
             return
         try:
-            self._sent = RemoteRecords(f"{settings.state_dir}/archive-{sink}.db", reading=True)
+            self._remote_records = RemoteRecords(
+                f"{settings.state_dir}/archive-{sink}.db", read_only=True
+            )
         except Unavailable:
             # It has not run yet, so it has no scripts.
-            self._sent = None
+            self._remote_records = None
 
-    def without(self, scripts: Sequence[Script]) -> list[Script]:
+    def list_missing(self, scripts: Sequence[Script]) -> list[Script]:
         """Return the scripts that the sink lacks, as far as is known here."""
-        if self._files is not None:
-            return [script for script in scripts if not self._is_filed(self._files, script)]
-        if self._sent is None:
+        if self._files_reader is not None:
+            return [script for script in scripts if not self._is_filed(self._files_reader, script)]
+        if self._remote_records is None:
             return list(scripts)
-        rows = self._sent.rows(map(_get_script_ref, scripts))
-        had = {
+        rows = self._remote_records.load_rows(map(_get_script_ref, scripts))
+        archived = {
             ref for ref, row in rows.items() if row.has_bytes or row.state in (AWAITS_IDENTITY, DUE)
         }
-        had -= {ref for ref, row in rows.items() if row.deleted}
-        return [script for script in scripts if _get_script_ref(script) not in had]
+        archived -= {ref for ref, row in rows.items() if row.deleted}
+        return [script for script in scripts if _get_script_ref(script) not in archived]
 
     @staticmethod
     def _is_filed(files: FilesReader, script: Script) -> bool:
@@ -565,10 +578,10 @@ class _ArchivedScripts:
 
     def close(self) -> None:
         """Close the sink's database."""
-        if self._files is not None:
-            self._files.close()
-        if self._sent is not None:
-            self._sent.close()
+        if self._files_reader is not None:
+            self._files_reader.close()
+        if self._remote_records is not None:
+            self._remote_records.close()
 
 
 def _get_script_ref(script: Script) -> ResendRef:
@@ -576,12 +589,12 @@ def _get_script_ref(script: Script) -> ResendRef:
 
 
 def _group_scripts_by_cluster(scripts: Iterable[Script]) -> list[tuple[str, list[Script]]]:
-    found: dict[str, list[Script]] = {}
+    groups: dict[str, list[Script]] = {}
     for script in scripts:
-        found.setdefault(script.cluster, []).append(script)
-    return list(found.items())
+        groups.setdefault(script.cluster, []).append(script)
+    return list(groups.items())
 
 
 def _count_script_bytes(script: Script) -> int:
-    kept = (script.body.script, script.body.environment)
-    return sum(one.length for one in kept if one is not None)
+    files = (script.body.script, script.body.environment)
+    return sum(file.length for file in files if file is not None)

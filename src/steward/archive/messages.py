@@ -59,7 +59,7 @@ class EncodedContent(MessagePart, frozen=True, kw_only=True):
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
     @classmethod
-    def of(cls, data: bytes) -> "EncodedContent":
+    def from_bytes(cls, data: bytes) -> "EncodedContent":
         """Make the content for these bytes."""
         try:
             return cls(text=data.decode())
@@ -67,12 +67,12 @@ class EncodedContent(MessagePart, frozen=True, kw_only=True):
             return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
 
     @classmethod
-    def shortest(cls, data: bytes) -> "EncodedContent":
+    def from_bytes_shortest(cls, data: bytes) -> "EncodedContent":
         """Make the content in the shorter encoding: JSON writes control characters as six bytes."""
         controls = len(data) - len(data.translate(None, _CONTROLS))
         if 5 * controls > len(data) // 3:
             return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
-        return cls.of(data)
+        return cls.from_bytes(data)
 
     @property
     def data(self) -> bytes:
@@ -226,47 +226,49 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ScriptMessage)
 
 
-def encode_script_message(parts: MessageSource) -> bytes:
+def encode_script_message(source: MessageSource) -> bytes:
     """Encode a script's message as JSON; of a purged script only the deletion."""
     message = ScriptMessage(
         schema=SCHEMA,
-        id=parts.id,
-        version=parts.version,
-        cluster=parts.cluster,
-        job_id=parts.job_id,
-        key=parts.key,
-        spooled=_get_spool_time(parts),
-        verified=parts.identity is not None and not parts.deleted,
-        partial=parts.partial and not parts.deleted,
-        deleted=parts.deleted,
+        id=source.id,
+        version=source.version,
+        cluster=source.cluster,
+        job_id=source.job_id,
+        key=source.key,
+        spooled=_get_spool_time(source),
+        verified=source.identity is not None and not source.deleted,
+        partial=source.partial and not source.deleted,
+        deleted=source.deleted,
     )
-    if not parts.deleted:
-        message = _add_contents(message, parts)
+    if not source.deleted:
+        message = _add_contents(message, source)
     return _encoder.encode(message)
 
 
-def _add_contents(message: ScriptMessage, parts: MessageSource) -> ScriptMessage:
+def _add_contents(message: ScriptMessage, source: MessageSource) -> ScriptMessage:
     """Add identity, script, environment and claims to a message."""
-    body, identity = parts.body, parts.identity
-    whose = None
+    body, identity = source.body, source.identity
+    message_identity = None
     if identity is not None:
         record = _cut_texts(identity.record)
-        whose = MessageIdentity(first_submit=identity.first_submit, record=record, why=identity.why)
-    kept = (body.script, body.environment) if body else (None, None)
+        message_identity = MessageIdentity(
+            first_submit=identity.first_submit, record=record, why=identity.why
+        )
+    files = (body.script, body.environment) if body else (None, None)
     script, environment = (
         MessageFile(
             length=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            content=EncodedContent.shortest(data),
+            content=EncodedContent.from_bytes_shortest(data),
         )
         if data is not None
-        else MessageFile(length=known.length, sha256=known.sha256)
-        if known is not None
+        else MessageFile(length=file.length, sha256=file.sha256)
+        if file is not None
         else None
-        for data, known in zip((parts.script, parts.environment), kept, strict=True)
+        for data, file in zip((source.script, source.environment), files, strict=True)
     )
     message = msgspec.structs.replace(
-        message, identity=whose, script=script, environment=environment
+        message, identity=message_identity, script=script, environment=environment
     )
     if body is None:
         return message
@@ -284,12 +286,12 @@ def _add_contents(message: ScriptMessage, parts: MessageSource) -> ScriptMessage
 
 def _cut_texts(record: JobRecord) -> JobRecord:
     """Cut the texts of a record to the size limit of messages."""
-    cut = {
+    shortened = {
         field: text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore")
         for field in JobRecord.__struct_fields__
         if isinstance(text := getattr(record, field), str) and _is_long(text)
     }
-    return msgspec.structs.replace(record, **cut) if cut else record
+    return msgspec.structs.replace(record, **shortened) if shortened else record
 
 
 def _is_long(text: str) -> bool:
@@ -298,8 +300,8 @@ def _is_long(text: str) -> bool:
     return len(text) > _MAX_TEXT_BYTES // 4 and len(text.encode()) > _MAX_TEXT_BYTES
 
 
-def _get_spool_time(parts: MessageSource) -> datetime:
-    seconds, nanoseconds = divmod(parts.spool_mtime_ns, 10**9)
+def _get_spool_time(source: MessageSource) -> datetime:
+    seconds, nanoseconds = divmod(source.spool_mtime_ns, 10**9)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
 
 
@@ -360,28 +362,28 @@ def _check_record(record: JobRecord, job_id: int) -> None:
     _require(record.job_id == job_id, "identity.record.job_id")
     for field in JobRecord.__struct_fields__:
         value: Any = getattr(record, field)
-        where = f"identity.record.{field}"
+        field_path = f"identity.record.{field}"
         if isinstance(value, datetime):
-            _check_time(value, where)
+            _check_time(value, field_path)
         elif isinstance(value, str):
-            _require(not _is_long(value), where)
+            _require(not _is_long(value), field_path)
         elif value is not None:
             # A time limit is in seconds; Slurm's own number is in minutes.
-            most = _MAX_INTEGER if field == "time_limit_s" else _MOST_JOB_ID
-            _require(0 <= value <= most, where)
+            maximum = _MAX_INTEGER if field == "time_limit_s" else _MOST_JOB_ID
+            _require(0 <= value <= maximum, field_path)
 
 
-def _check_time(moment: datetime, where: str) -> None:
-    _require(moment.tzinfo is not None, where)
+def _check_time(moment: datetime, field: str) -> None:
+    _require(moment.tzinfo is not None, field)
     # Nanoseconds in 63 bits reach to 2262.
-    _require(_FIRST_YEAR <= moment.year <= _LAST_YEAR, where)
-    _require(moment >= datetime(_FIRST_YEAR, 1, 1, tzinfo=UTC), where)
+    _require(_FIRST_YEAR <= moment.year <= _LAST_YEAR, field)
+    _require(moment >= datetime(_FIRST_YEAR, 1, 1, tzinfo=UTC), field)
 
 
-def _require(holds: bool, where: str) -> None:
+def _require(condition: bool, field: str) -> None:
     """Raise MessageError for a field unless the condition holds."""
-    if not holds:
-        raise MessageError(f"it is no {SCHEMA}: '{where}' does not hold", where)
+    if not condition:
+        raise MessageError(f"it is no {SCHEMA}: '{field}' does not hold", field)
 
 
 def make_json_schema() -> dict[str, Any]:
@@ -409,26 +411,26 @@ class SArchiveMessage(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] | None = None
 
 
-def encode_sarchive(parts: MessageSource) -> bytes | None:
+def encode_sarchive(source: MessageSource) -> bytes | None:
     """Encode a script's message in SArchive's format; None if there is no script to send.
 
     The format is text only, so it loses bytes that are not UTF-8, and it cannot express the owner
     or a purge.
     """
-    if parts.script is None or parts.partial or parts.deleted:
+    if source.script is None or source.partial or source.deleted:
         return None
     environment = None
-    if parts.environment is not None:
+    if source.environment is not None:
         environment = {
             _decode_text(name): _decode_text(value or b"")
-            for name, value in split_entries(parts.environment)
+            for name, value in split_entries(source.environment)
         }
     return _encoder.encode(
         SArchiveMessage(
-            id=str(parts.job_id),
-            timestamp=_get_spool_time(parts),
-            cluster=parts.cluster,
-            script=_decode_text(parts.script),
+            id=str(source.job_id),
+            timestamp=_get_spool_time(source),
+            cluster=source.cluster,
+            script=_decode_text(source.script),
             environment=environment,
         )
     )

@@ -49,12 +49,12 @@ class SubmitLine(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         components: Options of each component of a het job; one tuple for any other job.
         arguments: Arguments of the script.
-        doubts: Options whose values may end elsewhere; ``script`` for the script's name.
+        doubtful_options: Options whose values may end elsewhere; ``script`` for the script's name.
     """
 
     components: tuple[tuple[SbatchOption, ...], ...]
     arguments: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    doubtful_options: tuple[str, ...] = ()
 
 
 def parse_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine | None:
@@ -94,92 +94,102 @@ class _SubmitLineParser:
         self._line = line
         self._words = words
         wrapped = extract_wrapped_command(script)
-        self._texts: Mapping[str, str] = {
+        self._known_texts: Mapping[str, str] = {
             "job-name": record.name,
             "comment": record.comment,
             "wrap": wrapped or "",
             "chdir": record.work_dir,
             "extra": record.extra,
         }
-        self._end = len(words) if wrapped is not None else _find_script_word(words, record)
+        self._script_index = len(words) if wrapped is not None else _find_script_word(words, record)
         self._components: list[list[SbatchOption]] = [[]]
-        self._doubts: list[str] = []
+        self._doubtful: list[str] = []
 
     def read(self) -> SubmitLine:
         """Parse all words."""
-        at, end = 1, len(self._words) if self._end is None else self._end
-        while at < end:
-            word = self._words[at][0]
+        index, end = 1, len(self._words) if self._script_index is None else self._script_index
+        while index < end:
+            word = self._words[index][0]
             if word == ":":
                 self._components.append([])
-                at += 1
+                index += 1
             elif word.startswith("-") and word not in ("-", "--"):
-                at = self._option(at, end)
+                index = self._parse_option_word(index, end)
             elif word == "--":
-                at += 1
-                end = self._end = at if self._end is None else self._end
-            elif self._end is None:
-                end = self._end = at
-                self._doubts.append("script")
+                index += 1
+                end = self._script_index = (
+                    index if self._script_index is None else self._script_index
+                )
+            elif self._script_index is None:
+                end = self._script_index = index
+                self._doubtful.append("script")
             else:
                 raise UsageError(f"{word!r} is no option of sbatch", word)
-        arguments = self._words[end + 1 :] if self._end is not None else []
+        arguments = self._words[end + 1 :] if self._script_index is not None else []
         return SubmitLine(
             components=tuple(map(tuple, self._components)),
             arguments=tuple(word[0] for word in arguments),
-            doubts=tuple(dict.fromkeys(self._doubts)),
+            doubtful_options=tuple(dict.fromkeys(self._doubtful)),
         )
 
-    def _option(self, at: int, end: int) -> int:
+    def _parse_option_word(self, index: int, end: int) -> int:
         """Parse the options in one word; return the index of the next word."""
         from steward.slurm.sbatch_options import VALUE_OPTIONS, expand_option, split_letters
 
-        match = self._words[at]
-        word, after = match[0], at + 1
+        match = self._words[index]
+        word, next_index = match[0], index + 1
         if word.startswith("--"):
             name = expand_option(word[2:].partition("=")[0])
             if "=" in word:
-                return self._valued(name, match.start() + word.index("=") + 1, after, end)
+                return self._parse_value(name, match.start() + word.index("=") + 1, next_index, end)
             if name in VALUE_OPTIONS:
-                return self._valued(name, self._start(after), after + 1, end)
+                return self._parse_value(
+                    name, self._get_word_start(next_index), next_index + 1, end
+                )
             self._components[-1].append(SbatchOption(name))
-            return after
+            return next_index
         for name, attached in split_letters(word):
             if attached is None:
-                return self._valued(name, self._start(after), after + 1, end)
+                return self._parse_value(
+                    name, self._get_word_start(next_index), next_index + 1, end
+                )
             if attached:
-                return self._valued(name, match.end() - len(attached), after, end)
+                return self._parse_value(name, match.end() - len(attached), next_index, end)
             self._components[-1].append(SbatchOption(name))
-        return after
+        return next_index
 
-    def _start(self, at: int) -> int:
-        if at >= len(self._words):
+    def _get_word_start(self, index: int) -> int:
+        if index >= len(self._words):
             raise UsageError("the last option takes a value")
-        return self._words[at].start()
+        return self._words[index].start()
 
-    def _valued(self, name: str, start: int, after: int, end: int) -> int:
+    def _parse_value(self, name: str, start: int, next_index: int, end: int) -> int:
         """Parse an option's value from a character of the line; return the next word's index."""
-        stop = self._words[after - 1].end()
-        text = self._texts.get(name, "")
-        if len(text) > stop - start and self._line.startswith(text, start):
-            over = start + len(text)
-            if over == len(self._line) or self._line[over] == " ":
-                while after < end and self._words[after].start() < over:
-                    after += 1
-                stop = over
-        while self._end is not None and after < end and not self._begins_option(after):
+        value_end = self._words[next_index - 1].end()
+        text = self._known_texts.get(name, "")
+        if len(text) > value_end - start and self._line.startswith(text, start):
+            text_end = start + len(text)
+            if text_end == len(self._line) or self._line[text_end] == " ":
+                while next_index < end and self._words[next_index].start() < text_end:
+                    next_index += 1
+                value_end = text_end
+        while (
+            self._script_index is not None
+            and next_index < end
+            and not self._begins_option(next_index)
+        ):
             # A word that is neither an option nor the script belongs to the value.
-            stop = self._words[after].end()
-            after += 1
-            self._doubts.append(f"--{name}")
-        self._components[-1].append(SbatchOption(name, self._line[start:stop]))
-        return after
+            value_end = self._words[next_index].end()
+            next_index += 1
+            self._doubtful.append(f"--{name}")
+        self._components[-1].append(SbatchOption(name, self._line[start:value_end]))
+        return next_index
 
-    def _begins_option(self, at: int) -> bool:
+    def _begins_option(self, index: int) -> bool:
         """Return whether a word begins an option, or separates het components."""
         from steward.slurm.sbatch_options import expand_option, split_letters
 
-        word = self._words[at][0]
+        word = self._words[index][0]
         if word == ":":
             return True
         if not word.startswith("-") or word == "-":
@@ -195,12 +205,12 @@ class _SubmitLineParser:
 def _find_script_word(words: list["re.Match[str]"], record: JobRecord) -> int | None:
     """Return the index of the script's name among the words; None if Slurm does not show it."""
     command = [match[0] for match in _WORD.finditer(record.command)]
-    at = len(words) - len(command)
-    if not command or at < 1:
+    index = len(words) - len(command)
+    if not command or index < 1:
         return None
-    name = words[at][0]
+    name = words[index][0]
     is_name = name == command[0] or os.path.basename(name) == os.path.basename(command[0])
-    return at if is_name and [word[0] for word in words[at + 1 :]] == command[1:] else None
+    return index if is_name and [word[0] for word in words[index + 1 :]] == command[1:] else None
 
 
 _MARK = "END_OF_SCRIPT"
@@ -288,9 +298,9 @@ def derive_options(job: Job, tasks: Sequence[str] = ()) -> list[SbatchOption]:
         if record.stderr != record.stdout
         else "",
     }
-    given = [SbatchOption(name, value) for name, value in values.items() if value not in _NOTHING]
+    options = [SbatchOption(name, value) for name, value in values.items() if value not in _NOTHING]
     share = _SHARES.get(record.oversubscribe)
-    return given if share is None else [*given, share]
+    return options if share is None else [*options, share]
 
 
 def _list_submit_words(
@@ -299,23 +309,23 @@ def _list_submit_words(
     """Return the options of a submit line, adjusted to the new script's path and directory."""
     record = job.record
     added = []
-    named = {option.name for options in line.components for option in options}
-    left_out = _OMITTED_OPTIONS
+    given_names = {option.name for options in line.components for option in options}
+    omitted = _OMITTED_OPTIONS
     if record.name and "job-name" not in {option.name for option in line.components[0]}:
         added.append(
             SbatchOption("job-name", record.name)
         )  # otherwise it would be that of the temporary file
-    if record.work_dir and ("chdir" in named or _ENTERS.search(script)):
+    if record.work_dir and ("chdir" in given_names or _ENTERS.search(script)):
         added.append(SbatchOption("chdir", record.work_dir))
     array = _format_array_option(tasks)
     is_task = len(tasks) == 1 and tasks[0].isdecimal()
-    if array and (is_task or ("array" not in named and not _ARRAY.search(script))):
+    if array and (is_task or ("array" not in given_names and not _ARRAY.search(script))):
         added.append(SbatchOption("array", array))
-        left_out |= {"array"}
+        omitted |= {"array"}
     words = [option.word for option in added]
-    for number, given in enumerate(line.components):
+    for number, component in enumerate(line.components):
         words += [":"] if number else []
-        words += [option.word for option in given if option.name not in left_out]
+        words += [option.word for option in component if option.name not in omitted]
     return words
 
 
@@ -325,14 +335,16 @@ def _write_remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
     if record.submit_line:
         lines.append(f"# It was submitted by: {_escape_comment(record.submit_line)}")
     if line is None:
-        why = "cannot be read" if record.submit_line else "is not known"
-        lines.append(f"# The submit line {why}: these are the options that Slurm shows of the job;")
+        reason = "cannot be read" if record.submit_line else "is not known"
+        lines.append(
+            f"# The submit line {reason}: these are the options that Slurm shows of the job;"
+        )
         lines.append("# others that are not in the script were lost.")
         if " " in record.command:
             lines.append("# Slurm shows arguments without quotes: look at those behind the script.")
-    elif line.doubts or line.arguments:
-        doubts = [*line.doubts, *(["the script's arguments"] if line.arguments else [])]
-        lines.append(f"# Slurm shows words without quotes: check {', '.join(doubts)}.")
+    elif line.doubtful_options or line.arguments:
+        doubtful = [*line.doubtful_options, *(["the script's arguments"] if line.arguments else [])]
+        lines.append(f"# Slurm shows words without quotes: check {', '.join(doubtful)}.")
     if record.dependency:
         lines.append(f"# It depended on: {_escape_comment(record.dependency)}")
     if any(_REDACTED in text for text in (record.command, record.comment, record.submit_line)):
@@ -385,15 +397,15 @@ def _format_array_option(tasks: Sequence[str]) -> str:
     numbers = sorted({int(task) for task in tasks if task.isdecimal()})
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+        sequence = [number for _, number in group]
+        parts.append(str(sequence[0]) if len(sequence) == 1 else f"{sequence[0]}-{sequence[-1]}")
     limit = ""
     for task in tasks:
         if task and not task.isdecimal():
             # The part that Slurm cut off ("1,3,...") is lost.
-            expression, _, most = task.strip("[]").partition("%")
+            expression, _, max_running = task.strip("[]").partition("%")
             parts += [part for part in expression.split(",") if part and part != "..."]
-            limit = f"%{most}" if most else limit
+            limit = f"%{max_running}" if max_running else limit
     return ",".join(parts) + limit if parts else ""
 
 
@@ -427,7 +439,7 @@ def _derive_memory_option(record: JobRecord) -> dict[str, str]:
 
 def _derive_device_options(record: JobRecord) -> dict[str, str]:
     """Return the options for GPUs and other generic resources, per job, node, socket and task."""
-    found = {
+    options = {
         "gpus": _format_gpus(record.tres_per_job),
         "gres": _format_gres_option(record.tres_per_node),
         "gpus-per-socket": _format_gpus(record.tres_per_socket),
@@ -435,10 +447,10 @@ def _derive_device_options(record: JobRecord) -> dict[str, str]:
         "cpus-per-gpu": _format_gpus(record.cpus_per_tres),
         "mem-per-gpu": _format_gpus(record.mem_per_tres),
     }
-    if not any(found.values()):
+    if not any(options.values()):
         total = parse_tres(record.tres_requested).get("gres/gpu", 0)
-        found["gpus"] = str(total) if total else ""
-    return found
+        options["gpus"] = str(total) if total else ""
+    return options
 
 
 def _format_gres_option(text: str) -> str:

@@ -51,37 +51,37 @@ class SelectionSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_selection_span(
-    library: ArchiveContext, wanted: JobSelection, *, default: bool = True
+    context: ArchiveContext, selection: JobSelection, *, default: bool = True
 ) -> SelectionSpan:
     """Resolve the time span of a selection.
 
     Args:
-        library: Context with time zones and clock.
-        wanted: The selection.
+        context: Context with time zones and clock.
+        selection: The selection.
         default: Whether the default span is the last seven days, unless jobs are named.
 
     Raises:
         TimeError: A time or the zone is invalid.
     """
-    name = wanted.zone
+    name = selection.zone
     if not name:
-        clusters = wanted.clusters or tuple(library.settings.cluster)
-        name = library.zone(clusters[0]) if clusters else ""
+        clusters = selection.clusters or tuple(context.settings.cluster)
+        name = context.get_time_zone(clusters[0]) if clusters else ""
     zone = load_zone(name)
-    now = library.now()
-    since = parse_time(wanted.since, now, zone) if wanted.since else None
-    until = parse_time(wanted.until, now, zone) if wanted.until else None
-    if since is None and default and not wanted.jobs:
+    now = context.now()
+    since = parse_time(selection.since, now, zone) if selection.since else None
+    until = parse_time(selection.until, now, zone) if selection.until else None
+    if since is None and default and not selection.jobs:
         # There is nothing before the first representable days.
-        last = until or now
-        since = last - min(timedelta(days=DEFAULT_DAYS), last - datetime.min.replace(tzinfo=UTC))
+        end = until or now
+        since = end - min(timedelta(days=DEFAULT_DAYS), end - datetime.min.replace(tzinfo=UTC))
         return SelectionSpan(since=since, until=until, default_days=DEFAULT_DAYS)
     return SelectionSpan(since=since, until=until)
 
 
 def make_job_filter(
-    wanted: JobSelection,
-    when: SelectionSpan,
+    selection: JobSelection,
+    span: SelectionSpan,
     scopes: dict[str, VisibleJobs] | None,
     with_script: bool | None = None,
 ) -> JobFilter:
@@ -90,38 +90,38 @@ def make_job_filter(
     Raises:
         StateError: There is no such job state.
     """
-    _check_uids(wanted.users)
+    _check_uids(selection.users)
     return JobFilter(
-        clusters=_escape_texts(wanted.clusters),
-        users=_escape_texts(wanted.users),
-        accounts=_escape_texts(account.lower() for account in wanted.accounts),
-        partitions=_escape_texts(wanted.partitions),
-        names=_escape_texts(wanted.names),
-        states=tuple(one for state in wanted.states for one in expand_state_filter(state)),
-        jobs=wanted.jobs,
-        since=when.since,
-        until=when.until,
+        clusters=_escape_texts(selection.clusters),
+        users=_escape_texts(selection.users),
+        accounts=_escape_texts(account.lower() for account in selection.accounts),
+        partitions=_escape_texts(selection.partitions),
+        names=_escape_texts(selection.names),
+        states=tuple(name for state in selection.states for name in expand_state_filter(state)),
+        jobs=selection.jobs,
+        since=span.since,
+        until=span.until,
         with_script=with_script,
         scopes=scopes,
     )
 
 
-def iterate_jobs(library: ArchiveContext, wanted: JobFilter, limit: int = 0) -> Iterator[Job]:
+def iterate_jobs(context: ArchiveContext, job_filter: JobFilter, limit: int = 0) -> Iterator[Job]:
     """Yield all jobs of a filter, newest first, read in batches; at most ``limit``, 0 for all."""
-    before: ListPosition | None = None
+    position: ListPosition | None = None
     count = 0
     while True:
         size = min(_BATCH, limit - count) if limit else _BATCH
-        jobs = library.jobs.list(wanted, size, before)
+        jobs = context.jobs.list(job_filter, size, position)
         yield from jobs
         count += len(jobs)
         if len(jobs) < size or (limit and count >= limit):
             return
-        before = jobs[-1].position
+        position = jobs[-1].position
 
 
 def make_use_filter(
-    library: ArchiveContext, asker: Asker, wanted: JobSelection, when: SelectionSpan
+    context: ArchiveContext, caller: Asker, selection: JobSelection, span: SelectionSpan
 ) -> UseFilter:
     """Build the catalog filter of a selection, limited to what the user may read.
 
@@ -130,17 +130,17 @@ def make_use_filter(
     Raises:
         UsageError: A uid is invalid, or there are too many names.
     """
-    _check_uids(wanted.users)
+    _check_uids(selection.users)
     return UseFilter(
-        owner=_find_widest_owner(library.scopes(asker, scripts=True)),
-        clusters=_escape_texts(wanted.clusters),
-        users=_escape_texts(user for user in wanted.users if not user.isdecimal()),
-        uids=tuple(int(user) for user in wanted.users if user.isdecimal()),
-        accounts=_escape_texts(account.lower() for account in wanted.accounts),
-        partitions=_escape_texts(wanted.partitions),
-        names=normalize_patterns(_escape_texts(wanted.names)),
-        since=when.since,
-        until=when.until,
+        owner=_find_widest_owner(context.get_visible_jobs(caller, scripts=True)),
+        clusters=_escape_texts(selection.clusters),
+        users=_escape_texts(user for user in selection.users if not user.isdecimal()),
+        uids=tuple(int(user) for user in selection.users if user.isdecimal()),
+        accounts=_escape_texts(account.lower() for account in selection.accounts),
+        partitions=_escape_texts(selection.partitions),
+        names=normalize_patterns(_escape_texts(selection.names)),
+        since=span.since,
+        until=span.until,
     )
 
 
@@ -187,9 +187,9 @@ def parse_list_page_token(page: str) -> ListPosition | None:
     return position
 
 
-def make_hits_page_token(place: tuple[int, str, str]) -> str:
+def make_hits_page_token(position: tuple[int, str, str]) -> str:
     """Return the token of the page of hits that begins after this use."""
-    return _encode_page_token(place)
+    return _encode_page_token(position)
 
 
 def parse_hits_page_token(page: str) -> tuple[int, str, str] | None:

@@ -29,15 +29,15 @@ def make_sink(settings: Settings, name: str) -> ArchiveSink:
         StewardError: No installed package offers its kind.
         SqliteUnavailable: The state directory cannot be used now.
     """
-    of = settings.archive.sink[name]
+    sink_settings = settings.archive.sink[name]
     stores = make_stores(settings)
-    if isinstance(of, FilesSinkSettings):
+    if isinstance(sink_settings, FilesSinkSettings):
         return FilesSink(settings, name, stores)
     return RemoteSink(
         settings,
         name,
         stores,
-        partial(load_sink_kind(of.kind).destination, of, name),
-        batch_bytes=of.batch_bytes,
-        environments=of.environments and settings.archive.environments,
+        partial(load_sink_kind(sink_settings.kind).destination, sink_settings, name),
+        batch_bytes=sink_settings.batch_bytes,
+        environments=sink_settings.environments and settings.archive.environments,
     )

@@ -176,7 +176,7 @@ class AuditReply(Answer, frozen=True, kw_only=True):
 
 
 def run_operation(
-    room: AutomationContext, asker: Asker, request: RunOperationRequest
+    context: AutomationContext, caller: Asker, request: RunOperationRequest
 ) -> RunOperationReply:
     """Run an operation for a caller and return its result.
 
@@ -184,44 +184,44 @@ def run_operation(
         StewardError: The caller lacks permission, or the operation failed before its first change.
             The reply reports a failure after that.
     """
-    ran = room.runner.run(
+    outcome = context.runner.run(
         request.action,
         request.parameters,
-        asker,
+        caller,
         cluster=request.cluster,
         dry_run=request.dry_run,
         force=request.force,
         # Include the caller's own name: whoever is named as speaker may replace their own reasons.
-        speaker=f"{asker.user or asker.uid} for {request.for_user}" if request.for_user else "",
+        speaker=f"{caller.user or caller.uid} for {request.for_user}" if request.for_user else "",
     )
     return RunOperationReply(
-        id=ran.id,
-        action=ran.ref,
-        cluster=ran.cluster,
-        status=ran.status,
-        parameters=ran.parameters,
-        result=ran.result,
-        message=ran.message,
-        dry_run=ran.dry_run,
-        started=ran.started,
-        ended=ran.ended,
+        id=outcome.id,
+        action=outcome.ref,
+        cluster=outcome.cluster,
+        status=outcome.status,
+        parameters=outcome.parameters,
+        result=outcome.result,
+        message=outcome.message,
+        dry_run=outcome.dry_run,
+        started=outcome.started,
+        ended=outcome.ended,
     )
 
 
 def list_operations(
-    room: AutomationContext,  # noqa: ARG001 - an action's shape
-    asker: Asker,  # noqa: ARG001 - an action's shape
+    context: AutomationContext,  # noqa: ARG001 - an action's shape
+    caller: Asker,  # noqa: ARG001 - an action's shape
     request: ListOperationsRequest,  # noqa: ARG001 - an action's shape
 ) -> ListOperationsReply:
     """Return descriptions of all operations."""
     return ListOperationsReply(
-        actions=tuple(describe_operation(one) for one in load_operations().values())
+        actions=tuple(describe_operation(operation) for operation in load_operations().values())
     )
 
 
 def help_on_operation(
-    room: AutomationContext,  # noqa: ARG001 - an action's shape
-    asker: Asker,  # noqa: ARG001 - an action's shape
+    context: AutomationContext,  # noqa: ARG001 - an action's shape
+    caller: Asker,  # noqa: ARG001 - an action's shape
     request: HelpOnOperationRequest,
 ) -> ListOperationsReply:
     """Return the description of one operation.
@@ -232,7 +232,7 @@ def help_on_operation(
     return ListOperationsReply(actions=(describe_operation(find_operation(request.action)),))
 
 
-def list_audit(room: AutomationContext, asker: Asker, request: AuditRequest) -> AuditReply:
+def list_audit(context: AutomationContext, caller: Asker, request: AuditRequest) -> AuditReply:
     """Return audit log entries: all for operators, a user's own for everybody else.
 
     Raises:
@@ -243,44 +243,44 @@ def list_audit(room: AutomationContext, asker: Asker, request: AuditRequest) -> 
     since: datetime | None = None
     if request.since:
         since = parse_time(request.since, utc_now(), load_zone(request.zone))
-    names = [request.cluster] if request.cluster else (list(room.settings.cluster) or [""])
-    is_operator = all(room.access.is_operator(asker, name) for name in names)
-    if not asker.user and not is_operator:
+    names = [request.cluster] if request.cluster else (list(context.settings.cluster) or [""])
+    is_operator = all(context.access.is_operator(caller, name) for name in names)
+    if not caller.user and not is_operator:
         raise OperationForbidden("your uid has no name: nothing here can be known to be yours")
     try:
-        log = AuditLog(room.settings.state_dir, read_only=True)
+        log = AuditLog(context.settings.state_dir, read_only=True)
     except AuditUnavailable:
         # The log does not exist yet: nothing has been run.
         return AuditReply(actions=())
     try:
         if request.id:
-            found = log.row(request.id)
-            rows = [] if found is None else [found]
+            entry = log.find_entry(request.id)
+            rows = [] if entry is None else [entry]
         else:
-            rows = log.rows(
+            rows = log.list_entries(
                 limit=request.limit,
                 since=since,
                 before=request.before,
                 ref=request.action,
                 cluster=request.cluster,
-                uid=None if is_operator else asker.uid,
+                uid=None if is_operator else caller.uid,
             )
     finally:
         log.close()
-    return AuditReply(actions=tuple(row for row in rows if is_operator or row.uid == asker.uid))
+    return AuditReply(actions=tuple(row for row in rows if is_operator or row.uid == caller.uid))
 
 
-def describe_operation(one: Operation) -> OperationDescription:
+def describe_operation(operation: Operation) -> OperationDescription:
     """Describe an operation for a reply."""
     return OperationDescription(
-        action=one.ref,
-        help=one.help,
-        gives=one.gives,
-        right=one.right,
-        changes=one.changes,
-        remote=one.remote,
-        pack=one.pack,
-        parameters=describe_parameters(one),
+        action=operation.ref,
+        help=operation.help,
+        gives=operation.result_help,
+        right=operation.right,
+        changes=operation.changes,
+        remote=operation.remote,
+        pack=operation.pack,
+        parameters=describe_parameters(operation),
     )
 
 

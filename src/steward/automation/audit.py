@@ -142,15 +142,15 @@ class AuditLog:
         connection: Connection = self._connection
         connection.close()
 
-    def begin(self, begun: AuditStart) -> int:
+    def begin(self, start: AuditStart) -> int:
         """Record durably that an operation is about to run, and return its number.
 
         Raises:
             AuditUnavailable: The log cannot be written; the operation must not run.
         """
         row = (
-            *(to_micros(begun.at), begun.ref, begun.cluster, begun.uid, begun.user, begun.how),
-            *(begun.speaker, begun.force, _dump_value(begun.parameters), _identify_process()),
+            *(to_micros(start.at), start.ref, start.cluster, start.uid, start.user, start.how),
+            *(start.speaker, start.force, _dump_value(start.parameters), _identify_process()),
         )
         with _translate_errors(), transaction(self._connection, self._path) as connection:
             cursor = connection.execute(
@@ -169,15 +169,15 @@ class AuditLog:
         Raises:
             AuditUnavailable: The log cannot be written; the operation has been done nevertheless.
         """
-        kept = _dump_value(result)
-        kept = kept if len(kept) <= MAX_RESULT_BYTES else "null"
+        encoded = _dump_value(result)
+        encoded = encoded if len(encoded) <= MAX_RESULT_BYTES else "null"
         with _translate_errors(), transaction(self._connection, self._path) as connection:
             connection.execute(
                 "INSERT INTO ended (id, at_us, status, message, result) VALUES (?, ?, ?, ?, ?)",
-                (number, to_micros(at), status, message, kept),
+                (number, to_micros(at), status, message, encoded),
             )
 
-    def rows(
+    def list_entries(
         self,
         *,
         limit: int = 100,
@@ -200,7 +200,7 @@ class AuditLog:
         Raises:
             AuditUnavailable: The log cannot be read now.
         """
-        where: list[str] = ["1"]
+        conditions: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
             ("begun.at_us >= ?", None if since is None else to_micros(since)),
@@ -210,11 +210,11 @@ class AuditLog:
             ("uid = ?", uid),
         ):
             if value is not None:
-                where.append(condition)
+                conditions.append(condition)
                 values.append(value)
-        return self._select(" AND ".join(where), (*values, limit))
+        return self._select(" AND ".join(conditions), (*values, limit))
 
-    def row(self, number: int) -> AuditRow | None:
+    def find_entry(self, number: int) -> AuditRow | None:
         """Return the entry with this number, or None.
 
         Raises:
@@ -222,12 +222,12 @@ class AuditLog:
         """
         return next(iter(self._select("begun.id = ?", (number, 1))), None)
 
-    def _select(self, where: str, values: tuple[Any, ...]) -> list[AuditRow]:
+    def _select(self, where_clause: str, values: tuple[Any, ...]) -> list[AuditRow]:
         """Read entries that match a WHERE clause, newest first."""
         with _translate_errors(), translate_errors(self._path):
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM begun LEFT JOIN ended ON ended.id = begun.id "  # noqa: S608 -- values are bound
-                f"WHERE {where} ORDER BY begun.id DESC LIMIT ?",
+                f"WHERE {where_clause} ORDER BY begun.id DESC LIMIT ?",
                 values,
             ).fetchall()
         return [_decode_row(*row) for row in rows]
@@ -281,12 +281,12 @@ def _identify_process() -> str:
 
 def _is_alive(process: str) -> bool:
     """Return whether the process that began an entry still runs (id of ``_identify_process``)."""
-    boot, _, rest = process.partition(":")
-    pid, _, started = rest.partition(":")
+    boot_id, _, rest = process.partition(":")
+    pid, _, start_ticks = rest.partition(":")
     return (
-        boot == _read_kernel_boot_id()
+        boot_id == _read_kernel_boot_id()
         and pid.isdigit()
-        and started == _read_start_ticks(int(pid)) != ""
+        and start_ticks == _read_start_ticks(int(pid)) != ""
     )
 
 

@@ -17,8 +17,8 @@ class PartialFailure(AutomationError):
         result: Outcome per target.
     """
 
-    def __init__(self, what: str, result: Any) -> None:
-        super().__init__(what, result)
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message, result)
         self.result = result
 
 

@@ -43,8 +43,10 @@ def is_held_pending(record: JobRecord) -> bool:
 
 def has_admin_hold(record: JobRecord) -> bool:
     """Return whether a job is held by an administrator, so that its owner cannot release it."""
-    whys = _split_reasons(record)
-    return has_slurm_hold(record) and (_ADMIN_HOLD_REASON in whys or whys.isdisjoint(_USER_HOLDS))
+    reasons = _split_reasons(record)
+    return has_slurm_hold(record) and (
+        _ADMIN_HOLD_REASON in reasons or reasons.isdisjoint(_USER_HOLDS)
+    )
 
 
 def format_requeue_mark(nodes: Iterable[str]) -> str:
@@ -54,9 +56,9 @@ def format_requeue_mark(nodes: Iterable[str]) -> str:
     return _REQUEUE_MARK_PREFIX + fold_nodelist(list(nodes)).replace("[", "").replace("]", "")
 
 
-def is_requeue_unfinished(said: str, speaker: str) -> bool:
+def is_requeue_unfinished(comment: str, speaker: str) -> bool:
     """Return whether a comment marks an unfinished requeue that this speaker started."""
-    return said.startswith(_REQUEUE_MARK_PREFIX) and is_replaceable_by(said, speaker)
+    return comment.startswith(_REQUEUE_MARK_PREFIX) and is_replaceable_by(comment, speaker)
 
 
 def _split_reasons(record: JobRecord) -> frozenset[str]:

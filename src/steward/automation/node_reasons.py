@@ -50,13 +50,13 @@ _SLURMCTLD_REASON_PATTERN: Final = re.compile(
 )
 
 
-def sign_reason(reason: str, speaker: str, old: str = "") -> str:
+def sign_reason(reason: str, speaker: str, previous: str = "") -> str:
     """Sign a reason for Slurm and append slurmctld's own previous reason.
 
     Args:
         reason: Reason as the caller gave it.
         speaker: Person or rule that signs it.
-        old: slurmctld's own previous reason; "" if none.
+        previous: slurmctld's own previous reason; "" if none.
 
     Raises:
         UsageError: The reason is empty.
@@ -64,36 +64,42 @@ def sign_reason(reason: str, speaker: str, old: str = "") -> str:
     text = clean_reason(_SIGNATURE_PATTERN.sub("", reason))
     if not text:
         raise UsageError("say why: reason=…")
-    by = clean_reason("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
-    signature = f" (steward: {by})"
-    behind = f"{_PREVIOUS_SEPARATOR}{clean_reason(old)}" if old and old not in text else ""
-    room = MAX_REASON_LENGTH - len(signature)
-    return (text + behind)[:room].rstrip() + signature
+    signer = clean_reason("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
+    signature = f" (steward: {signer})"
+    suffix = (
+        f"{_PREVIOUS_SEPARATOR}{clean_reason(previous)}"
+        if previous and previous not in text
+        else ""
+    )
+    max_text_length = MAX_REASON_LENGTH - len(signature)
+    return (text + suffix)[:max_text_length].rstrip() + signature
 
 
-def shows_reason(shown: str, reason: str, speaker: str) -> bool:
+def shows_reason(current: str, reason: str, speaker: str) -> bool:
     """Return whether a node already shows this reason, with or without slurmctld's own text."""
-    wanted = sign_reason(reason, speaker)
-    shown = split_slurm_suffix(shown)[0]
-    text, by = wanted.removesuffix(f" (steward: {read_signer(wanted)})"), read_signer(wanted)
-    behind = shown.startswith(f"{text}{_PREVIOUS_SEPARATOR}") and read_signer(shown) == by
-    return shown == wanted or behind
+    signed = sign_reason(reason, speaker)
+    current = split_slurm_suffix(current)[0]
+    text, signer = signed.removesuffix(f" (steward: {read_signer(signed)})"), read_signer(signed)
+    has_suffix = (
+        current.startswith(f"{text}{_PREVIOUS_SEPARATOR}") and read_signer(current) == signer
+    )
+    return current == signed or has_suffix
 
 
 def read_signer(reason: str) -> str:
     """Return who signed a reason through Steward; "" if nobody did."""
-    found = _SIGNATURE_PATTERN.search(split_slurm_suffix(reason)[0])
-    return found[1].strip() if found else ""
+    match = _SIGNATURE_PATTERN.search(split_slurm_suffix(reason)[0])
+    return match[1].strip() if match else ""
 
 
 def split_slurm_suffix(reason: str) -> tuple[str, str]:
     """Split a reason from what slurmctld itself appended (`` : Not responding``, Slurm 23.11)."""
-    text, behind = reason, ""
+    text, suffix = reason, ""
     while True:
-        before, colon, last = text.rpartition(_APPENDED_SEPARATOR)
-        if not colon or _SLURMCTLD_REASON_PATTERN.match(last) is None:
-            return text, behind
-        text, behind = before, f"{last}{_APPENDED_SEPARATOR}{behind}" if behind else last
+        before, colon, appended = text.rpartition(_APPENDED_SEPARATOR)
+        if not colon or _SLURMCTLD_REASON_PATTERN.match(appended) is None:
+            return text, suffix
+        text, suffix = before, f"{appended}{_APPENDED_SEPARATOR}{suffix}" if suffix else appended
 
 
 def is_replaceable_by(reason: str, speaker: str = "") -> bool:
@@ -103,8 +109,10 @@ def is_replaceable_by(reason: str, speaker: str = "") -> bool:
         reason: Reason that the node shows.
         speaker: Person or rule that wants to replace it; "" for anybody.
     """
-    by = read_signer(reason)
-    return bool(by) and (not speaker or by == speaker or by.startswith(_RULE_SPEAKER_PREFIX))
+    signer = read_signer(reason)
+    return bool(signer) and (
+        not speaker or signer == speaker or signer.startswith(_RULE_SPEAKER_PREFIX)
+    )
 
 
 def is_set_by_slurmctld(reason: str, is_slurm_user: bool) -> bool:
@@ -138,12 +146,12 @@ def has_out_state(node: "NodeRecord") -> bool:
 
 
 def compose_reasons(
-    doing: OperationContext, nodes: "Mapping[str, NodeRecord]", reason: str
+    context: OperationContext, nodes: "Mapping[str, NodeRecord]", reason: str
 ) -> dict[str, str]:
     """Compute the reason that each node is to get.
 
     Args:
-        doing: Context of the operation: speaker and ``force``.
+        context: Context of the operation: speaker and ``force``.
         nodes: Nodes in their present state.
         reason: Reason as the caller gave it.
 
@@ -154,57 +162,59 @@ def compose_reasons(
     Raises:
         OperationForbidden: A node shows somebody else's reason.
     """
-    require_own_reasons(doing, nodes, "change the reason")
-    slurm_user = _look_up_slurm_user(doing, nodes)
-    found: dict[str, str] = {}
+    require_own_reasons(context, nodes, "change the reason")
+    slurm_user = _look_up_slurm_user(context, nodes)
+    reasons: dict[str, str] = {}
     for name, node in nodes.items():
-        if has_out_state(node) and shows_reason(node.reason, reason, doing.speaker):
-            found[name] = node.reason
+        if has_out_state(node) and shows_reason(node.reason, reason, context.speaker):
+            reasons[name] = node.reason
             continue
-        is_nobodys = _is_reason_by_slurmctld(node, slurm_user) or _is_stale_reason(doing, node)
-        behind = node.reason if is_nobodys and not read_signer(node.reason) else ""
-        behind = behind or split_slurm_suffix(node.reason)[1]
-        found[name] = sign_reason(reason, doing.speaker, behind)
-    return found
+        is_unowned = _is_reason_by_slurmctld(node, slurm_user) or _is_stale_reason(context, node)
+        suffix = node.reason if is_unowned and not read_signer(node.reason) else ""
+        suffix = suffix or split_slurm_suffix(node.reason)[1]
+        reasons[name] = sign_reason(reason, context.speaker, suffix)
+    return reasons
 
 
 def require_own_reasons(
-    doing: OperationContext, nodes: "Mapping[str, NodeRecord]", what: str
+    context: OperationContext, nodes: "Mapping[str, NodeRecord]", purpose: str
 ) -> None:
     """Raise OperationForbidden if any of the nodes shows somebody else's reason.
 
     Args:
-        doing: Context of the operation: speaker and ``force``.
+        context: Context of the operation: speaker and ``force``.
         nodes: Nodes in their present state.
-        what: What the operation does, for the message: ``resume``.
+        purpose: What the operation does, for the message: ``resume``.
 
     Raises:
         OperationForbidden: A node shows somebody else's reason.
     """
-    if doing.force:
+    if context.force:
         return
-    slurm_user = _look_up_slurm_user(doing, nodes)
-    theirs = [node for node in nodes.values() if not _can_replace_reason(doing, node, slurm_user)]
-    if not theirs:
+    slurm_user = _look_up_slurm_user(context, nodes)
+    foreign = [
+        node for node in nodes.values() if not _can_replace_reason(context, node, slurm_user)
+    ]
+    if not foreign:
         return
-    first = theirs[0]
-    by = f" by {first.reason_user}" if first.reason_user else ""
-    more = f", and {len(theirs) - 1} more are others'" if len(theirs) > 1 else ""
+    first = foreign[0]
+    author = f" by {first.reason_user}" if first.reason_user else ""
+    others = f", and {len(foreign) - 1} more are others'" if len(foreign) > 1 else ""
     raise OperationForbidden(
-        f"{first.name} shows the reason {escape_line(first.reason)!r}{by}{more}: "
-        f"--force does {what} all the same; nothing was changed",
-        tuple(node.name for node in theirs),
+        f"{first.name} shows the reason {escape_line(first.reason)!r}{author}{others}: "
+        f"--force does {purpose} all the same; nothing was changed",
+        tuple(node.name for node in foreign),
     )
 
 
-def _can_replace_reason(doing: OperationContext, node: "NodeRecord", slurm_user: str) -> bool:
+def _can_replace_reason(context: OperationContext, node: "NodeRecord", slurm_user: str) -> bool:
     """Return whether the caller may replace a node's reason."""
     # Drained or down without a reason: Slurm permits that to SlurmUser only.
     return (
         not node.reason
-        or is_replaceable_by(node.reason, doing.speaker)
+        or is_replaceable_by(node.reason, context.speaker)
         or _is_reason_by_slurmctld(node, slurm_user)
-        or _is_stale_reason(doing, node)
+        or _is_stale_reason(context, node)
     )
 
 
@@ -213,15 +223,15 @@ def _is_reason_by_slurmctld(node: "NodeRecord", slurm_user: str) -> bool:
     return is_set_by_slurmctld(node.reason, node.reason_user == slurm_user)
 
 
-def _is_stale_reason(doing: OperationContext, node: "NodeRecord") -> bool:
+def _is_stale_reason(context: OperationContext, node: "NodeRecord") -> bool:
     """Return whether a resume left this reason behind (Slurm 23.02 up to, not including, 26.05)."""
     if not node.reason or has_out_state(node):
         return False
-    return _STALE_REASON_SINCE <= doing.slurm.version() < _STALE_REASON_UNTIL
+    return _STALE_REASON_SINCE <= context.slurm.version() < _STALE_REASON_UNTIL
 
 
-def _look_up_slurm_user(doing: OperationContext, nodes: "Mapping[str, NodeRecord]") -> str:
+def _look_up_slurm_user(context: OperationContext, nodes: "Mapping[str, NodeRecord]") -> str:
     """Return SlurmUser's name; "" if no node shows a reason, which saves the query."""
     if not any(node.reason for node in nodes.values()):
         return ""
-    return doing.slurm.config().get("SlurmUser", "").partition("(")[0]
+    return context.slurm.config().get("SlurmUser", "").partition("(")[0]

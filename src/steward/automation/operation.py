@@ -52,7 +52,7 @@ class OperationContext(Protocol):
     cluster: str
     cluster_settings: ClusterSettings
     settings: Settings
-    asker: Asker
+    caller: Asker
     speaker: str
     """Name that signs reasons: ``alice``, ``rule node-down``."""
     dry_run: bool
@@ -65,7 +65,7 @@ class OperationContext(Protocol):
     """Time limit of the whole operation, in seconds."""
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds left until the time limit."""
         ...
 
@@ -80,7 +80,7 @@ class OperationContext(Protocol):
         ...
 
     @property
-    def changing(self) -> "ClusterChanges":
+    def cluster_changes(self) -> "ClusterChanges":
         """Changes to nodes, partitions and reservations."""
         ...
 
@@ -110,7 +110,7 @@ class OperationContext(Protocol):
         """Return whether the caller has operator rights."""
         ...
 
-    def needs(self, right: OperationRole, owner_uid: int | None = None) -> None:
+    def require_role(self, role: OperationRole, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
@@ -118,21 +118,21 @@ class OperationContext(Protocol):
         """
         ...
 
-    def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
+    def request_admission(self, jobs: str, job_id: int, *, restarts: int, starts_job: bool) -> None:
         """Ask the bank's gate, as the caller, to admit a change of a job before it is sent.
 
         Args:
             jobs: The job, as Slurm's commands name it.
             job_id: Raw job id.
             restarts: Restart count of the run that the change applies to.
-            released: Whether the change lets the job start.
+            starts_job: Whether the change lets the job start.
 
         Raises:
             BankRefused: The gate rejects the change; the message is the gate's.
         """
         ...
 
-    def ask(self, name: str, request: dict[str, Any]) -> Any:
+    def call_action(self, name: str, request: dict[str, Any]) -> Any:
         """Run an action of another package, such as ``bank.balance``, for the same caller."""
         ...
 
@@ -144,7 +144,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         ref: Name, for example ``slurm.node.drain``.
         help: One line of help.
         parameters: Struct that parameters are decoded into.
-        gives: The result, in one line.
+        result_help: The result, in one line.
         run: Function that does it and returns plain JSON.
         right: Role it requires.
         changes: Whether it changes anything; then it is audited and accepts ``dry_run``.
@@ -157,7 +157,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     ref: str
     help: str
-    gives: str
+    result_help: str
     parameters: type[Parameters]
     run: Callable[[OperationContext, Any], Any]
     right: OperationRole = "everyone"
@@ -220,7 +220,7 @@ def describe_parameters(operation: Operation) -> tuple[ParameterDescription, ...
     return _describe_fields(operation.parameters)
 
 
-def parse_operation_parameters(operation: Operation, given: Mapping[str, Any]) -> Parameters:
+def parse_operation_parameters(operation: Operation, arguments: Mapping[str, Any]) -> Parameters:
     """Parse plain values into an operation's parameters.
 
     A text given for a parameter of another type is parsed as on a command line: numbers and truth
@@ -229,27 +229,34 @@ def parse_operation_parameters(operation: Operation, given: Mapping[str, Any]) -
     Raises:
         InvalidParameters: A parameter is unknown, missing or invalid.
     """
-    described = {one.name: one for one in describe_parameters(operation)}
-    unknown = [name for name in given if name not in described]
+    descriptions = {parameter.name: parameter for parameter in describe_parameters(operation)}
+    unknown = [name for name in arguments if name not in descriptions]
     if unknown:
-        raise InvalidParameters(_explain_unknown(operation.ref, unknown[0], described), unknown[0])
-    missing = [one.name for one in described.values() if one.required and _is_missing(one, given)]
+        raise InvalidParameters(
+            _explain_unknown(operation.ref, unknown[0], descriptions), unknown[0]
+        )
+    missing = [
+        parameter.name
+        for parameter in descriptions.values()
+        if parameter.required and _is_missing(parameter, arguments)
+    ]
     if missing:
-        words = " and ".join(f"{name}=…" for name in missing)
-        raise InvalidParameters(f"{operation.ref} needs {words}", tuple(missing))
+        placeholders = " and ".join(f"{name}=…" for name in missing)
+        raise InvalidParameters(f"{operation.ref} needs {placeholders}", tuple(missing))
     values = {
-        name: _parse_value(operation.ref, described[name], value) for name, value in given.items()
+        name: _parse_value(operation.ref, descriptions[name], value)
+        for name, value in arguments.items()
     }
     try:
         return msgspec.convert(values, operation.parameters, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidParameters(f"{operation.ref}: {error}", dict(given)) from error
+        raise InvalidParameters(f"{operation.ref}: {error}", dict(arguments)) from error
 
 
 def dump_parameters(parameters: Parameters) -> dict[str, Any]:
     """Convert parameters to plain values, with defaults for those not given."""
-    found: dict[str, Any] = to_plain_json(parameters)
-    return found
+    values: dict[str, Any] = to_plain_json(parameters)
+    return values
 
 
 def to_plain_json(value: Any) -> Any:
@@ -269,7 +276,7 @@ def _describe_parameter(field: inspect.Field) -> ParameterDescription:
     kind, description = _strip_metadata(field.type)
     if isinstance(kind, inspect.UnionType):
         # An optional parameter is described by its type other than None.
-        kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
+        kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
         kind, inner = _strip_metadata(kind)
         description = description or inner
     default = None if field.required else _read_default(field)
@@ -287,7 +294,7 @@ def _describe_parameter(field: inspect.Field) -> ParameterDescription:
 
 def _type_name_of(kind: inspect.Type) -> TypeName:
     """Return the JSON Schema name of a type."""
-    return next(name for known, name in _TYPE_NAMES if isinstance(kind, known))
+    return next(name for type_class, name in _TYPE_NAMES if isinstance(kind, type_class))
 
 
 def _item_types_of(kind: inspect.Type) -> tuple[TypeName, ...]:
@@ -296,7 +303,7 @@ def _item_types_of(kind: inspect.Type) -> tuple[TypeName, ...]:
         return ()
     item, _ = _strip_metadata(kind.item_type)
     kinds = item.types if isinstance(item, inspect.UnionType) else (item,)
-    return tuple(_type_name_of(one) for one in kinds)
+    return tuple(_type_name_of(item_type) for item_type in kinds)
 
 
 def _strip_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
@@ -317,41 +324,41 @@ def _read_default(field: inspect.Field) -> Any:
     return to_plain_json(value)
 
 
-def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
+def _is_missing(parameter: ParameterDescription, arguments: Mapping[str, Any]) -> bool:
     """Return whether a required parameter is absent or blank."""
-    value = given.get(one.name)
+    value = arguments.get(parameter.name)
     # A blank node list must not be taken for all nodes.
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _parse_value(ref: str, one: ParameterDescription, value: Any) -> Any:
+def _parse_value(ref: str, parameter: ParameterDescription, value: Any) -> Any:
     """Convert a given value towards the parameter's type."""
-    if one.type == "string":
-        return _parse_item(one, value)
+    if parameter.type == "string":
+        return _parse_item(parameter, value)
     if isinstance(value, str):
-        value = _parse_text(ref, one, value.strip())
-    if one.type == "array" and isinstance(value, list | tuple):
-        return [_parse_item(one, item) for item in value]
+        value = _parse_text(ref, parameter, value.strip())
+    if parameter.type == "array" and isinstance(value, list | tuple):
+        return [_parse_item(parameter, item) for item in value]
     return value
 
 
-def _parse_text(ref: str, one: ParameterDescription, text: str) -> Any:
+def _parse_text(ref: str, parameter: ParameterDescription, text: str) -> Any:
     """Convert a text to the parameter's type, as on a command line."""
-    if one.type == "boolean":
-        return _parse_boolean(ref, one.name, text)
-    if one.type == "array" and not text.startswith("["):
+    if parameter.type == "boolean":
+        return _parse_boolean(ref, parameter.name, text)
+    if parameter.type == "array" and not text.startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
-    if one.type in ("array", "object"):
-        return _parse_json(ref, one, text)
+    if parameter.type in ("array", "object"):
+        return _parse_json(ref, parameter, text)
     return text
 
 
-def _parse_item(one: ParameterDescription, item: Any) -> Any:
+def _parse_item(parameter: ParameterDescription, item: Any) -> Any:
     """Return an integer if the text is one and the array allows integers, else text."""
-    if isinstance(item, str) and "integer" in one.items:
+    if isinstance(item, str) and "integer" in parameter.items:
         is_number = item.isascii() and item.isdigit() and len(item) < _MAX_INTEGER_DIGITS
         return int(item) if is_number and str(int(item)) == item else item
-    if isinstance(item, int) and not isinstance(item, bool) and "integer" not in one.items:
+    if isinstance(item, int) and not isinstance(item, bool) and "integer" not in parameter.items:
         return str(item)
     return item
 
@@ -365,26 +372,30 @@ def _parse_boolean(ref: str, name: str, text: str) -> bool:
     raise InvalidParameters(f"{ref}: {name} is true or false, not {_shorten(text)}", text)
 
 
-def _parse_json(ref: str, one: ParameterDescription, text: str) -> Any:
+def _parse_json(ref: str, parameter: ParameterDescription, text: str) -> Any:
     """Parse JSON and check that it is an object or array as declared."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        example = '{"name": "value"}' if one.type == "object" else '["one", "two"]'
+        example = '{"name": "value"}' if parameter.type == "object" else '["one", "two"]'
         raise InvalidParameters(
-            f"{ref}: {one.name} is no JSON ({error}): write it as '{one.name}={example}'", text
+            f"{ref}: {parameter.name} is no JSON ({error}): write it as "
+            f"'{parameter.name}={example}'",
+            text,
         ) from error
-    wanted = dict if one.type == "object" else list
-    if not isinstance(value, wanted):
-        raise InvalidParameters(f"{ref}: {one.name} is no {one.type}: {_shorten(text)}", text)
+    expected_type = dict if parameter.type == "object" else list
+    if not isinstance(value, expected_type):
+        raise InvalidParameters(
+            f"{ref}: {parameter.name} is no {parameter.type}: {_shorten(text)}", text
+        )
     return value
 
 
-def _explain_unknown(ref: str, name: str, known: Iterable[str]) -> str:
+def _explain_unknown(ref: str, name: str, known_names: Iterable[str]) -> str:
     """Explain an unknown parameter and suggest the nearest name."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"is it {near[0]}?" if near else f"it takes {', '.join(names) or 'none'}"
+    names = list(known_names)
+    suggestions = difflib.get_close_matches(name, names, 1)
+    hint = f"is it {suggestions[0]}?" if suggestions else f"it takes {', '.join(names) or 'none'}"
     return f"{ref} has no parameter {_shorten(name)}: {hint}"
 
 
@@ -404,12 +415,12 @@ _OPERATION_MODULES: Final = (
 @cache
 def load_operations() -> dict[str, Operation]:
     """Return all operations by name, those of StackStorm's pack first."""
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for name in _OPERATION_MODULES:
         module = importlib.import_module(f"steward.automation.operations.{name}")
-        found += module.OPERATIONS
-    found.sort(key=lambda one: (not one.pack, one.ref))
-    return {one.ref: one for one in found}
+        operations += module.OPERATIONS
+    operations.sort(key=lambda operation: (not operation.pack, operation.ref))
+    return {operation.ref: operation for operation in operations}
 
 
 def find_operation(ref: str) -> Operation:
@@ -418,9 +429,9 @@ def find_operation(ref: str) -> Operation:
     Raises:
         UnknownOperation: No operation has that name.
     """
-    known = load_operations()
-    if ref in known:
-        return known[ref]
-    near = difflib.get_close_matches(ref, known, 1)
-    hint = f"is it {near[0]}?" if near else "'steward action list' shows all"
+    operations = load_operations()
+    if ref in operations:
+        return operations[ref]
+    suggestions = difflib.get_close_matches(ref, operations, 1)
+    hint = f"is it {suggestions[0]}?" if suggestions else "'steward action list' shows all"
     raise UnknownOperation(f"there is no action {ref!r}: {hint}", ref)

@@ -68,7 +68,7 @@ class OperationRun:
         settings: The whole configuration.
         access: Checks what a caller may see and do.
         registry: All actions, for operations that call other packages.
-        asker: The caller.
+        caller: The caller.
         cluster: Cluster to work on; "" for an operation without a cluster.
         speaker: Name that signs reasons.
         dry_run: Whether it only reports what it would do.
@@ -83,32 +83,34 @@ class OperationRun:
         settings: Settings,
         access: Access,
         registry: Registry,
-        asker: Asker,
+        caller: Asker,
         cluster: str,
         *,
         speaker: str,
         dry_run: bool,
         force: bool,
         timeout_s: float,
-        began: Callable[[], None],
+        on_begin: Callable[[], None],
     ) -> None:
         self.ref = ref
         self.cluster = cluster
         self.settings = settings
         self.access = access
-        self.asker = asker
+        self.caller = caller
         self.speaker = speaker
         self.dry_run = dry_run
         self.force = force
         self.timeout_s = timeout_s
         self._registry = registry
-        self._until = time.monotonic() + timeout_s
-        self._began = began
+        self._deadline = time.monotonic() + timeout_s
+        self._on_begin = on_begin
         self._has_begun = False
-        known = settings.cluster.get(cluster, ClusterSettings())
+        configured = settings.cluster.get(cluster, ClusterSettings())
         # A hanging command must not exceed the time limit of the whole operation.
-        least_s = min(known.command_timeout_s, timeout_s)
-        self.cluster_settings = msgspec.structs.replace(known, command_timeout_s=least_s)
+        command_timeout_s = min(configured.command_timeout_s, timeout_s)
+        self.cluster_settings = msgspec.structs.replace(
+            configured, command_timeout_s=command_timeout_s
+        )
 
     @cached_property
     def slurm(self) -> "Slurm":
@@ -125,7 +127,7 @@ class OperationRun:
         return ClusterQueries(self.cluster, self.cluster_settings)
 
     @cached_property
-    def changing(self) -> "ClusterChanges":
+    def cluster_changes(self) -> "ClusterChanges":
         """Changes to nodes, partitions and reservations."""
         from steward.slurm.cluster_changes import ClusterChanges
 
@@ -146,9 +148,9 @@ class OperationRun:
         return Triggers(self.cluster, self.cluster_settings)
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds left until the time limit, at least 0."""
-        return max(0.0, self._until - time.monotonic())
+        return max(0.0, self._deadline - time.monotonic())
 
     def begin(self) -> None:
         """Mark the end of all checks, see ``OperationContext.begin``.
@@ -158,29 +160,29 @@ class OperationRun:
             AuditUnavailable: The audit log cannot be written first.
         """
         assert not self.dry_run, f"{self.ref} changes something in a dry run"
-        if self.left_s <= 0:
+        if self.remaining_s <= 0:
             raise OperationTimeout(f"{self.ref} took longer than {self.timeout_s:g} s", self.ref)
         if not self._has_begun:
             self._has_begun = True
-            self._began()
+            self._on_begin()
 
-    def needs(self, right: OperationRole, owner_uid: int | None = None) -> None:
+    def require_role(self, role: OperationRole, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
             OperationForbidden: The caller has not.
         """
-        if not self._has(right, owner_uid):
-            where = f" of {self.cluster}" if self.cluster else ""
+        if not self._has_role(role, owner_uid):
+            scope = f" of {self.cluster}" if self.cluster else ""
             raise OperationForbidden(
-                f"{self.ref} is for {_ROLE_NAMES[right]}{where}", self.asker.user
+                f"{self.ref} is for {_ROLE_NAMES[role]}{scope}", self.caller.user
             )
 
     def is_operator(self) -> bool:
         """Return whether the caller has operator rights."""
-        return self._has("operator")
+        return self._has_role("operator")
 
-    def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
+    def request_admission(self, jobs: str, job_id: int, *, restarts: int, starts_job: bool) -> None:
         """Ask the gate, as the caller, to admit a change, see ``OperationContext.grant``.
 
         slurmctld sees only SlurmUser, as whom Steward sends the change. If the gate is unavailable,
@@ -196,39 +198,39 @@ class OperationRun:
         from steward.bank.gate.requests import VERSION, PluginRequest
         from steward.bank.records import JobRequest
 
-        change = JobRequest(uid=-1, job_id=job_id, released=released)
-        ask = PluginRequest(
-            v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=self.asker.uid
+        change = JobRequest(uid=-1, job_id=job_id, released=starts_job)
+        request = PluginRequest(
+            v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=self.caller.uid
         )
         try:
-            said = GateClient(self.settings.state_dir).grant(ask, self.asker.user, restarts)
+            reply = GateClient(self.settings.state_dir).grant(request, self.caller.user, restarts)
         except GateUnavailable as error:
             if self.settings.gate.policy == "deny":
                 raise BankRefused(f"job {jobs} is not changed: {error}", jobs) from error
             return
-        if not said.ok:
-            raise BankRefused(said.say, jobs)
+        if not reply.ok:
+            raise BankRefused(reply.say, jobs)
 
-    def ask(self, name: str, request: dict[str, Any]) -> Any:
+    def call_action(self, name: str, request: dict[str, Any]) -> Any:
         """Run an action of another package for the same caller and return its reply.
 
         Raises:
             StewardError: The action's own error.
         """
         decoded = self._registry.decode(name, request)
-        return self._registry.call(name, self.asker, decoded)
+        return self._registry.call(name, self.caller, decoded)
 
-    def _has(self, right: OperationRole, owner_uid: int | None = None) -> bool:
+    def _has_role(self, role: OperationRole, owner_uid: int | None = None) -> bool:
         """Return whether the caller has a role on the cluster, or owns the job."""
         # An operation without a cluster requires the role on every cluster.
         clusters = [self.cluster] if self.cluster else (list(self.settings.cluster) or [""])
-        if right == "everyone":
+        if role == "everyone":
             return True
-        if right == "administrator":
-            return all(self.access.is_administrator(self.asker, name) for name in clusters)
-        if right == "owner" and owner_uid is not None and owner_uid == self.asker.uid:
-            return bool(self.asker.user)
-        return all(self.access.is_operator(self.asker, name) for name in clusters)
+        if role == "administrator":
+            return all(self.access.is_administrator(self.caller, name) for name in clusters)
+        if role == "owner" and owner_uid is not None and owner_uid == self.caller.uid:
+            return bool(self.caller.user)
+        return all(self.access.is_operator(self.caller, name) for name in clusters)
 
 
 # Runner
@@ -288,7 +290,7 @@ class OperationRunner:
         self,
         ref: str,
         parameters: Mapping[str, Any],
-        asker: Asker,
+        caller: Asker,
         *,
         cluster: str = "",
         dry_run: bool = False,
@@ -302,7 +304,7 @@ class OperationRunner:
             ref: Name of the operation.
             parameters: Parameters, see
                 :func:`steward.automation.operation.parse_operation_parameters`.
-            asker: The caller.
+            caller: The caller.
             cluster: Cluster to run on; "" if only one is configured.
             dry_run: Report what would change, and change nothing.
             force: Override reasons and drains that other people set.
@@ -318,24 +320,24 @@ class OperationRunner:
             OperationForbidden: The caller lacks permission.
             StewardError: Any other error before the first change; nothing was changed.
         """
-        called, decoded = self._prepared(ref, parameters, asker)
-        recorder = _AuditedRun(self, called, decoded, asker, force)
-        work = self._work(
-            *(called, asker, cluster, speaker, timeout_s),
+        operation, decoded = self._prepare(ref, parameters, caller)
+        audited_run = _AuditedRun(self, operation, decoded, caller, force)
+        context = self._create_context(
+            *(operation, caller, cluster, speaker, timeout_s),
             dry_run=dry_run,
             force=force,
-            recorder=recorder,
+            audited_run=audited_run,
         )
-        recorder.work = work
-        if called.right != "owner":
-            work.needs(called.right)
-        return recorder.ran()
+        audited_run.context = context
+        if operation.right != "owner":
+            context.require_role(operation.right)
+        return audited_run.run()
 
     def check(
         self,
         ref: str,
         parameters: Mapping[str, Any],
-        asker: Asker,
+        caller: Asker,
         *,
         cluster: str = "",
         speaker: str = "",
@@ -348,11 +350,13 @@ class OperationRunner:
         Raises:
             StewardError: Slurm cannot be queried now, or the parameters are invalid.
         """
-        called, decoded = self._prepared(ref, parameters, asker)
-        if called.check is None:
+        operation, decoded = self._prepare(ref, parameters, caller)
+        if operation.check is None:
             return None
-        work = self._work(called, asker, cluster, speaker, None, dry_run=True, force=False)
-        return called.check(work, decoded)
+        context = self._create_context(
+            operation, caller, cluster, speaker, None, dry_run=True, force=False
+        )
+        return operation.check(context, decoded)
 
     def close(self) -> None:
         """Close the audit log."""
@@ -371,57 +375,59 @@ class OperationRunner:
             self._audit = AuditLog(self._settings.state_dir)
         return self._audit
 
-    def _prepared(
-        self, ref: str, parameters: Mapping[str, Any], asker: Asker
+    def _prepare(
+        self, ref: str, parameters: Mapping[str, Any], caller: Asker
     ) -> tuple[Operation, Parameters]:
         """Find the operation and parse its parameters; reject remote calls if local only."""
-        called = operation_called(ref)
-        if not called.remote and asker.how in _REMOTE_METHODS:
-            raise OperationForbidden(f"{ref} is not to be had from other hosts", asker.user)
-        return called, parse_operation_parameters(called, parameters)
+        operation = operation_called(ref)
+        if not operation.remote and caller.how in _REMOTE_METHODS:
+            raise OperationForbidden(f"{ref} is not to be had from other hosts", caller.user)
+        return operation, parse_operation_parameters(operation, parameters)
 
-    def _work(
+    def _create_context(
         self,
-        called: Operation,
-        asker: Asker,
+        operation: Operation,
+        caller: Asker,
         cluster: str,
         speaker: str,
         timeout_s: float | None,
         *,
         dry_run: bool,
         force: bool,
-        recorder: "_AuditedRun | None" = None,
+        audited_run: "_AuditedRun | None" = None,
     ) -> OperationRun:
         """Create the context of a run."""
         return OperationRun(
-            *(called.ref, self._settings, self._access, self._registry, asker),
-            self._cluster(called, cluster),
-            speaker=(speaker or asker.user or f"uid {asker.uid}")[:_MAX_SPEAKER_LENGTH],
+            *(operation.ref, self._settings, self._access, self._registry, caller),
+            self._resolve_cluster(operation, cluster),
+            speaker=(speaker or caller.user or f"uid {caller.uid}")[:_MAX_SPEAKER_LENGTH],
             dry_run=dry_run,
             force=force,
             timeout_s=self._settings.actions.timeout_s if timeout_s is None else timeout_s,
-            began=(lambda: None) if recorder is None else recorder.begin,
+            on_begin=(lambda: None) if audited_run is None else audited_run.begin,
         )
 
-    def _cluster(self, called: Operation, named: str) -> str:
+    def _resolve_cluster(self, operation: Operation, requested: str) -> str:
         """Resolve the cluster to run on.
 
         Raises:
             InvalidParameters: The cluster is unknown, or none is named of several.
         """
-        known = self._settings.cluster
-        if not called.on_cluster:
-            return named
-        if named and named not in known:
-            names = ", ".join(known) or "none"
-            raise InvalidParameters(f"there is no cluster {named!r}: there are {names}", named)
-        found = named or (next(iter(known)) if len(known) == 1 else "")
-        if not found:
-            names = ", ".join(known) or "none"
+        clusters = self._settings.cluster
+        if not operation.on_cluster:
+            return requested
+        if requested and requested not in clusters:
+            names = ", ".join(clusters) or "none"
+            raise InvalidParameters(
+                f"there is no cluster {requested!r}: there are {names}", requested
+            )
+        cluster = requested or (next(iter(clusters)) if len(clusters) == 1 else "")
+        if not cluster:
+            names = ", ".join(clusters) or "none"
             raise InvalidParameters(f"say on which cluster with --cluster: there are {names}", "")
-        if not known[found].asks_slurm or known[found].remote:
-            raise InvalidParameters(f"Slurm of cluster {found} is not asked from here", found)
-        return found
+        if not clusters[cluster].asks_slurm or clusters[cluster].remote:
+            raise InvalidParameters(f"Slurm of cluster {cluster} is not asked from here", cluster)
+        return cluster
 
 
 class _AuditedRun:
@@ -430,16 +436,16 @@ class _AuditedRun:
     def __init__(
         self,
         runner: OperationRunner,
-        called: Operation,
+        operation: Operation,
         parameters: Parameters,
-        asker: Asker,
+        caller: Asker,
         force: bool,
     ) -> None:
-        self.work: OperationRun
+        self.context: OperationRun
         self._runner = runner
-        self._called = called
+        self._operation = operation
         self._parameters = parameters
-        self._asker = asker
+        self._caller = caller
         self._force = force
         self._started = utc_now()
         self._id = 0
@@ -449,43 +455,43 @@ class _AuditedRun:
         self._id = self._runner.audit.begin(
             AuditStart(
                 at=self._started,
-                ref=self._called.ref,
-                cluster=self.work.cluster,
-                uid=self._asker.uid,
-                user=self._asker.user,
-                how=self._asker.how,
-                speaker=self.work.speaker,
+                ref=self._operation.ref,
+                cluster=self.context.cluster,
+                uid=self._caller.uid,
+                user=self._caller.user,
+                how=self._caller.how,
+                speaker=self.context.speaker,
                 force=self._force,
                 parameters=dump_parameters(self._parameters),
             )
         )
 
-    def ran(self) -> OperationOutcome:
+    def run(self) -> OperationOutcome:
         """Run the operation and record how it ended."""
         try:
-            result = self._called.run(self.work, self._parameters)
+            result = self._operation.run(self.context, self._parameters)
         except StewardError as error:
             if not self._id:
                 raise
-            return self._failed(error)
+            return self._record_failure(error)
         except BaseException as error:
             if self._id:
-                self._ended("failed", f"{type(error).__name__}: {error}", None)
+                self._record_end("failed", f"{type(error).__name__}: {error}", None)
             raise
-        if self._called.changes and not self.work.dry_run and not self._id:
+        if self._operation.changes and not self.context.dry_run and not self._id:
             # Nothing had to be changed; the request is recorded nevertheless.
             self.begin()
-        return self._ended("succeeded", "", result)
+        return self._record_end("succeeded", "", result)
 
-    def _failed(self, error: StewardError) -> OperationOutcome:
+    def _record_failure(self, error: StewardError) -> OperationOutcome:
         """Record a failure after the operation began; a time-out if its time was used up."""
         timed_out = isinstance(error, OperationTimeout) or (
-            isinstance(error, SlurmUnavailable) and self.work.left_s <= 0
+            isinstance(error, SlurmUnavailable) and self.context.remaining_s <= 0
         )
         result = error.result if isinstance(error, PartialFailure) else None
-        return self._ended("timeout" if timed_out else "failed", str(error), result)
+        return self._record_end("timeout" if timed_out else "failed", str(error), result)
 
-    def _ended(self, status: Ending, message: str, result: Any) -> OperationOutcome:
+    def _record_end(self, status: Ending, message: str, result: Any) -> OperationOutcome:
         """Record the end and return the outcome."""
         ended = utc_now()
         if self._id:
@@ -497,13 +503,13 @@ class _AuditedRun:
                 log.error("the end of action %d is not in the audit log: %s", self._id, error)
         return OperationOutcome(
             id=self._id,
-            ref=self._called.ref,
-            cluster=self.work.cluster,
+            ref=self._operation.ref,
+            cluster=self.context.cluster,
             status=status,
             parameters=dump_parameters(self._parameters),
             result=to_plain_json(result),
             message=message,
-            dry_run=self.work.dry_run,
+            dry_run=self.context.dry_run,
             started=self._started,
             ended=ended,
         )

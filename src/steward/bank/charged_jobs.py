@@ -51,10 +51,10 @@ def find_job_charges(
         BankUsage: The job id is invalid.
         NotCharged: The job has no charges.
     """
-    name = room.cluster(cluster)
+    name = room.resolve_cluster(cluster)
     found: list[ChargeRow] = []
     for job_id in resolve_raw_ids(room, job, name):
-        rows = t.charges.of_job(name, job_id)
+        rows = t.charges.list_of_job(name, job_id)
         newest = max((row.charge.first_submit for row in rows), default=None)
         found += [row for row in rows if row.charge.first_submit == newest]
     if not found:
@@ -82,7 +82,7 @@ def name_charged_jobs(room: "BankContext", charges: Iterable[str]) -> dict[str, 
         for cluster, jobs in keys.items():
             ids = sorted({job_id for job_id, _ in jobs})
             for start in range(0, len(ids), _LOOKUP_BATCH):
-                for fact in room.jobs.run_facts(cluster, ids[start : start + _LOOKUP_BATCH]):
+                for fact in room.jobs.list_run_events(cluster, ids[start : start + _LOOKUP_BATCH]):
                     job = fact.job_id, int(fact.first_submit.timestamp())
                     name = format_job_name(fact.record)
                     if job in jobs and name != str(fact.job_id):
@@ -110,13 +110,13 @@ def explain_uncharged(
     try:
         with room.jobs.snapshot():
             found = room.jobs.find(job, cluster)[:1]
-            jobs = [*found, *(part for one in found for part in room.jobs.parts_of(one))]
+            jobs = [*found, *(part for one in found for part in room.jobs.list_parts(one))]
     except Unavailable:
         return said
     mine = {one.job_id: one for one in jobs}.values()
     for one in mine:
         account = one.record.account.lower()
-        if not rights.leads(account) and (not rights.user or one.record.user != rights.user):
+        if not rights.is_led(account) and (not rights.user or one.record.user != rights.user):
             return said
     running = [one for one in mine if has_started(one.record) and one.record.start is not None]
     ended = [one for one in mine if one.record.end is not None and one.record.start is not None]
@@ -144,12 +144,12 @@ def _compute_accrued(room: "BankContext", t: "Transaction", job: "Job", cluster:
     Raises:
         NoRate: No rate applies.
     """
-    kept = t.mark(f"picture:{cluster}")
+    kept = t.read_mark(f"picture:{cluster}")
     pricing = Pricing(
         settings=room.settings.bank,
-        rates=t.rules().rates,
+        rates=t.export_rules().rates,
         picture=msgspec.json.decode(kept, type=ClusterModel) if kept else None,
-        zone=room.zone(cluster),
+        zone=room.get_time_zone(cluster),
     )
     fact = RunEvent(
         job_id=job.job_id,
@@ -182,7 +182,7 @@ def resolve_raw_ids(room: "BankContext", job: str, cluster: str) -> list[int]:
     try:
         with room.jobs.snapshot():
             found = room.jobs.find(job, cluster)
-            parts = room.jobs.parts_of(found[0]) if found else []
+            parts = room.jobs.list_parts(found[0]) if found else []
     except JobNameError as error:
         raise BankUsage(str(error), job) from error
     except Unavailable:

@@ -125,33 +125,37 @@ class BankConsumer:
         self._clock = clock
         self._link = link or GateClient(settings.state_dir)
         self._ledger: Ledger = open_ledger(settings, clock)
-        self._live = GateSync(settings, self._ledger, self._link)
-        self._unpaid = UnpaidJobs(settings, self._ledger, self._link)
-        self._covering = HoldPlacement(settings, self._link, self._live, self._unpaid)
-        self._upkeep = ScheduledWork(settings, self._ledger, self._link)
-        self._reconciling = RegularReconciliation(settings, self._ledger, self._live.pricing)
+        self._gate_sync = GateSync(settings, self._ledger, self._link)
+        self._unpaid_jobs = UnpaidJobs(settings, self._ledger, self._link)
+        self._hold_placement = HoldPlacement(
+            settings, self._link, self._gate_sync, self._unpaid_jobs
+        )
+        self._scheduled_work = ScheduledWork(settings, self._ledger, self._link)
+        self._reconciliation = RegularReconciliation(
+            settings, self._ledger, self._gate_sync.pricing
+        )
         self._remote_banks = load_remote_banks() if settings.bank.remote.url else ()
-        self._cursor = name_cursor(settings)
-        self._began = self._beginning()
-        self._swept: dict[str, datetime] = {}
-        self._looks: dict[str, _PendingPoll] = {}
+        self._cursor_name = name_cursor(settings)
+        self._bank_started = self._read_start_time()
+        self._swept_at: dict[str, datetime] = {}
+        self._pending_polls: dict[str, _PendingPoll] = {}
         self._last_event = 0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._is_busy = False
 
-    def _beginning(self) -> datetime:
+    def _read_start_time(self) -> datetime:
         """Return when the bank first started; only a backfill charges runs that ended before."""
         with self._ledger.transaction() as t:
-            known = t.mark(_START_MARK)
-            if not known:
-                known = str(to_micros(self._clock()))
-                t.set_mark(_START_MARK, known)
-        return moment(int(known))
+            mark = t.read_mark(_START_MARK)
+            if not mark:
+                mark = str(to_micros(self._clock()))
+                t.set_mark(_START_MARK, mark)
+        return moment(int(mark))
 
     def cursor(self) -> int:
         """Return the position of the last event applied; 0 at first."""
         with self._ledger.reading() as t:
-            return t.cursor(self._cursor)
+            return t.read_cursor(self._cursor_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Confirm observed jobs to the gate, and charge finished runs.
@@ -159,32 +163,34 @@ class BankConsumer:
         Raises:
             Unavailable: The ledger or the gate is unavailable.
         """
-        self._live.refresh()
+        self._gate_sync.refresh()
         is_full = len(events) >= self.batch_events
         for event in events:
             if event.kind == CONTROLLER_STATE and event.body.up:
                 # Licenses, GRES and weights may have changed with the restart.
-                self._live.expire_picture(event.cluster)
-        told = self._confirm(
+                self._gate_sync.expire_model(event.cluster)
+        confirmed = self._confirm(
             [event for event in events if event.kind not in (CONTROLLER_STATE, QUEUE_LOOKED)]
         )
         for event in events:
             if event.kind == QUEUE_LOOKED:
                 # Keep the oldest pending poll: with a slow jobs.db newer ones would replace it for
                 # ever.
-                self._looks.setdefault(
+                self._pending_polls.setdefault(
                     event.cluster, _PendingPoll(event.body.began, self._last_event)
                 )
             elif event.kind in (JOB_SEEN, JOB_STATE):
                 self._last_event = event.id
         with self._ledger.transaction() as t:
-            for event, _job, hold in told:
+            for event, _job, hold in confirmed:
                 if _is_own_end(event):
-                    self._end(t, event, hold)
+                    self._charge_run(t, event, hold)
             for remote in self._remote_banks:
-                remote.relay(t, [(event, hold) for event, _job, hold in told], self._began)
-            t.move_cursor(self._cursor, upto)
-        self._look_after(told)
+                remote.relay(
+                    t, [(event, hold) for event, _job, hold in confirmed], self._bank_started
+                )
+            t.move_cursor(self._cursor_name, upto)
+        self._update_placement(confirmed)
         self._is_busy = is_full
 
     def _confirm(self, events: Sequence[Event]) -> list[_JobEvent]:
@@ -192,18 +198,18 @@ class BankConsumer:
 
         Each job is looked up by its own first submit time, also if Slurm reused its id.
         """
-        seen: dict[JobKey, ShownJob] = {}
+        shown: dict[JobKey, ShownJob] = {}
         jobs = _identify_jobs(events)
         for event, job in zip(events, jobs, strict=True):
             record = _get_record(event)
             if record.uid is None:
                 continue
-            before = seen.get(job)
+            before = shown.get(job)
             is_started = (
                 event.kind in (RUN_START, RUN_END)
                 or strip_state_suffix(record.state) in STARTED_STATES
             )
-            seen[job] = ShownJob(
+            shown[job] = ShownJob(
                 cluster=job[0],
                 job_id=job[1],
                 uid=record.uid,
@@ -212,79 +218,79 @@ class BankConsumer:
                 restarts=max(record.restarts, before.restarts if before else 0),
             )
         # The newest job of an id comes last, because it covers changes that carry no token.
-        order = sorted(seen)
-        found = self._link.confirm([seen[job] for job in order]) if order else []
-        holds = dict(zip(order, found, strict=True))
+        order = sorted(shown)
+        replies = self._link.confirm([shown[job] for job in order]) if order else []
+        holds = dict(zip(order, replies, strict=True))
         return [(event, job, holds.get(job)) for event, job in zip(events, jobs, strict=True)]
 
-    def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
+    def _charge_run(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
         """Charge a finished run, and settle its hold."""
         fact: RunEvent = event.body
         key, amount, is_first = "", 0, not fact.correction
-        if is_charged(fact) and (fact.record.end or event.at) >= self._began:
-            known = list_own_charges(t, event.cluster, fact.job_id)
-            before = find_charge(fact, known)
+        if is_charged(fact) and (fact.record.end or event.at) >= self._bank_started:
+            charges = list_own_charges(t, event.cluster, fact.job_id)
+            before = find_charge(fact, charges)
             try:
                 charge = compute_charge(
-                    *(event.cluster, fact, self._live.pricing(event.cluster)),
-                    pieces=[one for one in known if is_piece_of(one, fact)],
+                    *(event.cluster, fact, self._gate_sync.pricing(event.cluster)),
+                    pieces=[piece for piece in charges if is_piece_of(piece, fact)],
                     hold=hold,
                     before=before,
                     seen_at=event.at,
                 )
             except NoRate as error:
-                self._unpriced(t, event, error)
+                self._record_unpriced(t, event, error)
                 charge = None
             if charge is not None:
-                charge = match_earlier_charge(charge, known)
-                charged = t.charges.charge(charge, Authorship(who=BANK_AUTHOR, why=charge.why))
+                charge = match_earlier_charge(charge, charges)
+                posted = t.charges.post(charge, Authorship(who=BANK_AUTHOR, why=charge.why))
                 cancel_reported_charges(
                     t,
                     charge,
                     Authorship(who=BANK_AUTHOR, why="told by a client, and charged by the bank"),
                 )
-                key, amount = charge.key, charged.added
-                is_first = charged.first or is_requeue_lost(fact, before)
+                key, amount = charge.key, posted.added
+                is_first = posted.first or is_requeue_lost(fact, before)
         if hold is None or not is_first:
             return
         freed, final = compute_freed(fact, hold), is_final(fact)
         if amount or freed or final:
             t.settlements.add(hold.id, key, max(0, amount), frees=freed, final=final)
 
-    def _unpriced(self, t: "Transaction", event: Event, error: NoRate) -> None:
+    def _record_unpriced(self, t: "Transaction", event: Event, error: NoRate) -> None:
         """Record a run without a rate; it is charged as soon as a rate exists."""
         mark_unpriced(t, event.cluster, event.at)
-        if str(error) not in self._said:
-            self._said.add(str(error))
+        if str(error) not in self._logged:
+            self._logged.add(str(error))
             log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
 
-    def _look_after(self, told: Sequence[_JobEvent]) -> None:
+    def _update_placement(self, confirmed: Sequence[_JobEvent]) -> None:
         """Queue jobs that lack a hold for placement, and forget finished jobs."""
-        over: dict[JobKey, int] = {}
+        ended: dict[JobKey, int] = {}
         settled: dict[str, JobKey] = {}
-        for event, job, hold in told:
+        for event, job, hold in confirmed:
             if _is_own_end(event) and is_final(event.body):
-                over[job] = max(over.get(job, 0), event.body.restarts)
+                ended[job] = max(ended.get(job, 0), event.body.restarts)
                 if hold is not None:
                     settled[hold.id] = job
         now = self._clock()
         waiting: set[Key] = set()
-        for event, job, hold in told:
+        for event, job, hold in confirmed:
             record = _get_record(event)
-            is_next = job in over and record.restarts > over[job]
-            if is_next or job not in over:
+            is_next = job in ended and record.restarts > ended[job]
+            if is_next or job not in ended:
                 waiting.add(job[:2])
             if event.kind == RUN_END or strip_state_suffix(record.state) in FINISHED:
                 continue
             # If the gate knew no other hold for the id, it returned the former job's, now settled.
-            own = hold if hold is not None and settled.get(hold.id, job) == job else None
-            if event.kind == JOB_STATE and own is not None:
-                self._covering.note_change(job[0], own, record, now)
-            if is_next or (job not in over and needs_hold(record, own, now)):
-                self._covering.want(*job[:2])
-        for key in {job[:2] for job in over} - waiting:
-            self._covering.drop(*key)
-            self._unpaid.forget(*key)
+            own_hold = hold if hold is not None and settled.get(hold.id, job) == job else None
+            if event.kind == JOB_STATE and own_hold is not None:
+                self._hold_placement.note_change(job[0], own_hold, record, now)
+            if is_next or (job not in ended and needs_hold(record, own_hold, now)):
+                self._hold_placement.queue_job(*job[:2])
+        for key in {job[:2] for job in ended} - waiting:
+            self._hold_placement.drop(*key)
+            self._unpaid_jobs.forget(*key)
 
     def tick(self, append: Append) -> float:
         """Do work due by the clock: update the gate, place holds, reconcile.
@@ -293,22 +299,22 @@ class BankConsumer:
             Unavailable: The ledger, the gate or the journal is unavailable.
         """
         now = self._clock()
-        books = self._live.push()
+        books = self._gate_sync.push()
         if books.accounts:
             # A deposit may have come in, so recheck the jobs held for insufficient funds.
-            self._want_held()
-        self._upkeep.take_facts(append)
+            self._queue_held_jobs()
+        self._scheduled_work.take_facts(append)
         has_more = False
-        if self._covering.is_ready():
-            has_more = self._covering.turn(now)
+        if self._hold_placement.is_ready():
+            has_more = self._hold_placement.place_queued(now)
             if not self._is_busy:
-                self._look_at_queues(now)
-            has_more = has_more or self._tell_looks(now)
-        self._upkeep.turn(now, append)
+                self._compare_due_cluster(now)
+            has_more = has_more or self._report_polls(now)
+        self._scheduled_work.turn(now, append)
         self._is_busy = False
         return 0.0 if has_more else _TICK_S
 
-    def _tell_looks(self, now: datetime) -> bool:
+    def _report_polls(self, now: datetime) -> bool:
         """Report complete polls to the gate, so that it voids holds of missing jobs.
 
         Return True if jobs need holds first. This waits until jobs.db has applied the poll and its
@@ -316,54 +322,56 @@ class BankConsumer:
         changed job's own hold includes them.
         """
         is_wanted = False
-        for cluster, look in list(self._looks.items()):
-            if not self._covering.has_read(look.last_event):
+        for cluster, poll in list(self._pending_polls.items()):
+            if not self._hold_placement.has_read(poll.last_event):
                 continue
-            if not look.is_covered and self._covering.want_changed(cluster, now):
-                self._looks[cluster] = look._replace(is_covered=True)
+            if not poll.is_covered and self._hold_placement.queue_changed(cluster, now):
+                self._pending_polls[cluster] = poll._replace(is_covered=True)
                 is_wanted = True
                 continue
-            self._link.looked(cluster, look.began)
-            del self._looks[cluster]
+            self._link.looked(cluster, poll.began)
+            del self._pending_polls[cluster]
             # From now on the gate treats the poll as the outcome of the changes.
-            is_wanted = self._covering.want_changed(cluster, now) or is_wanted
+            is_wanted = self._hold_placement.queue_changed(cluster, now) or is_wanted
         return is_wanted
 
-    def _look_at_queues(self, now: datetime) -> None:
+    def _compare_due_cluster(self, now: datetime) -> None:
         """Compare holds with the queue for one due cluster, and reconcile its charges."""
-        self._strand()
-        self._covering.move(self._link.lingering(), now)
+        self._hold_stranded_jobs()
+        self._hold_placement.move_holds(self._link.lingering(), now)
         every_s = self._settings.bank.reconcile_s
         for cluster in self._settings.cluster:
-            last = self._swept.get(cluster)
+            last = self._swept_at.get(cluster)
             if last is not None and (now - last).total_seconds() < every_s:
                 continue
-            self._swept[cluster] = now
-            self._covering.sweep(cluster, now)
-            self._reconciling.turn(cluster, self._began, now, self._live.rules.seq)
+            self._swept_at[cluster] = now
+            self._hold_placement.sweep(cluster, now)
+            self._reconciliation.turn(cluster, self._bank_started, now, self._gate_sync.rules.seq)
             return
 
-    def _want_held(self) -> None:
+    def _queue_held_jobs(self) -> None:
         """Queue the jobs held for insufficient funds for a new check."""
         for cluster in self._settings.cluster:
-            for leader in self._unpaid.held(cluster):
-                self._covering.want(cluster, leader)
+            for leader in self._unpaid_jobs.list_held(cluster):
+                self._hold_placement.queue_job(cluster, leader)
 
-    def _strand(self) -> None:
+    def _hold_stranded_jobs(self) -> None:
         """Hold jobs in Slurm whose allocation ended, and release those that can be paid again."""
         holds = self._link.stranded()
         jobs = {}
         for cluster in {hold.cluster for hold in holds if hold.cluster}:
             leaders = {hold.job_id for hold in holds if hold.cluster == cluster}
-            for leader, of_one in group_by_hold(self._covering.queue(cluster, leaders)).items():
+            for leader, of_one in group_by_hold(
+                self._hold_placement.list_jobs(cluster, leaders)
+            ).items():
                 jobs[cluster, leader] = of_one
-        self._unpaid.strand(holds, jobs)
+        self._unpaid_jobs.hold_stranded(holds, jobs)
 
     def close(self) -> None:
         """Close the ledger, and give up the lease of the gate."""
-        self._covering.close()
-        self._reconciling.close()
-        self._live.close()
+        self._hold_placement.close()
+        self._reconciliation.close()
+        self._gate_sync.close()
         self._ledger.close()
 
 

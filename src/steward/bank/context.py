@@ -71,30 +71,30 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     led: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
 
-    def sees(self, account: str) -> bool:
+    def can_see_balance(self, account: str) -> bool:
         """Return True if they may see the account's balance."""
-        return self.leads(account) or account in self.inside
+        return self.is_led(account) or account in self.inside
 
-    def leads(self, account: str) -> bool:
+    def is_led(self, account: str) -> bool:
         """Return True if they may see all transfers of the account and set its users' limits."""
         return self.is_operator or account in self.led
 
-    def need_operator(self, what: str) -> None:
+    def require_operator(self, action: str) -> None:
         """Reject callers who are not operators.
 
         Raises:
             BankRefused: The caller is no operator.
         """
         if not self.is_operator:
-            raise BankRefused(f"only operators may {what}", self.user)
+            raise BankRefused(f"only operators may {action}", self.user)
 
-    def need_sight(self, account: str) -> None:
+    def require_balance_access(self, account: str) -> None:
         """Reject callers who may not see the account's balance, as if it did not exist.
 
         Raises:
             BankRefused: The caller may not see it.
         """
-        if not self.sees(account):
+        if not self.can_see_balance(account):
             # A user with only an association in Slurm may charge it, but not see its balance.
             raise BankRefused(
                 f"you are in no account {account!r} as far as the bank knows, which takes users "
@@ -103,7 +103,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
                 account,
             )
 
-    def only_user(self, account: str, user: str) -> str:
+    def limit_to_user(self, account: str, user: str) -> str:
         """Return the user whose usage of an account may be shown, for the requested ``user``.
 
         Args:
@@ -113,7 +113,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             BankRefused: The requested usage is another user's.
         """
-        if self.leads(account) or (user and user == self.user):
+        if self.is_led(account) or (user and user == self.user):
             return user
         if user:
             raise BankRefused(f"what {user} used is for owners of the account to see", user)
@@ -136,7 +136,7 @@ def make_led_accounts_reader(
     def read(user: str, coordinated: frozenset[str], _minute: int) -> frozenset[str]:
         try:
             with contextlib.closing(open_ledger(settings)) as ledger, ledger.reading() as t:
-                return t.accounts.led_by(user, coordinated)
+                return t.accounts.list_led_by(user, coordinated)
         except StewardError as error:
             log.warning("%s sees no more than their own: the ledger is away: %s", user, error)
             return coordinated
@@ -151,7 +151,7 @@ class BankContext:
         settings: The whole configuration.
         access: Decides on roles and scopes.
         now: The clock.
-        picture: Returns the model of a cluster; None to ask its Slurm.
+        get_model: Returns the model of a cluster; None to ask its Slurm.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class BankContext:
         *,
         access: Access,
         now: Callable[[], datetime] = utc_now,
-        picture: "Callable[[str], ClusterModel] | None" = None,
+        get_model: "Callable[[str], ClusterModel] | None" = None,
     ) -> None:
         self.settings = settings
         self.access = access
         self.now = now
-        self.picture = picture or self._pictured
+        self.get_model = get_model or self._query_model
         self.unit = Unit(settings.bank.unit, settings.bank.decimals)
         self._ledger: Ledger | None = None
         self._jobs: Jobs | None = None
@@ -211,23 +211,23 @@ class BankContext:
         """Return the names of the configured clusters."""
         return tuple(self.settings.cluster)
 
-    def cluster(self, name: str) -> str:
+    def resolve_cluster(self, name: str) -> str:
         """Return the cluster of this name; the first configured one for "".
 
         Raises:
             BankUsage: The configuration has no such cluster.
         """
         if name and name not in self.settings.cluster:
-            known = ", ".join(self.clusters)
-            raise BankUsage(f"there is no cluster {name!r}: the configuration has {known}", name)
+            names = ", ".join(self.clusters)
+            raise BankUsage(f"there is no cluster {name!r}: the configuration has {names}", name)
         return name or next(iter(self.clusters), "")
 
-    def zone(self, cluster: str = "") -> str:
+    def get_time_zone(self, cluster: str = "") -> str:
         """Return a cluster's IANA time zone (the first one's for ""); "" for the system's."""
-        known = self.settings.cluster.get(cluster or next(iter(self.clusters), ""))
-        return known.timezone if known else ""
+        cluster_settings = self.settings.cluster.get(cluster or next(iter(self.clusters), ""))
+        return cluster_settings.timezone if cluster_settings else ""
 
-    def moment(self, text: str, zone: str = "") -> datetime | None:
+    def parse_moment(self, text: str, zone: str = "") -> datetime | None:
         """Parse a time as people type it into UTC; None for "".
 
         Raises:
@@ -236,20 +236,24 @@ class BankContext:
         if not text:
             return None
         try:
-            found = parse_time(text, self.now(), load_zone(zone or self.zone()))
+            parsed = parse_time(text, self.now(), load_zone(zone or self.get_time_zone()))
         except TimeError as error:
             raise BankUsage(str(error), text) from error
-        return found.astimezone(UTC)
+        return parsed.astimezone(UTC)
 
-    def heading(self) -> dict[str, Any]:
+    def make_heading(self) -> dict[str, Any]:
         """Return the fields common to all replies."""
-        return {"unit": self.unit.name, "decimals": self.unit.decimals, "zone": self.zone()}
+        return {
+            "unit": self.unit.name,
+            "decimals": self.unit.decimals,
+            "zone": self.get_time_zone(),
+        }
 
-    def by(self, asker: Asker, why: str, key: str = "") -> Authorship:
+    def make_authorship(self, asker: Asker, why: str, key: str = "") -> Authorship:
         """Return author, reason and key for a change by the caller."""
         return Authorship(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
 
-    def rights(self, asker: Asker, t: "Transaction") -> Rights:
+    def get_rights(self, asker: Asker, t: "Transaction") -> Rights:
         """Return the access rights of the caller."""
         if self.access.is_operator(asker, "") or (
             self.clusters and all(self.access.is_operator(asker, name) for name in self.clusters)
@@ -257,12 +261,12 @@ class BankContext:
             return Rights(user=asker.user, is_operator=True)
         if not asker.user:
             return Rights(user="")
-        coordinated = [self.access.coordinated(asker, cluster) for cluster in self.clusters]
-        led = t.accounts.led_by(asker.user, frozenset().union(*coordinated))
-        inside = frozenset(member.account for member in t.accounts.of_user(asker.user))
+        coordinated = [self.access.list_coordinated(asker, cluster) for cluster in self.clusters]
+        led = t.accounts.list_led_by(asker.user, frozenset().union(*coordinated))
+        inside = frozenset(member.account for member in t.accounts.list_of_user(asker.user))
         return Rights(user=asker.user, led=led, inside=inside)
 
-    def means(self, account: str, user: str = "") -> "AccountMeans | None":
+    def get_means(self, account: str, user: str = "") -> "AccountMeans | None":
         """Return the gate's data on an account; None if it does not answer or know it."""
         try:
             return self.gate.means(account, user)
@@ -272,7 +276,7 @@ class BankContext:
             log.debug("the gate does not know %s yet: %s", account, error)
         return None
 
-    def tell_gate(self, after: int, *, rules: bool = False) -> bool:
+    def update_gate(self, after: int, *, rules: bool = False) -> bool:
         """Send changes of the ledger to the gate at once; the daemon sends them soon otherwise.
 
         Args:
@@ -285,18 +289,18 @@ class BankContext:
         gate = self.gate
         try:
             with self.ledger.reading() as t:
-                books = t.books(after)
-                known = gate.books(books)
-                if known < books.seq:
-                    gate.books(t.books(known))
+                books = t.export_books(after)
+                position = gate.books(books)
+                if position < books.seq:
+                    gate.books(t.export_books(position))
                 if rules:
-                    gate.rules(t.rules())
+                    gate.rules(t.export_rules())
         except GateUnavailable as error:
             log.debug("the gate is told later: %s", error)
             return False
         return True
 
-    def asked_since(self, since: datetime) -> str:
+    def warn_if_unasked(self, since: datetime) -> str:
         """Return a warning if no submit plugin has asked the gate since a time, else "".
 
         If the gate does not answer, or decides on another host, nothing is known about that.
@@ -310,10 +314,11 @@ class BankContext:
         if last >= since:
             return ""
         when = f"since {last:%Y-%m-%dT%H:%MZ}" if state.asked_at_us else "yet"
-        named = self._submit_plugins()
-        if named:
+        plugins = self._submit_plugins()
+        if plugins:
             return (
-                f"slurmctld has not asked the gate {when}, though slurm.conf names {named}: no job "
+                f"slurmctld has not asked the gate {when}, though slurm.conf names {plugins}: "
+                "no job "
                 "was submitted, or slurmctld was not restarted. 'steward plugins check "
                 "--job-submit-lua DIR' tells which"
             )
@@ -328,17 +333,17 @@ class BankContext:
         from steward.bank.gate.plugin_conf import ASKING_PLUGINS, parse_submit_plugins
         from steward.slurm import Slurm, SlurmError
 
-        named: list[str] = []
-        for name, of in self.settings.cluster.items():
-            if not of.asks_slurm:
+        names: list[str] = []
+        for name, cluster_settings in self.settings.cluster.items():
+            if not cluster_settings.asks_slurm:
                 continue
             try:
-                plugins = parse_submit_plugins(Slurm(name, of).config())
+                plugins = parse_submit_plugins(Slurm(name, cluster_settings).config())
             except SlurmError as error:
                 log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
                 continue
-            named += [f"job_submit/{one}" for one in plugins if one in ASKING_PLUGINS]
-        return ", ".join(dict.fromkeys(named))
+            names += [f"job_submit/{plugin}" for plugin in plugins if plugin in ASKING_PLUGINS]
+        return ", ".join(dict.fromkeys(names))
 
     @property
     def has_gate(self) -> bool:
@@ -354,12 +359,12 @@ class BankContext:
             self._jobs.close()
             self._jobs = None
 
-    def _pictured(self, cluster: str) -> "ClusterModel":
+    def _query_model(self, cluster: str) -> "ClusterModel":
         """Query a cluster's model from its Slurm."""
         from steward.slurm import Slurm
 
         settings = self.settings.cluster[cluster]
-        return Slurm(cluster, settings).picture(settings.timezone)
+        return Slurm(cluster, settings).read_model(settings.timezone)
 
 
 def _create_ledger_file(state_dir: str) -> None:

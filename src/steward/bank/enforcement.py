@@ -107,8 +107,8 @@ def _limit_to_current_size(record: JobRecord) -> JobRecord:
     if not (has_started(record) and record.resized_at and record.start and record.time_limit_s):
         return record
     used_s = max(0, int((record.resized_at - record.start).total_seconds()))
-    left_s = max(_MINUTE_S, record.time_limit_s - used_s)
-    return msgspec.structs.replace(record, time_limit_s=left_s)
+    remaining_s = max(_MINUTE_S, record.time_limit_s - used_s)
+    return msgspec.structs.replace(record, time_limit_s=remaining_s)
 
 
 def has_started(record: JobRecord) -> bool:
@@ -132,8 +132,8 @@ def join_tasks(jobs: Sequence[Job]) -> str:
     limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
     shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
     # The pending row may still list tasks that have rows of their own by now.
-    single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
-    waiting = sorted(remove_tasks(one, single) for one in shown if not one.isdecimal())
+    single = {int(task) for task in shown if task.isdecimal() and len(task) < _LONG_INDEX}
+    waiting = sorted(remove_tasks(task, single) for task in shown if not task.isdecimal())
     parts = [*map(str, sorted(single)), *filter(None, waiting)]
     text = ",".join(parts).replace(TRUNCATION_MARK, "").strip(",") or "0"
     return f"{text}%{min(limits)}" if limits else text
@@ -181,26 +181,26 @@ class UnpaidJobs:
         settings: Settings,
         ledger: "Ledger",
         link: GateClient,
-        changing: Mapping[str, JobChanges] | None = None,
+        job_changes: Mapping[str, JobChanges] | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._link = link
-        self._changing = changing or {
-            name: JobChanges(name, of)
-            for name, of in settings.cluster.items()
-            if of.asks_slurm and not of.remote
+        self._job_changes = job_changes or {
+            name: JobChanges(name, cluster_settings)
+            for name, cluster_settings in settings.cluster.items()
+            if cluster_settings.asks_slurm and not cluster_settings.remote
         }
-        self._kept: dict[str, dict[str, HeldJob]] = {}
+        self._held_jobs: dict[str, dict[str, HeldJob]] = {}
         self._warned: set[Key] = set()
         self._is_off = False
 
-    def rule(self, partition: str) -> Rule:
+    def get_rule(self, partition: str) -> Rule:
         """Return the site's rule for a partition; of several partitions, the first rule found."""
         for name in partition.split(","):
-            of = self._settings.bank.partition.get(name)
-            if of is not None and of.unpaid is not None:
-                return of.unpaid
+            partition_settings = self._settings.bank.partition.get(name)
+            if partition_settings is not None and partition_settings.unpaid is not None:
+                return partition_settings.unpaid
         return self._settings.bank.unpaid
 
     def apply(self, key: Key, jobs: Sequence[Job], claim: CoverRequest, why: str) -> bool:
@@ -215,24 +215,28 @@ class UnpaidJobs:
         if self.is_off():
             return True
         record = jobs[0].record
-        rule = self.rule(record.partition)
+        rule = self.get_rule(record.partition)
         waiting = [job for job in jobs if strip_state_suffix(job.record.state) in _WAITING]
-        line = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
-        self._warn(key, rule, line)
+        reason = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
+        self._warn(key, rule, reason)
         if rule in ("warn", "credit"):
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
         if rule == "cancel":
-            tried = [
-                self._try(key[0], "cancel", format_job_target(job.record), MESSAGE_PREFIX + line)
+            results = [
+                self._change_job(
+                    key[0], "cancel", format_job_target(job.record), MESSAGE_PREFIX + reason
+                )
                 for job in jobs
             ]
-            return all(tried)
+            return all(results)
         if rule == "warn":
             for job in jobs:
-                self._try(key[0], "comment", format_job_target(job.record), MESSAGE_PREFIX + line)
+                self._change_job(
+                    key[0], "comment", format_job_target(job.record), MESSAGE_PREFIX + reason
+                )
         elif rule == "hold" and waiting:
             self._hold(
-                key, [format_job_target(job.record) for job in waiting], line, is_stranded=False
+                key, [format_job_target(job.record) for job in waiting], reason, is_stranded=False
             )
         return True
 
@@ -245,22 +249,24 @@ class UnpaidJobs:
             log.warning(text if is_off else "%s is gone", self._settings.gate.off_switch)
         return is_off
 
-    def paid(self, key: Key) -> None:
+    def release_if_held(self, key: Key) -> None:
         """Release a job that was held, now that it can be paid.
 
         Raises:
             LedgerUnavailable: The ledger is unavailable.
         """
         self._warned.discard(key)
-        kept = self._of(key[0]).get(str(key[1]))
-        if kept is not None and not kept.is_stranded:
-            self._release(key, kept)
+        held_job = self._of(key[0]).get(str(key[1]))
+        if held_job is not None and not held_job.is_stranded:
+            self._release(key, held_job)
 
-    def held(self, cluster: str) -> list[int]:
+    def list_held(self, cluster: str) -> list[int]:
         """Return the ids of jobs held for insufficient funds."""
-        return [int(name) for name, kept in self._of(cluster).items() if not kept.is_stranded]
+        return [
+            int(name) for name, held_job in self._of(cluster).items() if not held_job.is_stranded
+        ]
 
-    def strand(self, holds: Sequence[Hold], jobs: Mapping[Key, Sequence[Job]]) -> None:
+    def hold_stranded(self, holds: Sequence[Hold], jobs: Mapping[Key, Sequence[Job]]) -> None:
         """Hold jobs whose allocation ended; release those that another one can pay now.
 
         Args:
@@ -279,11 +285,11 @@ class UnpaidJobs:
                 self._warn(key, "hold", _STRANDED)
                 names = [format_job_target(job.record) for job in waiting]
                 self._hold(key, names, _STRANDED, is_stranded=True)
-        for cluster in self._changing:
-            for name, kept in list(self._of(cluster).items()):
+        for cluster in self._job_changes:
+            for name, held_job in list(self._of(cluster).items()):
                 key = (cluster, int(name))
-                if kept.is_stranded and key not in stranded:
-                    self._release(key, kept)
+                if held_job.is_stranded and key not in stranded:
+                    self._release(key, held_job)
 
     def forget(self, cluster: str, leader: int) -> None:
         """Forget a finished job, which needs no release any more.
@@ -316,41 +322,41 @@ class UnpaidJobs:
     def _hold(self, key: Key, names: list[str], why: str, *, is_stranded: bool) -> None:
         """Hold jobs in Slurm, and store which ones."""
         of_cluster = self._of(key[0])
-        kept = of_cluster.setdefault(str(key[1]), HeldJob({}, why, is_stranded))
-        todo = [name for name in names if not kept.jobs.get(name)]
-        if not todo:
+        held_job = of_cluster.setdefault(str(key[1]), HeldJob({}, why, is_stranded))
+        unheld = [name for name in names if not held_job.jobs.get(name)]
+        if not unheld:
             return
         # Store first: a job that is held but not recorded would be pending for ever.
-        kept.jobs |= dict.fromkeys(todo, False)
+        held_job.jobs |= dict.fromkeys(unheld, False)
         self._store(key[0])
-        for name in todo:
-            kept.jobs[name] = self._try(key[0], "hold", name, MESSAGE_PREFIX + why)
+        for name in unheld:
+            held_job.jobs[name] = self._change_job(key[0], "hold", name, MESSAGE_PREFIX + why)
         self._store(key[0])
 
-    def _release(self, key: Key, kept: HeldJob) -> None:
+    def _release(self, key: Key, held_job: HeldJob) -> None:
         """Release held jobs in Slurm; those that fail stay stored for a retry."""
-        left = [name for name in kept.jobs if not self._try(key[0], "release", name)]
-        if left:
+        failed = [name for name in held_job.jobs if not self._change_job(key[0], "release", name)]
+        if failed:
             # slurmctld is unavailable: they are released when it is back.
-            kept.jobs = dict.fromkeys(left, True)
+            held_job.jobs = dict.fromkeys(failed, True)
             return
         log.info("cluster %s: job %s can be paid now, and is released", *key)
         del self._of(key[0])[str(key[1])]
         self._store(key[0])
 
-    def _try(self, cluster: str, verb: Verb, *words: str) -> bool:
+    def _change_job(self, cluster: str, verb: Verb, *words: str) -> bool:
         """Change a job in Slurm; return False only if slurmctld is unavailable.
 
         A scrontab job cannot be held, so it is cancelled.
         """
-        slurm = self._changing.get(cluster)
+        slurm = self._job_changes.get(cluster)
         if slurm is None:
             return True
         try:
             getattr(slurm, verb)(*words)
         except ScrontabJob as error:
             log.warning("%s", error)
-            return verb != "hold" or self._try(cluster, "cancel", *words)
+            return verb != "hold" or self._change_job(cluster, "cancel", *words)
         except SlurmError as error:
             log.warning("%s", error)
             return not isinstance(error, Unavailable)
@@ -363,15 +369,17 @@ class UnpaidJobs:
 
     def _of(self, cluster: str) -> dict[str, HeldJob]:
         """Return the held jobs of a cluster by id, read from the ledger once."""
-        if cluster not in self._kept:
+        if cluster not in self._held_jobs:
             with self._ledger.reading() as t:
-                text = t.mark(_unpaid_mark(cluster))
-            self._kept[cluster] = msgspec.json.decode(text or "{}", type=dict[str, HeldJob])
-        return self._kept[cluster]
+                text = t.read_mark(_unpaid_mark(cluster))
+            self._held_jobs[cluster] = msgspec.json.decode(text or "{}", type=dict[str, HeldJob])
+        return self._held_jobs[cluster]
 
     def _store(self, cluster: str) -> None:
         with self._ledger.transaction() as t:
-            t.set_mark(_unpaid_mark(cluster), msgspec.json.encode(self._kept[cluster]).decode())
+            t.set_mark(
+                _unpaid_mark(cluster), msgspec.json.encode(self._held_jobs[cluster]).decode()
+            )
 
 
 def _unpaid_mark(cluster: str) -> str:
@@ -434,18 +442,18 @@ class HoldPlacement:
     ) -> None:
         self._settings = settings
         self._link = link
-        self._live = live
+        self._gate_sync = live
         self._unpaid = unpaid
-        self._wanted: dict[Key, int] = {}
-        self._resting: dict[Key, _Pause] = {}
-        self._parted: dict[str, Hold] = {}
-        self._less: dict[Key, datetime] = {}
+        self._queued: dict[Key, int] = {}
+        self._paused: dict[Key, _Pause] = {}
+        self._split_holds: dict[str, Hold] = {}
+        self._maybe_smaller: dict[Key, datetime] = {}
         self._jobs: Jobs | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def want(self, cluster: str, leader: int) -> None:
+    def queue_job(self, cluster: str, leader: int) -> None:
         """Queue a job for the next turn."""
-        self._wanted.setdefault((cluster, leader), 0)
+        self._queued.setdefault((cluster, leader), 0)
 
     def note_change(self, cluster: str, hold: Hold, record: JobRecord, now: datetime) -> None:
         """Note that a job which never started may now need less than its hold."""
@@ -453,9 +461,9 @@ class HoldPlacement:
             hold.started or record.restarts or strip_state_suffix(record.state) in STARTED_STATES
         )
         if hold.amount and not has_run:
-            self._less[cluster, hold.job_id] = now
+            self._maybe_smaller[cluster, hold.job_id] = now
 
-    def want_changed(self, cluster: str, now: datetime) -> bool:
+    def queue_changed(self, cluster: str, now: datetime) -> bool:
         """Queue the jobs whose changes no poll has shown yet; return True if there are any.
 
         Raises:
@@ -463,9 +471,9 @@ class HoldPlacement:
         """
         changed = self._link.holds(cluster=cluster, limit=_NO_LIMIT, changed=True)
         for hold in changed:
-            self.want(cluster, hold.job_id)
+            self.queue_job(cluster, hold.job_id)
             if not hold.started:
-                self._less[cluster, hold.job_id] = now
+                self._maybe_smaller[cluster, hold.job_id] = now
         return bool(changed)
 
     def has_read(self, event: int) -> bool:
@@ -474,36 +482,36 @@ class HoldPlacement:
         Raises:
             SqliteUnavailable: jobs.db is unavailable.
         """
-        return self._open().cursor() >= event
+        return self._open_jobs().cursor() >= event
 
     def drop(self, cluster: str, leader: int) -> None:
         """Remove a finished job from the queue for the next turn."""
-        self._wanted.pop((cluster, leader), None)
+        self._queued.pop((cluster, leader), None)
 
-    def turn(self, now: datetime) -> bool:
+    def place_queued(self, now: datetime) -> bool:
         """Place holds for the queued jobs; return True if more are waiting.
 
         Raises:
             Unavailable: The gate or jobs.db is unavailable.
         """
-        batch = list(self._wanted)[:_TURN_BATCH]
+        batch = list(self._queued)[:_TURN_BATCH]
         by_cluster: dict[str, set[int]] = {}
         for cluster, leader in batch:
             by_cluster.setdefault(cluster, set()).add(leader)
         for cluster, leaders in by_cluster.items():
-            found = group_by_hold(self.queue(cluster, leaders))
+            jobs_by_leader = group_by_hold(self.list_jobs(cluster, leaders))
             for leader in leaders:
                 key = (cluster, leader)
-                if leader in found:
-                    self._cover(key, found[leader], now)
-                    self._wanted.pop(key, None)
-                elif self._wanted[key] >= _MAX_TRIES:
+                if leader in jobs_by_leader:
+                    self._claim_hold(key, jobs_by_leader[leader], now)
+                    self._queued.pop(key, None)
+                elif self._queued[key] >= _MAX_TRIES:
                     # It ended before this turn, or jobs.db does not know it.
-                    del self._wanted[key]
+                    del self._queued[key]
                 else:
                     # jobs.db is a moment behind the journal.
-                    self._wanted[key] += 1
-        return any(not tries for tries in self._wanted.values())
+                    self._queued[key] += 1
+        return any(not tries for tries in self._queued.values())
 
     def sweep(self, cluster: str, now: datetime) -> None:
         """Compare all open holds of a cluster with all its unfinished jobs.
@@ -511,30 +519,32 @@ class HoldPlacement:
         Raises:
             Unavailable: The gate or jobs.db is unavailable.
         """
-        holds = self._holds(cluster)
-        waiting = group_by_hold(self.queue(cluster))
+        holds = self._list_holds(cluster)
+        waiting = group_by_hold(self.list_jobs(cluster))
         # Tasks of an array end one by one, and no event marks the last one.
         self._unpaid.forget_gone(cluster, waiting.keys())
         for leader, jobs in waiting.items():
             if any(needs_hold(job.record, holds.get(leader), now) for job in jobs):
-                rest = self._resting.get((cluster, leader))
-                asks = deferred_request(jobs, now)
-                if rest is None or rest.is_over(self._live, leader in holds, asks, now):
-                    self.want(cluster, leader)
-        self._less = {key: since for key, since in self._less.items() if now < since + _LESS}
+                pause = self._paused.get((cluster, leader))
+                deferred = deferred_request(jobs, now)
+                if pause is None or pause.is_over(self._gate_sync, leader in holds, deferred, now):
+                    self.queue_job(cluster, leader)
+        self._maybe_smaller = {
+            key: since for key, since in self._maybe_smaller.items() if now < since + _LESS
+        }
         for leader, hold in holds.items():
             jobs = waiting.get(leader, [])
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
                 continue
-            is_changed = (cluster, leader) in self._less and not _is_truncated(jobs)
+            is_changed = (cluster, leader) in self._maybe_smaller and not _is_truncated(jobs)
             if is_changed or is_hold_too_large(hold, jobs, self._settings.bank.arrays):
-                self._cover((cluster, leader), jobs, now, is_exact=True)
-        self._resting = {
-            key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
+                self._claim_hold((cluster, leader), jobs, now, is_exact=True)
+        self._paused = {
+            key: pause for key, pause in self._paused.items() if now < pause.until + _MINUTE
         }
 
-    def move(self, holds: Sequence[Hold], now: datetime) -> None:
+    def move_holds(self, holds: Sequence[Hold], now: datetime) -> None:
         """Move holds of arrays' pending tasks to the allocations that are active now.
 
         Args:
@@ -544,14 +554,14 @@ class HoldPlacement:
         Raises:
             Unavailable: The gate or jobs.db is unavailable.
         """
-        changed = [hold for hold in holds if self._parted.get(hold.id) != hold]
+        changed = [hold for hold in holds if self._split_holds.get(hold.id) != hold]
         for cluster in {hold.cluster for hold in changed}:
             leaders = [hold.job_id for hold in changed if hold.cluster == cluster]
-            for leader, jobs in group_by_hold(self.queue(cluster, leaders)).items():
-                self._cover((cluster, leader), jobs, now, is_moved=True)
-        self._parted = {hold.id: hold for hold in self._link.lingering()} if holds else {}
+            for leader, jobs in group_by_hold(self.list_jobs(cluster, leaders)).items():
+                self._claim_hold((cluster, leader), jobs, now, is_moved=True)
+        self._split_holds = {hold.id: hold for hold in self._link.lingering()} if holds else {}
 
-    def _cover(
+    def _claim_hold(
         self,
         key: Key,
         jobs: Sequence[Job],
@@ -561,8 +571,8 @@ class HoldPlacement:
         is_moved: bool = False,
     ) -> None:
         """Claim a hold for a job; apply the rule if it has insufficient funds."""
-        ordered = self._dearest_first(key[0], jobs)
-        claim = build_claim(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
+        ordered = self._sort_by_cost(key[0], jobs)
+        claim = build_claim(key, ordered, is_ours=key[1] in self._unpaid.list_held(key[0]))
         if claim is None:
             return
         if others := tuple(dict.fromkeys(map(describe_task, ordered)))[1:]:
@@ -572,29 +582,29 @@ class HoldPlacement:
         if is_moved:
             claim = msgspec.structs.replace(claim, starts=list_start_times(jobs))
         try:
-            covered = self._link.cover(claim)
+            reply = self._link.cover(claim)
         except (NoRate, NoEstimate) as error:
-            if str(error) not in self._said:
+            if str(error) not in self._logged:
                 log.error("cluster %s: %s", key[0], error)
-                self._said.add(str(error))
-            self._rest(key, jobs, now, _MINUTE, has_hold=False)
+                self._logged.add(str(error))
+            self._pause(key, jobs, now, _MINUTE, has_hold=False)
             return
-        has_hold = covered.hold is not None
-        if covered.is_paid:
-            self._unpaid.paid(key)
-            self._rest(key, jobs, now, _LONG, has_hold=has_hold)
+        has_hold = reply.hold is not None
+        if reply.is_paid:
+            self._unpaid.release_if_held(key)
+            self._pause(key, jobs, now, _LONG, has_hold=has_hold)
         elif not is_exact:
-            if self._unpaid.apply(key, jobs, claim, covered.why):
-                self._owe(key, ordered)
-            self._rest(key, jobs, now, _MINUTE, has_hold=has_hold)
+            if self._unpaid.apply(key, jobs, claim, reply.why):
+                self._hold_for_running(key, ordered)
+            self._pause(key, jobs, now, _MINUTE, has_hold=has_hold)
 
-    def _dearest_first(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _sort_by_cost(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
         """Order jobs or tasks so that the dearest comes first; single tasks may be changed."""
         ordered = sorted(jobs, key=lambda job: (not has_started(job.record), job.job_id))
         shapes: dict[JobRequest, Job] = {}
         for job in ordered:
             shapes.setdefault(describe_task(job), job)
-        pricing = self._live.pricing(cluster)
+        pricing = self._gate_sync.pricing(cluster)
         if len(shapes) == 1 or pricing.picture is None:
             return ordered
         estimator = Estimator(pricing.picture, pricing.rates, pricing.settings)
@@ -609,7 +619,7 @@ class HoldPlacement:
         dearest = max(shapes.values(), key=cost)
         return [dearest, *(job for job in ordered if job is not dearest)]
 
-    def _owe(self, key: Key, jobs: Sequence[Job]) -> None:
+    def _hold_for_running(self, key: Key, jobs: Sequence[Job]) -> None:
         """Place a hold for running jobs regardless of funds, since they will be charged.
 
         Without it, others would be admitted against the same SU meanwhile. Pending tasks of an
@@ -620,51 +630,52 @@ class HoldPlacement:
         if claim is not None:
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
 
-    def _rest(
-        self, key: Key, jobs: Sequence[Job], now: datetime, span: timedelta, *, has_hold: bool
+    def _pause(
+        self, key: Key, jobs: Sequence[Job], now: datetime, duration: timedelta, *, has_hold: bool
     ) -> None:
         """Skip a job for a while, because the gate's answer would be the same."""
-        asks = deferred_request(jobs, now)
-        before = self._resting.get(key)
-        if asks and (before is None or before.asks != asks):
+        deferred = deferred_request(jobs, now)
+        before = self._paused.get(key)
+        if deferred and (before is None or before.asks != deferred):
             # For a while after a change, the gate ignores what the queue shows.
-            span = min(span, _CHANGED)
-        self._resting[key] = _Pause(self._live.rules.seq, now + span, has_hold, asks)
+            duration = min(duration, _CHANGED)
+        self._paused[key] = _Pause(self._gate_sync.rules.seq, now + duration, has_hold, deferred)
 
     def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
         """Release the hold of a job that ended without a report to the gate."""
         if not hold.confirmed:
             return
         ends = [
-            to_micros_or_zero(fact.record.end) for fact in self._open().run_facts(cluster, [leader])
+            to_micros_or_zero(fact.record.end)
+            for fact in self._open_jobs().list_run_events(cluster, [leader])
         ]
         over_us = max(ends, default=0)
-        is_known = bool(ends) or bool(self._open().find(str(leader), cluster))
-        is_told = over_us >= hold.created_us - _SLACK_US
+        is_known = bool(ends) or bool(self._open_jobs().find(str(leader), cluster))
+        is_reported = over_us >= hold.created_us - _SLACK_US
         is_old = hold.created_us < to_micros(now - _OVER_GRACE)
-        if is_known and (is_told or is_old):
+        if is_known and (is_reported or is_old):
             self._link.release(hold.id, "its job is over")
 
-    def _holds(self, cluster: str) -> dict[int, Hold]:
+    def _list_holds(self, cluster: str) -> dict[int, Hold]:
         """Return a cluster's open holds by job id."""
-        found: dict[int, Hold] = {}
+        holds: dict[int, Hold] = {}
         after = ""
         while True:
             page = self._link.holds(cluster=cluster, after=after, limit=_HOLDS_PAGE)
-            found |= {hold.job_id: hold for hold in page if hold.job_id}
+            holds |= {hold.job_id: hold for hold in page if hold.job_id}
             if len(page) < _HOLDS_PAGE:
-                return found
+                return holds
             after = page[-1].id
 
-    def queue(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
+    def list_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
         """List a cluster's unfinished jobs: those with the given ids, or all.
 
         Raises:
             SqliteUnavailable: jobs.db is unavailable.
         """
-        return self._open().unfinished_jobs(cluster, leaders)
+        return self._open_jobs().list_unfinished_jobs(cluster, leaders)
 
-    def _open(self) -> Jobs:
+    def _open_jobs(self) -> Jobs:
         if self._jobs is None:
             self._jobs = Jobs(database_path(self._settings.state_dir))
         return self._jobs
@@ -672,7 +683,7 @@ class HoldPlacement:
     def is_ready(self) -> bool:
         """Return True if jobs.db exists."""
         try:
-            self._open()
+            self._open_jobs()
         except SqliteUnavailable:
             return False
         return True
@@ -686,17 +697,17 @@ class HoldPlacement:
 
 def group_by_hold(jobs: Iterable[Job]) -> dict[int, list[Job]]:
     """Group jobs by the id their hold is stored under; of a reused id only the newest job."""
-    found: dict[int, list[Job]] = {}
+    groups: dict[int, list[Job]] = {}
     for job in jobs:
-        found.setdefault(get_hold_job_id(job.record), []).append(job)
-    for leader, of_one in found.items():
+        groups.setdefault(get_hold_job_id(job.record), []).append(job)
+    for leader, group in groups.items():
         newest: dict[int, Job] = {}
-        for job in of_one:
+        for job in group:
             before = newest.get(job.job_id)
             if before is None or job.first_submit > before.first_submit:
                 newest[job.job_id] = job
-        found[leader] = list(newest.values())
-    return found
+        groups[leader] = list(newest.values())
+    return groups
 
 
 def needs_hold(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
@@ -728,14 +739,16 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
     """Return True if it has or requests more of any TRES than the quote assumed."""
     shown = parse_tres(record.tres_allocated) or parse_tres(record.tres_requested)
     counted = {"cpu": record.cpus or 0, "node": record.nodes or 0, "mem": shown.get("mem", 0)}
-    if any(asked > quote.tres[name] for name, asked in counted.items() if quote.tres.get(name)):
+    if any(
+        requested > quote.tres[name] for name, requested in counted.items() if quote.tres.get(name)
+    ):
         return True
-    asked = count_requested_kinds(record)
+    requested = count_requested_kinds(record)
     extras = tres.parse_licenses(record.licenses) | {
-        n: count for n, count in asked.items() if ":" in n
+        n: count for n, count in requested.items() if ":" in n
     }
     extras |= {name: amount for name, amount in shown.items() if name.startswith("bb/")}
-    for amounts in (shown, asked):
+    for amounts in (shown, requested):
         kinds: dict[str, int] = {}
         for name, amount in amounts.items():
             if name.startswith("gres/") and not (":" in name and strip_tres_type(name) in amounts):

@@ -84,8 +84,8 @@ class GateSync:
         is_one_of_many = settings.gate.listen or settings.gate.ask
         self._lease_s = LEASE_S if is_one_of_many else max(LEASE_S, settings.bank.without_ledger_s)
         self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
-        self._pictures = ClusterModels(settings, ledger, clock)
-        self._said: set[str] = set()
+        self._models = ClusterModels(settings, ledger, clock)
+        self._logged: set[str] = set()
         self.seq = -1
         """Position of the ledger that the gate received last."""
 
@@ -96,16 +96,22 @@ class GateSync:
 
     def pricing(self, cluster: str) -> Pricing:
         """Return the inputs of charges for a cluster's jobs."""
-        of = self._settings.cluster.get(cluster)
-        picture = self._pictures.of(cluster)
-        zone = of.timezone if of and of.timezone else picture.zone if picture else ""
+        cluster_settings = self._settings.cluster.get(cluster)
+        model = self._models.get_model(cluster)
+        zone = (
+            cluster_settings.timezone
+            if cluster_settings and cluster_settings.timezone
+            else model.zone
+            if model
+            else ""
+        )
         return Pricing(
-            settings=self._settings.bank, rates=self._rules.rates, picture=picture, zone=zone
+            settings=self._settings.bank, rates=self._rules.rates, picture=model, zone=zone
         )
 
-    def expire_picture(self, cluster: str) -> None:
+    def expire_model(self, cluster: str) -> None:
         """Query a cluster again at the next push, because its slurm.conf may have changed."""
-        self._pictures.expire(cluster)
+        self._models.expire(cluster)
 
     def refresh(self) -> None:
         """Read the rules again if they have changed.
@@ -115,7 +121,7 @@ class GateSync:
         """
         with self._ledger.reading() as t:
             if t.seq != self.seq or self._rules.seq < 0:
-                self._rules = t.rules()
+                self._rules = t.export_rules()
 
     def push(self) -> GateBooks:
         """Send the gate everything that is new to it.
@@ -126,43 +132,43 @@ class GateSync:
         Raises:
             LedgerUnavailable, GateUnavailable: One of them is unavailable.
         """
-        self._pictures.look()
+        self._models.query_due()
         self._keep_lease()
         state = self._link.state()
         with self._ledger.reading() as t:
             seq = t.seq
             is_news = seq != self.seq or state.rules != self._rules.seq
             if is_news:
-                self._rules = t.rules()
+                self._rules = t.export_rules()
             # A ledger restored from a backup is behind what the gate has.
-            books = t.books(after_seq=state.position if state.position <= seq else 0)
+            books = t.export_books(after_seq=state.position if state.position <= seq else 0)
         if state.rules != self._rules.seq:
             self._link.rules(self._rules)
         position = self._link.books(books)
         if position < books.after and not books.whole:
             with self._ledger.reading() as t:
-                self._link.books(t.books(after_seq=position))
-        self._settle(state, books)
-        for cluster, picture in self._pictures.all():
-            if picture.taken_us > state.pictures.get(cluster, 0):
-                self._link.picture(picture)
-                self._tell_uncounted(picture)
+                self._link.books(t.export_books(after_seq=position))
+        self._send_settlements(state, books)
+        for cluster, model in self._models.list_models():
+            if model.taken_us > state.pictures.get(cluster, 0):
+                self._link.picture(model)
+                self._log_uncounted(model)
         self.seq = seq
         return books
 
-    def _tell_uncounted(self, picture: ClusterModel) -> None:
+    def _log_uncounted(self, model: ClusterModel) -> None:
         """Log, once each, the TRES that rates weigh but Slurm does not count."""
-        for one in find_uncounted_tres(self._rules.rates, picture):
-            if one.what not in self._said:
-                self._said.add(one.what)
-                log.error("%s", one.what)
+        for uncounted in find_uncounted_tres(self._rules.rates, model):
+            if uncounted.what not in self._logged:
+                self._logged.add(uncounted.what)
+                log.error("%s", uncounted.what)
 
-    def _settle(self, state: GateStatus, books: GateBooks) -> None:
+    def _send_settlements(self, state: GateStatus, books: GateBooks) -> None:
         """Send the settlements that the gate has not applied yet."""
         after = state.settled
         while True:
             with self._ledger.reading() as t:
-                settlements = t.settlements.after(after, limit=_SETTLEMENTS)
+                settlements = t.settlements.list_after(after, limit=_SETTLEMENTS)
             if not settlements:
                 return
             self._link.settle(settlements, books)
@@ -173,19 +179,19 @@ class GateSync:
         if not self._settings.bank.database.startswith("postgresql"):
             return
         began = self._clock()
-        self._lease = self._renewed()
+        self._lease = self._renew_lease()
         if self._lease is None:
             self._link.lease(0, 0.0)
             return
         with self._ledger.reading() as t:
-            secret = t.mark(_SECRET)
+            secret = t.read_mark(_SECRET)
         valid_s = self._lease_s - (self._clock() - began)
-        known = self._link.lease(self._lease.fence, max(0.0, valid_s), secret)
-        if known != secret:
+        gate_secret = self._link.lease(self._lease.fence, max(0.0, valid_s), secret)
+        if gate_secret != secret:
             with self._ledger.transaction(self._lease) as t:
-                t.set_mark(_SECRET, known)
+                t.set_mark(_SECRET, gate_secret)
 
-    def _renewed(self) -> "Lease | None":
+    def _renew_lease(self) -> "Lease | None":
         """Renew the lease of the deciding gate, or take it if it is free."""
         from steward.bank.ledger.outbox import LeaseLost
 
@@ -227,14 +233,16 @@ class ClusterModels:
     ) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._zones = {name: of.timezone for name, of in settings.cluster.items()}
-        self._slurms = {
-            name: Slurm(name, of)
-            for name, of in settings.cluster.items()
-            if of.asks_slurm and not of.remote
+        self._zones = {
+            name: cluster_settings.timezone for name, cluster_settings in settings.cluster.items()
         }
-        self._known: dict[str, ClusterModel] = {}
-        self._said: dict[str, str] = {}
+        self._slurms = {
+            name: Slurm(name, cluster_settings)
+            for name, cluster_settings in settings.cluster.items()
+            if cluster_settings.asks_slurm and not cluster_settings.remote
+        }
+        self._models: dict[str, ClusterModel] = {}
+        self._logged: dict[str, str] = {}
         self._marks: dict[str, str] = {}
         self._due: dict[str, float] = {}
         self._whole_due: dict[str, float] = {}
@@ -243,23 +251,23 @@ class ClusterModels:
         self._cost_s: dict[str, float] = {}
         self._is_read = False
 
-    def of(self, cluster: str) -> ClusterModel | None:
+    def get_model(self, cluster: str) -> ClusterModel | None:
         """Return the model of a cluster; None if it was never queried."""
-        self._read()
-        return self._known.get(cluster)
+        self._load_stored()
+        return self._models.get(cluster)
 
-    def all(self) -> list[tuple[str, ClusterModel]]:
+    def list_models(self) -> list[tuple[str, ClusterModel]]:
         """Return all models with their cluster names."""
-        return list(self._known.items())
+        return list(self._models.items())
 
     def expire(self, cluster: str) -> None:
         """Query a cluster at the next :meth:`look`, however recent its model is."""
         self._due.pop(cluster, None)
         self._whole_due.pop(cluster, None)
 
-    def look(self) -> None:
+    def query_due(self) -> None:
         """Query each cluster that is due; an unreachable one keeps its model."""
-        self._read()
+        self._load_stored()
         for cluster, slurm in self._slurms.items():
             now = self._clock()
             if now < self._due.get(cluster, now):
@@ -268,14 +276,14 @@ class ClusterModels:
             try:
                 repeated_s = self._refresh(cluster, slurm, now)
             except SlurmError as error:
-                if self._said.get(cluster) != str(error):
+                if self._logged.get(cluster) != str(error):
                     log.warning("the picture of cluster %s stays as it was: %s", cluster, error)
-                self._said[cluster] = str(error)
+                self._logged[cluster] = str(error)
             else:
-                self._said.pop(cluster, None)
+                self._logged.pop(cluster, None)
             finally:
                 # Without a model nothing can be priced, so retry soon.
-                longest_s = MODEL_REFRESH_S if cluster in self._known else CONFIG_CHECK_S
+                longest_s = MODEL_REFRESH_S if cluster in self._models else CONFIG_CHECK_S
                 cost_s = self._clock() - now - repeated_s
                 # slurmctld answers slowly once after reading its configuration: use the lower cost.
                 gap_s = COST_FACTOR * min(cost_s, self._cost_s.get(cluster, cost_s))
@@ -289,17 +297,17 @@ class ClusterModels:
             Seconds the query took if its cost is already in the next interval, otherwise 0.
         """
         # Read the mark first: a change during the query then shows at the next check.
-        mark = slurm.configuration_mark()
+        mark = slurm.read_configuration_mark()
         is_changed = mark != self._marks.get(cluster)
         if not is_changed and now < self._whole_due.get(cluster, now):
             return 0.0
         began = self._clock()
-        picture = slurm.picture(self._zones[cluster])
+        model = slurm.read_model(self._zones[cluster])
         cost_s = self._clock() - began
-        if not _is_same_model(picture, self._known.get(cluster)):
+        if not _is_same_model(model, self._models.get(cluster)):
             with self._ledger.transaction() as t:
-                t.set_mark(_model_mark(cluster), msgspec.json.encode(picture).decode())
-        self._known[cluster] = picture
+                t.set_mark(_model_mark(cluster), msgspec.json.encode(model).decode())
+        self._models[cluster] = model
         self._marks[cluster] = mark
         if is_changed:
             self._settled_at[cluster] = now + SETTLING_S
@@ -315,20 +323,20 @@ class ClusterModels:
         self._gap_s[cluster] = 2 * gap_s
         return min(gap_s, MODEL_REFRESH_S)
 
-    def _read(self) -> None:
+    def _load_stored(self) -> None:
         """Read the stored models from the ledger, once."""
         if self._is_read:
             return
         with self._ledger.reading() as t:
             for cluster in self._zones:
-                kept = t.mark(_model_mark(cluster))
-                if kept:
-                    self._remember(cluster, kept)
+                stored = t.read_mark(_model_mark(cluster))
+                if stored:
+                    self._remember(cluster, stored)
         self._is_read = True
 
-    def _remember(self, cluster: str, kept: str) -> None:
+    def _remember(self, cluster: str, stored: str) -> None:
         try:
-            self._known[cluster] = msgspec.json.decode(kept, type=ClusterModel)
+            self._models[cluster] = msgspec.json.decode(stored, type=ClusterModel)
         except msgspec.MsgspecError as error:
             # Written by another version of Steward: the next query replaces it.
             log.info("the kept picture of cluster %s cannot be read: %s", cluster, error)
@@ -341,9 +349,9 @@ def load_cluster_model(ledger: "Ledger", cluster: str) -> ClusterModel | None:
         LedgerUnavailable: The ledger's database is unreachable.
     """
     with ledger.reading() as t:
-        kept = t.mark(_model_mark(cluster))
+        stored = t.read_mark(_model_mark(cluster))
     try:
-        return msgspec.json.decode(kept, type=ClusterModel) if kept else None
+        return msgspec.json.decode(stored, type=ClusterModel) if stored else None
     except msgspec.MsgspecError:
         return None  # written by another version of Steward; the bank replaces it in a minute
 
@@ -354,15 +362,19 @@ def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    picture = load_cluster_model(ledger, cluster)
-    of = settings.cluster.get(cluster)
+    model = load_cluster_model(ledger, cluster)
+    cluster_settings = settings.cluster.get(cluster)
     with ledger.reading() as t:
-        rates = t.rates.all()
+        rates = t.rates.list_all()
     return Pricing(
         settings=settings.bank,
         rates=rates,
-        picture=picture,
-        zone=of.timezone if of and of.timezone else picture.zone if picture else "",
+        picture=model,
+        zone=cluster_settings.timezone
+        if cluster_settings and cluster_settings.timezone
+        else model.zone
+        if model
+        else "",
     )
 
 

@@ -214,7 +214,7 @@ def _describe_account(one: Account) -> str:
 def _apply_member(t: "Transaction", wanted: Member, by: Authorship) -> ImportChange:
     """Add a planned user to an account, or change their limit."""
     name = f"{wanted.user} in {wanted.account}"
-    known = {one.user: one for one in t.accounts.users(wanted.account)}.get(wanted.user)
+    known = {one.user: one for one in t.accounts.list_users(wanted.account)}.get(wanted.user)
     limit = wanted.limit if wanted.limit is not None or known is None else known.limit
     if known is not None and known.listed and known.limit == limit:
         return ImportChange(what="user", name=name, how="keep")
@@ -249,7 +249,7 @@ def _reject_changed_lines(
     gone: dict[str, Transfer] = {}
     left_out = 0
     known = set()
-    for made in t.transfers.keyed(f"{by.key}/"):
+    for made in t.transfers.list_by_key_prefix(f"{by.key}/"):
         account, *rest = made.key.removeprefix(f"{by.key}/").rsplit("/", 3)
         if len(rest) != 3 or account != made.account:
             continue  # from another file, whose name begins with this one's
@@ -289,7 +289,7 @@ def _apply_money(t: "Transaction", wanted: PlannedMoney, key: str, by: Authorshi
     """Create a planned allocation or deposit, unless its key was used before."""
     own = Authorship(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
     what = "deposit" if wanted.end is None else "allocation"
-    if t.transfers.by_key(key) is not None:
+    if t.transfers.find_by_key(key) is not None:
         return ImportChange(what=what, name=wanted.account, how="keep", amount=wanted.amount)
     if wanted.end is None:
         t.transfers.deposit(wanted.account, wanted.amount, own)
@@ -315,7 +315,7 @@ def _apply_money(t: "Transaction", wanted: PlannedMoney, key: str, by: Authorshi
 def _apply_rate(t: "Transaction", wanted: Rate, by: Authorship) -> ImportChange:
     """Add a planned rate, unless an equal one exists."""
     name = f"{wanted.cluster} {wanted.partition}"
-    for one in t.rates.all(wanted.cluster):
+    for one in t.rates.list_all(wanted.cluster):
         if _is_equal_rate(one, wanted):
             return ImportChange(what="rate", name=name, how="keep", detail=format_rate(wanted))
     t.rates.add(wanted, Authorship(who=by.who, why=by.why, at=by.at))

@@ -250,14 +250,16 @@ def queue_threshold_notices(
         for one, is_crossed in list_crossed_thresholds(account, settings, now):
             by_matter.setdefault((one.allocation, one.kind), []).append((one, is_crossed))
         for matter, found in by_matter.items():
-            is_less = t.thresholds.told(*matter) > sum(is_crossed for _, is_crossed in found)
+            is_less = t.thresholds.count_reported(*matter) > sum(
+                is_crossed for _, is_crossed in found
+            )
             if is_less:
                 # A deposit came in. Thresholds still crossed were reported; those crossed later are
                 # new.
-                t.thresholds.forget(*matter)
+                t.thresholds.forget_reported(*matter)
             for one, is_crossed in found:
                 value = settings.warn_days if one.kind == "ends" else one.value
-                if is_crossed and t.thresholds.tell(*matter, value) and not is_less:
+                if is_crossed and t.thresholds.record_reported(*matter, value) and not is_less:
                     news.append(one)
     return news
 
@@ -319,21 +321,21 @@ def queue_statements(ledger: "Ledger", settings: Settings, now: datetime) -> int
     begin, end = get_last_month(settings, now)
     name = begin.strftime("%Y-%m")
     with ledger.transaction() as t:
-        if t.mark(_STATEMENTS_MARK) >= name:
+        if t.read_mark(_STATEMENTS_MARK) >= name:
             return 0
-        is_first = not t.mark(_STATEMENTS_MARK)
+        is_first = not t.read_mark(_STATEMENTS_MARK)
         t.set_mark(_STATEMENTS_MARK, name)
         if is_first:
             # A bank that has just started has no statement for the month before.
             return 0
         notices = [
             write_statement_notice(
-                settings, account, t.reading.statement(account.name, "", begin, end), name
+                settings, account, t.queries.get_statement(account.name, "", begin, end), name
             )
             for account in _list_owned_accounts(t)
         ]
         for notice in notices:
-            t.outbox.put(NOTICE_KIND, msgspec.json.encode(notice), key=f"{name}/{notice.subject}")
+            t.outbox.add(NOTICE_KIND, msgspec.json.encode(notice), key=f"{name}/{notice.subject}")
     return len(notices)
 
 
@@ -427,4 +429,4 @@ def _format_transfer(line: StatementLine, unit: Unit, zone: tzinfo | None) -> st
 
 def _list_owned_accounts(t: "Transaction") -> list[Account]:
     """List accounts that have owners and money of their own."""
-    return [one for one in t.accounts.all() if one.owners and not one.draws_on_parent]
+    return [one for one in t.accounts.list_all() if one.owners and not one.draws_on_parent]

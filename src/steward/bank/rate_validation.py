@@ -81,7 +81,7 @@ def list_rate_warnings(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
     """
     from steward.slurm.cluster_model import ClusterModel
 
-    kept = t.mark(f"picture:{rate.cluster}")
+    kept = t.read_mark(f"picture:{rate.cluster}")
     try:
         picture = msgspec.json.decode(kept, type=ClusterModel) if kept else None
     except msgspec.MsgspecError:

@@ -94,30 +94,32 @@ class DueCharges:
         cluster: str,
         jobs: Jobs,
         pricing: Pricing,
-        known: ChargeLookup,
+        find_charges: ChargeLookup,
         *,
         with_imported: bool = False,
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._pricing = pricing
-        self._known = known
+        self._find_charges = find_charges
         self._with_imported = with_imported
 
-    def of_jobs(self, since: datetime, until: datetime) -> Iterator[DueCharge]:
+    def iter_from_jobs(self, since: datetime, until: datetime) -> Iterator[DueCharge]:
         """Compute what is due for the runs in jobs.db that ended in a period."""
         after = (0, 0)
         while True:
-            lines = self._jobs.ended_runs(since, until, self._cluster, limit=_CHUNK, after=after)
+            lines = self._jobs.list_ended_runs(
+                since, until, self._cluster, limit=_CHUNK, after=after
+            )
             if not lines:
                 return
             after = lines[-1].end_us, lines[-1].job_id
             wanted = {(line.job_id, line.end_us) for line in lines}
-            facts = self._jobs.run_facts(self._cluster, {line.job_id for line in lines})
-            for job_id, of_one in _group_facts_by_job(facts).items():
-                pieces: list[Charge] = list(self._known(job_id))
-                for fact in of_one:
-                    due = self._due(fact, pieces)
+            facts = self._jobs.list_run_events(self._cluster, {line.job_id for line in lines})
+            for job_id, job_runs in _group_facts_by_job(facts).items():
+                pieces: list[Charge] = list(self._find_charges(job_id))
+                for fact in job_runs:
+                    due = self._compute_due(fact, pieces)
                     if due is None:
                         continue
                     if due.charge is not None and due.charge.piece_us:
@@ -125,7 +127,7 @@ class DueCharges:
                     if (job_id, to_micros_or_zero(fact.record.end)) in wanted:
                         yield due
 
-    def of_slurmdbd(
+    def iter_from_slurmdbd(
         self, history: SacctHistory, since: datetime, until: datetime, people: NameResolver
     ) -> Iterator[DueCharge]:
         """Compute what is due by slurmdbd for runs that jobs.db lacks, or lacks times of.
@@ -146,17 +148,17 @@ class DueCharges:
                 continue
             rows.append(record)
             if len(rows) >= _CHUNK:
-                yield from self._of_rows(rows)
+                yield from self._iter_from_rows(rows)
                 rows = []
-        yield from self._of_rows(rows)
+        yield from self._iter_from_rows(rows)
 
-    def _of_rows(self, rows: Sequence[JobRecord]) -> Iterator[DueCharge]:
+    def _iter_from_rows(self, rows: Sequence[JobRecord]) -> Iterator[DueCharge]:
         """Compute what is due for a batch of rows of slurmdbd."""
-        facts = self._jobs.run_facts(self._cluster, {record.job_id for record in rows})
+        facts = self._jobs.list_run_events(self._cluster, {record.job_id for record in rows})
         ours = _group_facts_by_job(facts)
-        for job_id, of_one in _group_rows_by_job(rows).items():
-            pieces = list(self._known(job_id))
-            for record in of_one:
+        for job_id, job_runs in _group_rows_by_job(rows).items():
+            pieces = list(self._find_charges(job_id))
+            for record in job_runs:
                 mine = ours.get(job_id, [])
                 same = [fact for fact in mine if _is_same_run(fact, record)]
                 same = [
@@ -170,15 +172,15 @@ class DueCharges:
                         continue
                     fact = halted
                 else:
-                    fact = _fact_from_row(record, mine, of_one)
-                due = self._due(fact, pieces, source=SACCT_SOURCE)
+                    fact = _fact_from_row(record, mine, job_runs)
+                due = self._compute_due(fact, pieces, source=SACCT_SOURCE)
                 if due is None:
                     continue
                 if due.charge is not None and due.charge.piece_us:
                     pieces.append(due.charge)
                 yield due
 
-    def _due(
+    def _compute_due(
         self, fact: RunEvent, known: Sequence[Charge], source: str = _JOBS_SOURCE
     ) -> DueCharge | None:
         """Compute what a run is due; None if it is not to be charged."""
@@ -269,7 +271,7 @@ def _add_suspension(
 
 
 def _fact_from_row(
-    record: JobRecord, ours: Sequence[RunEvent], of_one: Sequence[JobRecord]
+    record: JobRecord, ours: Sequence[RunEvent], job_runs: Sequence[JobRecord]
 ) -> RunEvent:
     """Convert a row of slurmdbd into the run that jobs.db would have reported."""
     assert record.submit is not None, "rows without one are none"
@@ -277,11 +279,11 @@ def _fact_from_row(
     if record.restarts:
         # The first submission under this id, but not that of an earlier job.
         earlier = [fact.first_submit for fact in ours if fact.first_submit <= first]
-        earlier += [one.submit for one in of_one if one.submit and not one.restarts]
+        earlier += [one.submit for one in job_runs if one.submit and not one.restarts]
         first = max((time for time in earlier if time <= first), default=first)
     is_piece = strip_state_suffix(record.state) == RESIZING
     own_s = record.suspended_s or 0
-    sizes = [one for one in of_one if strip_state_suffix(one.state) == RESIZING]
+    sizes = [one for one in job_runs if strip_state_suffix(one.state) == RESIZING]
     if is_piece:
         # slurmdbd may give each size the start of the whole run.
         end_us = to_micros_or_zero(record.end)
@@ -393,19 +395,19 @@ def reconcile_cluster(
         SlurmError: slurmdbd does not answer.
     """
     with ledger.reading() as t:
-        began = moment(int(t.mark("began") or 0))
+        began = moment(int(t.read_mark("began") or 0))
     start = max(since or now - HOURLY_PERIOD, began)
     pricing = load_pricing(settings, ledger, cluster)
     with _open_jobs(settings) as jobs:
-        found = compare_with_jobs(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
-        found += compare_with_slurmdbd(
+        differences = compare_with_jobs(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
+        differences += compare_with_slurmdbd(
             settings, ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry
         )
-    if link is not None and not is_dry and found:
+    if link is not None and not is_dry and differences:
         with ledger.reading() as t:
-            books = t.books(after_seq=link.state().position)
+            books = t.export_books(after_seq=link.state().position)
         link.books(books)
-    return found
+    return differences
 
 
 def compare_with_jobs(
@@ -422,11 +424,11 @@ def compare_with_jobs(
     Raises:
         LedgerUnavailable, SqliteUnavailable: One of the two is unavailable.
     """
-    reckoning = DueCharges(
+    due_charges = DueCharges(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
     return post_due_charges(
-        ledger, cluster, reckoning.of_jobs(*period), why="reconcile", is_dry=is_dry
+        ledger, cluster, due_charges.iter_from_jobs(*period), why="reconcile", is_dry=is_dry
     )
 
 
@@ -453,10 +455,10 @@ def compare_with_slurmdbd(
     history = slurm.history()
     if history is None:
         return []
-    reckoning = DueCharges(
+    due_charges = DueCharges(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
-    due = reckoning.of_slurmdbd(history, *period, slurm.people)
+    due = due_charges.iter_from_slurmdbd(history, *period, slurm.resolver)
     return post_due_charges(ledger, cluster, due, why="reconcile", is_dry=is_dry)
 
 
@@ -486,21 +488,21 @@ def post_due_charges(
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    found: list[ChargeDifference] = []
-    for one in due:
-        if one.charge is None:
-            found.append(_make_difference(cluster, one, None, one.unpriced))
+    differences: list[ChargeDifference] = []
+    for due_charge in due:
+        if due_charge.charge is None:
+            differences.append(_make_difference(cluster, due_charge, None, due_charge.unpriced))
             continue
         with ledger.reading() as t:
-            row = t.charges.get(one.charge.key)
+            row = t.charges.get(due_charge.charge.key)
         before = row.charge if row else None
-        if before is not None and (only_new or not _is_different(before, one.charge)):
+        if before is not None and (only_new or not _is_different(before, due_charge.charge)):
             continue
-        reason = _describe_difference(before, one.charge)
+        reason = _describe_difference(before, due_charge.charge)
         if not is_dry:
-            _post_charge(ledger, one.charge, before, why, reason)
-        found.append(_make_difference(cluster, one, before, reason, done=not is_dry))
-    return found
+            _post_charge(ledger, due_charge.charge, before, why, reason)
+        differences.append(_make_difference(cluster, due_charge, before, reason, done=not is_dry))
+    return differences
 
 
 def _is_different(before: Charge, due: Charge) -> bool:
@@ -518,19 +520,19 @@ def _post_charge(
     if before is not None:
         charge = msgspec.structs.replace(charge, hold=before.hold, shares=before.shares)
     with ledger.transaction() as t:
-        t.charges.charge(
+        t.charges.post(
             charge, Authorship(who=RECONCILE_AUTHOR if why == "reconcile" else why, why=reason)
         )
 
 
 def _describe_difference(before: Charge | None, due: Charge) -> str:
     """Describe how a charge differs from the one due."""
-    said = "slurmdbd's record" if due.source == SACCT_SOURCE else "its record"
+    record_name = "slurmdbd's record" if due.source == SACCT_SOURCE else "its record"
     if before is None:
-        return f"it was not charged; {said} says what it used"
+        return f"it was not charged; {record_name} says what it used"
     if before.account != due.account:
-        return f"{said} has account {due.account}, {before.account} was charged"
-    parts = [f"by {said}"]
+        return f"{record_name} has account {due.account}, {before.account} was charged"
+    parts = [f"by {record_name}"]
     if before.use is not None and due.use is not None:
         if before.use.seconds != due.use.seconds:
             parts.append(f"{due.use.seconds} s instead of {before.use.seconds} s")
@@ -565,7 +567,7 @@ def _make_difference(
 
 def mark_unpriced(t: "Transaction", cluster: str, at: datetime) -> None:
     """Record that a run that ended then had no rate, so that it is checked again."""
-    before = t.mark(_unpriced_mark(cluster))
+    before = t.read_mark(_unpriced_mark(cluster))
     if not before or int(before) > to_micros(at):
         t.set_mark(_unpriced_mark(cluster), str(to_micros(at)))
 
@@ -603,8 +605,11 @@ class RegularReconciliation:
             LedgerUnavailable, SqliteUnavailable: The ledger or jobs.db is unavailable.
         """
         with self._ledger.reading() as t:
-            marks = [t.mark(_reconciled_mark(cluster)), t.mark(_reconciled_by_sacct_mark(cluster))]
-            unpriced = t.mark(_unpriced_mark(cluster))
+            marks = [
+                t.read_mark(_reconciled_mark(cluster)),
+                t.read_mark(_reconciled_by_sacct_mark(cluster)),
+            ]
+            unpriced = t.read_mark(_unpriced_mark(cluster))
         until = now - END_GRACE
         is_far = now - self._far.get(cluster, moment(0)) >= _HOURLY_INTERVAL
         least = now - HOURLY_PERIOD if is_far else until
@@ -686,11 +691,11 @@ def read_last_comparison(
         t: Transaction of the ledger.
         cluster: The cluster's name.
     """
-    said = t.mark(_compared_mark(cluster))
+    said = t.read_mark(_compared_mark(cluster))
     return (
         msgspec.json.decode(said, type=ComparisonResult) if said else None,
-        int(t.mark(_reconciled_mark(cluster)) or 0),
-        int(t.mark(_reconciled_by_sacct_mark(cluster)) or 0),
+        int(t.read_mark(_reconciled_mark(cluster)) or 0),
+        int(t.read_mark(_reconciled_by_sacct_mark(cluster)) or 0),
     )
 
 
@@ -763,7 +768,7 @@ def backfill_cluster(
     jobs = Jobs(database_path(settings.state_dir))
     passed_over = 0
     try:
-        reckoning = DueCharges(
+        due_charges = DueCharges(
             *(cluster, jobs, load_pricing(settings, ledger, cluster)),
             lambda job_id: read_own_charges(ledger, cluster, job_id),
             with_imported=True,
@@ -771,7 +776,7 @@ def backfill_cluster(
         found = post_due_charges(
             ledger,
             cluster,
-            reckoning.of_jobs(since, until),
+            due_charges.iter_from_jobs(since, until),
             why=BACKFILL_REASON,
             is_dry=is_dry,
             only_new=True,
@@ -780,7 +785,7 @@ def backfill_cluster(
         slurm = Slurm(cluster, of) if of and of.asks_slurm and not of.remote else None
         history = slurm.history() if slurm else None
         if slurm is not None and history is not None:
-            due = reckoning.of_slurmdbd(history, since, until, slurm.people)
+            due = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
             found += post_due_charges(
                 ledger, cluster, due, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
             )

@@ -71,7 +71,7 @@ def list_own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge
         cluster: The cluster's name.
         job_id: The raw job id.
     """
-    rows = t.charges.of_job(cluster, job_id)
+    rows = t.charges.list_of_job(cluster, job_id)
     return [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
 
 
@@ -97,7 +97,9 @@ def cancel_reported_charges(t: "Transaction", charge: Charge, by: Authorship) ->
         by: Who changes the charges, and why.
     """
     own = list_own_charges(t, charge.cluster, charge.job_id)
-    for client_charge in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
+    for client_charge in (
+        row.charge for row in t.charges.list_of_job(charge.cluster, charge.job_id)
+    ):
         if (
             client_charge.source != REPORTED_SOURCE
             or not client_charge.amount
@@ -106,7 +108,7 @@ def cancel_reported_charges(t: "Transaction", charge: Charge, by: Authorship) ->
             continue
         start = client_charge.use.start if client_charge.use is not None else None
         if is_same_job((client_charge.first_submit, start), own):
-            t.charges.charge(msgspec.structs.replace(client_charge, amount=0), by)
+            t.charges.post(msgspec.structs.replace(client_charge, amount=0), by)
 
 
 def _list_job_spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:

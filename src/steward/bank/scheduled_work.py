@@ -121,7 +121,7 @@ class ScheduledWork:
         """
         while True:
             with self._ledger.reading() as t:
-                after = int(t.mark(_FACTS_MARK) or 0)
+                after = int(t.read_mark(_FACTS_MARK) or 0)
             facts = self._link.facts(after, limit=_FACTS_AT_ONCE)
             if not facts:
                 return
@@ -141,7 +141,7 @@ class ScheduledWork:
         with self._ledger.reading() as t:
             if t.seq == self._seq and not self._is_due(self._whole_at, now):
                 return
-            books = t.books(after_seq=self._seq)
+            books = t.export_books(after_seq=self._seq)
         if books.whole:
             self._accounts = {}
         self._accounts |= {account.name: account for account in books.accounts}
@@ -158,7 +158,7 @@ class ScheduledWork:
             for one in told:
                 key = f"{one.allocation}:{one.kind}:{one.value}:{one.total}"
                 said = _PendingEvent(key, now, one)
-                t.outbox.put(_EVENT, msgspec.json.encode(said), key=f"{key}:{to_micros(now)}")
+                t.outbox.add(_EVENT, msgspec.json.encode(said), key=f"{key}:{to_micros(now)}")
             for one in keep_highest_thresholds(told):
                 self._put_notice(t, one)
         self._seq = books.seq
@@ -168,7 +168,7 @@ class ScheduledWork:
         account = t.accounts.get(one.account)
         owners = account.owners if account else ()
         notice = write_threshold_notice(self._settings, one, owners, self._cluster)
-        t.outbox.put(_NOTICE, msgspec.json.encode(notice))
+        t.outbox.add(_NOTICE, msgspec.json.encode(notice))
 
     def _expire(self, now: datetime) -> None:
         """Empty allocations that ended, except for what running jobs still need."""
@@ -185,7 +185,7 @@ class ScheduledWork:
         kept = {number: self._link.on_allocation(number) for number in ended}
         with self._ledger.transaction() as t:
             by = Authorship(who=BANK_AUTHOR, why="the allocation ended", at=now)
-            for one in t.transfers.expire(by, kept=kept):
+            for one in t.transfers.expire(by, reserved=kept):
                 log.info("%s: %s of account %s", one.kind, one.amount, one.account)
 
     def _statements(self, now: datetime) -> None:
@@ -203,7 +203,7 @@ class ScheduledWork:
             return
         self._forget_at = now + timedelta(seconds=_HOUR_S)
         with self._ledger.reading() as t:
-            at_us, _, taken = t.mark(_SETTLED_MARK).partition(" ")
+            at_us, _, taken = t.read_mark(_SETTLED_MARK).partition(" ")
         if at_us and moment(int(at_us)) + _DAY > now:
             return
         settled = self._link.state().settled
@@ -217,13 +217,13 @@ class ScheduledWork:
         """Append pending events to the journal, then mark them sent; a repeat keeps its key."""
         now = moment(2**52)
         with self._ledger.reading() as t:
-            items = t.outbox.due(_EVENT, now)
+            items = t.outbox.list_due(_EVENT, now)
         if not items:
             return
         append([self._threshold_event(item.payload) for item in items])
         with self._ledger.transaction() as t:
             for item in items:
-                t.outbox.done(item.id)
+                t.outbox.mark_delivered(item.id)
 
     def _threshold_event(self, payload: bytes) -> Event:
         said = msgspec.json.decode(payload, type=_PendingEvent)
@@ -240,7 +240,7 @@ class ScheduledWork:
     def _send_notices(self, now: datetime) -> None:
         """Send one pending notice."""
         with self._ledger.reading() as t:
-            items = t.outbox.due(_NOTICE, now)
+            items = t.outbox.list_due(_NOTICE, now)
         # Notices that fail repeatedly come after those not tried yet.
         for item in sorted(items, key=lambda item: item.tries)[:1]:
             notice = msgspec.json.decode(item.payload, type=Notice)
@@ -254,7 +254,7 @@ class ScheduledWork:
                 self._try_later(item, notice, error, now)
             else:
                 with self._ledger.transaction() as t:
-                    t.outbox.done(item.id)
+                    t.outbox.mark_delivered(item.id)
 
     def _try_later(
         self, item: OutboxItem, notice: Notice, error: Unavailable, now: datetime
@@ -267,19 +267,19 @@ class ScheduledWork:
                 *(item.id, notice.subject, item.tries + 1, error),
             )
             with self._ledger.transaction() as t:
-                t.outbox.aside(item.id, str(error))
+                t.outbox.make_dead_letter(item.id, str(error))
             return
         wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
         log.warning("a notice waits: %s", error)
         with self._ledger.transaction() as t:
-            t.outbox.later(item.id, now + timedelta(seconds=wait_s), str(error))
+            t.outbox.record_failure(item.id, now + timedelta(seconds=wait_s), str(error))
 
     def _take_apart(self, number: int, notice: Notice) -> None:
         """Split a notice so that each way of sending it is retried separately."""
         with self._ledger.transaction() as t:
             for part in split_notice(self._settings, notice):
-                t.outbox.put(_NOTICE, msgspec.json.encode(part))
-            t.outbox.done(number)
+                t.outbox.add(_NOTICE, msgspec.json.encode(part))
+            t.outbox.mark_delivered(number)
 
     @staticmethod
     def _is_due(at: datetime | None, now: datetime) -> bool:

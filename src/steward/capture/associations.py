@@ -35,14 +35,14 @@ class AssociationsPoller:
     batch_events = 1
 
     def __init__(
-        self, cluster: str, ask: Callable[[], ClusterRoles], standings: ClusterRolesFiles
+        self, cluster: str, query: Callable[[], ClusterRoles], roles_files: ClusterRolesFiles
     ) -> None:
         self.name = f"standing.{cluster}"
         self._cluster = cluster
-        self._ask = ask
-        self._standings = standings
+        self._query = query
+        self._roles_files = roles_files
         self._backoff = Backoff(_POLL_INTERVAL_S, _MAX_BACKOFF_S)
-        self._said = ""
+        self._last_error = ""
 
     def cursor(self) -> int:
         """Return 0: the source has no position."""
@@ -54,15 +54,15 @@ class AssociationsPoller:
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's signature
         """Query Slurm and store the answer; return seconds until the next query."""
         try:
-            self._standings.put(self._cluster, self._ask())
+            self._roles_files.put(self._cluster, self._query())
         except StewardError as error:
             # The last answer stays valid for a while; queue polls report that Slurm itself is
             # unavailable.
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
                 log.warning("who stands where on %s is not known now: %s", self._cluster, error)
             return self._backoff.next_s()
-        self._said = ""
+        self._last_error = ""
         self._backoff.reset()
         return _POLL_INTERVAL_S
 

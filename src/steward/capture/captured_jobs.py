@@ -29,13 +29,13 @@ class CapturedScripts:
         self._reader = reader
         self._jobs: Jobs | None = None
 
-    def known(self, cluster: str, key: str) -> bool:
+    def was_captured(self, cluster: str, key: str) -> bool:
         """Return whether a script with this event key was ever captured.
 
         Raises:
             JournalUnavailable: The journal cannot be read now.
         """
-        return self._reader.known(cluster, key) or self._is_purged(cluster, key) is not None
+        return self._reader.has_key(cluster, key) or self._is_purged(cluster, key) is not None
 
     def has_script(self, cluster: str, job_id: int, submit: datetime) -> bool:
         """Return whether the script of a submission was captured, even if purged since.
@@ -53,7 +53,7 @@ class CapturedScripts:
             self.close()
             return False
 
-    def over(self, cluster: str, key: str) -> bool:
+    def can_delete_bytes(self, cluster: str, key: str) -> bool:
         """Return whether stored bytes of this script that no event names may be deleted.
 
         False if only jobs.db knows the script: its event may have been lost with a journal.
@@ -61,7 +61,7 @@ class CapturedScripts:
         Raises:
             JournalUnavailable: The journal cannot be read now.
         """
-        return self._reader.known(cluster, key) or self._is_purged(cluster, key) is True
+        return self._reader.has_key(cluster, key) or self._is_purged(cluster, key) is True
 
     def close(self) -> None:
         """Close jobs.db; the next lookup opens it again."""

@@ -26,31 +26,32 @@ _STALE_S = 86400.0
 def recover_lost_scripts(
     store: IncomingStore,
     cluster: str,
-    known: Callable[[int, int], bool],
-    wanted: Callable[[int, int], bool],
-    mine: Callable[[int], bool],
+    is_captured: Callable[[int, int], bool],
+    is_needed: Callable[[int, int], bool],
+    is_ours: Callable[[int], bool],
 ) -> list[Event]:
     """Return events for complete scripts in a store that the journal has never recorded.
 
     Args:
         store: Store to search.
         cluster: Cluster whose scripts are wanted.
-        known: Returns whether the script of a job id with this mtime (ns) was ever in the journal.
-        wanted: Returns whether the journal still has its event, and so needs its bytes.
-        mine: Returns whether a job id belongs to the calling process; another process may be
+        is_captured: Returns whether the script of a job id with this mtime (ns) was ever in the
+            journal.
+        is_needed: Returns whether the journal still has its event, and so needs its bytes.
+        is_ours: Returns whether a job id belongs to the calling process; another process may be
             writing its file just now.
 
     Raises:
         StoreUnavailable: The store cannot be read now.
     """
-    found: dict[tuple[int, int], dict[str, IncomingName]] = {}
-    for name in store.names():
-        if name.cluster == cluster and mine(name.job_id):
-            found.setdefault((name.job_id, name.spool_mtime_ns), {})[name.what] = name
+    names_by_script: dict[tuple[int, int], dict[str, IncomingName]] = {}
+    for name in store.iterate_names():
+        if name.cluster == cluster and is_ours(name.job_id):
+            names_by_script.setdefault((name.job_id, name.spool_mtime_ns), {})[name.what] = name
     events = []
-    for (job_id, mtime_ns), names in found.items():
-        if known(job_id, mtime_ns):
-            if not wanted(job_id, mtime_ns):
+    for (job_id, mtime_ns), names in names_by_script.items():
+        if is_captured(job_id, mtime_ns):
+            if not is_needed(job_id, mtime_ns):
                 # Its event was trimmed, and the crash came before its bytes were deleted.
                 store.unlink(name.filename for name in names.values())
             continue
@@ -103,8 +104,8 @@ def _verify_stored(store: IncomingStore, name: IncomingName | None) -> IncomingF
     """Read a stored file and return its digest; None if it is incomplete."""
     if name is None:
         return None
-    kept = IncomingFile(path=name.filename, length=name.length, sha256="")
-    data = store.read(kept)
+    stored = IncomingFile(path=name.filename, length=name.length, sha256="")
+    data = store.read(stored)
     if len(data) != name.length:
         return None
     return IncomingFile(

@@ -121,51 +121,51 @@ class JobcompRecord(msgspec.Struct, frozen=True):
     lost: int = 0
 
 
-def parse_line(line: bytes, people: NameResolver) -> JobcompRecord:
+def parse_line(line: bytes, resolver: NameResolver) -> JobcompRecord:
     """Parse a line.
 
     Args:
         line: The line without its newline.
-        people: Resolves user and group ids to names.
+        resolver: Resolves user and group ids to names.
 
     Raises:
         LineError: The line is not from jobcomp.lua, or describes an impossible job.
     """
     try:
-        said = _decoder.decode(line)
+        raw = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LineError(f"a line that is none of jobcomp.lua's: {error}", line[:200]) from error
-    state = decode_ended_state(said.job_state)
-    at, submit = _parse_epoch(said.t), _parse_epoch(said.submit_time)
-    if said.v != 1 or said.k != "job" or not state or at is None:
+    state = decode_ended_state(raw.job_state)
+    at, submit = _parse_epoch(raw.t), _parse_epoch(raw.submit_time)
+    if raw.v != 1 or raw.k != "job" or not state or at is None:
         raise LineError("a line of another version of jobcomp.lua", line[:200])
-    if not 0 < said.job_id < _NO_VALUE or submit is None or said.restart_cnt < 0:
+    if not 0 < raw.job_id < _NO_VALUE or submit is None or raw.restart_cnt < 0:
         raise LineError("a line of a job that there cannot be", line[:200])
-    return JobcompRecord(_build_job_record(said, state, submit, people), at, max(0, said.lost))
+    return JobcompRecord(_build_job_record(raw, state, submit, resolver), at, max(0, raw.lost))
 
 
-def parse_line_tail(line: bytes, people: NameResolver) -> JobcompRecord | None:
+def parse_line_tail(line: bytes, resolver: NameResolver) -> JobcompRecord | None:
     """Parse the whole line that follows a torn one in the same line; None if there is none.
 
     Args:
         line: Line that :func:`parse_line` rejected.
-        people: Resolves user and group ids to names.
+        resolver: Resolves user and group ids to names.
     """
     begin = line.rfind(_BEGIN)
     if begin <= 0:
         return None
     try:
-        return parse_line(line[begin:], people)
+        return parse_line(line[begin:], resolver)
     except LineError:
         return None
 
 
-def make_end_event(cluster: str, said: JobcompRecord, record: JobRecord) -> Event:
+def make_end_event(cluster: str, parsed: JobcompRecord, record: JobRecord) -> Event:
     """Build the job.end event of a line.
 
     Args:
         cluster: Name of the cluster.
-        said: Parsed line.
+        parsed: Parsed line.
         record: Its record after redaction.
     """
     # The key differs from that of a queue poll's event of the same end: each has facts that the
@@ -173,81 +173,81 @@ def make_end_event(cluster: str, said: JobcompRecord, record: JobRecord) -> Even
     key = f"{make_end_key(record)}:{JOBCOMP_SOURCE}"
     if record.state == "RESIZING":
         # A job may be resized twice within a second.
-        held = f"{record.nodelist}\0{record.tres_allocated}\0{record.sluid}"
-        key += ":" + hashlib.blake2b(held.encode(), digest_size=6).hexdigest()
+        allocation = f"{record.nodelist}\0{record.tres_allocated}\0{record.sluid}"
+        key += ":" + hashlib.blake2b(allocation.encode(), digest_size=6).hexdigest()
     return Event(
         kind=JOB_END,
         cluster=cluster,
         key=key,
-        at=record.end or said.at,
-        seen_at=said.at,
+        at=record.end or parsed.at,
+        seen_at=parsed.at,
         source=JOBCOMP_SOURCE,
         body=JobFacts(record=record),
     )
 
 
 def _build_job_record(
-    said: _RawLine, state: str, submit: datetime, people: NameResolver
+    raw: _RawLine, state: str, submit: datetime, resolver: NameResolver
 ) -> JobRecord:
     """Build the job record of a line."""
-    is_array = said.array_job_id > 0
-    uid, gid = _parse_id(said.user_id), _parse_id(said.group_id)
-    cut = frozenset(said.cut)
-    code, signal = _split_wait_status(said.exit_code)
-    derived_code, derived_signal = _split_wait_status(said.derived_ec)
-    is_piece = state == "RESIZING"
-    requested = "" if "tres_fmt_req_str" in cut else said.tres_fmt_req_str
+    is_array = raw.array_job_id > 0
+    uid, gid = _parse_id(raw.user_id), _parse_id(raw.group_id)
+    truncated = frozenset(raw.cut)
+    code, signal = _split_wait_status(raw.exit_code)
+    derived_code, derived_signal = _split_wait_status(raw.derived_ec)
+    is_partial = state == "RESIZING"
+    requested = "" if "tres_fmt_req_str" in truncated else raw.tres_fmt_req_str
     return JobRecord(
-        job_id=said.job_id,
-        name=said.name,
+        job_id=raw.job_id,
+        name=raw.name,
         uid=uid,
-        user="" if uid is None else people.user(uid),
+        user="" if uid is None else resolver.user(uid),
         gid=gid,
-        group="" if gid is None else people.group(gid),
-        account=said.account,
-        partition=said.partition,
-        qos=said.qos,
+        group="" if gid is None else resolver.group(gid),
+        account=raw.account,
+        partition=raw.partition,
+        qos=raw.qos,
         state=state,
-        array_job_id=said.array_job_id if is_array else 0,
-        array_task=str(said.array_task_id) if is_array and said.array_task_id < _NO_VALUE else "",
-        het_job_id=max(0, said.het_job_id),
-        het_offset=max(0, said.het_job_offset) if said.het_job_id > 0 else 0,
-        sluid=said.sluid,
-        original_sluid=said.original_sluid,
-        restarts=said.restart_cnt,
+        array_job_id=raw.array_job_id if is_array else 0,
+        array_task=str(raw.array_task_id) if is_array and raw.array_task_id < _NO_VALUE else "",
+        het_job_id=max(0, raw.het_job_id),
+        het_offset=max(0, raw.het_job_offset) if raw.het_job_id > 0 else 0,
+        sluid=raw.sluid,
+        original_sluid=raw.original_sluid,
+        restarts=raw.restart_cnt,
         submit=submit,
-        start=_parse_epoch(said.start_time),
+        start=_parse_epoch(raw.start_time),
         # For a part of a resized job Slurm gives the expected end of the whole job.
-        end=_parse_epoch(said.t if is_piece else said.end_time),
-        time_limit_s=said.time_limit * 60 if 0 <= said.time_limit < _NO_VALUE else None,
-        nodes=said.total_nodes or None,
-        cpus=said.total_cpus or None,
+        end=_parse_epoch(raw.t if is_partial else raw.end_time),
+        time_limit_s=raw.time_limit * 60 if 0 <= raw.time_limit < _NO_VALUE else None,
+        nodes=raw.total_nodes or None,
+        cpus=raw.total_cpus or None,
         tres_requested=requested,
-        tres_allocated="" if "tres_fmt_alloc_str" in cut else said.tres_fmt_alloc_str,
+        tres_allocated="" if "tres_fmt_alloc_str" in truncated else raw.tres_fmt_alloc_str,
         # A truncated node list would name other nodes.
-        nodelist="" if "nodes" in cut else said.nodes,
-        dependency=said.curr_dependency,
-        reservation=said.resv_name,
-        submit_host=said.alloc_node,
-        work_dir=said.work_dir,
-        stdin=_parse_output_path(said.std_in),
-        stdout=_parse_output_path(said.std_out),
-        stderr=_parse_output_path(said.std_err),
-        admin_comment=said.admin_comment,
+        nodelist="" if "nodes" in truncated else raw.nodes,
+        dependency=raw.curr_dependency,
+        reservation=raw.resv_name,
+        submit_host=raw.alloc_node,
+        work_dir=raw.work_dir,
+        stdin=_parse_output_path(raw.std_in),
+        stdout=_parse_output_path(raw.std_out),
+        stderr=_parse_output_path(raw.std_err),
+        admin_comment=raw.admin_comment,
         # A part of a resized job has no exit code yet.
-        exit_code=None if is_piece else code,
-        exit_signal=None if is_piece else signal,
-        derived_exit_code=None if is_piece else derived_code,
-        derived_exit_signal=None if is_piece else derived_signal,
-        requested_cpus=said.min_cpus or None,
-        requested_nodes=_parse_tres_count(requested, "node") or said.min_nodes or None,
-        priority=None if is_piece else said.priority,
-        wckey=said.wckey,
-        constraints=said.features,
-        licenses=said.licenses,
-        container=said.container,
-        batch_host=said.batch_host,
-        federation_origin=said.origin_cluster,
+        exit_code=None if is_partial else code,
+        exit_signal=None if is_partial else signal,
+        derived_exit_code=None if is_partial else derived_code,
+        derived_exit_signal=None if is_partial else derived_signal,
+        requested_cpus=raw.min_cpus or None,
+        requested_nodes=_parse_tres_count(requested, "node") or raw.min_nodes or None,
+        priority=None if is_partial else raw.priority,
+        wckey=raw.wckey,
+        constraints=raw.features,
+        licenses=raw.licenses,
+        container=raw.container,
+        batch_host=raw.batch_host,
+        federation_origin=raw.origin_cluster,
     )
 
 
@@ -323,7 +323,7 @@ class ReadPositions:
         # Positions lost in a power failure only cause lines to be read again.
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
 
-    def of(self, path: str) -> ReadPosition | None:
+    def get(self, path: str) -> ReadPosition | None:
         """Return the position in a file; None if it was never read."""
         with translate_errors(self._path):
             row = self._database.execute(
@@ -337,7 +337,7 @@ class ReadPositions:
             inode=inode, offset=at, head=head, head_length=head_length, written_ns=written_ns
         )
 
-    def keep(self, path: str, place: ReadPosition) -> None:
+    def store(self, path: str, position: ReadPosition) -> None:
         """Store the position in a file.
 
         Raises:
@@ -345,11 +345,11 @@ class ReadPositions:
         """
         values = (
             path,
-            place.inode,
-            place.offset,
-            place.head,
-            place.head_length,
-            place.written_ns,
+            position.inode,
+            position.offset,
+            position.head,
+            position.head_length,
+            position.written_ns,
         )
         with transaction(self._database, self._path) as database:
             database.execute("INSERT OR REPLACE INTO place VALUES (?, ?, ?, ?, ?, ?)", values)
@@ -374,19 +374,19 @@ class JobcompSource:
         self,
         cluster: str,
         path: str,
-        places: ReadPositions,
+        positions: ReadPositions,
         append: Append,
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
     ) -> None:
-        self.taken = 0
+        self.line_count = 0
         """Number of lines that became events."""
         self._cluster = cluster
         self._path = path
-        self._places = places
+        self._positions = positions
         self._append = append
         self._redact = redact
-        self._people = NameResolver()
-        self._following = LogFollower(path, places.of(path))
+        self._resolver = NameResolver()
+        self._follower = LogFollower(path, positions.get(path))
         self._has_garbled = self._is_checked = False
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -402,66 +402,66 @@ class JobcompSource:
         while not stop.is_set():
             beat()
             try:
-                self.take(stop, beat)
+                self.append_new_events(stop, beat)
             except Unavailable:
                 if stop.is_set():
                     break  # the next start reads these lines again
                 raise
             # At most 30 s, so that heartbeats continue.
-            stop.wait(min(30.0, self._following.due_s()), self._following.fd)
+            stop.wait(min(30.0, self._follower.due_s()), self._follower.fd)
 
-    def take(self, stop: Stop, beat: Callable[[], None] = lambda: None) -> None:
+    def append_new_events(self, stop: Stop, beat: Callable[[], None] = lambda: None) -> None:
         """Append events for all new lines.
 
         Raises:
             Unavailable: The position cannot be stored, or ``stop`` was set while the journal was
                 unavailable.
         """
-        self._following.look()
+        self._follower.process_events()
         self._check_mode()
-        for batch in self._following.batches():
+        for batch in self._follower.read_batches():
             beat()
-            events = self._events(batch)
+            events = self._build_events(batch)
             for begin in range(0, len(events), _MAX_EVENTS_PER_APPEND):
                 self._append(events[begin : begin + _MAX_EVENTS_PER_APPEND])
-            self._places.keep(self._path, batch.place)
+            self._positions.store(self._path, batch.position)
             if stop.is_set():
                 return
 
     def close(self) -> None:
         """Close the file."""
-        self._following.close()
+        self._follower.close()
 
-    def _events(self, batch: LineBatch) -> list[Event]:
+    def _build_events(self, batch: LineBatch) -> list[Event]:
         """Convert a batch of lines to events, with gaps for lost and garbled lines."""
         events = []
         garbled = batch.garbled
         for line in batch.lines:
-            said, is_whole = self._told(line)
+            parsed, is_whole = self._parse_line(line)
             garbled += not is_whole
-            if said is None:
+            if parsed is None:
                 continue
-            events.append(make_end_event(self._cluster, said, self._redact(said.record)))
-            if said.lost:
-                log.warning("slurmctld could not write %d lines to %s", said.lost, self._path)
-                name = f"lost:{int(said.at.timestamp())}:{said.record.job_id}"
-                events.append(self._gap(name, "lost", said.lost, said.at))
-        self.taken += len(batch.lines)
+            events.append(make_end_event(self._cluster, parsed, self._redact(parsed.record)))
+            if parsed.lost:
+                log.warning("slurmctld could not write %d lines to %s", parsed.lost, self._path)
+                name = f"lost:{int(parsed.at.timestamp())}:{parsed.record.job_id}"
+                events.append(self._build_gap(name, "lost", parsed.lost, parsed.at))
+        self.line_count += len(batch.lines)
         if garbled:
             inode, offset = batch.begin
-            at = datetime.fromtimestamp(batch.place.written_ns / 1e9, UTC)
-            events.append(self._gap(f"garbled:{inode}:{offset}", "garbled", garbled, at))
+            at = datetime.fromtimestamp(batch.position.written_ns / 1e9, UTC)
+            events.append(self._build_gap(f"garbled:{inode}:{offset}", "garbled", garbled, at))
         return events
 
-    def _told(self, line: bytes) -> tuple[JobcompRecord | None, bool]:
+    def _parse_line(self, line: bytes) -> tuple[JobcompRecord | None, bool]:
         """Parse a line; also return whether it was valid as a whole."""
         try:
-            return parse_line(line, self._people), True
+            return parse_line(line, self._resolver), True
         except LineError as error:
-            self._say_garbled(error)
-            return parse_line_tail(line, self._people), False
+            self._log_garbled(error)
+            return parse_line_tail(line, self._resolver), False
 
-    def _gap(self, name: str, why: str, lines: int, at: datetime) -> Event:
+    def _build_gap(self, name: str, reason: str, lines: int, at: datetime) -> Event:
         """Build a node.gap event about lost or garbled lines of slurmctld."""
         return Event(
             kind=NODE_GAP,
@@ -470,10 +470,10 @@ class JobcompSource:
             at=at,
             seen_at=utc_now(),
             source=JOBCOMP_SOURCE,
-            body=NodeGap(node=CONTROLLER_NODE, why=why, lines=lines),
+            body=NodeGap(node=CONTROLLER_NODE, why=reason, lines=lines),
         )
 
-    def _say_garbled(self, error: LineError) -> None:
+    def _log_garbled(self, error: LineError) -> None:
         """Log the first garbled line; others are only counted."""
         if not self._has_garbled:
             log.error(
@@ -486,12 +486,12 @@ class JobcompSource:
         if self._is_checked:
             return
         try:
-            file = os.stat(self._path).st_mode
-            directory = os.stat(os.path.dirname(self._path)).st_mode
+            file_mode = os.stat(self._path).st_mode
+            directory_mode = os.stat(os.path.dirname(self._path)).st_mode
         except OSError:
             return
         self._is_checked = True
-        if file & stat.S_IROTH and directory & stat.S_IXOTH:
+        if file_mode & stat.S_IROTH and directory_mode & stat.S_IXOTH:
             log.warning(
                 "everybody can read %s, and names and comments of jobs in it: "
                 "take the others' rights from its directory (chmod o= %s)",

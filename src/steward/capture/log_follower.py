@@ -79,13 +79,13 @@ class LineBatch(msgspec.Struct, frozen=True):
         lines: Lines without newlines, none empty.
         garbled: Number of pieces of text skipped because they cannot be lines.
         begin: Inode and offset where the batch starts, for reports.
-        place: Position to store once the batch has been processed.
+        position: Position to store once the batch has been processed.
     """
 
     lines: list[bytes]
     garbled: int
     begin: tuple[int, int]
-    place: ReadPosition
+    position: ReadPosition
 
 
 class _File:
@@ -93,34 +93,34 @@ class _File:
 
     def __init__(self, fd: int, offset: int = 0) -> None:
         self.fd = fd
-        found = os.fstat(fd)
-        self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
-        self.offset = min(offset, found.st_size)
-        self.skipping = False
+        status = os.fstat(fd)
+        self.inode, self.written_ns = status.st_ino, status.st_mtime_ns
+        self.offset = min(offset, status.st_size)
+        self.is_skipping = False
         self.head = b""
         self.size = -1
         self.changed_at = 0.0
 
-    def lines(self) -> tuple[list[bytes], int]:
+    def read_lines(self) -> tuple[list[bytes], int]:
         """Read the next whole lines; also return how many pieces were skipped."""
         garbled = 0
         while True:
-            found = os.fstat(self.fd)
-            if found.st_size != self.size:
-                self.size, self.changed_at = found.st_size, time.monotonic()
-            if found.st_size <= self.offset:
+            status = os.fstat(self.fd)
+            if status.st_size != self.size:
+                self.size, self.changed_at = status.st_size, time.monotonic()
+            if status.st_size <= self.offset:
                 return [], garbled
             data = os.pread(self.fd, _CHUNK, self.offset)
             end = data.rfind(b"\n") + 1
             if not end and len(data) < _CHUNK:
                 return [], garbled  # the writer has not finished the line
-            self.written_ns = found.st_mtime_ns
+            self.written_ns = status.st_mtime_ns
             begin = 0
-            if self.skipping and end:
+            if self.is_skipping and end:
                 begin = data.index(b"\n") + 1
-            elif not end and not self.skipping:
+            elif not end and not self.is_skipping:
                 garbled += 1
-            self.skipping = not end
+            self.is_skipping = not end
             if len(self.head) < _HEAD_BYTES:
                 self.head = os.pread(self.fd, _HEAD_BYTES, 0)
             self.offset += end or len(data)
@@ -128,7 +128,7 @@ class _File:
             if lines:
                 return lines, garbled
 
-    def place(self) -> ReadPosition:
+    def get_position(self) -> ReadPosition:
         """Return the present read position."""
         head = self.head[: self.offset]
         return ReadPosition(
@@ -139,7 +139,7 @@ class _File:
             written_ns=self.written_ns,
         )
 
-    def has_begun_anew(self) -> bool:
+    def was_truncated(self) -> bool:
         """Return whether the file was truncated since it was read, even if it has grown again."""
         if os.fstat(self.fd).st_size < self.offset:
             return True
@@ -164,7 +164,7 @@ class LogFollower:
     def __init__(
         self,
         path: str,
-        place: ReadPosition | None,
+        position: ReadPosition | None,
         *,
         quiet_s: float = _QUIET_S,
         reattach_s: float = 1.0,
@@ -173,13 +173,13 @@ class LogFollower:
         self._reattach_s = reattach_s
         self._directory, self._name = os.path.split(path)
         self._quiet_s = quiet_s
-        self._place = place
+        self._position = position
         self._files: deque[_File] = deque()
         self._inotify = INotify(nonblocking=True)
         self._wd = -1
         self._attach_at = 0.0
-        self._network = False
-        self._complaint = ""
+        self._is_network = False
+        self._problem = ""
 
     @property
     def fd(self) -> int:
@@ -187,9 +187,9 @@ class LogFollower:
         return int(self._inotify.fileno())
 
     @property
-    def away(self) -> str:
+    def problem(self) -> str:
         """Reason why the file cannot be followed now; "" if it can."""
-        return self._complaint
+        return self._problem
 
     def due_s(self) -> float:
         """Return seconds until :meth:`look` must be called even without inotify events."""
@@ -197,9 +197,9 @@ class LogFollower:
             return max(0.0, self._attach_at - time.monotonic())
         if len(self._files) > 1:
             return self._quiet_s
-        return _NETWORK_RECHECK_S if self._network else _RECHECK_S
+        return _NETWORK_RECHECK_S if self._is_network else _RECHECK_S
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Process inotify events and open new files; then :meth:`batches` has the new lines."""
         for event in self._inotify.read(timeout=0):
             if event.wd == self._wd and event.mask & _UNWATCHED_MASK:
@@ -213,26 +213,26 @@ class LogFollower:
         except FileNotFoundError:
             # Not created yet, or between two files; a file may have come and been renamed
             # meanwhile.
-            self._open_between()
+            self._open_missed()
         except OSError as error:
-            self._complain(f"cannot read {self.path}: {error.strerror}")
+            self._log_problem(f"cannot read {self.path}: {error.strerror}")
         else:
-            self._complain("")
+            self._log_problem("")
 
-    def batches(self) -> Iterator[LineBatch]:
+    def read_batches(self) -> Iterator[LineBatch]:
         """Yield appended lines in batches, the oldest file's first."""
         for file in list(self._files):
-            if file.has_begun_anew():
-                self._begin_anew(file)
+            if file.was_truncated():
+                self._restart_file(file)
         for file in list(self._files):
             while True:
                 begin = (file.inode, file.offset)
-                lines, garbled = file.lines()
+                lines, garbled = file.read_lines()
                 if not lines and not garbled:
                     break
                 # The position stays in the oldest file while it may grow: after a crash, lines of
                 # later files are read again.
-                yield LineBatch(lines, garbled, begin, self._files[0].place())
+                yield LineBatch(lines, garbled, begin, self._files[0].get_position())
         self._close_read()
 
     def close(self) -> None:
@@ -245,14 +245,14 @@ class LogFollower:
         """Watch the directory; retry later if it is missing."""
         try:
             self._wd = self._inotify.add_watch(self._directory or ".", _MASK)
-            self._network = bool(find_network_type(self._directory or "."))
+            self._is_network = bool(find_network_type(self._directory or "."))
         except OSError as error:
             self._wd = -1
             self._attach_at = time.monotonic() + self._reattach_s
-            self._complain(f"cannot watch {self._directory}: {error.strerror}")
+            self._log_problem(f"cannot watch {self._directory}: {error.strerror}")
             return
         if not self._files:
-            self._find_place()
+            self._reopen_last()
 
     def _detach(self) -> None:
         """Stop watching the directory."""
@@ -262,98 +262,102 @@ class LogFollower:
         self._wd = -1
         self._attach_at = 0.0
 
-    def _complain(self, what: str) -> None:
+    def _log_problem(self, message: str) -> None:
         """Log a problem, or its end, once."""
-        if what and what != self._complaint:
-            log.error("%s", what)
-        elif self._complaint and not what:
+        if message and message != self._problem:
+            log.error("%s", message)
+        elif self._problem and not message:
             log.info("following %s", self.path)
-        self._complaint = what
+        self._problem = message
 
     def _open_current(self) -> None:
         """Open the file if it is new, and files renamed before it appeared."""
-        found = os.stat(self.path, follow_symlinks=False)
-        if self._files and self._files[-1].inode == found.st_ino:
+        status = os.stat(self.path, follow_symlinks=False)
+        if self._files and self._files[-1].inode == status.st_ino:
             return
         successor = _File(_open_regular(self.path))
         if self._files:
             self._files[-1].changed_at = time.monotonic()
-        self._open_between(successor.inode)
+        self._open_missed(successor.inode)
         self._files.append(successor)
 
-    def _open_between(self, current: int = 0) -> None:
+    def _open_missed(self, current: int = 0) -> None:
         """Open files that appeared and were renamed between two calls."""
         if not self._files:
             return
         since_ns = os.fstat(self._files[-1].fd).st_mtime_ns
         opened = {current, *(file.inode for file in self._files)}
-        for name, inode, ns in self._siblings():
+        for name, inode, ns in self._list_siblings():
             if inode not in opened and ns >= since_ns:
-                self._add(name, 0)
+                self._open_file(name, 0)
 
     def _close_read(self) -> None:
         """Close renamed files that were read to their end and have been quiet."""
         while len(self._files) > 1:
             file = self._files[0]
-            rest = file.size > file.offset and not file.skipping
+            has_rest = file.size > file.offset and not file.is_skipping
             # An unterminated last line gets twice the time.
-            if time.monotonic() < file.changed_at + self._quiet_s * (2 if rest else 1):
+            if time.monotonic() < file.changed_at + self._quiet_s * (2 if has_rest else 1):
                 return
-            if rest:
+            if has_rest:
                 log.warning("%s: the last line of a former file was never ended", self.path)
             self._files.popleft().close()
 
-    def _find_place(self) -> None:
+    def _reopen_last(self) -> None:
         """Open the file that was read last and its successors, after a restart."""
-        place, self._place = self._place, None
-        if place is None:
+        position, self._position = self._position, None
+        if position is None:
             return
-        siblings = self._siblings()
-        mine = [name for name, inode, _ns in siblings if inode == place.inode]
-        others = [name for name, _inode, _ns in siblings if name not in mine]
-        found = next((name for name in (*mine, *others) if self._has_head(name, place)), None)
-        if found is None:
+        siblings = self._list_siblings()
+        same_inode = [name for name, inode, _ns in siblings if inode == position.inode]
+        others = [name for name, _inode, _ns in siblings if name not in same_inode]
+        last_read = next(
+            (name for name in (*same_inode, *others) if self._has_head(name, position)), None
+        )
+        if last_read is None:
             log.warning(
                 "%s: the file that was read last is gone; what ended meanwhile is left to "
                 "snapshots and slurmdbd",
                 self.path,
             )
-        since_ns = next((ns for name, _inode, ns in siblings if name == found), place.written_ns)
+        since_ns = next(
+            (ns for name, _inode, ns in siblings if name == last_read), position.written_ns
+        )
         for name, _inode, ns in siblings:
-            if name == found:
-                self._add(name, place.offset)
+            if name == last_read:
+                self._open_file(name, position.offset)
             elif ns >= since_ns and name != self._name:
-                self._add(name, 0)
+                self._open_file(name, 0)
 
-    def _begin_anew(self, file: _File) -> None:
+    def _restart_file(self, file: _File) -> None:
         """Restart a file that was copied and truncated; read the rest from its copy first."""
-        place = file.place()
+        position = file.get_position()
         log.info("%s was truncated: reading it from its beginning", self.path)
-        for name, inode, _ns in self._siblings():
-            if inode != file.inode and self._has_head(name, place):
-                self._add(name, place.offset, first=True)
+        for name, inode, _ns in self._list_siblings():
+            if inode != file.inode and self._has_head(name, position):
+                self._open_file(name, position.offset, first=True)
                 break
-        file.offset, file.head, file.skipping = 0, b"", False
+        file.offset, file.head, file.is_skipping = 0, b"", False
 
-    def _siblings(self) -> list[tuple[str, int, int]]:
+    def _list_siblings(self) -> list[tuple[str, int, int]]:
         """List name, inode and mtime of the file and its rotated versions, oldest first."""
-        found = []
+        siblings = []
         with os.scandir(self._directory or ".") as entries:
             for entry in entries:
-                rest = entry.name.removeprefix(self._name)
+                suffix = entry.name.removeprefix(self._name)
                 is_ours = entry.name == self._name or (
-                    entry.name.startswith(self._name) and rest[:1] in (".", "-")
+                    entry.name.startswith(self._name) and suffix[:1] in (".", "-")
                 )
                 if (
                     is_ours
-                    and not rest.endswith(_COMPRESSED_SUFFIXES)
+                    and not suffix.endswith(_COMPRESSED_SUFFIXES)
                     and entry.is_file(follow_symlinks=False)
                 ):
                     status = entry.stat(follow_symlinks=False)
-                    found.append((entry.name, status.st_ino, status.st_mtime_ns))
-        return sorted(found, key=lambda one: (one[0] == self._name, one[2]))
+                    siblings.append((entry.name, status.st_ino, status.st_mtime_ns))
+        return sorted(siblings, key=lambda sibling: (sibling[0] == self._name, sibling[2]))
 
-    def _has_head(self, name: str, place: ReadPosition) -> bool:
+    def _has_head(self, name: str, position: ReadPosition) -> bool:
         """Return whether a file begins with the bytes of a stored position."""
         try:
             fd = _open_regular(os.path.join(self._directory, name))
@@ -361,14 +365,14 @@ class LogFollower:
             return False
         try:
             status = os.fstat(fd)
-            if not place.head_length:
-                return status.st_ino == place.inode
-            head = os.pread(fd, place.head_length, 0)
-            return status.st_size >= place.offset and _digest_head(head) == place.head
+            if not position.head_length:
+                return status.st_ino == position.inode
+            head = os.pread(fd, position.head_length, 0)
+            return status.st_size >= position.offset and _digest_head(head) == position.head
         finally:
             os.close(fd)
 
-    def _add(self, name: str, offset: int, *, first: bool = False) -> None:
+    def _open_file(self, name: str, offset: int, *, first: bool = False) -> None:
         """Open a file and add it to those being read."""
         try:
             file = _File(_open_regular(os.path.join(self._directory, name)), offset)

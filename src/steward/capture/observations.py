@@ -90,17 +90,19 @@ class _ObservedRun:
         self.suspended_at: datetime | None = None
         self.wants = False
 
-    def news_key(self, key: str, asked: tuple[object, ...], taken_at: datetime) -> str:
+    def make_news_key(
+        self, key: str, request_fields: tuple[object, ...], taken_at: datetime
+    ) -> str:
         """Return the event key of a changed run; unique if the run had the same facts before.
 
         Args:
             key: Key for the first observation of these facts.
-            asked: Current request, see :func:`_extract_request`.
+            request_fields: Current request, see :func:`_extract_request`.
             taken_at: Time of the observation, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"
-        if self.request and asked and self.request != hash(asked):
-            key += f":{_digest_facts(asked)}"
+        if self.request and request_fields and self.request != hash(request_fields):
+            key += f":{_digest_facts(request_fields)}"
         if self.is_remembered or key in self.told or len(self.told) > _MAX_KEYS_PER_RUN:
             return f"{key}:{int(taken_at.timestamp())}"
         self.told += (former, key)
@@ -117,8 +119,8 @@ class QueueObserver:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._runs: dict[int, _ObservedRun] = {}
-        self._wanted: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
-        self._again: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
+        self._to_query: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
+        self._to_requery: deque[int] = deque(maxlen=_MAX_PENDING_QUERIES)
 
     def __contains__(self, job_id: object) -> bool:
         """Return whether Slurm has shown an unfinished run of this id."""
@@ -144,7 +146,7 @@ class QueueObserver:
             run.suspended_at = record.suspended_at
             run.last = msgspec.msgpack.encode(record)
 
-    def take(
+    def observe(
         self, records: Iterable[JobRecord], taken_at: datetime, *, whole: bool = False
     ) -> list[Event]:
         """Remember what Slurm shows and return events for what is new.
@@ -156,28 +158,28 @@ class QueueObserver:
         """
         events: list[Event] = []
         for record in records:
-            if not self._is_ahead(record):
-                self._take(record, taken_at, whole, events)
+            if not self._is_requeueing(record):
+                self._observe_record(record, taken_at, whole, events)
         return events
 
-    def wanted(self) -> int | None:
+    def find_job_to_query(self) -> int | None:
         """Return the newest job whose complete record is still to be queried, or None.
 
         For an array only its own record counts: its tasks were submitted with it.
         """
-        while self._wanted:
-            run = self._runs.get(self._wanted[-1])
+        while self._to_query:
+            run = self._runs.get(self._to_query[-1])
             if run is not None and not run.is_whole:
-                return self._wanted[-1]
-            self._wanted.pop()
+                return self._to_query[-1]
+            self._to_query.pop()
         return None
 
-    def pass_over(self, job_id: int) -> None:
+    def drop_query(self, job_id: int) -> None:
         """Drop a job from the list of complete records to query."""
-        if self._wanted and self._wanted[-1] == job_id:
-            self._wanted.pop()
+        if self._to_query and self._to_query[-1] == job_id:
+            self._to_query.pop()
 
-    def ended(self, record: JobRecord) -> None:
+    def record_end(self, record: JobRecord) -> None:
         """Record that another source reported a run's end, so that it does not count as lost.
 
         Its complete record is queried while slurmctld still has it.
@@ -192,33 +194,33 @@ class QueueObserver:
         if run.name == format_run_name(record):
             run.is_told = True
             if not run.over:
-                self._want_again(record.job_id, run)
+                self._mark_for_requery(record.job_id, run)
 
-    def wanted_again(self) -> int | None:
+    def find_job_to_requery(self) -> int | None:
         """Return the job whose complete record is to be queried again, newest first, or None.
 
         Changes at an end or a suspension appear only there.
         """
-        while self._again:
-            run = self._runs.get(self._again[-1])
+        while self._to_requery:
+            run = self._runs.get(self._to_requery[-1])
             if run is not None and run.wants:
-                return self._again[-1]
-            self._again.pop()
+                return self._to_requery[-1]
+            self._to_requery.pop()
         return None
 
-    def pass_over_again(self, job_id: int) -> None:
+    def drop_requery(self, job_id: int) -> None:
         """Drop a job from the list of records to query again."""
         run = self._runs.get(job_id)
         if run is not None:
             run.wants = False
 
-    def _want_again(self, job_id: int, run: _ObservedRun) -> None:
+    def _mark_for_requery(self, job_id: int, run: _ObservedRun) -> None:
         """Mark a run whose complete record is to be queried again."""
         if not run.wants:
             run.wants = True
-            self._again.append(job_id)
+            self._to_requery.append(job_id)
 
-    def absent(self, present: Container[int]) -> tuple[list[int], list[int]]:
+    def find_absent(self, present: Container[int]) -> tuple[list[int], list[int]]:
         """Forget finished jobs that Slurm no longer has, and list unfinished ones that are missing.
 
         Args:
@@ -228,9 +230,9 @@ class QueueObserver:
             The jobs that are gone although no end was observed, and the array tasks that may be
             pending again, folded into their array's row.
         """
-        gone = [job_id for job_id in self._runs if job_id not in present]
+        gone_ids = [job_id for job_id in self._runs if job_id not in present]
         lost, folded = [], []
-        for job_id in gone:
+        for job_id in gone_ids:
             run = self._runs[job_id]
             if run.over or run.is_told:
                 del self._runs[job_id]
@@ -242,11 +244,11 @@ class QueueObserver:
 
     def _is_folded(self, job_id: int, present: Container[int]) -> bool:
         """Return whether a task is among those that its array's row still lists."""
-        task = self.last(job_id)
+        task = self.get_last_record(job_id)
         array = task.array_job_id
         if array in (0, job_id) or array not in present or array not in self:
             return False
-        row = self.last(array)
+        row = self.get_last_record(array)
         return (
             row.state == "PENDING"
             and task.array_task.isdigit()
@@ -254,42 +256,46 @@ class QueueObserver:
             and includes_task(row.array_task, int(task.array_task))
         )
 
-    def last(self, job_id: int) -> JobRecord:
+    def get_last_record(self, job_id: int) -> JobRecord:
         """Return the last record of an unfinished run."""
         return msgspec.msgpack.decode(self._runs[job_id].last, type=JobRecord)
 
-    def lose(self, job_id: int, taken_at: datetime, told: Sequence[JobRecord] = ()) -> list[Event]:
+    def end_lost_run(
+        self, job_id: int, taken_at: datetime, accounted: Sequence[JobRecord] = ()
+    ) -> list[Event]:
         """Forget a run that disappeared without an end, and return its end event.
 
         Args:
             job_id: Raw job id.
             taken_at: Time when it was found missing, UTC.
-            told: Records of this job id in slurmdbd.
+            accounted: Records of this job id in slurmdbd.
 
         Returns:
             Its former sizes and its end as slurmdbd tells them, else an end with the state
             ``UNKNOWN`` and no time.
         """
-        last, run = self.last(job_id), self._runs.pop(job_id)
-        rows = [row for row in told if row.job_id == job_id and format_run_name(row) == run.name]
+        last, run = self.get_last_record(job_id), self._runs.pop(job_id)
+        rows = [
+            row for row in accounted if row.job_id == job_id and format_run_name(row) == run.name
+        ]
         if any(row.state in FINISHED for row in rows):
             return [
-                self._event(JOB_END, make_end_key(row), row, taken_at, source="sacct")
+                self._build_event(JOB_END, make_end_key(row), row, taken_at, source="sacct")
                 for row in rows
                 if row.state == RESIZING or row.state in FINISHED
             ]
         record = msgspec.structs.replace(
             last, state=LOST, reason="", end=None, exit_code=None, exit_signal=None
         )
-        return [self._event(JOB_END, make_end_key(record), record, taken_at)]
+        return [self._build_event(JOB_END, make_end_key(record), record, taken_at)]
 
     def clear(self) -> None:
         """Forget everything; it will be reported again under the same keys."""
         self._runs.clear()
-        self._wanted.clear()
-        self._again.clear()
+        self._to_query.clear()
+        self._to_requery.clear()
 
-    def _take(
+    def _observe_record(
         self, record: JobRecord, taken_at: datetime, whole: bool, events: list[Event]
     ) -> None:
         """Process one record: append its events, then remember it."""
@@ -297,40 +303,42 @@ class QueueObserver:
         run = self._runs.get(record.job_id)
         is_new = run is None or run.name != name
         if run is not None:
-            events += self._replaced(run, record, taken_at)
+            events += self._end_replaced(run, record, taken_at)
         if run is None or run.name != name:
             run = self._runs[record.job_id] = _ObservedRun(name)
             if not whole and record.array_job_id in (0, record.job_id):
-                self._wanted.append(record.job_id)
-        asked = _extract_request(record)
-        request = hash(asked) if asked else run.request
-        is_other = run.digest != "" and (digest != run.digest or run.request not in (0, request))
-        is_seen = is_other or not run.digest or (whole and not run.is_whole)
+                self._to_query.append(record.job_id)
+        request_fields = _extract_request(record)
+        request_hash = hash(request_fields) if request_fields else run.request
+        has_changed = run.digest != "" and (
+            digest != run.digest or run.request not in (0, request_hash)
+        )
+        is_seen = has_changed or not run.digest or (whole and not run.is_whole)
         if is_seen:
             key = f"{JOB_SEEN}:{name}:{digest}"
-            if is_other:
-                key = run.news_key(key, asked, taken_at)
+            if has_changed:
+                key = run.make_news_key(key, request_fields, taken_at)
             key += ":whole" if whole else ""
-            events.append(self._event(JOB_SEEN, key, record, taken_at, whole=whole))
-        is_news = record.state != run.state
+            events.append(self._build_event(JOB_SEEN, key, record, taken_at, whole=whole))
+        is_new_state = record.state != run.state
         if record.state in FINISHED:
-            if not run.over or is_news:
+            if not run.over or is_new_state:
                 events.append(
-                    self._event(JOB_END, make_end_key(record), record, taken_at, whole=whole)
+                    self._build_event(JOB_END, make_end_key(record), record, taken_at, whole=whole)
                 )
             elif whole and run.wants and not is_seen:
                 # The queue's few columns reported its end before.
                 key = f"{make_end_key(record)}:whole"
-                events.append(self._event(JOB_END, key, record, taken_at, whole=True))
+                events.append(self._build_event(JOB_END, key, record, taken_at, whole=True))
         else:
             key = _make_state_key(record, run, is_new, taken_at)
             if whole and record.suspended_at not in (None, run.suspended_at):
                 key = _make_since_key(record)
             if key:
-                events.append(self._event(JOB_STATE, key, record, taken_at, whole=whole))
-        self._note(run, record, is_news=is_news, whole=whole)
+                events.append(self._build_event(JOB_STATE, key, record, taken_at, whole=whole))
+        self._note_record(run, record, is_new_state=is_new_state, whole=whole)
         run.digest = digest
-        run.request = request
+        run.request = request_hash
         run.is_whole |= whole
         run.state = record.state
         if record.state not in run.states:
@@ -339,15 +347,17 @@ class QueueObserver:
         run.over = record.state in FINISHED
         run.last = b"" if run.over else msgspec.msgpack.encode(record)
 
-    def _replaced(self, run: _ObservedRun, record: JobRecord, taken_at: datetime) -> list[Event]:
+    def _end_replaced(
+        self, run: _ObservedRun, record: JobRecord, taken_at: datetime
+    ) -> list[Event]:
         """End a run whose id Slurm now shows for another job or an earlier run."""
-        if self._is_of_another(run, record):
-            return self.lose(record.job_id, taken_at)
-        if self._is_forgotten(run, record):
-            return [self._forgotten(record.job_id, taken_at)]
+        if self._is_id_reused(run, record):
+            return self.end_lost_run(record.job_id, taken_at)
+        if self._is_run_forgotten(run, record):
+            return [self._build_forgotten_event(record.job_id, taken_at)]
         return []
 
-    def _is_ahead(self, record: JobRecord) -> bool:
+    def _is_requeueing(self, record: JobRecord) -> bool:
         """Return whether a record belongs to a requeue in progress rather than to the next run.
 
         While such a job completes, Slurm shows the next run's count with the times of the previous
@@ -358,45 +368,47 @@ class QueueObserver:
         before = msgspec.structs.replace(record, restarts=record.restarts - 1)
         return self._runs[record.job_id].name == format_run_name(before)
 
-    def _is_of_another(self, run: _ObservedRun, record: JobRecord) -> bool:
+    def _is_id_reused(self, run: _ObservedRun, record: JobRecord) -> bool:
         """Return whether an unfinished run's id was given to another job since.
 
         A slurmctld that crashes forgets what it had not saved, the last job id included.
         """
         if run.over or run.is_told or record.restarts or record.submit is None:
             return False
-        former = self.last(record.job_id).submit
+        former = self.get_last_record(record.job_id).submit
         return former is not None and former < record.submit
 
-    def _is_forgotten(self, run: _ObservedRun, record: JobRecord) -> bool:
+    def _is_run_forgotten(self, run: _ObservedRun, record: JobRecord) -> bool:
         """Return whether Slurm shows an earlier run than before and does not know the later one.
 
         A slurmctld that crashes restarts with what it saved seconds before.
         """
         if run.over or run.is_told or record.submit is None:
             return False
-        later = self.last(record.job_id).submit
+        later = self.get_last_record(record.job_id).submit
         return later is not None and later > record.submit
 
-    def _forgotten(self, job_id: int, taken_at: datetime) -> Event:
+    def _build_forgotten_event(self, job_id: int, taken_at: datetime) -> Event:
         """Build the end event of a run that slurmctld forgot in a crash."""
-        last = self.last(job_id)
+        last = self.get_last_record(job_id)
         record = msgspec.structs.replace(last, state=LOST, reason=FORGOTTEN, end=None)
-        return self._event(JOB_END, f"{make_end_key(record)}:forgotten", record, taken_at)
+        return self._build_event(JOB_END, f"{make_end_key(record)}:forgotten", record, taken_at)
 
-    def _note(self, run: _ObservedRun, record: JobRecord, *, is_news: bool, whole: bool) -> None:
+    def _note_record(
+        self, run: _ObservedRun, record: JobRecord, *, is_new_state: bool, whole: bool
+    ) -> None:
         """Remember facts of a complete record, or that one must be queried again."""
         if whole:
             run.wants = False
             run.suspended_at = record.suspended_at
-        elif is_news and (
+        elif is_new_state and (
             record.state in FINISHED
             or record.state == "SUSPENDED"
             or (record.state == "RUNNING" and run.state == "SUSPENDED")
         ):
-            self._want_again(record.job_id, run)
+            self._mark_for_requery(record.job_id, run)
 
-    def _event(
+    def _build_event(
         self,
         kind: str,
         key: str,
@@ -407,7 +419,7 @@ class QueueObserver:
         source: str = SNAPSHOT_SOURCE,
     ) -> Event:
         """Build an event about a record, dated by its kind."""
-        happened = {
+        times = {
             JOB_SEEN: record.submit,
             JOB_STATE: record.suspended_at or (record.start if record.state == "RUNNING" else None),
             JOB_END: record.end,
@@ -416,7 +428,7 @@ class QueueObserver:
             kind=kind,
             cluster=self._cluster,
             key=key,
-            at=happened[kind] or taken_at,
+            at=times[kind] or taken_at,
             seen_at=taken_at,
             source=source,
             body=JobFacts(record=record, whole=whole),
@@ -443,8 +455,8 @@ def _make_state_key(record: JobRecord, run: _ObservedRun, is_new: bool, taken_at
         return "" if record.state == "PENDING" and record.restarts == 0 else key
     if record.state != run.state:
         # Running again after a suspension is a different fact from running first.
-        again = record.state in run.states
-        return f"{key}:{int(taken_at.timestamp())}" if again else key
+        is_repeated = record.state in run.states
+        return f"{key}:{int(taken_at.timestamp())}" if is_repeated else key
     allocation = _digest_allocation(record)
     return f"{key}:{allocation}" if allocation != run.allocation else ""
 

@@ -75,7 +75,7 @@ class UnconfirmedHolds:
         self._clock = clock
         self._due: dict[str, float] = {}
 
-    def take(self, events: Iterable[Event]) -> None:
+    def apply_events(self, events: Iterable[Event]) -> None:
         """Record placed holds, and drop those confirmed, settled or released."""
         now = utc_now()
         for event in events:
@@ -89,7 +89,7 @@ class UnconfirmedHolds:
             if not event.body.job_id and 0 <= age_s < _HOLD_IGNORED_S:
                 self._due[event.body.hold] = self._clock() + max(0.0, _HOLD_SHOWN_S - age_s)
 
-    def looked(self, began: float) -> None:
+    def drop_covered(self, began: float) -> None:
         """Drop holds that a complete poll has covered.
 
         Args:
@@ -97,7 +97,7 @@ class UnconfirmedHolds:
         """
         self._due = {hold: due for hold, due in self._due.items() if due > began}
 
-    def due(self) -> float:
+    def get_due_time(self) -> float:
         """Return when the next poll is due; infinity if no hold needs one."""
         return min(self._due.values(), default=float("inf"))
 
@@ -138,7 +138,7 @@ class CancelledRuns:
     def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._wanted: deque[_CancelledRun] = deque(maxlen=_MAX_CANCELLED)
+        self._runs: deque[_CancelledRun] = deque(maxlen=_MAX_CANCELLED)
         self._names: dict[str, None] = {}
 
     def add(self, events: Sequence[Event]) -> None:
@@ -150,47 +150,47 @@ class CancelledRuns:
             name = format_run_name(record)
             if record.state == CANCELLED and record.cancelled_by is None:
                 if name not in self._names:
-                    self._wanted.append(_CancelledRun(record, self._clock() + _FIRST_S))
+                    self._runs.append(_CancelledRun(record, self._clock() + _FIRST_S))
                 self._names[name] = None
                 if len(self._names) > _MAX_CANCELLED:
                     del self._names[next(iter(self._names))]
 
-    def due(self) -> int | None:
+    def get_due_job(self) -> int | None:
         """Return the job to query now, or None."""
-        if self._wanted and self._wanted[0].due <= self._clock():
-            return self._wanted[0].record.job_id
+        if self._runs and self._runs[0].due <= self._clock():
+            return self._runs[0].record.job_id
         return None
 
     def clear(self) -> None:
         """Drop all runs: there is no slurmdbd to query."""
-        self._wanted.clear()
+        self._runs.clear()
 
-    def told(self, records: Sequence[JobRecord]) -> list[Event]:
+    def process_records(self, records: Sequence[JobRecord]) -> list[Event]:
         """Return events from slurmdbd's records of the job that was due."""
-        wanted = self._wanted.popleft()
+        run = self._runs.popleft()
         for record in records:
             # Before Slurm 23.02 slurmdbd stores no restart count.
-            same = record.job_id == wanted.record.job_id and record.submit == wanted.record.submit
-            if same and record.cancelled_by is not None:
-                return [self._event(wanted.record, record)]
-        wanted.tries += 1
-        if wanted.tries < _MAX_CANCELLER_QUERIES:
-            wanted.wait_s *= 3
-            wanted.due = self._clock() + wanted.wait_s
-            self._wanted.append(wanted)
+            is_same_job = record.job_id == run.record.job_id and record.submit == run.record.submit
+            if is_same_job and record.cancelled_by is not None:
+                return [self._build_end_event(run.record, record)]
+        run.tries += 1
+        if run.tries < _MAX_CANCELLER_QUERIES:
+            run.wait_s *= 3
+            run.due = self._clock() + run.wait_s
+            self._runs.append(run)
         return []
 
-    def _event(self, known: JobRecord, told: JobRecord) -> Event:
+    def _build_end_event(self, observed: JobRecord, accounted: JobRecord) -> Event:
         """Build the end event that says who cancelled a run."""
         # Copy the known record, because the last observation of an end wins, and add only what
         # nobody else knows: slurmdbd formats TRES and similar fields differently.
         record = msgspec.structs.replace(
-            known,
+            observed,
             state=CANCELLED,
-            suspended_s=max(known.suspended_s or 0, told.suspended_s or 0),
-            exit_code=told.exit_code,
-            exit_signal=told.exit_signal,
-            cancelled_by=told.cancelled_by,
+            suspended_s=max(observed.suspended_s or 0, accounted.suspended_s or 0),
+            exit_code=accounted.exit_code,
+            exit_signal=accounted.exit_signal,
+            cancelled_by=accounted.cancelled_by,
         )
         now = utc_now()
         return Event(
@@ -236,25 +236,25 @@ class QueryRateLimit:
 
     def __init__(
         self,
-        most: float = _MAX_QUERIES_AT_ONCE,
+        burst: float = _MAX_QUERIES_AT_ONCE,
         per_s: float = _ASKS_PER_S,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = most
+        self._burst = burst
         self._per_s = per_s
         self._clock = clock
-        self._left = most
-        self._at = clock()
+        self._tokens = burst
+        self._updated_at = clock()
 
     def take(self, reserve: float = 0.0) -> bool:
         """Take one query if more than ``reserve`` are left; return whether it was taken."""
         now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        if self._left < reserve + 1.0:
+        self._tokens = min(self._burst, self._tokens + (now - self._updated_at) * self._per_s)
+        self._updated_at = now
+        if self._tokens < reserve + 1.0:
             return False
-        self._left -= 1.0
+        self._tokens -= 1.0
         return True
 
 
@@ -288,8 +288,8 @@ class QueuePoller:
         unfinished: Callable[[], Iterable[JobRecord]] = tuple,
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
         *,
-        tells_looks: bool = False,
-        looked: Callable[[PollStatus], None] = lambda _: None,
+        report_polls: bool = False,
+        on_poll: Callable[[PollStatus], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = f"snapshots.{cluster}"
@@ -299,24 +299,24 @@ class QueuePoller:
         self._clock = clock
         self._interval_s = settings.snapshot_interval_s
         self._slurm = slurm or Slurm(cluster, settings)
-        self._observed = QueueObserver(cluster)
+        self._observer = QueueObserver(cluster)
         self._cancelled = CancelledRuns(cluster, clock)
         self._unfinished = unfinished
         self._redact = redact
-        self._looked = looked
-        self._told_at = 0.0 if tells_looks else float("inf")
+        self._on_poll = on_poll
+        self._reported_at = 0.0 if report_polls else float("inf")
         self._rows: dict[int, int] | None = None
         self._lost: list[int] = []
         self._folded: list[int] = []
-        self._waiting: set[int] = set()
+        self._script_job_ids: set[int] = set()
         self._position = 0
-        self._unshown = UnconfirmedHolds(cluster, clock)
-        self._began = self._due = 0.0
-        self._up: bool | None = None
-        self._said = ""
+        self._unconfirmed = UnconfirmedHolds(cluster, clock)
+        self._poll_started = self._poll_due = 0.0
+        self._is_up: bool | None = None
+        self._last_message = ""
         self._is_slow = False
         self._backoff = Backoff(max(1.0, self._interval_s), _MAX_POLL_BACKOFF_S)
-        self._allowance = QueryRateLimit(clock=clock)
+        self._rate_limit = QueryRateLimit(clock=clock)
 
     def cursor(self) -> int:
         """Return the position of the last event processed; kept in memory only."""
@@ -328,19 +328,21 @@ class QueuePoller:
         Raises:
             Unavailable: The journal does not accept events now.
         """
-        mine = [event for event in events if event.cluster == self._cluster]
-        self._unshown.take(mine)
-        self._waiting.update(
+        cluster_events = [event for event in events if event.cluster == self._cluster]
+        self._unconfirmed.apply_events(cluster_events)
+        self._script_job_ids.update(
             event.body.job_id
-            for event in mine
-            if event.kind == JOB_SCRIPT and event.body.job_id not in self._observed
+            for event in cluster_events
+            if event.kind == JOB_SCRIPT and event.body.job_id not in self._observer
         )
-        ends = [event for event in mine if event.kind == JOB_END and event.source == JOBCOMP]
+        ends = [
+            event for event in cluster_events if event.kind == JOB_END and event.source == JOBCOMP
+        ]
         for event in ends:
-            self._observed.ended(event.body.record)
+            self._observer.record_end(event.body.record)
         self._cancelled.add(ends)
-        if self._up and len(self._waiting) <= _MAX_QUERIES_AT_ONCE:
-            self._ask_for_waiting(append)
+        if self._is_up and len(self._script_job_ids) <= _MAX_QUERIES_AT_ONCE:
+            self._query_script_jobs(append)
         self._position = upto
 
     def tick(self, append: Append) -> float:
@@ -349,42 +351,42 @@ class QueuePoller:
         Raises:
             Unavailable: The journal does not accept events now.
         """
-        if self._clock() >= self._next():
-            self._look(append)
-        if self._up:
-            self._ask_for_lost(append)
-            self._ask_for_folded(append)
-            self._ask_again(append)
-            self._ask_for_wanted(append)
-            self._ask_for_cancellers(append)
-        left_s = self._next() - self._clock()
-        if self._up and self._is_busy():
-            left_s = min(left_s, 1.0)
-        return max(0.0, left_s)
+        if self._clock() >= self._next_poll_at():
+            self._poll_queue(append)
+        if self._is_up:
+            self._end_lost_jobs(append)
+            self._query_folded_tasks(append)
+            self._requery_records(append)
+            self._query_records(append)
+            self._query_cancellers(append)
+        wait_s = self._next_poll_at() - self._clock()
+        if self._is_up and self._is_busy():
+            wait_s = min(wait_s, 1.0)
+        return max(0.0, wait_s)
 
-    def _next(self) -> float:
+    def _next_poll_at(self) -> float:
         """Return when to poll next: at the interval, or sooner if the bank waits for it."""
-        if not self._up or self._told_at == float("inf"):
-            return self._due
-        soonest = self._began + max(_QUEUE_LOOKED_INTERVAL_S, COST_FACTOR * self.cost_s)
-        return min(self._due, max(soonest, self._unshown.due()))
+        if not self._is_up or self._reported_at == float("inf"):
+            return self._poll_due
+        soonest = self._poll_started + max(_QUEUE_LOOKED_INTERVAL_S, COST_FACTOR * self.cost_s)
+        return min(self._poll_due, max(soonest, self._unconfirmed.get_due_time()))
 
     def _is_busy(self) -> bool:
         """Return whether single-job queries are pending."""
         return bool(
             self._lost
             or self._folded
-            or self._cancelled.due() is not None
-            or self._observed.wanted_again() is not None
-            or self._observed.wanted() is not None
+            or self._cancelled.get_due_job() is not None
+            or self._observer.find_job_to_requery() is not None
+            or self._observer.find_job_to_query() is not None
         )
 
     def close(self) -> None:
         """Do nothing: the source holds no resources."""
 
-    def _look(self, append: Append) -> None:
+    def _poll_queue(self, append: Append) -> None:
         """Poll the queue and append events for what is new."""
-        began = self._began = self._clock()
+        began = self._poll_started = self._clock()
         try:
             queue = self._slurm.queue(self._rows)
         except SlurmError as error:
@@ -393,31 +395,33 @@ class QueuePoller:
                 # A daemon that is down cannot be burdened, and scripts wait for their owners
                 # meanwhile.
                 wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
-            self._due = self._clock() + wait_s
-            self._leave_look(up=False, message=str(error))
-            self._say(up=False, message=str(error), append=append)
+            self._poll_due = self._clock() + wait_s
+            self._report_outcome(up=False, message=str(error))
+            self._report_availability(up=False, message=str(error), append=append)
             return
         self._backoff.reset()
         self.cost_s = queue.cost_s
-        self._due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
-        self._say_slow()
-        self._leave_look(up=True, jobs=len(queue.rows))
-        self._say(up=True, message="", append=append)
+        self._poll_due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
+        self._log_slow_polls()
+        self._report_outcome(up=True, jobs=len(queue.rows))
+        self._report_availability(up=True, message="", append=append)
         if self._rows is None:
-            self._observed.remember(self._unfinished())
-        self._append(self._observed.take(self._redacted(queue.records), queue.taken_at), append)
+            self._observer.remember(self._unfinished())
+        self._append(
+            self._observer.observe(self._redact_all(queue.records), queue.taken_at), append
+        )
         self._rows = queue.rows
         # If a row could not be parsed, its job only seems to be gone: the next poll decides.
         self._lost, self._folded = [], []
         if not queue.passed_over:
-            self._lost, self._folded = self._observed.absent(queue.rows)
-            self._tell_look(queue, append)
+            self._lost, self._folded = self._observer.find_absent(queue.rows)
+            self._append_poll_event(queue, append)
         # slurmctld does not know jobs outside its queue, and will not know them later.
-        self._waiting.clear()
+        self._script_job_ids.clear()
 
-    def _say_slow(self) -> None:
+    def _log_slow_polls(self) -> None:
         """Log, once per change, that polls are so slow that their interval became long."""
-        interval_s = self._due - self._began
+        interval_s = self._poll_due - self._poll_started
         is_slow = interval_s > max(LONG_INTERVAL_S, self._interval_s)
         if is_slow and not self._is_slow:
             log.warning(
@@ -430,32 +434,32 @@ class QueuePoller:
             log.info("cluster %s: polls of the queue are %.0f s apart", self._cluster, interval_s)
         self._is_slow = is_slow
 
-    def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
+    def _report_outcome(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
         """Report the outcome of a poll to ``looked``."""
-        look = PollStatus(
+        status = PollStatus(
             at=utc_now(),
             up=up,
             message=message,
             version=self._slurm.known_version,
             cost_s=self.cost_s,
             jobs=jobs,
-            interval_s=max(0.0, self._due - self._began),
+            interval_s=max(0.0, self._poll_due - self._poll_started),
         )
         try:
-            self._looked(look)
+            self._on_poll(status)
         except StatusWriteError as error:
             log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 
-    def _tell_look(self, queue: QueueSnapshot, append: Append) -> None:
+    def _append_poll_event(self, queue: QueueSnapshot, append: Append) -> None:
         """Append queue.looked: a job not reported by now was not in the queue when the poll began.
 
         At most one every few seconds, because each is an event.
         """
         now = self._clock()
-        if now < self._told_at + _QUEUE_LOOKED_INTERVAL_S:
+        if now < self._reported_at + _QUEUE_LOOKED_INTERVAL_S:
             return
         began = queue.taken_at
-        looked = Event(
+        event = Event(
             kind=QUEUE_LOOKED,
             cluster=self._cluster,
             key=f"{QUEUE_LOOKED}:{to_micros(began)}",
@@ -464,55 +468,55 @@ class QueuePoller:
             source="snapshot",
             body=QueuePolled(began=began, cost_s=queue.cost_s),
         )
-        self._append([looked], append)
-        self._unshown.looked(self._began)
-        self._told_at = now
+        self._append([event], append)
+        self._unconfirmed.drop_covered(self._poll_started)
+        self._reported_at = now
 
-    def _ask_for_waiting(self, append: Append) -> None:
+    def _query_script_jobs(self, append: Append) -> None:
         """Query the jobs of new scripts."""
-        for job_id in sorted(self._waiting):
-            if not self._allowance.take() or not self._ask(job_id, append):
+        for job_id in sorted(self._script_job_ids):
+            if not self._rate_limit.take() or not self._query_job(job_id, append):
                 return
-            if job_id in self._observed:
-                self._waiting.discard(job_id)
+            if job_id in self._observer:
+                self._script_job_ids.discard(job_id)
 
-    def _ask_for_wanted(self, append: Append) -> None:
+    def _query_records(self, append: Append) -> None:
         """Query complete records, newest jobs first."""
-        while (job_id := self._observed.wanted()) is not None:
-            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+        while (job_id := self._observer.find_job_to_query()) is not None:
+            if not self._rate_limit.take(_RESERVE) or not self._query_job(job_id, append):
                 return
-            self._observed.pass_over(job_id)
+            self._observer.drop_query(job_id)
 
-    def _ask_again(self, append: Append) -> None:
+    def _requery_records(self, append: Append) -> None:
         """Query complete records of jobs that ended, were suspended or resumed."""
-        while (job_id := self._observed.wanted_again()) is not None:
-            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+        while (job_id := self._observer.find_job_to_requery()) is not None:
+            if not self._rate_limit.take(_RESERVE) or not self._query_job(job_id, append):
                 return
-            self._observed.pass_over_again(job_id)
+            self._observer.drop_requery(job_id)
 
-    def _ask_for_cancellers(self, append: Append) -> None:
+    def _query_cancellers(self, append: Append) -> None:
         """Query slurmdbd for who cancelled runs."""
-        while (job_id := self._cancelled.due()) is not None:
+        while (job_id := self._cancelled.get_due_job()) is not None:
             try:
                 if not self._slurm.has_accounting():
                     self._cancelled.clear()
                     return
-                if not self._allowance.take(_RESERVE):
+                if not self._rate_limit.take(_RESERVE):
                     return
-                told = self._slurm.accounted_end(job_id)
+                records = self._slurm.query_accounting_end(job_id)
             except SlurmError as error:
                 log.debug("cluster %s: %s", self._cluster, error)
-                told = []  # retried later, up to 5 times
-            self._append(self._cancelled.told(told), append)
+                records = []  # retried later, up to 5 times
+            self._append(self._cancelled.process_records(records), append)
 
-    def _ask_for_folded(self, append: Append) -> None:
+    def _query_folded_tasks(self, append: Append) -> None:
         """Query requeued array tasks, which the queue shows only in their array's row."""
         while self._folded:
-            if not self._allowance.take(_RESERVE) or not self._ask(self._folded[-1], append):
+            if not self._rate_limit.take(_RESERVE) or not self._query_job(self._folded[-1], append):
                 return
             self._folded.pop()
 
-    def _ask(self, job_id: int, append: Append) -> bool:
+    def _query_job(self, job_id: int, append: Append) -> bool:
         """Query one job; return whether Slurm answered."""
         try:
             records = self._slurm.job(job_id)
@@ -521,33 +525,35 @@ class QueuePoller:
             log.debug("cluster %s: %s", self._cluster, error)
             return False
         # An id that is in use again belongs to another run.
-        shown = {record.job_id for record in records}
-        self._lost = [lost for lost in self._lost if lost not in shown]
+        job_ids = {record.job_id for record in records}
+        self._lost = [lost for lost in self._lost if lost not in job_ids]
         is_whole = len(records) <= MAX_COMPLETED
         self._append(
-            self._observed.take(self._redacted(records), utc_now(), whole=is_whole), append
+            self._observer.observe(self._redact_all(records), utc_now(), whole=is_whole), append
         )
         return True
 
-    def _ask_for_lost(self, append: Append) -> None:
+    def _end_lost_jobs(self, append: Append) -> None:
         """End jobs that disappeared without an end.
 
         slurmctld has just shown that it no longer has them, so only slurmdbd may know more.
         """
         while self._lost:
-            told: Sequence[JobRecord] = ()
+            records: Sequence[JobRecord] = ()
             try:
                 if self._slurm.has_accounting():
-                    if not self._allowance.take(_RESERVE):
+                    if not self._rate_limit.take(_RESERVE):
                         return
-                    told = self._slurm.accounted(self._lost[-1])
+                    records = self._slurm.query_accounting(self._lost[-1])
             except SlurmError as error:
                 log.debug("cluster %s: %s", self._cluster, error)
                 return  # retried at the next tick: the end can wait for slurmdbd
-            ended = self._observed.lose(self._lost.pop(), utc_now(), self._redacted(told))
-            self._append(ended, append)
+            events = self._observer.end_lost_run(
+                self._lost.pop(), utc_now(), self._redact_all(records)
+            )
+            self._append(events, append)
 
-    def _redacted(self, records: Iterable[JobRecord]) -> list[JobRecord]:
+    def _redact_all(self, records: Iterable[JobRecord]) -> list[JobRecord]:
         """Redact records."""
         return [self._redact(record) for record in records]
 
@@ -559,21 +565,21 @@ class QueuePoller:
             self._cancelled.add(events)
         except BaseException:
             # If an append failed, everything is reported again under the same keys.
-            self._observed.clear()
+            self._observer.clear()
             self._rows = None
             self._lost, self._folded = [], []
-            self._due = 0.0
+            self._poll_due = 0.0
             raise
 
-    def _say(self, *, up: bool, message: str, append: Append) -> None:
+    def _report_availability(self, *, up: bool, message: str, append: Append) -> None:
         """Log and report, once per change, that slurmctld started or stopped answering."""
-        if up == self._up and message == self._said:
+        if up == self._is_up and message == self._last_message:
             return
         if not up:
             log.warning("%s", message)
-        elif self._up is False:
+        elif self._is_up is False:
             log.info("cluster %s: Slurm answers again", self._cluster)
-        if up != self._up:
+        if up != self._is_up:
             now = utc_now()
             key = f"{CONTROLLER_STATE}:{'up' if up else 'down'}:{int(now.timestamp())}"
             state = ControllerState(up=up, message=message)
@@ -590,4 +596,4 @@ class QueuePoller:
                     )
                 ]
             )
-        self._up, self._said = up, message
+        self._is_up, self._last_message = up, message

@@ -91,32 +91,32 @@ def is_unlinked(fd: int) -> bool:
         return False  # the file system cannot tell now
 
 
-def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:
+def read_whole(fd: int, max_bytes: int = MOST_SCRIPT_BYTES) -> bytes | None:
     """Read a whole file from its beginning; None if it is too large.
 
     Args:
         fd: File descriptor.
-        most: Maximum size, in bytes.
+        max_bytes: Maximum size, in bytes.
     """
     data = os.pread(fd, _USUAL_BYTES, 0)
     if len(data) < _USUAL_BYTES:
         return data
     size = os.fstat(fd).st_size
-    if size > most:
+    if size > max_bytes:
         return None
     # One read: joining pieces would need twice the memory.
     data = os.pread(fd, size + 1, 0)
     if len(data) == size:
         return data
-    return _read_growing(fd, data, most)
+    return _read_growing(fd, data, max_bytes)
 
 
-def _read_growing(fd: int, data: bytes, most: int) -> bytes | None:
+def _read_growing(fd: int, data: bytes, max_bytes: int) -> bytes | None:
     """Read the rest of a file that grew while it was read."""
     whole = bytearray(data)
     while piece := os.pread(fd, 1 << 20, len(whole)):
         whole += piece
-        if len(whole) > most:
+        if len(whole) > max_bytes:
             return None
     return bytes(whole)
 
@@ -204,16 +204,16 @@ class WatchedSpool(Protocol):
         """Descriptor that is readable when :meth:`look` has something to process."""
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """Reason why the spool cannot be watched now; "" if it can."""
 
     def due_s(self) -> float:
         """Return seconds until :meth:`look` must be called even without inotify events."""
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Process inotify events; complete scripts are then in ``ready``."""
 
-    def holds(self, job_id: int, mtime_ns: int) -> bool:
+    def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return whether a script is in the spool; True if that cannot be determined now."""
 
     def rescan(self) -> None:
@@ -233,7 +233,7 @@ class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
         of: Number of processes that share the spool.
         known: Returns whether the script of a job id with this mtime (ns) was captured before.
         unfinished: Returns the latest records of jobs known to be unfinished.
-        most_held: Maximum number of scripts held open before pausing.
+        max_held: Maximum number of scripts held open before pausing.
         options: Settings of the cluster that only this scheduler knows.
     """
 
@@ -243,7 +243,7 @@ class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     of: int = 1
     known: Callable[[int, int], bool]
     unfinished: Callable[[], Iterable[JobRecord]] = tuple
-    most_held: int = 4000
+    max_held: int = 4000
     options: dict[str, object] = {}
 
 
@@ -267,11 +267,11 @@ def load_scheduler(name: str) -> Scheduler:
     Raises:
         SchedulerError: No installed package provides it, or its module cannot be loaded.
     """
-    found = list_offers(SCHEDULERS)
-    if name not in found:
-        raise SchedulerError(f"there is no scheduler {name!r}: known are {', '.join(found)}", name)
+    offers = list_offers(SCHEDULERS)
+    if name not in offers:
+        raise SchedulerError(f"there is no scheduler {name!r}: known are {', '.join(offers)}", name)
     try:
-        scheduler: Scheduler = found[name].load()
+        scheduler: Scheduler = offers[name].load()
     except (ImportError, AttributeError) as error:
         raise SchedulerError(f"scheduler {name!r} cannot be loaded: {error}", name) from error
     return scheduler

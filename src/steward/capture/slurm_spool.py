@@ -61,14 +61,14 @@ class _ForeignError(Exception):
 class HeldScript(msgspec.Struct, frozen=True):
     """Open descriptors of a job's complete script and its environment (-1 if there is none).
 
-    ``unopened`` is the path of an environment that could not be opened.
+    ``environment_path`` is the path of an environment that could not be opened.
     """
 
     job_id: int
     mtime_ns: int
     script_fd: int
     environment_fd: int
-    unopened: str = ""
+    environment_path: str = ""
 
     @property
     def is_removed(self) -> bool:
@@ -86,15 +86,15 @@ class HeldScript(msgspec.Struct, frozen=True):
             script = script[:-1]
         else:
             flags = (SCRIPT_WITHOUT_NUL,)
-        if self.environment_fd < 0 and not self.unopened:
+        if self.environment_fd < 0 and not self.environment_path:
             return EntryContents(script, None, (*flags, ENVIRONMENT_MISSING))
-        alone = EntryContents(script, None, (*flags, ENVIRONMENT_UNREADABLE))
+        without_environment = EntryContents(script, None, (*flags, ENVIRONMENT_UNREADABLE))
         try:
             environment_file = self._read_environment()
         except (FileNotFoundError, _ForeignError):
-            return alone  # a later read cannot find it either
+            return without_environment  # a later read cannot find it either
         except OSError as error:
-            raise EnvironmentUnreadable(error, alone) from error
+            raise EnvironmentUnreadable(error, without_environment) from error
         if environment_file is None:
             log.warning("job %d has an environment too large to be kept", self.job_id)
             return EntryContents(script, None, (*flags, ENVIRONMENT_TOO_LARGE))
@@ -108,7 +108,11 @@ class HeldScript(msgspec.Struct, frozen=True):
             OSError: It cannot be read now, or is gone.
             _ForeignError: It is not a regular file.
         """
-        fd = self.environment_fd if self.environment_fd >= 0 else os.open(self.unopened, OPEN_FLAGS)
+        fd = (
+            self.environment_fd
+            if self.environment_fd >= 0
+            else os.open(self.environment_path, OPEN_FLAGS)
+        )
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise _ForeignError
@@ -179,9 +183,9 @@ _SETTLE_S = 0.1
 """Time without change after which a script that ends in NUL is complete, in seconds."""
 
 
-def assign_share(job_id: int, of: int) -> int:
-    """Return which of ``of`` processes handles a job's spool entry: its hash directory decides."""
-    return job_id % 10 % of
+def assign_share(job_id: int, process_count: int) -> int:
+    """Return which of ``process_count`` processes handles a job, by its hash directory."""
+    return job_id % 10 % process_count
 
 
 class _PendingScript(msgspec.Struct):
@@ -191,7 +195,7 @@ class _PendingScript(msgspec.Struct):
     name: str
     script_fd: int = -1
     environment_fd: int = -1
-    unopened: str = ""
+    environment_path: str = ""
     size: int = -1
     since: float = 0.0
 
@@ -201,7 +205,7 @@ class _PendingScript(msgspec.Struct):
             if fd >= 0:
                 os.close(fd)
         self.script_fd = self.environment_fd = -1
-        self.unopened = ""
+        self.environment_path = ""
 
 
 class SlurmSpool:
@@ -224,9 +228,9 @@ class SlurmSpool:
         root: str,
         *,
         share: int = 0,
-        of: int = 1,
-        known: Callable[[int, int], bool],
-        most_held: int = 4000,
+        process_count: int = 1,
+        is_captured: Callable[[int, int], bool],
+        max_held: int = 4000,
         without_nul_s: float = 2.0,
         reattach_s: float = 1.0,
         rescan_s: float = 2.0,
@@ -235,9 +239,9 @@ class SlurmSpool:
         self.ready: deque[CapturedEntry] = deque()
         self.vanished: list[int] = []
         self._share = share
-        self._of = of
-        self._known = known
-        self._most_held = most_held
+        self._process_count = process_count
+        self._is_captured = is_captured
+        self._max_held = max_held
         self._without_nul_s = without_nul_s
         self._reattach_s = reattach_s
         self._rescan_s = rescan_s
@@ -247,15 +251,15 @@ class SlurmSpool:
         self._hash_fds: dict[int, int] = {}
         self._job_wds: dict[int, tuple[int, str]] = {}
         self._pending: dict[str, _PendingScript] = {}
-        self._unsure: dict[str, _PendingScript] = {}
-        self._recent: dict[int, int] = {}
+        self._unsettled: dict[str, _PendingScript] = {}
+        self._recent_mtimes: dict[int, int] = {}
         self._unread: dict[str, int] = {}
         """Directories whose script could not be taken yet, with their hash numbers."""
-        self._scanned: deque[tuple[int, str]] = deque()
-        self._rescan_wanted = False
+        self._scan_queue: deque[tuple[int, str]] = deque()
+        self._rescan_requested = False
         self._attach_at = self._rescan_at = 0.0
-        self._network = self._is_remote = False
-        self._complaint = ""
+        self._needs_scans = self._is_remote = False
+        self._problem = ""
 
     @property
     def fd(self) -> int:
@@ -263,44 +267,44 @@ class SlurmSpool:
         return int(self._inotify.fileno())
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """Reason why the spool cannot be watched now; "" if it can."""
-        return self._complaint if self._root_wd < 0 else ""
+        return self._problem if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
         """Return seconds until :meth:`look` must be called even without inotify events."""
         now = time.monotonic()
         if self._root_wd < 0:
             return max(0.0, self._attach_at - now)
-        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._most_held:
+        if (self._rescan_requested or self._scan_queue) and len(self.ready) < self._max_held:
             return 0.0
-        if self._unsure:
+        if self._unsettled:
             return _SETTLE_S
-        return self._rescan_s if self._network else 60.0
+        return self._rescan_s if self._needs_scans else 60.0
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Process inotify events; complete scripts are then in ``ready``."""
         if self._root_wd < 0 and time.monotonic() >= self._attach_at:
             self._attach()
         if self._root_wd < 0:
             return
-        if len(self.ready) >= self._most_held:
+        if len(self.ready) >= self._max_held:
             # The rescan that follows finds what happens meanwhile.
-            self._rescan_wanted = True
+            self._rescan_requested = True
             return
         for event in self._inotify.read(timeout=0):
             self._on_event(event.wd, event.mask, event.name)
-        if self._unsure:
-            self._look_again()
-        if self._rescan_wanted or (self._network and time.monotonic() >= self._rescan_at):
-            self._rescan_wanted = False
+        if self._unsettled:
+            self._recheck_unsettled()
+        if self._rescan_requested or (self._needs_scans and time.monotonic() >= self._rescan_at):
+            self._rescan_requested = False
             self._rescan()
-        while self._scanned and len(self.ready) < self._most_held:
-            number, name = self._scanned.popleft()
-            self._consider(number, name, scanned=True)
-        if self._complaint and not (self._network or self._scanned or self._rescan_wanted):
+        while self._scan_queue and len(self.ready) < self._max_held:
+            number, name = self._scan_queue.popleft()
+            self._handle_directory(number, name, scanned=True)
+        if self._problem and not (self._needs_scans or self._scan_queue or self._rescan_requested):
             log.info("watching all of %s again", self.root)
-            self._complaint = ""
+            self._problem = ""
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -313,39 +317,49 @@ class SlurmSpool:
         """Watch the root and its directories; if it is missing, log that once and retry."""
         try:
             self._root_wd = self._inotify.add_watch(self.root, _ROOT_MASK)
-            kind = find_network_type(self.root)
+            network_type = find_network_type(self.root)
         except OSError as error:
             self._root_wd = -1
             self._attach_at = time.monotonic() + self._reattach_s
-            self._complain(f"cannot watch {self.root}: {error.strerror}; is it slurmctld's spool?")
+            self._log_problem(
+                f"cannot watch {self.root}: {error.strerror}; is it slurmctld's spool?"
+            )
             return
-        self._network = self._is_remote = bool(kind)
-        if kind:
-            what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
-            log.info(what, self.root, kind, self._rescan_s)
-        elif self._complaint:
+        self._needs_scans = self._is_remote = bool(network_type)
+        if network_type:
+            message = (
+                "%s is on %s, where only this host's writes are told of: scanning it every %g s"
+            )
+            log.info(message, self.root, network_type, self._rescan_s)
+        elif self._problem:
             log.info("watching %s", self.root)
-        self._complaint = ""
+        self._problem = ""
         self._rescan()
 
     def _detach(self) -> None:
         """Close all watched directories."""
         for fd in self._hash_fds.values():
             os.close(fd)
-        for waiting in self._pending.values():
-            waiting.close()
-        for table in (self._hash_fds, self._hash_wds, self._job_wds, self._pending, self._unsure):
+        for pending in self._pending.values():
+            pending.close()
+        for table in (
+            self._hash_fds,
+            self._hash_wds,
+            self._job_wds,
+            self._pending,
+            self._unsettled,
+        ):
             table.clear()
-        self._scanned.clear()
+        self._scan_queue.clear()
         self._root_wd = -1
 
-    def _complain(self, what: str, reason: str = "") -> None:
+    def _log_problem(self, message: str, reason: str = "") -> None:
         """Log a problem unless it was the last one logged; ``reason`` identifies it."""
-        if (reason or what) != self._complaint:
-            log.error("%s", what)
-            self._complaint = reason or what
+        if (reason or message) != self._problem:
+            log.error("%s", message)
+            self._problem = reason or message
 
-    def holds(self, job_id: int, mtime_ns: int) -> bool:
+    def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return whether a script is in the spool; True if that cannot be determined now."""
         try:
             path = f"{self.root}/hash.{job_id % 10}/job.{job_id}/script"
@@ -358,29 +372,29 @@ class SlurmSpool:
     def rescan(self) -> None:
         """Make the next :meth:`look` compare the whole spool with captured scripts."""
         # The ids stay: a job that was captured and is gone was not missed.
-        self._recent = dict.fromkeys(self._recent, -1)
-        self._rescan_wanted = True
+        self._recent_mtimes = dict.fromkeys(self._recent_mtimes, -1)
+        self._rescan_requested = True
 
     def _rescan(self) -> None:
         """List the hash directories and queue all job directories."""
         self._rescan_at = time.monotonic() + self._rescan_s
-        self._scanned.clear()
+        self._scan_queue.clear()
         try:
             with os.scandir(self.root) as entries:
                 names = [entry.name for entry in entries if _HASH.fullmatch(entry.name)]
         except OSError as error:
-            self._complain(f"cannot list {self.root}: {error.strerror}")
-            self._network = True
+            self._log_problem(f"cannot list {self.root}: {error.strerror}")
+            self._needs_scans = True
             return
         # Watches may be free again. If any directory still cannot be watched, scanning goes on.
-        self._network = self._is_remote
+        self._needs_scans = self._is_remote
         for name in names:
             self._enter_hash(name)
 
     def _enter_hash(self, name: str) -> None:
         """Watch a hash directory of this share and queue its job directories."""
         number = int(name[-1])
-        if number % self._of != self._share:
+        if number % self._process_count != self._share:
             return
         path = f"{self.root}/{name}"
         try:
@@ -389,27 +403,27 @@ class SlurmSpool:
                 if number in self._hash_fds:
                     os.close(self._hash_fds.pop(number))
                 self._hash_wds[wd] = number
-                opened = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._hash_fds[number] = os.open(path, opened)
+                open_flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._hash_fds[number] = os.open(path, open_flags)
             with os.scandir(path) as entries:
-                found = [entry.name for entry in entries]
-            self._miss_unread(number, found)
+                names = [entry.name for entry in entries]
+            self._report_unread_vanished(number, names)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            self._cannot_watch(path, error)
+            self._fall_back_to_scans(path, error)
             return
-        self._scanned.extend((number, entry) for entry in found)
+        self._scan_queue.extend((number, entry) for entry in names)
 
-    def _cannot_watch(self, path: str, error: OSError) -> None:
+    def _fall_back_to_scans(self, path: str, error: OSError) -> None:
         """Log that a path cannot be watched, and switch to scanning."""
         # One reason may apply to thousands of paths at every scan.
         if error.errno == errno.ENOSPC:
-            what = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
-            self._complain(f"{what} (sysctl)", "no watch")
+            message = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
+            self._log_problem(f"{message} (sysctl)", "no watch")
         else:
-            self._complain(f"cannot watch {path}: {error.strerror}", str(error.strerror))
-        self._network = True  # until a scan can watch everything, only scans find new scripts
+            self._log_problem(f"cannot watch {path}: {error.strerror}", str(error.strerror))
+        self._needs_scans = True  # until a scan can watch everything, only scans find new scripts
 
     def _on_event(self, wd: int, mask: int, name: str) -> None:
         """Dispatch one inotify event."""
@@ -418,7 +432,7 @@ class SlurmSpool:
             if mask & flags.IGNORED:
                 del self._hash_wds[wd]
             else:
-                self._consider(number, name, scanned=False)
+                self._handle_directory(number, name, scanned=False)
         elif wd in self._job_wds:
             if mask & flags.IGNORED:
                 self._forget_job(wd)
@@ -428,7 +442,7 @@ class SlurmSpool:
             self._on_root(mask, name)
         elif mask & flags.Q_OVERFLOW:
             log.warning("inotify's queue overflowed; scanning %s", self.root)
-            self._rescan_wanted = True
+            self._rescan_requested = True
 
     def _on_root(self, mask: int, name: str) -> None:
         """Handle an event of the root: it is gone, or a hash directory came or went."""
@@ -436,7 +450,7 @@ class SlurmSpool:
             self._unwatch(self._root_wd)
             self._detach()
             self._attach_at = time.monotonic() + self._reattach_s
-            self._complain(f"{self.root} is gone; waiting for it")
+            self._log_problem(f"{self.root} is gone; waiting for it")
         elif _HASH.fullmatch(name):
             # An open descriptor would keep a removed directory, and its parents, alive.
             fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _REMOVED_MASK else -1
@@ -448,68 +462,68 @@ class SlurmSpool:
     def _forget_job(self, wd: int) -> None:
         """Forget a job directory that was removed."""
         _, name = self._job_wds.pop(wd)
-        waiting = self._pending.pop(name, None)
-        if waiting is not None:
-            self._miss(int(name[4:]))
-            waiting.close()
-        self._unsure.pop(name, None)
+        pending = self._pending.pop(name, None)
+        if pending is not None:
+            self._report_vanished(int(name[4:]))
+            pending.close()
+        self._unsettled.pop(name, None)
 
-    def _consider(self, number: int, name: str, *, scanned: bool) -> None:
+    def _handle_directory(self, number: int, name: str, *, scanned: bool) -> None:
         """Handle a new or scanned directory: take its script, or wait for it."""
         match = _JOB.fullmatch(name)
         if match is None or name in self._pending or number not in self._hash_fds:
             return
         job_id = int(match[1])
-        if scanned and self._is_known(number, name, job_id):
+        if scanned and self._was_captured(number, name, job_id):
             return
-        waiting = _PendingScript(number, name)
-        if self._try(waiting, job_id, closed=False):
+        pending = _PendingScript(number, name)
+        if self._try_script(pending, job_id, closed=False):
             return
         try:
             wd = self._inotify.add_watch(f"{self.root}/hash.{number}/{name}", _JOB_MASK)
         except OSError as error:
-            waiting.close()
+            pending.close()
             if error.errno == errno.ENOENT:
-                self._miss(job_id)
+                self._report_vanished(job_id)
             elif error.errno != errno.ENOTDIR:
-                self._cannot_watch(f"{self.root}/hash.{number}/{name}", error)
+                self._fall_back_to_scans(f"{self.root}/hash.{number}/{name}", error)
             return
         # Try again, because events between the first try and the watch would be missed.
-        if self._try(waiting, job_id, closed=False):
+        if self._try_script(pending, job_id, closed=False):
             self._unwatch(wd)
             return
         self._job_wds[wd] = (number, name)
-        self._pending[name] = waiting
+        self._pending[name] = pending
 
-    def _miss(self, job_id: int) -> None:
+    def _report_vanished(self, job_id: int) -> None:
         """Report a job whose directory is gone as missed, unless its script was captured."""
-        if job_id not in self._recent:
+        if job_id not in self._recent_mtimes:
             self.vanished.append(job_id)
 
-    def _miss_unread(self, number: int, found: list[str]) -> None:
+    def _report_unread_vanished(self, number: int, names: list[str]) -> None:
         """Report scripts that could not be taken and whose directories are gone."""
-        here = [name for name, hash_number in self._unread.items() if hash_number == number]
-        for name in set(here).difference(found):
+        unread_names = [name for name, hash_number in self._unread.items() if hash_number == number]
+        for name in set(unread_names).difference(names):
             del self._unread[name]
-            self._miss(int(name[4:]))
+            self._report_vanished(int(name[4:]))
 
-    def _is_known(self, number: int, name: str, job_id: int) -> bool:
+    def _was_captured(self, number: int, name: str, job_id: int) -> bool:
         """Return whether the script in a directory has been captured before."""
         try:
-            found = os.stat(f"{name}/script", dir_fd=self._hash_fds[number], follow_symlinks=False)
+            status = os.stat(f"{name}/script", dir_fd=self._hash_fds[number], follow_symlinks=False)
         except OSError:
             # No script yet, or a foreign entry: the following attempt finds out.
             return False
-        mtime_ns = found.st_mtime_ns
-        return self._recent.get(job_id) == mtime_ns or self._known(job_id, mtime_ns)
+        mtime_ns = status.st_mtime_ns
+        return self._recent_mtimes.get(job_id) == mtime_ns or self._is_captured(job_id, mtime_ns)
 
     def _on_script(self, wd: int, *, closed: bool) -> None:
         """Handle a change of a script: take it if it is complete."""
         _, name = self._job_wds[wd]
-        waiting = self._pending[name]
-        if self._try(waiting, int(name[4:]), closed=closed):
+        pending = self._pending[name]
+        if self._try_script(pending, int(name[4:]), closed=closed):
             del self._pending[name]
-            self._unsure.pop(name, None)
+            self._unsettled.pop(name, None)
             del self._job_wds[wd]
             self._unwatch(wd)
 
@@ -522,70 +536,74 @@ class SlurmSpool:
             if error.errno != errno.EINVAL:
                 raise
 
-    def _try(self, waiting: _PendingScript, job_id: int, *, closed: bool) -> bool:
+    def _try_script(self, pending: _PendingScript, job_id: int, *, closed: bool) -> bool:
         """Take the script if it is complete; return whether nothing is left to wait for."""
-        directory = self._hash_fds.get(waiting.hash_number, -1)
+        directory = self._hash_fds.get(pending.hash_number, -1)
         if directory < 0:
             return True
         try:
-            is_over = self._take(waiting, directory, job_id, closed=closed)
+            is_done = self._take_script(pending, directory, job_id, closed=closed)
         except FileNotFoundError:
             return False
         except OSError as error:
-            waiting.close()
+            pending.close()
             if error.errno in FOREIGN_ERRNOS:
-                log.debug("passing over %s: %s", waiting.name, error)
+                log.debug("passing over %s: %s", pending.name, error)
                 return True
-            self._cannot_watch(waiting.name, error)
-            self._unread[waiting.name] = waiting.hash_number
+            self._fall_back_to_scans(pending.name, error)
+            self._unread[pending.name] = pending.hash_number
             return True
-        if is_over:
-            self._unread.pop(waiting.name, None)
-        return is_over
+        if is_done:
+            self._unread.pop(pending.name, None)
+        return is_done
 
-    def _take(self, waiting: _PendingScript, directory: int, job_id: int, *, closed: bool) -> bool:
+    def _take_script(
+        self, pending: _PendingScript, directory: int, job_id: int, *, closed: bool
+    ) -> bool:
         """Take the script if it is complete; return whether nothing is left to wait for.
 
         Raises:
             FileNotFoundError: There is no script yet.
             OSError: It is foreign, or cannot be taken now.
         """
-        if waiting.script_fd < 0:
-            waiting.script_fd = os.open(f"{waiting.name}/script", OPEN_FLAGS, dir_fd=directory)
+        if pending.script_fd < 0:
+            pending.script_fd = os.open(f"{pending.name}/script", OPEN_FLAGS, dir_fd=directory)
             # It was written before the script: hold it too from now on, whatever is removed.
-            self._hold_environment(waiting, directory)
-        fd = waiting.script_fd
+            self._hold_environment(pending, directory)
+        fd = pending.script_fd
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            waiting.close()
+            pending.close()
             return True
-        if not closed and not self._is_closed(waiting, status):
+        if not closed and not self._is_closed(pending, status):
             return False
         # Query again: the writer may have written and closed it since the first fstat.
         status = os.fstat(fd)
-        if self._recent.get(job_id) == status.st_mtime_ns:
-            waiting.close()
+        if self._recent_mtimes.get(job_id) == status.st_mtime_ns:
+            pending.close()
             return True
-        if waiting.environment_fd < 0:
-            self._hold_environment(waiting, directory)
-        self._recent[job_id] = status.st_mtime_ns
-        if len(self._recent) > _MAX_REMEMBERED_SCRIPTS:
-            del self._recent[next(iter(self._recent))]
+        if pending.environment_fd < 0:
+            self._hold_environment(pending, directory)
+        self._recent_mtimes[job_id] = status.st_mtime_ns
+        if len(self._recent_mtimes) > _MAX_REMEMBERED_SCRIPTS:
+            del self._recent_mtimes[next(iter(self._recent_mtimes))]
         self.ready.append(
-            HeldScript(job_id, status.st_mtime_ns, fd, waiting.environment_fd, waiting.unopened)
+            HeldScript(
+                job_id, status.st_mtime_ns, fd, pending.environment_fd, pending.environment_path
+            )
         )
         return True
 
-    def _hold_environment(self, waiting: _PendingScript, directory: int) -> None:
+    def _hold_environment(self, pending: _PendingScript, directory: int) -> None:
         """Open the environment, if there is one.
 
         Raises:
             OSError: No descriptor is left for it.
         """
-        waiting.unopened = ""
-        name = f"{waiting.name}/environment"
+        pending.environment_path = ""
+        name = f"{pending.name}/environment"
         try:
-            waiting.environment_fd = os.open(name, OPEN_FLAGS, dir_fd=directory)
+            pending.environment_fd = os.open(name, OPEN_FLAGS, dir_fd=directory)
         except FileNotFoundError:
             return  # a burst-buffer plugin links only the script; a flag in the event says so
         except OSError as error:
@@ -593,38 +611,40 @@ class SlurmSpool:
                 raise
             if error.errno not in FOREIGN_ERRNOS:
                 # The script is held meanwhile, and the reader opens the environment again.
-                waiting.unopened = f"{self.root}/hash.{waiting.hash_number}/{name}"
+                pending.environment_path = f"{self.root}/hash.{pending.hash_number}/{name}"
 
-    def _is_closed(self, waiting: _PendingScript, status: os.stat_result) -> bool:
+    def _is_closed(self, pending: _PendingScript, status: os.stat_result) -> bool:
         """Return whether no writer has the script open, as far as can be determined."""
-        written = is_written(waiting.script_fd, remote=self._is_remote)
-        return self._is_settled(waiting, status) if written is None else written
+        is_complete = is_written(pending.script_fd, remote=self._is_remote)
+        return self._is_settled(pending, status) if is_complete is None else is_complete
 
-    def _is_settled(self, waiting: _PendingScript, status: os.stat_result) -> bool:
+    def _is_settled(self, pending: _PendingScript, status: os.stat_result) -> bool:
         """Return whether a script has not changed for long enough to be complete."""
         now = time.monotonic()
-        if waiting.size != status.st_size:
-            waiting.size, waiting.since = status.st_size, now
-            self._unsure[waiting.name] = waiting
+        if pending.size != status.st_size:
+            pending.size, pending.since = status.st_size, now
+            self._unsettled[pending.name] = pending
             return False
         try:
-            ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
+            ends_in_nul = (
+                status.st_size and os.pread(pending.script_fd, 1, status.st_size - 1) == b"\0"
+            )
         except OSError:
-            ended = False  # the reader of the whole file will retry
-        settled_s = now - waiting.since
-        if settled_s < (_SETTLE_S if ended else self._without_nul_s):
-            self._unsure[waiting.name] = waiting
+            ends_in_nul = False  # the reader of the whole file will retry
+        settled_s = now - pending.since
+        if settled_s < (_SETTLE_S if ends_in_nul else self._without_nul_s):
+            self._unsettled[pending.name] = pending
             return False
         return True
 
-    def _look_again(self) -> None:
+    def _recheck_unsettled(self) -> None:
         """Check scripts again that inotify may not report."""
         wds = {name: wd for wd, (_, name) in self._job_wds.items()}
-        for name in list(self._unsure):
+        for name in list(self._unsettled):
             if name in wds:
                 self._on_script(wds[name], closed=False)
             else:
-                del self._unsure[name]
+                del self._unsettled[name]
 
 
 # Entry point
@@ -644,9 +664,9 @@ class _SlurmScheduler:
         return SlurmSpool(
             plan.root,
             share=plan.share,
-            of=plan.of,
-            known=plan.known,
-            most_held=plan.most_held,
+            process_count=plan.of,
+            is_captured=plan.known,
+            max_held=plan.max_held,
         )
 
 

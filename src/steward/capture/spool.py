@@ -82,7 +82,7 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
         hold_unread_s: Time for which descriptors of an unreadable script stay open, in seconds.
             After this time a rescan opens the script again. Descriptors of a removed script stay
             open, because it no longer has a name.
-        most_unread: Most unreadable scripts with open descriptors at a time.
+        max_unreadable: Most unreadable scripts with open descriptors at a time.
         first_rescan_s: Time until the first rescan for unreadable scripts, in seconds.
         longest_rescan_s: Longest time between two such rescans, in seconds.
         missed_every_s: Time between two reports of vanished jobs, in seconds. It keeps the number
@@ -93,7 +93,7 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
     gather_s: float = 0.1
     retry_store_s: float = 5.0
     hold_unread_s: float = 60.0
-    most_unread: int = 500
+    max_unreadable: int = 500
     first_rescan_s: float = 30.0
     longest_rescan_s: float = 600.0
     missed_every_s: float = 1.0
@@ -118,7 +118,7 @@ class CaptureBatch(msgspec.Struct):
 class _UnreadableScript(msgspec.Struct):
     """Script that could not be read, with open descriptors."""
 
-    taken: CapturedEntry
+    entry: CapturedEntry
     since: float
     backoff: Backoff
     at: float = 0.0
@@ -135,12 +135,12 @@ class BatchCommitter:
         self._append = append
         self._batches: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
-        self.kept: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
+        self.stored: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.under_way = 0
+        self.pending_count = 0
         self.is_syncing = False
-        self.complaint = ""
-        self._ending = threading.Event()
+        self.last_error = ""
+        self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._durable: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self._threads = [
@@ -153,17 +153,17 @@ class BatchCommitter:
     def put(self, batch: CaptureBatch) -> None:
         """Queue a batch for commit."""
         with self._lock:
-            self.under_way += len(batch.held)
+            self.pending_count += len(batch.held)
         self.is_syncing = True
         self._batches.put(batch)
 
     def finish(self, timeout_s: float) -> bool:
         """Commit all queued batches and stop; return whether that was done in time."""
-        self._ending.set()
+        self._stopping.set()
         self._batches.put(None)
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 return False
         os.close(self.fd)
@@ -178,11 +178,11 @@ class BatchCommitter:
                 # until the journal is available again could use up all there are. The main thread
                 # closes them, because two threads would contend for the interpreter lock at each
                 # close.
-                self.kept.put(batch.held)
+                self.stored.put(batch.held)
                 os.eventfd_write(self.fd, 1)
             else:
                 self.failed.put(batch.held)
-                self._done(batch)
+                self._finish_batch(batch)
             self.is_syncing = not self._batches.empty()
         self._durable.put(None)
 
@@ -190,26 +190,26 @@ class BatchCommitter:
         """Run the thread that appends durable batches' events."""
         while (batch := self._durable.get()) is not None:
             if self._commit(batch):
-                self._done(batch)
+                self._finish_batch(batch)
 
-    def _done(self, batch: CaptureBatch) -> None:
+    def _finish_batch(self, batch: CaptureBatch) -> None:
         """Count a batch as done and wake the main thread."""
         with self._lock:
-            self.under_way -= len(batch.held)
+            self.pending_count -= len(batch.held)
         # Wake the main thread: entries have failed, or the next batch may come.
         os.eventfd_write(self.fd, 1)
 
     def _sync(self, batch: CaptureBatch) -> bool:
         """Sync the files of a batch; return whether all succeeded."""
-        done = True
+        is_synced = True
         # Sync all, even after a failure: each closes its descriptors.
         for unsynced in batch.unsynced:
             try:
                 unsynced.sync()
             except Unavailable as error:
-                self._complain(batch, error)
-                done = False
-        return done
+                self._log_failure(batch, error)
+                is_synced = False
+        return is_synced
 
     def _commit(self, batch: CaptureBatch) -> bool:
         """Append a batch's events, retrying until a stop."""
@@ -218,15 +218,15 @@ class BatchCommitter:
             try:
                 self._append(batch.rows)
             except StewardError as error:
-                self._complain(batch, error)
-                if self._ending.wait(backoff.next_s()):
+                self._log_failure(batch, error)
+                if self._stopping.wait(backoff.next_s()):
                     return False
             else:
                 return True
 
-    def _complain(self, batch: CaptureBatch, error: StewardError) -> None:
+    def _log_failure(self, batch: CaptureBatch, error: StewardError) -> None:
         """Log that a batch is not durable yet."""
-        self.complaint = str(error)
+        self.last_error = str(error)
         log.error("%d scripts could not be made durable yet: %s", len(batch.held), error)
 
 
@@ -254,31 +254,31 @@ class SpoolCapture:
         redactor: Redactor,
         append: AppendRows,
         *,
-        environments: bool = True,
+        keep_environments: bool = True,
         limits: CaptureLimits | None = None,
     ) -> None:
         self.captured = 0
         self._cluster = cluster
         self._spool = spool
         self._stores = stores
-        self._shut: dict[str, float] = {}
+        self._excluded_until: dict[str, float] = {}
         self._redactor = redactor
         self._committer = BatchCommitter(append)
-        self._environments = environments
+        self._keeps_environments = keep_environments
         self._limits = limits or CaptureLimits()
         self._batch = CaptureBatch([], [], [])
         self._gathering_since = 0.0
-        self._touched: set[str] = set()
+        self._written_stores: set[str] = set()
         self._backoff = Backoff(0.1, 5.0)
-        self._again_at = 0.0
-        self._complaints: dict[str, str] = {}
+        self._retry_at = 0.0
+        self._problems: dict[str, str] = {}
         self._beat: Callable[[], None] = lambda: None
-        self._unread: dict[tuple[int, int], _UnreadableScript] = {}
+        self._unreadable: dict[tuple[int, int], _UnreadableScript] = {}
         self._released: set[tuple[int, int]] = set()
         """Unreadable scripts whose descriptors were closed, so that only a rescan finds them."""
         self._rescans = Backoff(self._limits.first_rescan_s, self._limits.longest_rescan_s)
         self._rescan_at = 0.0
-        self._missed_at = 0.0
+        self._next_report_at = 0.0
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Capture until ``stop`` is set; then commit what has been read.
@@ -290,9 +290,9 @@ class SpoolCapture:
         self._beat = beat
         while not stop.is_set():
             beat()
-            self.turn()
-            if not self._spool.ready or time.monotonic() < self._again_at:
-                stop.wait(self._nap_s(), self._spool.fd, self._committer.fd)
+            self.run_turn()
+            if not self._spool.ready or time.monotonic() < self._retry_at:
+                stop.wait(self._next_wait_s(), self._spool.fd, self._committer.fd)
         self.finish()
 
     def run_once(self) -> None:
@@ -302,59 +302,61 @@ class SpoolCapture:
             SpoolUnavailable: The spool does not exist.
             StoreUnavailable: Nothing could be stored.
         """
-        self._spool.look()
-        if self._spool.away:
-            raise SpoolUnavailable(self._spool.away)
+        self._spool.process_events()
+        if self._spool.unavailable_reason:
+            raise SpoolUnavailable(self._spool.unavailable_reason)
         # Where leases do not work, a script is taken after two checks, a little later.
-        while self._spool.ready or self._has_young() or self._spool.due_s() < 1.0:
+        while self._spool.ready or self._has_recent_unreadable() or self._spool.due_s() < 1.0:
             if not self._spool.ready:
-                time.sleep(min(self._spool.due_s(), self._unread_due_s()))
-            self.turn()
-            if self._again_at:
+                time.sleep(min(self._spool.due_s(), self._unreadable_due_s()))
+            self.run_turn()
+            if self._retry_at:
                 self.finish()
-                raise StoreUnavailable(self._complaint())
+                raise StoreUnavailable(self._summarize_problems())
         if not self.finish():
-            raise StoreUnavailable(f"not all scripts could be made durable: {self._complaint()}")
+            raise StoreUnavailable(
+                f"not all scripts could be made durable: {self._summarize_problems()}"
+            )
 
-    def _has_young(self) -> bool:
+    def _has_recent_unreadable(self) -> bool:
         """Return whether any unreadable script is still within its holding time."""
-        return any(map(self._is_young, self._unread.values()))
+        return any(map(self._is_recent, self._unreadable.values()))
 
-    def _is_young(self, unread: _UnreadableScript) -> bool:
+    def _is_recent(self, unreadable: _UnreadableScript) -> bool:
         """Return True if a script's descriptors must stay open, removed or not."""
-        return time.monotonic() - unread.since < self._limits.hold_unread_s
+        return time.monotonic() - unreadable.since < self._limits.hold_unread_s
 
-    def turn(self) -> None:
+    def run_turn(self) -> None:
         """Check the spool and process a slice of its scripts."""
-        self._spool.look()
+        self._spool.process_events()
         self._report_missed()
-        self._take_back()
-        self._take_unread()
-        if time.monotonic() < self._again_at:
+        self._requeue_failed()
+        self._retry_unreadable()
+        if time.monotonic() < self._retry_at:
             return
         ready = self._spool.ready
         for _ in range(min(_SCRIPTS_PER_TURN, len(ready))):
-            taken = ready.popleft()
+            entry = ready.popleft()
             self._beat()
             try:
-                self._keep(taken)
+                self._add_to_batch(entry)
             except StoreUnavailable:
                 # Logged by _store; the descriptors keep the bytes until a store has room.
-                ready.appendleft(taken)
-                self._again_at = time.monotonic() + self._backoff.next_s()
+                ready.appendleft(entry)
+                self._retry_at = time.monotonic() + self._backoff.next_s()
                 break
             except OSError as error:
-                self._try_later(taken, error)
+                self._defer_entry(entry, error)
             else:
-                self._unread.pop((taken.job_id, taken.mtime_ns), None)
-                self._released.discard((taken.job_id, taken.mtime_ns))
+                self._unreadable.pop((entry.job_id, entry.mtime_ns), None)
+                self._released.discard((entry.job_id, entry.mtime_ns))
             if self._batch.size >= self._limits.batch_bytes:
-                self._hand_over()
+                self._commit_batch()
         else:
-            self._again_at = 0.0
+            self._retry_at = 0.0
             self._backoff.reset()
         if self._batch.held and self._is_due():
-            self._hand_over()
+            self._commit_batch()
 
     def _is_due(self) -> bool:
         """Return whether to commit the batch: at once, unless an earlier one is in progress.
@@ -364,124 +366,126 @@ class SpoolCapture:
         """
         if len(self._batch.held) >= _BATCH_SCRIPTS:
             return True
-        if self._spool.ready and not self._again_at:
+        if self._spool.ready and not self._retry_at:
             return False
         waited_s = time.monotonic() - self._gathering_since
         committer = self._committer
-        return not committer.under_way or (
+        return not committer.pending_count or (
             waited_s > self._limits.gather_s and not committer.is_syncing
         )
 
     def finish(self) -> bool:
         """Write and commit what has been read; return whether all of it is durable."""
-        until = time.monotonic() + _FINISH_TIMEOUT_S
-        while self._spool.ready and not self._again_at and time.monotonic() < until:
-            self.turn()
+        deadline = time.monotonic() + _FINISH_TIMEOUT_S
+        while self._spool.ready and not self._retry_at and time.monotonic() < deadline:
+            self.run_turn()
         if self._batch.held:
-            self._hand_over()
+            self._commit_batch()
         # Entries being retried are in ``ready`` and closed there.
-        held = [unread.taken for unread in self._unread.values() if unread.at]
-        unread = [*held, *self._spool.ready]
-        self._spool.vanished.extend(taken.job_id for taken in unread if taken.is_removed)
+        held_entries = [unread.entry for unread in self._unreadable.values() if unread.at]
+        unread = [*held_entries, *self._spool.ready]
+        self._spool.vanished.extend(entry.job_id for entry in unread if entry.is_removed)
         self._report_missed(at_once=True)
-        done = self._committer.finish(max(0.1, until - time.monotonic()))
-        self._close_kept()
+        is_committed = self._committer.finish(max(0.1, deadline - time.monotonic()))
+        self._close_stored()
         failed = list(self._take_failed())
-        for taken in (*held, *failed):
-            taken.close()
-        left = len(unread) + len(self._released) + self._committer.under_way
-        if left:
-            log.warning("%d scripts are not captured yet; the next start finds them", left)
+        for entry in (*held_entries, *failed):
+            entry.close()
+        remaining = len(unread) + len(self._released) + self._committer.pending_count
+        if remaining:
+            log.warning("%d scripts are not captured yet; the next start finds them", remaining)
         self._spool.close()
-        return done and not left and not failed
+        return is_committed and not remaining and not failed
 
-    def _complaint(self) -> str:
+    def _summarize_problems(self) -> str:
         """Summarize the present problems."""
-        said = [*self._complaints.values(), self._committer.complaint]
-        return "; ".join(filter(None, said)) or "it took too long"
+        messages = [*self._problems.values(), self._committer.last_error]
+        return "; ".join(filter(None, messages)) or "it took too long"
 
-    def _nap_s(self) -> float:
+    def _next_wait_s(self) -> float:
         """Return how long to wait until the next turn, in seconds."""
-        nap_s = min(self._spool.due_s(), self._unread_due_s(), _MAX_WAIT_S)
+        nap_s = min(self._spool.due_s(), self._unreadable_due_s(), _MAX_WAIT_S)
         if self._spool.ready:
-            return min(nap_s, max(0.01, self._again_at - time.monotonic()))
+            return min(nap_s, max(0.01, self._retry_at - time.monotonic()))
         if self._batch.held:
             return min(nap_s, self._limits.gather_s)
         if self._spool.vanished:
-            return min(nap_s, max(0.01, self._missed_at - time.monotonic()))
+            return min(nap_s, max(0.01, self._next_report_at - time.monotonic()))
         return nap_s
 
-    def _take_back(self) -> None:
+    def _requeue_failed(self) -> None:
         """Queue failed scripts again, and close stored ones."""
         with suppress(BlockingIOError):  # nothing has failed since the last check
             os.eventfd_read(self._committer.fd)
         failed = list(self._take_failed())
         if failed:
-            for taken in failed:
-                log.debug("job %d: script is written again", taken.job_id)
+            for entry in failed:
+                log.debug("job %d: script is written again", entry.job_id)
             self._spool.ready.extendleft(reversed(failed))
-            self._again_at = time.monotonic() + self._backoff.next_s()
-        self._close_kept()
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+        self._close_stored()
 
     def _take_failed(self) -> Iterator[CapturedEntry]:
         """Yield the scripts of failed batches."""
         while not self._committer.failed.empty():
             yield from self._committer.failed.get()
 
-    def _close_kept(self) -> None:
+    def _close_stored(self) -> None:
         """Close scripts whose bytes are durable."""
-        while not self._committer.kept.empty():
-            for held in self._committer.kept.get():
-                held.close()
+        while not self._committer.stored.empty():
+            for entry in self._committer.stored.get():
+                entry.close()
 
-    def _try_later(self, taken: CapturedEntry, error: OSError) -> None:
+    def _defer_entry(self, entry: CapturedEntry, error: OSError) -> None:
         """Keep an unreadable script for a retry; after a long time, leave it to a rescan."""
-        now, key = time.monotonic(), (taken.job_id, taken.mtime_ns)
-        unread = self._unread.get(key)
-        if unread is None:
-            log.error("job %d cannot be read from the spool yet: %s", taken.job_id, error)
-            unread = self._unread[key] = _UnreadableScript(taken, now, Backoff(0.1, 10.0))
+        now, key = time.monotonic(), (entry.job_id, entry.mtime_ns)
+        unreadable = self._unreadable.get(key)
+        if unreadable is None:
+            log.error("job %d cannot be read from the spool yet: %s", entry.job_id, error)
+            unreadable = self._unreadable[key] = _UnreadableScript(entry, now, Backoff(0.1, 10.0))
             self._released.discard(key)
-        unread.is_removed = taken.is_removed
+        unreadable.is_removed = entry.is_removed
         is_alone = isinstance(error, EnvironmentUnreadable)
-        holds = self._is_young(unread) or (unread.is_removed and not is_alone)
-        if holds and len(self._unread) <= self._limits.most_unread:
-            unread.at = now + unread.backoff.next_s()
+        stays_open = self._is_recent(unreadable) or (unreadable.is_removed and not is_alone)
+        if stays_open and len(self._unreadable) <= self._limits.max_unreadable:
+            unreadable.at = now + unreadable.backoff.next_s()
             return
-        del self._unread[key]
+        del self._unreadable[key]
         if isinstance(error, EnvironmentUnreadable):
-            log.error("job %d is kept without its environment: %s", taken.job_id, error)
+            log.error("job %d is kept without its environment: %s", entry.job_id, error)
             try:
-                self._keep(taken, error.contents)
+                self._add_to_batch(entry, error.contents)
             except StoreUnavailable:
-                self._unread[key] = unread
-                unread.at = now + unread.backoff.next_s()
+                self._unreadable[key] = unreadable
+                unreadable.at = now + unreadable.backoff.next_s()
             return
-        taken.close()
-        if unread.is_removed:
-            self._spool.vanished.append(taken.job_id)
+        entry.close()
+        if unreadable.is_removed:
+            self._spool.vanished.append(entry.job_id)
             return
         self._released.add(key)
         self._rescan_at = self._rescan_at or now + self._rescans.next_s()
 
-    def _take_unread(self) -> None:
+    def _retry_unreadable(self) -> None:
         """Queue unreadable scripts whose retry is due, and start a rescan if due."""
         now = time.monotonic()
-        for unread in self._unread.values():
-            if 0 < unread.at <= now:
-                unread.at = 0.0
-                log.debug("job %d: script is read again", unread.taken.job_id)
-                self._spool.ready.append(unread.taken)
-        if self._rescan_at and now >= self._rescan_at and self._may_rescan():
+        for unreadable in self._unreadable.values():
+            if 0 < unreadable.at <= now:
+                unreadable.at = 0.0
+                log.debug("job %d: script is read again", unreadable.entry.job_id)
+                self._spool.ready.append(unreadable.entry)
+        if self._rescan_at and now >= self._rescan_at and self._can_rescan():
             self._rescan()
 
-    def _may_rescan(self) -> bool:
+    def _can_rescan(self) -> bool:
         """Return whether a rescan takes nothing twice: all held scripts are gone from the spool."""
-        return not self._spool.ready and all(one.is_removed for one in self._unread.values())
+        return not self._spool.ready and all(
+            unreadable.is_removed for unreadable in self._unreadable.values()
+        )
 
     def _rescan(self) -> None:
         """Make the spool find unreadable scripts again, and report those it no longer has."""
-        gone = {key for key in self._released if not self._spool.holds(*key)}
+        gone = {key for key in self._released if not self._spool.has_script(*key)}
         self._spool.vanished.extend(job_id for job_id, _ in gone)
         self._released -= gone
         self._rescan_at = 0.0
@@ -491,21 +495,21 @@ class SpoolCapture:
         else:
             self._rescans.reset()
 
-    def _unread_due_s(self) -> float:
+    def _unreadable_due_s(self) -> float:
         """Return seconds until the next retry or rescan."""
-        dues = [unread.at for unread in self._unread.values() if unread.at]
-        if self._rescan_at and self._may_rescan():
+        dues = [unreadable.at for unreadable in self._unreadable.values() if unreadable.at]
+        if self._rescan_at and self._can_rescan():
             dues.append(self._rescan_at)
         return max(0.0, min(dues, default=math.inf) - time.monotonic())
 
     def _report_missed(self, *, at_once: bool = False) -> None:
         """Log vanished jobs and report their scripts to the journal as a gap."""
         missed, now = self._spool.vanished, time.monotonic()
-        if not missed or (now < self._missed_at and not at_once):
+        if not missed or (now < self._next_report_at and not at_once):
             return
-        self._missed_at = now + self._limits.missed_every_s
+        self._next_report_at = now + self._limits.missed_every_s
         job_ids, missed[:] = list(dict.fromkeys(missed)), []
-        more = (
+        suffix = (
             f" and {len(job_ids) - _MAX_JOBS_LOGGED} more"
             if len(job_ids) > _MAX_JOBS_LOGGED
             else ""
@@ -515,7 +519,7 @@ class SpoolCapture:
             len(job_ids),
             self._cluster,
             ", ".join(map(str, job_ids[:_MAX_JOBS_LOGGED])),
-            more,
+            suffix,
         )
         for start in range(0, len(job_ids), MAX_MISSED_JOB_IDS):
             event = make_missed_event(
@@ -523,34 +527,34 @@ class SpoolCapture:
             )
             self._committer.put(CaptureBatch(encode_rows([event]), [], []))
 
-    def _keep(self, taken: CapturedEntry, contents: EntryContents | None = None) -> None:
+    def _add_to_batch(self, entry: CapturedEntry, contents: EntryContents | None = None) -> None:
         """Read a script and add it to the batch."""
-        contents = contents or taken.read(self._redactor)
+        contents = contents or entry.read(self._redactor)
         events = contents.events
         size = 0
         if contents.script is not None or contents.flags:
-            event = self._write(taken, contents)
+            event = self._store_script(entry, contents)
             events = (*events, event)
             body = event.body
-            size = sum(kept.length for kept in (body.script, body.environment) if kept)
+            size = sum(file.length for file in (body.script, body.environment) if file)
             self.captured += 1
-            log.debug("job %d: script kept, %d bytes", taken.job_id, size)
+            log.debug("job %d: script kept, %d bytes", entry.job_id, size)
         if not self._batch.held:
             self._gathering_since = time.monotonic()
         self._batch.rows.extend(encode_rows(events))
-        self._batch.held.append(taken)
+        self._batch.held.append(entry)
         self._batch.size += size
 
-    def _write(self, taken: CapturedEntry, contents: EntryContents) -> Event:
+    def _store_script(self, entry: CapturedEntry, contents: EntryContents) -> Event:
         """Write a script to a store and build its event; try the next store on failure."""
-        job_id, mtime_ns = taken.job_id, taken.mtime_ns
+        job_id, mtime_ns = entry.job_id, entry.mtime_ns
         script, environment = contents.script, contents.environment
         kept_script: IncomingFile | None = None
         kept_environment: IncomingFile | None = None
-        store = self._store()
+        store = self._find_store()
         try:
             # The environment first, so that a complete script implies that both are stored.
-            if environment is not None and self._environments:
+            if environment is not None and self._keeps_environments:
                 name = make_incoming_filename(
                     self._cluster, job_id, mtime_ns, len(environment.data), "env"
                 )
@@ -561,9 +565,9 @@ class SpoolCapture:
                 )
                 kept_script = store.write(name, script)
         except StoreUnavailable as error:
-            self._shut_out(store, error)
-            return self._write(taken, contents)
-        self._touched.add(store.name)
+            self._exclude_store(store, error)
+            return self._store_script(entry, contents)
+        self._written_stores.add(store.name)
         environment = environment or _NO_ENVIRONMENT
         return make_script_event(
             self._cluster,
@@ -582,7 +586,7 @@ class SpoolCapture:
             ),
         )
 
-    def _store(self) -> IncomingStore:
+    def _find_store(self) -> IncomingStore:
         """Return the first usable store.
 
         Raises:
@@ -590,31 +594,31 @@ class SpoolCapture:
         """
         now = time.monotonic()
         for store in self._stores:
-            if self._shut.get(store.name, 0.0) > now:
+            if self._excluded_until.get(store.name, 0.0) > now:
                 continue
-            if store.name in self._touched:
+            if store.name in self._written_stores:
                 return store
             try:
                 store.check()
             except StewardError as error:
-                self._shut_out(store, error)
+                self._exclude_store(store, error)
                 continue
-            if self._complaints.pop(store.name, ""):
+            if self._problems.pop(store.name, ""):
                 log.info("captured bytes go to %s again", store.directory)
             return store
-        raise StoreUnavailable("; ".join(self._complaints.values()) or "no store is there")
+        raise StoreUnavailable("; ".join(self._problems.values()) or "no store is there")
 
-    def _shut_out(self, store: IncomingStore, error: StewardError) -> None:
+    def _exclude_store(self, store: IncomingStore, error: StewardError) -> None:
         """Exclude a store for some seconds, and log why."""
-        self._shut[store.name] = time.monotonic() + self._limits.retry_store_s
-        if self._complaints.get(store.name) != str(error):
-            self._complaints[store.name] = str(error)
+        self._excluded_until[store.name] = time.monotonic() + self._limits.retry_store_s
+        if self._problems.get(store.name) != str(error):
+            self._problems[store.name] = str(error)
             log.error("captured bytes cannot go to %s for now: %s", store.directory, error)
 
-    def _hand_over(self) -> None:
+    def _commit_batch(self) -> None:
         """Hand the batch to the commit threads and begin a new one."""
-        touched = [store for store in self._stores if store.name in self._touched]
-        self._batch.unsynced = [store.take_unsynced() for store in touched]
-        self._touched.clear()
+        stores = [store for store in self._stores if store.name in self._written_stores]
+        self._batch.unsynced = [store.take_unsynced() for store in stores]
+        self._written_stores.clear()
         self._committer.put(self._batch)
         self._batch = CaptureBatch([], [], [])

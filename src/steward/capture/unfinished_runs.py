@@ -104,7 +104,7 @@ class UnfinishedRuns:
 
 def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
     """Return the latest record of each raw job id in events; None if the run is over."""
-    found: dict[int, JobRecord | None] = {}
+    records: dict[int, JobRecord | None] = {}
     for event in events:
         if event.cluster != cluster:
             continue
@@ -113,12 +113,12 @@ def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, J
         if event.kind == JOB_END and record.state in _CONTINUING_STATES:
             continue
         is_over = event.kind == JOB_END or record.state in FINISHED
-        found[record.job_id] = None if is_over else record
-    return found
+        records[record.job_id] = None if is_over else record
+    return records
 
 
 def catch_up_runs(
-    known: Iterable[JobRecord], reader: JournalReader, cluster: str, position: int
+    records: Iterable[JobRecord], reader: JournalReader, cluster: str, position: int
 ) -> list[JobRecord]:
     """Add journal events after a position to known records of unfinished runs.
 
@@ -126,7 +126,7 @@ def catch_up_runs(
     the runs that slurmctld forgot.
 
     Args:
-        known: Records up to the position.
+        records: Records up to the position.
         reader: Reader of the journal.
         cluster: Cluster of the runs.
         position: Position up to which events are included.
@@ -134,7 +134,7 @@ def catch_up_runs(
     Raises:
         SqliteUnavailable: The journal cannot be read now.
     """
-    runs: dict[int, JobRecord] = {record.job_id: record for record in known}
+    runs: dict[int, JobRecord] = {record.job_id: record for record in records}
     if reader.head() - position > _MAX_EVENTS_BEHIND:
         return list(runs.values())
     while True:

@@ -122,38 +122,38 @@ def gaps(
         raise typer.Exit(1)
 
 
-def _make_gap_columns(answer: GapsAnswer) -> list[Column]:
+def _make_gap_columns(reply: GapsAnswer) -> list[Column]:
     """Define the table of gaps."""
-    has_clusters = len(answer.zones) > 1
+    has_clusters = len(reply.zones) > 1
 
     def time(one: Finding) -> str:
-        return format_time(one.at, answer.zones.get(one.cluster, ""))
+        return format_time(one.at, reply.zones.get(one.cluster, ""))
 
     return [
         Column("Time", time),
-        Column("Cluster", lambda one: one.cluster, usual=has_clusters),
-        Column("Kind", lambda one: one.kind),
-        Column("Node", lambda one: one.node, widest=30),
+        Column("Cluster", lambda finding: finding.cluster, is_default=has_clusters),
+        Column("Kind", lambda finding: finding.kind),
+        Column("Node", lambda finding: finding.node, max_width=30),
         Column("JobID", _format_step, right=True),
-        Column("User", lambda one: one.user),
+        Column("User", lambda finding: finding.user),
         Column(
             "CPU",
             _format_cpu_time,
-            lambda one: "" if one.cpu_s is None else f"{one.cpu_s:.6f}",
+            lambda finding: "" if finding.cpu_s is None else f"{finding.cpu_s:.6f}",
             right=True,
         ),
-        Column("Lines", lambda one: str(one.lines) if one.lines else "", right=True),
-        Column("Missing", lambda one: one.words),
+        Column("Lines", lambda finding: str(finding.lines) if finding.lines else "", right=True),
+        Column("Missing", lambda finding: finding.words),
     ]
 
 
-def _format_step(one: Finding) -> str:
+def _format_step(finding: Finding) -> str:
     """Format a job id with its step."""
-    return f"{one.job}.{one.step}" if one.step else one.job
+    return f"{finding.job}.{finding.step}" if finding.step else finding.job
 
 
-def _format_cpu_time(one: Finding) -> str:
-    return "" if one.cpu_s is None else format_duration(one.cpu_s)
+def _format_cpu_time(finding: Finding) -> str:
+    return "" if finding.cpu_s is None else format_duration(finding.cpu_s)
 
 
 def import_(
@@ -223,12 +223,12 @@ def _require_one_cluster(clusters: tuple[str, ...]) -> str:
     raise UsageError(f"say which with --cluster: {', '.join(clusters)}")
 
 
-def _parse_local_time(given: str) -> datetime | None:
+def _parse_local_time(text: str) -> datetime | None:
     """Parse a time in this host's zone; "" gives None."""
     from steward.slurm.times import parse_time
 
     now = datetime.now(UTC)
-    return parse_time(given, now, to_local_time(now).tzinfo or UTC) if given else None
+    return parse_time(text, now, to_local_time(now).tzinfo or UTC) if text else None
 
 
 def dump(
@@ -342,29 +342,29 @@ def plugins(
         print_table(_PLUGIN_COLUMNS, answer.plugins, style)
 
 
-def _format_use(line: PluginInfo) -> str:
+def _format_use(plugin: PluginInfo) -> str:
     """Return whether a plugin is used, or was rejected."""
-    if line.refusal:
+    if plugin.refusal:
         return "refused"
-    return "yes" if line.used else "no"
+    return "yes" if plugin.used else "no"
 
 
-def _format_last_error(line: PluginInfo) -> str:
+def _format_last_error(plugin: PluginInfo) -> str:
     """Format the last failure of a plugin, or the reason of its rejection."""
-    if line.refusal:
-        return line.refusal
-    if not line.failures:
+    if plugin.refusal:
+        return plugin.refusal
+    if not plugin.failures:
         return ""
-    last = line.failures[0]
-    when = format_time(datetime.fromtimestamp(last.last_s, UTC))
-    return f"{when} {last.hook}: {last.kind}: {last.text}"
+    failure = plugin.failures[0]
+    failed_at = format_time(datetime.fromtimestamp(failure.last_s, UTC))
+    return f"{failed_at} {failure.hook}: {failure.kind}: {failure.text}"
 
 
 _PLUGIN_COLUMNS = [
     Column("Type", lambda line: line.type),
     Column("Used", _format_use),
     Column("Package", lambda line: line.package),
-    Column("Class", lambda line: line.where, usual=False),
+    Column("Class", lambda line: line.where, is_default=False),
     Column("Errors", lambda line: str(sum(f.count for f in line.failures)), right=True),
     Column("LastError", _format_last_error),
 ]

@@ -109,21 +109,21 @@ def run(
         raise typer.Exit(1)
 
 
-def parse_typed_parameters(words: Iterable[str]) -> dict[str, str]:
+def parse_typed_parameters(arguments: Iterable[str]) -> dict[str, str]:
     """Parse parameters typed as ``NAME=VALUE``.
 
     Raises:
         UsageError: A word has another form, or a name appears twice.
     """
-    found: dict[str, str] = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not sign or _NAME.fullmatch(name) is None:
-            raise UsageError(f"{word!r} is no parameter: write NAME=VALUE", word)
-        if name in found:
+    parameters: dict[str, str] = {}
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if not separator or _NAME.fullmatch(name) is None:
+            raise UsageError(f"{argument!r} is no parameter: write NAME=VALUE", argument)
+        if name in parameters:
             raise UsageError(f"{name} is given twice", name)
-        found[name] = value
-    return found
+        parameters[name] = value
+    return parameters
 
 
 @app.command("list")
@@ -156,21 +156,23 @@ def help_(asked: CommandCall, ref: Ref) -> None:
     print(f"\nGives: {one.gives[:1].lower()}{one.gives[1:]}")
 
 
-def _describe_effect(one: OperationDescription) -> str:
+def _describe_effect(operation: OperationDescription) -> str:
     """Describe whether an operation changes the cluster, and whether other hosts may run it."""
-    if not one.changes:
+    if not operation.changes:
         return "changes nothing"
-    return "is in the audit log" + ("" if one.remote else ", and not to be had from other hosts")
+    return "is in the audit log" + (
+        "" if operation.remote else ", and not to be had from other hosts"
+    )
 
 
-def _describe_kind(one: "ParameterDescription") -> str:
+def _describe_kind(parameter: "ParameterDescription") -> str:
     """Describe a parameter: type or choices, and whether it is required."""
-    words = [one.type if not one.enum else " | ".join(one.enum)]
-    if one.required:
-        words.append("required")
-    elif one.default not in (None, "", [], {}):
-        words.append(f"default {_format_value(one.default)}")
-    return ", ".join(words)
+    parts = [parameter.type if not parameter.enum else " | ".join(parameter.enum)]
+    if parameter.required:
+        parts.append("required")
+    elif parameter.default not in (None, "", [], {}):
+        parts.append(f"default {_format_value(parameter.default)}")
+    return ", ".join(parts)
 
 
 def _format_value(value: Any) -> str:
@@ -241,35 +243,35 @@ _ACTION_COLUMNS = [
 _AUDIT_COLUMNS = [
     Column("ID", lambda row: str(row.id), right=True),
     Column("Began", lambda row: format_time(row.at)),
-    Column("Ended", lambda row: format_time(row.ended), usual=False),
+    Column("Ended", lambda row: format_time(row.ended), is_default=False),
     Column("By", _format_requester),
-    Column("How", lambda row: row.how, usual=False),
+    Column("How", lambda row: row.how, is_default=False),
     Column("Cluster", lambda row: row.cluster),
     Column("Action", lambda row: row.ref),
-    Column("Forced", lambda row: "yes" if row.force else "", usual=False),
-    Column("Parameters", lambda row: _format_parameters(row.parameters), widest=60),
+    Column("Forced", lambda row: "yes" if row.force else "", is_default=False),
+    Column("Parameters", lambda row: _format_parameters(row.parameters), max_width=60),
     Column("Status", lambda row: row.status),
-    Column("Message", lambda row: row.message, widest=60),
+    Column("Message", lambda row: row.message, max_width=60),
 ]
 
 
 def _format_parameters(parameters: dict[str, Any]) -> str:
     """Format parameters as NAME=VALUE on one line, without empty ones."""
-    given = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
-    return " ".join(f"{name}={_format_value(value)}" for name, value in given.items())
+    filled = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
+    return " ".join(f"{name}={_format_value(value)}" for name, value in filled.items())
 
 
-def _select_reply_fields(answer: RunOperationReply) -> dict[str, Any]:
+def _select_reply_fields(reply: RunOperationReply) -> dict[str, Any]:
     """Return the parts of a reply to print, without empty ones."""
-    shown: dict[str, Any] = {"id": answer.id, "status": answer.status}
-    if answer.dry_run:
-        shown["dry_run"] = True
-    if answer.message:
-        shown["message"] = answer.message
+    fields: dict[str, Any] = {"id": reply.id, "status": reply.status}
+    if reply.dry_run:
+        fields["dry_run"] = True
+    if reply.message:
+        fields["message"] = reply.message
     parameters = {
-        name: value for name, value in answer.parameters.items() if value not in (None, "", [], {})
+        name: value for name, value in reply.parameters.items() if value not in (None, "", [], {})
     }
-    return {**shown, "parameters": parameters, "result": answer.result}
+    return {**fields, "parameters": parameters, "result": reply.result}
 
 
 def _format_yaml(value: Any) -> str:

@@ -112,10 +112,10 @@ def app(
 
 def _write_agent(target: Path) -> None:
     """Write the program atomically: nodes may be reading the previous version."""
-    new = target.with_name(target.name + ".new")
+    temporary = target.with_name(target.name + ".new")
     try:
-        new.write_bytes(Path(agent.__file__).read_bytes())
-        new.chmod(0o755)
-        new.replace(target)
+        temporary.write_bytes(Path(agent.__file__).read_bytes())
+        temporary.chmod(0o755)
+        temporary.replace(target)
     except OSError as error:
         raise StewardError(f"{target} cannot be written: {error.strerror}", target) from error

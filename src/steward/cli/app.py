@@ -534,10 +534,10 @@ class RateGroup(LazyGroup):
     )
 
 
-def _make_group(kind: type[LazyGroup]) -> typer.Typer:
+def _make_group(group_class: type[LazyGroup]) -> typer.Typer:
     """Create a Typer application from a command group."""
     return typer.Typer(
-        cls=kind, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+        cls=group_class, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
     )
 
 

@@ -126,29 +126,31 @@ def list_jobs(
         output.print_note(f"There are more than these {len(answer.jobs)}; --limit 0 for all.")
 
 
-def _describe_empty(answer: JobListReply) -> str:
+def _describe_empty(reply: JobListReply) -> str:
     """Explain an empty list of jobs."""
-    days = answer.default_days
+    days = reply.default_days
     return f"No jobs in the last {'seven' if days == 7 else days} days; -S for more."
 
 
-def _fetch_all_pages(place: ClientPlace, wanted: dict[str, Any], limit: int | None) -> JobListReply:
+def _fetch_all_pages(
+    place: ClientPlace, selection: dict[str, Any], limit: int | None
+) -> JobListReply:
     """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs; all if it is 0."""
     # A terminal gets the newest few; programs and pipes get everything.
-    most = (TERMINAL_LIMIT if is_terminal() else 0) if limit is None else limit
+    max_jobs = (TERMINAL_LIMIT if is_terminal() else 0) if limit is None else limit
     pages: list[JobListReply] = []
     count, page = 0, ""
     while True:
-        size = min(_PAGE_SIZE, most - count) if most else _PAGE_SIZE
-        request = JobListRequest(**wanted, limit=size, page=page)
-        answer: JobListReply = call_action(place, get_action("archive.list"), request)
-        pages.append(answer)
-        count += len(answer.jobs)
-        page = answer.next
-        if not page or (most and count >= most):
+        size = min(_PAGE_SIZE, max_jobs - count) if max_jobs else _PAGE_SIZE
+        request = JobListRequest(**selection, limit=size, page=page)
+        reply: JobListReply = call_action(place, get_action("archive.list"), request)
+        pages.append(reply)
+        count += len(reply.jobs)
+        page = reply.next
+        if not page or (max_jobs and count >= max_jobs):
             break
-    jobs = tuple(job for answer in pages for job in answer.jobs)
-    zones = {name: zone for answer in pages for name, zone in answer.zones.items()}
+    jobs = tuple(job for reply in pages for job in reply.jobs)
+    zones = {name: zone for reply in pages for name, zone in reply.zones.items()}
     return msgspec.structs.replace(pages[0], jobs=jobs, zones=zones, next=page)
 
 
@@ -203,7 +205,7 @@ def search(
         limit=limit or _PAGE_SIZE,
         sink=sink,
     )
-    answer = _fetch_all_hits(place, request, all_of_them=limit == 0)
+    answer = _fetch_all_hits(place, request, fetch_all=limit == 0)
     if style.json:
         print_json(answer)
     elif style.parsable:
@@ -215,19 +217,19 @@ def search(
     _note_search_state(answer)
 
 
-def _fetch_all_hits(
-    place: ClientPlace, request: SearchRequest, *, all_of_them: bool
-) -> SearchReply:
+def _fetch_all_hits(place: ClientPlace, request: SearchRequest, *, fetch_all: bool) -> SearchReply:
     """Fetch pages of search hits, up to the limit or all of them."""
     first: SearchReply = call_action(place, get_action("archive.search"), request)
-    hits, answer = list(first.hits), first
-    while answer.next and (all_of_them or len(hits) < request.limit):
-        room = request.limit if all_of_them else request.limit - len(hits)
-        more = msgspec.structs.replace(request, page=answer.next, limit=room, count=False)
-        answer = call_action(place, get_action("archive.search"), more)
-        hits += answer.hits
+    hits, reply = list(first.hits), first
+    while reply.next and (fetch_all or len(hits) < request.limit):
+        page_limit = request.limit if fetch_all else request.limit - len(hits)
+        next_request = msgspec.structs.replace(
+            request, page=reply.next, limit=page_limit, count=False
+        )
+        reply = call_action(place, get_action("archive.search"), next_request)
+        hits += reply.hits
     return msgspec.structs.replace(
-        first, hits=tuple(hits), next=answer.next, complete=answer.complete
+        first, hits=tuple(hits), next=reply.next, complete=reply.complete
     )
 
 
@@ -245,57 +247,58 @@ _HIT_COLUMNS = [
 def _format_headline(hit: SearchHit, zones: dict[str, str]) -> str:
     """Format the headline of a search hit: job, name, user, submit time."""
     job = hit.job
-    when = format_time(job.submit, zones.get(job.cluster, ""))
-    return (
-        f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(format_user(job))}  {when}"
-    )
+    submitted = format_time(job.submit, zones.get(job.cluster, ""))
+    user = format_user(job)
+    return f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(user)}  {submitted}"
 
 
-def _draw_hits(answer: SearchReply) -> list[Any]:
+def _draw_hits(reply: SearchReply) -> list[Any]:
     """Draw search hits with the matches in colour."""
     from rich.text import Text
 
-    shown: list[Any] = []
-    for hit in answer.hits:
-        shown.append(Text(_format_headline(hit, answer.zones), style="bold"))
+    lines_drawn: list[Any] = []
+    for hit in reply.hits:
+        lines_drawn.append(Text(_format_headline(hit, reply.zones), style="bold"))
         for line in hit.lines:
             text = Text(f"{line.number:>6}  ", style="dim")
-            at = 0
+            position = 0
             for begin, end in line.spans:
-                text.append(escape_line(line.text[at:begin]), style="default not dim")
+                text.append(escape_line(line.text[position:begin]), style="default not dim")
                 text.append(escape_line(line.text[begin:end]), style="bold red not dim")
-                at = end
-            shown.append(text.append(escape_line(line.text[at:]), style="default not dim"))
+                position = end
+            lines_drawn.append(
+                text.append(escape_line(line.text[position:]), style="default not dim")
+            )
         if hit.more_lines:
             lines = "line" if hit.more_lines == 1 else "lines"
-            shown.append(Text(f"{'':>6}  and {hit.more_lines} more {lines}", style="dim"))
-    return shown
+            lines_drawn.append(Text(f"{'':>6}  and {hit.more_lines} more {lines}", style="dim"))
+    return lines_drawn
 
 
-def _print_hits(answer: SearchReply) -> None:
+def _print_hits(reply: SearchReply) -> None:
     """Print search hits as plain text."""
-    for hit in answer.hits:
-        print(_format_headline(hit, answer.zones))
+    for hit in reply.hits:
+        print(_format_headline(hit, reply.zones))
         for line in hit.lines:
             print(f"{line.number:>6}  {escape_line(line.text)}")
 
 
-def _note_search_state(answer: SearchReply) -> None:
+def _note_search_state(reply: SearchReply) -> None:
     """Note the number of hits, and whether index or search is incomplete."""
-    if answer.count is not None:
-        output.print_note(f"{answer.count} in all.")
-    elif not answer.hits:
+    if reply.count is not None:
+        output.print_note(f"{reply.count} in all.")
+    elif not reply.hits:
         output.print_note("Nothing found.")
-    if answer.behind:
+    if reply.behind:
         output.print_note(
-            f"{format_count(answer.behind, 'event')} not indexed yet; try again in a moment."
+            f"{format_count(reply.behind, 'event')} not indexed yet; try again in a moment."
         )
-    if not answer.complete:
+    if not reply.complete:
         output.print_note(
             "Looking took too long and stopped; narrow it down with -u, -S or --limit."
         )
-    elif answer.next:
-        output.print_note(f"There are more than these {len(answer.hits)}; --limit 0 for all.")
+    elif reply.next:
+        output.print_note(f"There are more than these {len(reply.hits)}; --limit 0 for all.")
 
 
 _DIFF_FAILED = 2
@@ -349,30 +352,30 @@ def _print_script(data: bytes) -> None:
         output.write_bytes(data)
 
 
-def _print_job(answer: ShowReply) -> None:
+def _print_job(reply: ShowReply) -> None:
     """Print the facts of a job and its script."""
-    rows = _list_show_facts(answer)
-    if answer.content is None:
-        kind = "an interactive job has none" if answer.job.kind == "interactive" else "none is kept"
+    rows = _list_show_facts(reply)
+    if reply.content is None:
+        kind = "an interactive job has none" if reply.job.kind == "interactive" else "none is kept"
         print_facts([*rows, ("Script", kind)])
     elif is_terminal():
-        script = draw_script(decode_bytes(answer.content.data))
+        script = draw_script(decode_bytes(reply.content.data))
         print_all(*draw_facts(rows), "", script)
     else:
         print_facts(rows)
         print()
-        output.write_bytes(answer.content.data)
-    if answer.others:
-        times = [format_time(other.submit, answer.zone) for other in answer.others]
+        output.write_bytes(reply.content.data)
+    if reply.others:
+        times = [format_time(other.submit, reply.zone) for other in reply.others]
         output.print_note(
-            f"Slurm has used the id {escape_line(answer.job.job)} before: {', '.join(times)}."
+            f"Slurm has used the id {escape_line(reply.job.job)} before: {', '.join(times)}."
         )
 
 
-def _list_show_facts(answer: ShowReply) -> list[tuple[str, str]]:
+def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
     """Return the facts shown above a script, as names and values."""
-    rows = list_job_facts(answer.job, answer.zone)
-    record, script = answer.record, answer.script
+    rows = list_job_facts(reply.job, reply.zone)
+    record, script = reply.record, reply.script
     if record is not None:
         rows += [
             ("Submitted by", record.submit_line),
@@ -386,7 +389,7 @@ def _list_show_facts(answer: ShowReply) -> list[tuple[str, str]]:
         ]
     if script is not None:
         rows += [
-            ("Script of", answer.script_of),
+            ("Script of", reply.script_of),
             ("Kept in", script.path),
             ("Script", f"{format_size(script.length)} bytes" if script.length is not None else ""),
             ("SHA-256", script.sha256),
@@ -431,18 +434,18 @@ def env(
             print(f"{escape_line(variable.name)}={escape_line(decode_bytes(variable.value.data))}")
 
 
-def _show_environment(answer: EnvironmentReply) -> None:
+def _show_environment(reply: EnvironmentReply) -> None:
     """Draw an environment, with redacted values in colour."""
     from rich.text import Text
 
     lines = []
-    for variable in answer.variables:
+    for variable in reply.variables:
         line = Text(escape_line(variable.name), style="cyan").append("=", style="dim")
         value = escape_line(decode_bytes(variable.value.data))
         lines.append(line.append(value, style="yellow" if variable.redacted else "default"))
     print_all(*lines)
-    if answer.flags:
-        output.print_note(f"Odd: {', '.join(answer.flags)}.")
+    if reply.flags:
+        output.print_note(f"Odd: {', '.join(reply.flags)}.")
 
 
 def diff(

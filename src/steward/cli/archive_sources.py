@@ -93,8 +93,8 @@ def check_option_settings(settings: Settings, command: str, options: dict[str, s
     try:
         return checked_settings(settings, f"archive {command}")
     except ConfigError as error:
-        what = " ".join(_KEY.sub(said, str(error)).split())
-        raise UsageError(what, error.key) from error
+        message = " ".join(_KEY.sub(said, str(error)).split())
+        raise UsageError(message, error.key) from error
 
 
 def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
@@ -117,19 +117,19 @@ def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
         # An archive alone keeps no job records.
         accounting=AccountingSettings(type="jobacct/none"),
     )
-    own = os.path.join(root, ARCHIVE_STATE)
+    archive_state = os.path.join(root, ARCHIVE_STATE)
     path = locate_archive_settings(root)
     _reject_foreign_settings(path, root, command)
     try:
-        TreeClaim(settings.state_dir, root).look()
+        TreeClaim(settings.state_dir, root).check()
     except ArchiveUnavailable as error:
         raise SetUpError(str(error), root) from error
     try:
         if not os.path.isdir(root):
             os.makedirs(root)
-        os.makedirs(own, exist_ok=True)
+        os.makedirs(archive_state, exist_ok=True)
         # Users reach the socket in it; every other file is private by its own mode.
-        os.chmod(own, 0o711)  # noqa: S103 - it can be passed through, not listed
+        os.chmod(archive_state, 0o711)  # noqa: S103 - it can be passed through, not listed
         os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
@@ -137,8 +137,10 @@ def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
             file.write(render_config(LoadedConfig(settings)))
         os.replace(f"{path}.new", path)
     except OSError as error:
-        where = error.filename or root
-        raise SetUpError(f"cannot set up the archive: {where}: {error.strerror}", root) from error
+        failed_path = error.filename or root
+        raise SetUpError(
+            f"cannot set up the archive: {failed_path}: {error.strerror}", root
+        ) from error
     return settings
 
 
@@ -324,11 +326,11 @@ def _check_spool_readable(spool: str, scheduler: str) -> None:
     try:
         os.scandir(spool).close()
     except OSError as error:
-        what = "slurmctld's StateSaveLocation, and run this as root or as slurmctld's user"
+        advice = "slurmctld's StateSaveLocation, and run this as root or as slurmctld's user"
         if scheduler == "torque":
-            what = "Torque's server_priv, and run this as root"
+            advice = "Torque's server_priv, and run this as root"
         raise SetUpError(
-            f"cannot read the spool {spool}: {error.strerror}; give {what}",
+            f"cannot read the spool {spool}: {error.strerror}; give {advice}",
             spool,
         ) from error
 
@@ -340,13 +342,13 @@ def _watch_once(settings: Settings, root: str, cluster: str) -> int:
 
     configure_logging(settings.log_level)
     os.umask(0o077)
-    began = time.monotonic()
+    started = time.monotonic()
     report = run_once(settings)
-    took_s = time.monotonic() - began
+    elapsed_s = time.monotonic() - started
     print(
         f"Kept {format_count(report.captured, 'new script')} of {escape_line(cluster)} in "
         f"{escape_line(root)}; "
-        f"it took {took_s:.1f} s."
+        f"it took {elapsed_s:.1f} s."
     )
     for name, reason in report.waiting.items():
         output.print_warning(f"{name} could not go on: {reason}")
@@ -557,14 +559,14 @@ def _consume_once(settings: Settings, root: str) -> int:
 
     set_up_log(settings.log_level)
     os.umask(0o077)
-    began = time.monotonic()
+    started = time.monotonic()
     report = run_once(settings)
-    took_s = time.monotonic() - began
+    elapsed_s = time.monotonic() - started
     topic = settings.consume[_NAME].broker.topic
     print(
         f"Took {format_count(report.captured, 'message')} of topic {escape_line(topic)} into "
         f"{escape_line(root)}; "
-        f"it took {took_s:.1f} s."
+        f"it took {elapsed_s:.1f} s."
     )
     for name, reason in report.waiting.items():
         output.print_warning(f"{name} could not go on: {reason}")

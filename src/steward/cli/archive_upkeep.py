@@ -71,7 +71,7 @@ from steward.daemon.registry import get_action
 
 
 def collect_items(
-    place: ClientPlace, name: str, request: Any, kind: type[Any] | tuple[()]
+    place: ClientPlace, name: str, request: Any, item_type: type[Any] | tuple[()]
 ) -> tuple[list[Any], Any]:
     """Return the items of one type and the reply of a stream, showing progress meanwhile.
 
@@ -79,18 +79,18 @@ def collect_items(
         place: Where to ask: daemon or local archive.
         name: Name of the action.
         request: A value of the action's request type.
-        kind: Type of the items to return; () for none.
+        item_type: Type of the items to return; () for none.
     """
-    what = get_action(name)
-    found: list[Any] = []
-    answer = None
+    action = get_action(name)
+    items: list[Any] = []
+    reply = None
     with ProgressLine() as bar:
-        for item in _show_progress(stream_action(place, what, request), bar):
-            if isinstance(item, what.answer):
-                answer = item
-            elif isinstance(item, kind):
-                found.append(item)
-    return found, answer
+        for item in _show_progress(stream_action(place, action, request), bar):
+            if isinstance(item, action.answer):
+                reply = item
+            elif isinstance(item, item_type):
+                items.append(item)
+    return items, reply
 
 
 def _show_progress(items: Iterator[Any], bar: ProgressLine) -> Iterator[Any]:
@@ -224,7 +224,7 @@ def verify(
 
 _PROBLEM_COLUMNS = [
     Column("Problem", lambda line: line.problem),
-    Column("Sink", lambda line: line.sink, usual=False),
+    Column("Sink", lambda line: line.sink, is_default=False),
     Column("Path", lambda line: line.path),
     Column("Detail", lambda line: line.detail),
 ]
@@ -283,9 +283,9 @@ def _get_line_job(line: SecretLine | PurgeLine) -> JobLine:
 
 
 _JOB_COLUMNS = [
-    Column("Cluster", lambda line: _get_line_job(line).cluster, usual=False),
+    Column("Cluster", lambda line: _get_line_job(line).cluster, is_default=False),
     Column("JobID", lambda line: _get_line_job(line).job, right=True),
-    Column("JobName", lambda line: _get_line_job(line).name, widest=WIDEST_TEXT),
+    Column("JobName", lambda line: _get_line_job(line).name, max_width=WIDEST_TEXT),
     Column("User", lambda line: format_user(_get_line_job(line))),
 ]
 _SECRET_COLUMNS = [
@@ -431,13 +431,13 @@ _SINK_COLUMNS = [
     Column("Sink", lambda line: line.name),
     Column("Kind", lambda line: line.kind),
     Column("State", lambda line: line.state),
-    Column("Position", lambda line: str(line.position), right=True, usual=False),
+    Column("Position", lambda line: str(line.position), right=True, is_default=False),
     Column("Backlog", lambda line: str(line.backlog), right=True),
-    Column("Behind", lambda line: str(line.behind), right=True, usual=False),
+    Column("Behind", lambda line: str(line.behind), right=True, is_default=False),
     Column("Oldest", lambda line: _format_age(line.oldest_s), _format_plain_age, right=True),
     Column("Rate", lambda line: f"{line.rate:.1f}", right=True),
     Column("SetAside", lambda line: str(line.set_aside), right=True),
-    Column("Missed", lambda line: str(line.missed), right=True, usual=False),
+    Column("Missed", lambda line: str(line.missed), right=True, is_default=False),
     Column("ErrorAt", lambda line: format_time(line.error_at)),
     Column("LastError", lambda line: line.error),
 ]

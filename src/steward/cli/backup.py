@@ -60,7 +60,7 @@ def backup(
             path,
             archive=archive,
             catalogue=catalogue,
-            show=bar.show,
+            show_progress=bar.show,
         )
     if as_json:
         print_json(made)
@@ -95,7 +95,9 @@ def restore(
         return
     settings = _choose_settings(path, manifest, config)
     with ProgressLine() as bar:
-        done = put_back(path, manifest, settings, force=force, now=utc_now(), show=bar.show)
+        done = put_back(
+            path, manifest, settings, force=force, now=utc_now(), show_progress=bar.show
+        )
     if as_json:
         print_json(done)
         return
@@ -104,7 +106,7 @@ def restore(
         print(f"What was there is in {done.aside} now: remove it when all is well.")
     for file in done.written:
         print(f"  wrote  {file}")
-    for file in done.left:
+    for file in done.unchanged:
         print(f"  left   {file}")
     for what in _list_omitted(manifest, settings):
         output.print_warning(what)
@@ -117,31 +119,31 @@ def _choose_settings(path: str, manifest: BackupManifest, config: str) -> Settin
     if not manifest.config:
         raise BackupError("there is no configuration in this backup: name one with --config", path)
     with tempfile.TemporaryDirectory() as directory:
-        there = os.path.join(directory, "steward.toml")
-        with open(there, "wb") as file:
+        config_path = os.path.join(directory, "steward.toml")
+        with open(config_path, "wb") as file:
             file.write(read_member(path, f"{CONFIG_PREFIX}{manifest.config.lstrip('/')}"))
-        return load_settings(there)
+        return load_settings(config_path)
 
 
 def _describe_backup(manifest: BackupManifest) -> str:
     """Describe a backup: files, size, host, time and version."""
-    at = format_time(manifest.made_at)
+    made_at = format_time(manifest.made_at)
     files = format_count(len(manifest.members), "file")
     return (
-        f"{files}, {format_size(manifest.total_bytes)}, of {manifest.host} at {at}, "
+        f"{files}, {format_size(manifest.total_bytes)}, of {manifest.host} at {made_at}, "
         f"by Steward {manifest.steward}"
     )
 
 
 def _list_omitted(manifest: BackupManifest, settings: Settings) -> list[str]:
     """Return warnings about data that a backup omits and the site must save itself."""
-    found = []
+    warnings = []
     if manifest.ledger:
-        found.append(
+        warnings.append(
             f"the ledger is not in it: back {manifest.ledger} up with pg_dump, after each "
             "'steward backup'"
         )
     if not manifest.trees and settings.files_sinks():
         roots = ", ".join(settings.sink_path(name) for name in settings.files_sinks())
-        found.append(f"the archive's own files are not in it: {roots} (see --with-archive)")
-    return found
+        warnings.append(f"the archive's own files are not in it: {roots} (see --with-archive)")
+    return warnings

@@ -250,105 +250,114 @@ def allocation_show(
     print_allocations(asked.call("bank.allocation_show", request), style)
 
 
-def print_allocations(answer: AccountReply, style: Style, *, changed: bool = False) -> None:
+def print_allocations(reply: AccountReply, style: Style, *, changed: bool = False) -> None:
     """Print the allocations of a reply."""
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
+    formatter = ReplyFormatter(reply)
     columns = [
-        Column("Number", lambda one: str(one.number), None, True),
-        Column("Account", lambda one: one.account),
-        Column("Begin", lambda one: shown.time(one.begin) if one.end else ""),
-        Column("End", lambda one: shown.time(one.end)),
+        Column("Number", lambda allocation: str(allocation.number), None, True),
+        Column("Account", lambda allocation: allocation.account),
+        Column(
+            "Begin",
+            lambda allocation: formatter.format_time(allocation.begin) if allocation.end else "",
+        ),
+        Column("End", lambda allocation: formatter.format_time(allocation.end)),
         Column(
             "Given",
-            lambda one: shown.amount(one.given),
-            lambda one: format_exact_amount(one.given),
+            lambda allocation: formatter.format_amount(allocation.given),
+            lambda allocation: format_exact_amount(allocation.given),
             True,
         ),
         Column(
             "Left",
-            lambda one: shown.amount(one.balance),
-            lambda one: format_exact_amount(one.balance),
+            lambda allocation: formatter.format_amount(allocation.balance),
+            lambda allocation: format_exact_amount(allocation.balance),
             True,
         ),
-        Column("Rollover", lambda one: one.rollover if one.end else ""),
-        Column("Note", lambda one: one.note, widest=40),
+        Column("Rollover", lambda allocation: allocation.rollover if allocation.end else ""),
+        Column("Note", lambda allocation: allocation.note, max_width=40),
     ]
-    print_table(columns, answer.allocations, style)
+    print_table(columns, reply.allocations, style)
     if changed:
-        note_gate_unaware(answer.gate_knows)
+        note_gate_unaware(reply.gate_knows)
 
 
-def _print_accounts(answer: AccountReply, style: Style, *, changed: bool = False) -> None:
+def _print_accounts(reply: AccountReply, style: Style, *, changed: bool = False) -> None:
     """Print the accounts of a reply."""
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
-    left: dict[str, int] = {}
-    for pot in answer.allocations:
-        left[pot.account] = left.get(pot.account, 0) + pot.balance
+    formatter = ReplyFormatter(reply)
+    balances: dict[str, int] = {}
+    for allocation in reply.allocations:
+        balances[allocation.account] = balances.get(allocation.account, 0) + allocation.balance
     flags = {
         "draws_on_parent": "draws on parent",
         "only_listed": "listed users",
         "closed": "closed",
     }
     columns = [
-        Column("Account", lambda one: one.name),
-        Column("Parent", lambda one: one.parent),
-        Column("Owners", lambda one: ",".join(one.owners)),
+        Column("Account", lambda account: account.name),
+        Column("Parent", lambda account: account.parent),
+        Column("Owners", lambda account: ",".join(account.owners)),
         Column(
             "Left",
-            lambda one: shown.amount(left.get(one.name, 0)),
-            lambda one: format_exact_amount(left.get(one.name, 0)),
+            lambda account: formatter.format_amount(balances.get(account.name, 0)),
+            lambda account: format_exact_amount(balances.get(account.name, 0)),
             True,
         ),
         Column(
             "Credit",
-            lambda one: shown.amount(one.credit),
-            lambda one: format_exact_amount(one.credit),
+            lambda account: formatter.format_amount(account.credit),
+            lambda account: format_exact_amount(account.credit),
             True,
         ),
         Column(
             "Rules",
-            lambda one: ", ".join(word for name, word in flags.items() if getattr(one, name)),
+            lambda account: ", ".join(
+                word for name, word in flags.items() if getattr(account, name)
+            ),
         ),
-        Column("Note", lambda one: one.note if one.known else "nobody created it", widest=40),
+        Column(
+            "Note",
+            lambda account: account.note if account.known else "nobody created it",
+            max_width=40,
+        ),
     ]
-    print_table(columns, answer.accounts, style)
+    print_table(columns, reply.accounts, style)
     if changed:
-        note_gate_unaware(answer.gate_knows)
+        note_gate_unaware(reply.gate_knows)
 
 
-def _print_users(answer: AccountReply, style: Style, user: str = "") -> None:
+def _print_users(reply: AccountReply, style: Style, user: str = "") -> None:
     """Print the users of a reply, all or one."""
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
-    rows = [one for one in answer.users if not user or one.user == user]
+    formatter = ReplyFormatter(reply)
+    rows = [row for row in reply.users if not user or row.user == user]
     columns = [
-        Column("Account", lambda one: one.account),
-        Column("User", lambda one: one.user),
+        Column("Account", lambda row: row.account),
+        Column("User", lambda row: row.user),
         Column(
             "Limit",
-            lambda one: "none" if one.limit is None else shown.amount(one.limit),
-            lambda one: format_exact_amount(one.limit),
+            lambda row: "none" if row.limit is None else formatter.format_amount(row.limit),
+            lambda row: format_exact_amount(row.limit),
             True,
         ),
         Column(
             "Spent",
-            lambda one: shown.amount(one.spent),
-            lambda one: format_exact_amount(one.spent),
+            lambda row: formatter.format_amount(row.spent),
+            lambda row: format_exact_amount(row.spent),
             True,
         ),
-        Column("Listed", lambda one: "yes" if one.listed else "no"),
+        Column("Listed", lambda row: "yes" if row.listed else "no"),
     ]
     print_table(columns, rows, style)
     if user:
-        note_gate_unaware(answer.gate_knows)
+        note_gate_unaware(reply.gate_knows)
 
 
 Rollover = Annotated[

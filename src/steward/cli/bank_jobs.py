@@ -85,36 +85,38 @@ def quote(
             print_line(f"Component {number}:")
         _print_quote(one, shown)
     if len(answer.quotes) > 1:
-        print_line(f"In all at most {shown.whole(answer.amount)}.")
+        print_line(f"In all at most {shown.format_with_unit(answer.amount)}.")
     if answer.free is not None:
-        print_line(f"{answer.quotes[0].account} has {shown.whole(answer.free)} free now.")
+        print_line(
+            f"{answer.quotes[0].account} has {shown.format_with_unit(answer.free)} free now."
+        )
     if answer.is_let_in is False:
         print_line("It would be refused now." if not answer.say else answer.say.split("\n", 1)[0])
 
 
-def _print_quote(one: Quote, shown: ReplyFormatter) -> None:
+def _print_quote(quoted: Quote, formatter: ReplyFormatter) -> None:
     """Print a quote: total, where it holds, and its parts."""
-    where = ", ".join(part for part in (one.partition, one.qos, one.account) if part)
-    print_line(f"At most {shown.whole(one.amount)} ({where}).")
-    _print_lines(one.lines, shown)
+    scope = ", ".join(part for part in (quoted.partition, quoted.qos, quoted.account) if part)
+    print_line(f"At most {formatter.format_with_unit(quoted.amount)} ({scope}).")
+    _print_lines(quoted.lines, formatter)
 
 
-def _print_lines(lines: tuple[PriceLine, ...], shown: ReplyFormatter) -> None:
+def _print_lines(lines: tuple[PriceLine, ...], formatter: ReplyFormatter) -> None:
     """Print the parts of a price."""
-    widest = max((len(line.what) for line in lines), default=0)
+    width = max((len(line.what) for line in lines), default=0)
     for line in lines:
-        amount = "" if line.amount is None else shown.amount(line.amount)
-        print_line(f"  {line.what:<{widest}}  {amount:>12}".rstrip())
+        amount = "" if line.amount is None else formatter.format_amount(line.amount)
+        print_line(f"  {line.what:<{width}}  {amount:>12}".rstrip())
 
 
-def _read_script(words: tuple[str, ...]) -> str:
+def _read_script(arguments: tuple[str, ...]) -> str:
     """Return the text of the script among sbatch's arguments, or "".
 
     An option's value may look like a script; sbatch's option table, part of the estimate, decides.
     """
     from steward.bank.estimate import find_script
 
-    path = find_script(words)
+    path = find_script(arguments)
     if not path:
         return ""
     try:
@@ -152,7 +154,7 @@ def allow(
     if asked.style.json:
         print_json(answer)
     else:
-        print_line(f"Job {job} passes until {ReplyFormatter(answer).time(answer.until)}.")
+        print_line(f"Job {job} passes until {ReplyFormatter(answer).format_time(answer.until)}.")
 
 
 @with_call
@@ -175,49 +177,53 @@ def explain(
     elif style.parsable:
         print_table(_make_charge_columns(), answer.charges, style)
     else:
-        print_line(f"Job {job} of {answer.user} was charged {shown.whole(answer.amount)} to "
-            f"{answer.account}.")  # fmt: skip
+        amount = shown.format_with_unit(answer.amount)
+        print_line(f"Job {job} of {answer.user} was charged {amount} to {answer.account}.")
         for line in answer.charges:
             _print_charge(line, shown)
     if not answer.is_right:
         raise typer.Exit(1)
 
 
-def _print_charge(line: ExplainedCharge, shown: ReplyFormatter) -> None:
+def _print_charge(line: ExplainedCharge, formatter: ReplyFormatter) -> None:
     """Print a charge with its parts, refunds and the recomputed amount."""
     charge = line.charge
-    run = f"run {charge.restarts}" if charge.restarts else "its run"
-    piece = ", a former size" if charge.piece_us else ""
-    number = f", rate {charge.rate}" if charge.rate else ""
-    print_line(f"{line.name}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
-        f"{number}, by {charge.source}")  # fmt: skip
-    _print_lines(line.lines, shown)
+    run_label = f"run {charge.restarts}" if charge.restarts else "its run"
+    size_note = ", a former size" if charge.piece_us else ""
+    rate_label = f", rate {charge.rate}" if charge.rate else ""
+    amount = formatter.format_amount(charge.amount)
+    print_line(
+        f"{line.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
+        f"by {charge.source}"
+    )
+    _print_lines(line.lines, formatter)
     if line.refunded:
-        print_line(f"  given back by hand: {shown.amount(line.refunded)}")
+        print_line(f"  given back by hand: {formatter.format_amount(line.refunded)}")
     if line.overdraw:
-        print_line(f"  beyond the account's means: {shown.amount(line.overdraw)}")
+        print_line(f"  beyond the account's means: {formatter.format_amount(line.overdraw)}")
     if line.recomputed is None:
         print_line("  told by another program: there is nothing to compute it from")
     elif line.recomputed != charge.amount:
         print_line(
-            f"  but computed now it is {shown.amount(line.recomputed)}: 'steward bank reconcile'"
+            f"  but computed now it is {formatter.format_amount(line.recomputed)}: 'steward "
+            "bank reconcile'"
         )
 
 
 def _make_charge_columns() -> list[Column]:
     """Define the table of charges."""
     return [
-        Column("JobIDRaw", lambda one: str(one.charge.job_id)),
-        Column("Restarts", lambda one: str(one.charge.restarts)),
-        Column("Account", lambda one: one.charge.account),
-        Column("User", lambda one: one.charge.user),
-        Column("Partition", lambda one: one.charge.partition),
-        Column("Amount", lambda one: format_exact_amount(one.charge.amount)),
-        Column("Recomputed", lambda one: format_exact_amount(one.recomputed)),
-        Column("Refunded", lambda one: format_exact_amount(one.refunded)),
-        Column("Overdraw", lambda one: format_exact_amount(one.overdraw)),
-        Column("Rate", lambda one: str(one.charge.rate)),
-        Column("Why", lambda one: one.charge.why),
-        Column("Source", lambda one: one.charge.source),
-        Column("Key", lambda one: one.charge.key),
+        Column("JobIDRaw", lambda line: str(line.charge.job_id)),
+        Column("Restarts", lambda line: str(line.charge.restarts)),
+        Column("Account", lambda line: line.charge.account),
+        Column("User", lambda line: line.charge.user),
+        Column("Partition", lambda line: line.charge.partition),
+        Column("Amount", lambda line: format_exact_amount(line.charge.amount)),
+        Column("Recomputed", lambda line: format_exact_amount(line.recomputed)),
+        Column("Refunded", lambda line: format_exact_amount(line.refunded)),
+        Column("Overdraw", lambda line: format_exact_amount(line.overdraw)),
+        Column("Rate", lambda line: str(line.charge.rate)),
+        Column("Why", lambda line: line.charge.why),
+        Column("Source", lambda line: line.charge.source),
+        Column("Key", lambda line: line.charge.key),
     ]

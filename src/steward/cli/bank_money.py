@@ -213,35 +213,36 @@ def adjust(
     _print_moved(answer, style, is_taken=request.amount < 0)
 
 
-def _print_moved(answer: MoneyMoveReply, style: Style, *, is_taken: bool = False) -> None:
+def _print_moved(reply: MoneyMoveReply, style: Style, *, is_taken: bool = False) -> None:
     """Print ledger transactions: a line each for people, their postings for programs.
 
     Args:
-        answer: The reply.
+        reply: The reply.
         style: Output style.
         is_taken: Whether it is an adjustment that decreases the balance, shown as negative.
     """
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
+    formatter = ReplyFormatter(reply)
     sign = -1 if is_taken else 1
     if style.parsable:
         columns = [
-            Column("Number", lambda one: str(one.number)),
-            Column("Kind", lambda one: one.kind),
-            Column("Account", lambda one: one.account),
-            Column("Amount", lambda one: format_exact_amount(sign * one.amount)),
-            Column("Key", lambda one: one.key),
+            Column("Number", lambda transaction: str(transaction.number)),
+            Column("Kind", lambda transaction: transaction.kind),
+            Column("Account", lambda transaction: transaction.account),
+            Column("Amount", lambda transaction: format_exact_amount(sign * transaction.amount)),
+            Column("Key", lambda transaction: transaction.key),
         ]
-        print_table(columns, answer.transfers, style)
+        print_table(columns, reply.transfers, style)
         return
-    for one in answer.transfers:
-        before = "Done before" if answer.repeated else "Done"
+    for transaction in reply.transfers:
+        status = "Done before" if reply.repeated else "Done"
         print_line(
-            f"{before}: {one.kind} of {shown.whole(sign * one.amount)}, number {one.number}."
+            f"{status}: {transaction.kind} of "
+            f"{formatter.format_with_unit(sign * transaction.amount)}, number {transaction.number}."
         )
-    for name, left in answer.balances.items():
-        print_line(f"{name} has {shown.whole(left)} now.")
-    print_line(f"Key: {answer.key}")
-    note_gate_unaware(answer.gate_knows)
+    for name, balance in reply.balances.items():
+        print_line(f"{name} has {formatter.format_with_unit(balance)} now.")
+    print_line(f"Key: {reply.key}")
+    note_gate_unaware(reply.gate_knows)

@@ -61,7 +61,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 def make_since_option(text: str) -> typer.models.OptionInfo:
     """Return the option for the start of a period, with this help text."""
-    found: typer.models.OptionInfo = typer.Option(
+    option: typer.models.OptionInfo = typer.Option(
         "--starttime",
         "--since",
         "-S",
@@ -69,20 +69,20 @@ def make_since_option(text: str) -> typer.models.OptionInfo:
         help=text,
         callback=reject_empty,
     )
-    return found
+    return option
 
 
 def make_until_option(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
     """Return the option for the end of a period, with this help text."""
-    found: typer.models.OptionInfo = typer.Option(
+    option: typer.models.OptionInfo = typer.Option(
         "--endtime", "--until", "-E", metavar="TIME", help=text, callback=reject_empty
     )
-    return found
+    return option
 
 
-def unit_of(answer: BankReply) -> Unit:
+def unit_of(reply: BankReply) -> Unit:
     """Return the unit and the decimals that a reply's amounts are shown in."""
-    return Unit(answer.unit, answer.decimals)
+    return Unit(reply.unit, reply.decimals)
 
 
 class ReplyFormatter:
@@ -92,20 +92,20 @@ class ReplyFormatter:
         answer: The reply; it names the unit, the decimals and the time zone.
     """
 
-    def __init__(self, answer: BankReply) -> None:
-        self.unit = unit_of(answer)
-        self._bare = Unit("", answer.decimals)
-        self._zone = answer.zone
+    def __init__(self, reply: BankReply) -> None:
+        self.unit = unit_of(reply)
+        self._unit_without_name = Unit("", reply.decimals)
+        self._zone = reply.zone
 
-    def amount(self, value: int | None) -> str:
+    def format_amount(self, value: int | None) -> str:
         """Format an amount for a column, without the unit; ``-`` if unknown."""
-        return "-" if value is None else money.format_money(value, self._bare).strip()
+        return "-" if value is None else money.format_money(value, self._unit_without_name).strip()
 
-    def whole(self, value: int) -> str:
+    def format_with_unit(self, value: int) -> str:
         """Format an amount with its unit, for a sentence."""
         return money.format_money(value, self.unit)
 
-    def time(self, value: datetime | None) -> str:
+    def format_time(self, value: datetime | None) -> str:
         """Format a time in the cluster's zone; "" for None."""
         return format_time(value, self._zone)
 
@@ -125,7 +125,7 @@ def print_line(text: str) -> None:
     print(output.escape_unprintable(text))
 
 
-def note_gate_unaware(knows: bool) -> None:
+def note_gate_unaware(gate_knows: bool) -> None:
     """Note that a change reaches the gate only once the daemon runs, unless the gate knows it."""
-    if not knows:
+    if not gate_knows:
         output.print_note("The gate does not know yet: the daemon tells it when both run.")

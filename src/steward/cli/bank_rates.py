@@ -187,20 +187,20 @@ def parse_weights(values: Iterable[str] | None) -> dict[str, int]:
     Raises:
         UsageError: A part is malformed or names no TRES.
     """
-    found: dict[str, int] = {}
+    weights: dict[str, int] = {}
     for name, value in _split_pairs(values, "--weight cpu=1"):
-        found[name] = money.parse_money(value)
-    check_tres_names(found)
-    return found
+        weights[name] = money.parse_money(value)
+    check_tres_names(weights)
+    return weights
 
 
-def parse_factors(values: Iterable[str] | None, what: str) -> dict[str, int]:
+def parse_factors(values: Iterable[str] | None, example: str) -> dict[str, int]:
     """Parse factors such as ``lowprio=0.5`` into thousandths by name.
 
     Raises:
         UsageError: A part is malformed.
     """
-    return {name: parse_permille(value) for name, value in _split_pairs(values, what)}
+    return {name: parse_permille(value) for name, value in _split_pairs(values, example)}
 
 
 def parse_permille(text: str) -> int:
@@ -221,50 +221,50 @@ def parse_time_factors(values: Iterable[str] | None) -> tuple[TimeFactor, ...]:
     Raises:
         UsageError: A part is malformed.
     """
-    found = []
+    factors = []
     for value in values or ():
         match = _TIME_FACTOR.fullmatch(value.lower())
         if not match:
             raise UsageError(f"{value!r} is no factor by time: write sat-sun/0-24=0.5", value)
         days, begin, end, factor = match.groups()
-        found.append(
+        factors.append(
             TimeFactor(
                 days=_parse_days(days), begin_min=_parse_minute(begin), end_min=_parse_minute(end),
                 permille=parse_permille(factor),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(factors)
 
 
 def _parse_days(text: str) -> tuple[int, ...]:
     """Parse days such as ``mon-fri,sun`` into numbers, Monday 0."""
-    found: set[int] = set()
+    days: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
             raise UsageError(f"{part!r} is no day: {', '.join(DAYS)}", part)
         begin = DAYS.index(first)
         count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
-        found |= {(begin + step) % len(DAYS) for step in range(count + 1)}
-    return tuple(sorted(found))
+        days |= {(begin + step) % len(DAYS) for step in range(count + 1)}
+    return tuple(sorted(days))
 
 
 def _parse_minute(text: str) -> int:
     """Parse a time of day such as ``8`` or ``18:30`` into minutes after midnight."""
     hour, _, minute = text.partition(":")
     if hour.isdecimal() and (minute or "0").isdecimal() and len(hour) <= 2 and len(minute) <= 2:
-        found = int(hour) * 60 + int(minute or 0)
-        if found <= 24 * 60 and int(minute or 0) < 60:
-            return found
+        minutes = int(hour) * 60 + int(minute or 0)
+        if minutes <= 24 * 60 and int(minute or 0) < 60:
+            return minutes
     raise UsageError(f"{text!r} is no time of day: 8, 08:00 or 24", text)
 
 
-def _split_pairs(values: Iterable[str] | None, what: str) -> Iterable[tuple[str, str]]:
+def _split_pairs(values: Iterable[str] | None, example: str) -> Iterable[tuple[str, str]]:
     """Split comma-separated NAME=VALUE options."""
-    for one in split_lists(values):
-        name, equals, value = one.rpartition("=")
+    for pair in split_lists(values):
+        name, equals, value = pair.rpartition("=")
         if not equals or not name:
-            raise UsageError(f"{one!r} is not understood: write {what}", one)
+            raise UsageError(f"{pair!r} is not understood: write {example}", pair)
         yield name, value
 
 
@@ -322,38 +322,41 @@ def rate_change(said: RateOptions, asked: CommandCall) -> None:
     _send_rate(asked, said, msgspec.structs.replace(last[0], **given))
 
 
-def _send_rate(asked: CommandCall, said: RateOptions, rate: Rate) -> None:
+def _send_rate(call: CommandCall, rate_options: RateOptions, rate: Rate) -> None:
     """Send a new rate, print the result and warnings."""
     request = RateCreateRequest(
-        rate=rate, valid_from=said.valid_from, zone=find_requested_zone(), reason=said.reason
+        rate=rate,
+        valid_from=rate_options.valid_from,
+        zone=find_requested_zone(),
+        reason=rate_options.reason,
     )
-    answer: RatesReply = asked.call("bank.rate_create", request)
-    _print_rates(answer, asked.style)
-    for warning in answer.warnings:
+    reply: RatesReply = call.call("bank.rate_create", request)
+    _print_rates(reply, call.style)
+    for warning in reply.warnings:
         output.print_warning(warning)
-    if not asked.style.json:
-        note_gate_unaware(answer.gate_knows)
+    if not call.style.json:
+        note_gate_unaware(reply.gate_knows)
 
 
-def _print_rates(answer: RatesReply, style: Style) -> None:
+def _print_rates(reply: RatesReply, style: Style) -> None:
     """Print the rates of a reply."""
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    view = ReplyFormatter(answer)
-    several = len({one.cluster for one in answer.rates}) > 1
+    formatter = ReplyFormatter(reply)
+    has_clusters = len({rate.cluster for rate in reply.rates}) > 1
     columns = [
-        Column("Number", lambda one: str(one.number), None, True),
-        Column("Cluster", lambda one: one.cluster, usual=several),
-        Column("Partition", lambda one: one.partition),
-        Column("QOS", lambda one: one.qos, usual=any(one.qos for one in answer.rates)),
-        Column("From", lambda one: view.time(one.valid_from)),
+        Column("Number", lambda rate: str(rate.number), None, True),
+        Column("Cluster", lambda rate: rate.cluster, is_default=has_clusters),
+        Column("Partition", lambda rate: rate.partition),
+        Column("QOS", lambda rate: rate.qos, is_default=any(rate.qos for rate in reply.rates)),
+        Column("From", lambda rate: formatter.format_time(rate.valid_from)),
         Column("Rate", format_rate),
-        Column("Note", lambda one: one.note, usual=False),
+        Column("Note", lambda rate: rate.note, is_default=False),
     ]
-    if not answer.rates:
+    if not reply.rates:
         output.print_note("Nothing says what jobs cost yet: 'steward bank rate create'.")
-    print_table(columns, answer.rates, style)
+    print_table(columns, reply.rates, style)
 
 
 @with_call
@@ -447,18 +450,18 @@ def would_refuse(
     view = ReplyFormatter(answer)
     several = len({one.cluster for one in answer.refusals}) > 1
     table = [
-        Column("Time", lambda one: view.time(one.at)),
-        Column("Cluster", lambda one: one.cluster, usual=several),
+        Column("Time", lambda one: view.format_time(one.at)),
+        Column("Cluster", lambda one: one.cluster, is_default=several),
         Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True,
                any(one.job_id for one in answer.refusals)),
         Column("User", lambda one: one.user or str(one.uid)),
         Column("Account", lambda one: one.account),
         Column("Partition", lambda one: one.partition),
-        Column("Amount", lambda one: view.amount(one.amount),
+        Column("Amount", lambda one: view.format_amount(one.amount),
                lambda one: format_exact_amount(one.amount), True),
-        Column("Mode", lambda one: one.mode, usual=everything),
+        Column("Mode", lambda one: one.mode, is_default=everything),
         Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why,
-               widest=60 if is_terminal() else 0),
+               max_width=60 if is_terminal() else 0),
     ]  # fmt: skip
     print_table(table, answer.refusals, style)
     if answer.more:

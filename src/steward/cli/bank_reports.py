@@ -80,58 +80,62 @@ def balance(
         output.print_note("The gate does not answer, so what is held is not known.")
 
 
-def _make_balance_columns(answer: BalanceReply) -> list[Column]:
+def _make_balance_columns(reply: BalanceReply) -> list[Column]:
     """Define the table of balances; limits and payers appear only if any exist."""
-    shown = ReplyFormatter(answer)
+    formatter = ReplyFormatter(reply)
 
     def ends(one: AccountBalance) -> str:
-        active = [pot for pot in one.allocations if pot.end and pot.active(answer.at)]
-        return shown.time(active[0].end) if active else ""
+        active = [pot for pot in one.allocations if pot.end and pot.is_active(reply.at)]
+        return formatter.format_time(active[0].end) if active else ""
 
     def limit(one: AccountBalance) -> str:
-        return "" if one.user_limit is None else shown.amount(one.user_limit - one.user_spent)
+        return (
+            ""
+            if one.user_limit is None
+            else formatter.format_amount(one.user_limit - one.user_spent)
+        )
 
-    has_limits = any(one.user_limit is not None for one in answer.accounts)
-    has_payers = any(one.payer != one.account for one in answer.accounts)
+    has_limits = any(line.user_limit is not None for line in reply.accounts)
+    has_payers = any(line.payer != line.account for line in reply.accounts)
     return [
-        Column("Account", lambda one: one.account),
-        Column("Payer", lambda one: one.payer, usual=has_payers),
+        Column("Account", lambda line: line.account),
+        Column("Payer", lambda line: line.payer, is_default=has_payers),
         Column(
             "Balance",
-            lambda one: shown.amount(one.balance),
-            lambda one: format_exact_amount(one.balance),
+            lambda line: formatter.format_amount(line.balance),
+            lambda line: format_exact_amount(line.balance),
             True,
         ),
         Column(
             "Held",
-            lambda one: shown.amount(one.held),
-            lambda one: format_exact_amount(one.held),
+            lambda line: formatter.format_amount(line.held),
+            lambda line: format_exact_amount(line.held),
             True,
         ),
         Column(
             "Credit",
-            lambda one: shown.amount(one.credit),
-            lambda one: format_exact_amount(one.credit),
+            lambda line: formatter.format_amount(line.credit),
+            lambda line: format_exact_amount(line.credit),
             True,
-            any(one.credit for one in answer.accounts),
+            any(line.credit for line in reply.accounts),
         ),
         Column(
             "Free",
-            lambda one: shown.amount(one.free),
-            lambda one: format_exact_amount(one.free),
+            lambda line: formatter.format_amount(line.free),
+            lambda line: format_exact_amount(line.free),
             True,
         ),
         Column("Yours", limit, None, True, has_limits),
         Column("FirstEnd", ends),
         Column(
             "AsOf",
-            lambda one: shown.time(one.remote_at) if one.remote_at else "",
-            usual=any(one.remote_at for one in answer.accounts),
+            lambda line: formatter.format_time(line.remote_at) if line.remote_at else "",
+            is_default=any(line.remote_at for line in reply.accounts),
         ),
         Column(
             "State",
-            lambda one: "closed" if one.closed else "" if one.known else "not created",
-            usual=any(one.closed or not one.known for one in answer.accounts),
+            lambda line: "closed" if line.closed else "" if line.known else "not created",
+            is_default=any(line.closed or not line.known for line in reply.accounts),
         ),
     ]
 
@@ -172,54 +176,55 @@ def statement(
     else:
         if found.account:
             print_line(
-                f"{found.account}: {shown.whole(found.opening)} at {shown.time(found.begin)}."
+                f"{found.account}: {shown.format_with_unit(found.opening)} at "
+                f"{shown.format_time(found.begin)}."
             )
         if found.lines:
             print_table(table, found.lines, style)
         else:
             print_line("Nothing happened.")
         if found.account and not found.user:
-            print_line(f"{shown.whole(found.closing)} at the end.")
+            print_line(f"{shown.format_with_unit(found.closing)} at the end.")
 
 
-def _make_statement_columns(shown: ReplyFormatter, names: Mapping[str, str]) -> list[Column]:
+def _make_statement_columns(formatter: ReplyFormatter, names: Mapping[str, str]) -> list[Column]:
     """Define the table of a statement."""
     return [
-        Column("Time", lambda one: shown.time(one.at)),
-        Column("Number", lambda one: str(one.number), None, True, False),
-        Column("Account", lambda one: one.account, usual=False),
-        Column("Kind", lambda one: one.kind),
-        Column("User", lambda one: one.user),
+        Column("Time", lambda line: formatter.format_time(line.at)),
+        Column("Number", lambda line: str(line.number), None, True, False),
+        Column("Account", lambda line: line.account, is_default=False),
+        Column("Kind", lambda line: line.kind),
+        Column("User", lambda line: line.user),
         Column(
             "What",
-            lambda one: _describe_line(one, names),
-            lambda one: one.charge or one.why,
-            widest=44,
+            lambda line: _describe_line(line, names),
+            lambda line: line.charge or line.why,
+            max_width=44,
         ),
         Column(
             "Amount",
-            lambda one: shown.amount(one.amount),
-            lambda one: format_exact_amount(one.amount),
+            lambda line: formatter.format_amount(line.amount),
+            lambda line: format_exact_amount(line.amount),
             True,
         ),
         Column(
             "Balance",
-            lambda one: shown.amount(one.balance),
-            lambda one: format_exact_amount(one.balance),
+            lambda line: formatter.format_amount(line.balance),
+            lambda line: format_exact_amount(line.balance),
             True,
         ),
-        Column("By", lambda one: one.who, usual=False),
-        Column("Why", lambda one: one.why, usual=False),
+        Column("By", lambda line: line.who, is_default=False),
+        Column("Why", lambda line: line.why, is_default=False),
     ]
 
 
-def _describe_line(one: StatementLine, names: Mapping[str, str]) -> str:
+def _describe_line(line: StatementLine, names: Mapping[str, str]) -> str:
     """Return the job and why it was charged, or the reason of a manual transaction."""
-    if not one.charge:
-        return one.why
-    parts = parse_charge_key(one.charge)
-    named = f"job {names.get(one.charge, str(parts[1]))}" if parts is not None else one.charge
-    return named if one.kind == "charge" else f"{named}: {one.why}"
+    if not line.charge:
+        return line.why
+    parts = parse_charge_key(line.charge)
+    job_label = f"job {names.get(line.charge, str(parts[1]))}" if parts is not None else line.charge
+    return job_label if line.kind == "charge" else f"{job_label}: {line.why}"
 
 
 @with_call_and_columns
@@ -249,13 +254,13 @@ def holds(
         output.print_note("Nothing is held.")
     print_table(_make_hold_columns(answer), answer.holds, style)
     if answer.holds and not style.parsable:
-        output.print_note(f"{ReplyFormatter(answer).whole(answer.total)} in all.")
+        output.print_note(f"{ReplyFormatter(answer).format_with_unit(answer.total)} in all.")
 
 
-def _make_hold_columns(answer: HoldsReply) -> list[Column]:
+def _make_hold_columns(reply: HoldsReply) -> list[Column]:
     """Define the table of SU holds."""
-    shown = ReplyFormatter(answer)
-    clusters = {one.cluster for one in answer.holds}
+    formatter = ReplyFormatter(reply)
+    clusters = {hold.cluster for hold in reply.holds}
 
     def state(one: Hold) -> str:
         if one.started:
@@ -263,18 +268,18 @@ def _make_hold_columns(answer: HoldsReply) -> list[Column]:
         return "queued" if one.confirmed else "unconfirmed"
 
     return [
-        Column("Since", lambda one: shown.time(moment(one.created_us))),
-        Column("Cluster", lambda one: one.cluster, usual=len(clusters) > 1),
-        Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True),
-        Column("User", lambda one: one.user or str(one.uid)),
-        Column("Account", lambda one: one.account),
-        Column("Held", lambda one: shown.amount(one.remaining),
-               lambda one: format_exact_amount(one.remaining), True),
-        Column("AtFirst", lambda one: shown.amount(one.amount),
-               lambda one: format_exact_amount(one.amount), True, False),
+        Column("Since", lambda hold: formatter.format_time(moment(hold.created_us))),
+        Column("Cluster", lambda hold: hold.cluster, is_default=len(clusters) > 1),
+        Column("JobID", lambda hold: str(hold.job_id) if hold.job_id else "", None, True),
+        Column("User", lambda hold: hold.user or str(hold.uid)),
+        Column("Account", lambda hold: hold.account),
+        Column("Held", lambda hold: formatter.format_amount(hold.remaining),
+               lambda hold: format_exact_amount(hold.remaining), True),
+        Column("AtFirst", lambda hold: formatter.format_amount(hold.amount),
+               lambda hold: format_exact_amount(hold.amount), True, False),
         Column("State", state),
-        Column("Origin", lambda one: one.origin, usual=False),
-        Column("Hold", lambda one: one.id, usual=False),
+        Column("Origin", lambda hold: hold.origin, is_default=False),
+        Column("Hold", lambda hold: hold.id, is_default=False),
     ]  # fmt: skip
 
 
@@ -334,7 +339,7 @@ def usage(
         return
     print_table(_make_usage_columns(answer), answer.rows, style)
     if not style.parsable:
-        output.print_note(f"{ReplyFormatter(answer).whole(answer.total)} in all.")
+        output.print_note(f"{ReplyFormatter(answer).format_with_unit(answer.total)} in all.")
 
 
 def _check_groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
@@ -342,30 +347,30 @@ def _check_groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
     for name in names:
         if name not in _GROUPS:
             raise UsageError(f"there is nothing to sum up by {name!r}: {', '.join(_GROUPS)}", name)
-    found: tuple[Grouping, ...] = msgspec.convert(names, tuple[Grouping, ...])
-    return found
+    groupings: tuple[Grouping, ...] = msgspec.convert(names, tuple[Grouping, ...])
+    return groupings
 
 
-def _make_usage_columns(answer: UsageReply) -> list[Column]:
+def _make_usage_columns(reply: UsageReply) -> list[Column]:
     """Define the table of usage, with shares and bars."""
-    shown = ReplyFormatter(answer)
-    largest = max((row.amount for row in answer.rows), default=0)
-    drawing = choose_signs()
+    formatter = ReplyFormatter(reply)
+    largest = max((row.amount for row in reply.rows), default=0)
+    signs = choose_signs()
 
     def share(row: UsageRow) -> str:
-        return f"{100 * row.amount / answer.total:.1f}%" if answer.total > 0 else ""
+        return f"{100 * row.amount / reply.total:.1f}%" if reply.total > 0 else ""
 
     def drawn(row: UsageRow) -> str:
         part = row.amount / largest if largest > 0 else None
-        return without_styles([draw_bar(part, _BAR_WIDTH, drawing, "")]).strip()
+        return without_styles([draw_bar(part, _BAR_WIDTH, signs, "")]).strip()
 
-    groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in answer.by]
+    groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in reply.by]
     return [
         *groups,
         Column("Charges", lambda row: str(row.charges), None, True),
         Column(
             "Used",
-            lambda row: shown.amount(row.amount),
+            lambda row: formatter.format_amount(row.amount),
             lambda row: format_exact_amount(row.amount),
             True,
         ),

@@ -112,38 +112,41 @@ def backfill(
         print_table(columns, [answer], style)
         return
     done = "Would charge" if answer.dry_run else "Charged"
-    print_line(f"{done} {format_count(answer.charges, 'run')}, {shown.whole(answer.amount)}; "
-        f"{answer.passed_over} had been charged before.")  # fmt: skip
+    runs, amount = format_count(answer.charges, "run"), shown.format_with_unit(answer.amount)
+    print_line(f"{done} {runs}, {amount}; {answer.passed_over} had been charged before.")
     if answer.unpriced:
         output.print_warning(f"nothing says what {format_count(len(answer.unpriced), 'run')} cost:")
         print_table(_make_difference_columns(shown), answer.unpriced, Style())
         raise typer.Exit(1)
 
 
-def _make_difference_columns(shown: ReplyFormatter) -> list[Column]:
+def _make_difference_columns(formatter: ReplyFormatter) -> list[Column]:
     """Define the table of differences found by reconciliation."""
 
     def run(one: DifferenceLine) -> str:
         return f"{one.job_id}" + (f" run {one.restarts}" if one.restarts else "")
 
     return [
-        Column("Cluster", lambda one: one.cluster, usual=False),
-        Column("JobID", run, lambda one: str(one.job_id), True),
-        Column("Restarts", lambda one: str(one.restarts), usual=False),
-        Column("Account", lambda one: one.account),
-        Column("User", lambda one: one.user),
+        Column("Cluster", lambda difference: difference.cluster, is_default=False),
+        Column("JobID", run, lambda difference: str(difference.job_id), True),
+        Column("Restarts", lambda difference: str(difference.restarts), is_default=False),
+        Column("Account", lambda difference: difference.account),
+        Column("User", lambda difference: difference.user),
         Column(
             "Charged",
-            lambda one: shown.amount(one.charged),
-            lambda one: format_exact_amount(one.charged),
+            lambda difference: formatter.format_amount(difference.charged),
+            lambda difference: format_exact_amount(difference.charged),
             True,
         ),
         Column(
-            "Due", lambda one: shown.amount(one.due), lambda one: format_exact_amount(one.due), True
+            "Due",
+            lambda difference: formatter.format_amount(difference.due),
+            lambda difference: format_exact_amount(difference.due),
+            True,
         ),
-        Column("By", lambda one: one.source),
-        Column("Done", lambda one: "yes" if one.done else "no"),
-        Column("Why", lambda one: one.why, widest=60),
+        Column("By", lambda difference: difference.source),
+        Column("Done", lambda difference: "yes" if difference.done else "no"),
+        Column("Why", lambda difference: difference.why, max_width=60),
     ]
 
 
@@ -218,7 +221,7 @@ def import_(
         Column("How", lambda one: one.how),
         Column("What", lambda one: one.what),
         Column("Name", lambda one: one.name),
-        Column("Amount", lambda one: "" if one.amount is None else shown.amount(one.amount),
+        Column("Amount", lambda one: "" if one.amount is None else shown.format_amount(one.amount),
                lambda one: format_exact_amount(one.amount), True),
         Column("Detail", lambda one: one.detail),
     ]  # fmt: skip
@@ -306,20 +309,20 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _make_notice_columns(shown: ReplyFormatter) -> list[Column]:
+def _make_notice_columns(formatter: ReplyFormatter) -> list[Column]:
     """Define the table of notices."""
 
     def next_try(one: NoticeLine) -> str:
-        return "set aside" if one.aside else shown.time(one.next_at)
+        return "set aside" if one.aside else formatter.format_time(one.next_at)
 
     return [
-        Column("Number", lambda one: str(one.number), right=True),
-        Column("By", lambda one: one.way or "-"),
-        Column("What", lambda one: one.what, widest=50),
-        Column("To", lambda one: ", ".join(one.to), usual=False),
-        Column("Tries", lambda one: str(one.tries), right=True),
+        Column("Number", lambda notice: str(notice.number), right=True),
+        Column("By", lambda notice: notice.way or "-"),
+        Column("What", lambda notice: notice.what, max_width=50),
+        Column("To", lambda notice: ", ".join(notice.to), is_default=False),
+        Column("Tries", lambda notice: str(notice.tries), right=True),
         Column("Next", next_try),
-        Column("Error", lambda one: one.error, widest=60),
+        Column("Error", lambda notice: notice.error, max_width=60),
     ]
 
 

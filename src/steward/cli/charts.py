@@ -109,7 +109,7 @@ def make_heading(title: str) -> list[StyledRow]:
     return [[], [(title, "bold")]]
 
 
-def draw_bar(share: float | None, width: int, with_: ChartSigns, style: str) -> StyledRow:
+def draw_bar(share: float | None, width: int, signs: ChartSigns, style: str) -> StyledRow:
     """Return a bar filled to a share between 0 and 1; a larger share fills it."""
     filled = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
     if share and not filled:
@@ -117,8 +117,8 @@ def draw_bar(share: float | None, width: int, with_: ChartSigns, style: str) -> 
         filled = 1
     return [
         ("[", "dim"),
-        (with_.full * filled, style),
-        (with_.empty * (width - filled), "dim"),
+        (signs.full * filled, style),
+        (signs.empty * (width - filled), "dim"),
         ("]", "dim"),
     ]
 
@@ -140,25 +140,25 @@ class TimelineSpan(msgspec.Struct, frozen=True):
 
 
 def draw_timeline(
-    spans: Sequence[TimelineSpan], with_: ChartSigns, indent: str = "  "
+    spans: Sequence[TimelineSpan], signs: ChartSigns, indent: str = "  "
 ) -> list[StyledRow]:
     """Return a timeline: spans in proportion to their duration, and a legend.
 
     Every span is at least one column wide, however short it was.
     """
-    shown = [span for span in spans if span.seconds > 0]
-    if not shown:
+    visible = [span for span in spans if span.seconds > 0]
+    if not visible:
         return []
-    room = with_.width - len(indent) - len(shown) - 1
-    widths = _make_share_columns([span.seconds for span in shown], room)
-    drawn: StyledRow = [(indent, ""), (with_.edge, "dim")]
-    for span, width in zip(shown, widths, strict=True):
-        drawn += [(span.sign * width, span.style), (with_.edge, "dim")]
+    available = signs.width - len(indent) - len(visible) - 1
+    widths = _make_share_columns([span.seconds for span in visible], available)
+    drawn: StyledRow = [(indent, ""), (signs.edge, "dim")]
+    for span, width in zip(visible, widths, strict=True):
+        drawn += [(span.sign * width, span.style), (signs.edge, "dim")]
     rows = [drawn]
     row: StyledRow = [(indent, "")]
-    for span in _select_distinct(shown):
+    for span in _select_distinct(visible):
         pieces: StyledRow = [(f"{span.sign} ", span.style), (span.label, ""), ("   ", "")]
-        if measure_row(row) + measure_row(pieces) - 3 > with_.width and len(row) > 1:
+        if measure_row(row) + measure_row(pieces) - 3 > signs.width and len(row) > 1:
             rows.append(row)
             row = [(indent, "")]
         row += pieces
@@ -170,11 +170,11 @@ def _select_distinct(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
     return list({span.label: span for span in spans if span.label}.values())
 
 
-def _make_share_columns(parts: Sequence[float], room: int) -> list[int]:
+def _make_share_columns(parts: Sequence[float], available: int) -> list[int]:
     """Distribute columns among parts in proportion, at least one each."""
     total = sum(parts)
-    widths = [max(1, int(part / total * room)) for part in parts]
-    widths[max(range(len(parts)), key=parts.__getitem__)] += max(0, room - sum(widths))
+    widths = [max(1, int(part / total * available)) for part in parts]
+    widths[max(range(len(parts)), key=parts.__getitem__)] += max(0, available - sum(widths))
     return widths
 
 
@@ -193,37 +193,38 @@ class TableHeading(msgspec.Struct, frozen=True):
 
 
 def make_layout_table(
-    heads: Sequence[TableHeading],
+    headings: Sequence[TableHeading],
     rows: Iterable[Sequence[StyledText]],
-    most: int,
+    max_width: int,
     indent: str = "  ",
 ) -> list[StyledRow]:
     """Return an aligned table of rows below headings; empty columns are omitted.
 
     Args:
-        heads: The columns.
+        headings: The columns.
         rows: Their cells.
-        most: Largest width of a row in characters, unless columns that stay need more.
+        max_width: Largest width of a row in characters, unless columns that stay need more.
         indent: Text at the beginning of each row.
     """
     cells = [[(escape_line(value), style) for value, style in row] for row in rows]
-    used = [index for index in range(len(heads)) if any(row[index][0] for row in cells)]
+    visible = [index for index in range(len(headings)) if any(row[index][0] for row in cells)]
     widths = {
-        index: max(len(heads[index].name), *(len(row[index][0]) for row in cells)) for index in used
+        index: max(len(headings[index].name), *(len(row[index][0]) for row in cells))
+        for index in visible
     }
-    while sum(widths[index] + 2 for index in used) > most - len(indent) + 2:
-        least = max(used, key=lambda index: heads[index].spare)
-        if not heads[least].spare:
+    while sum(widths[index] + 2 for index in visible) > max_width - len(indent) + 2:
+        dropped = max(visible, key=lambda index: headings[index].spare)
+        if not headings[dropped].spare:
             break
-        used.remove(least)
-    lines = [[(heads[index].name, "dim") for index in used]]
-    lines += [[row[index] for index in used] for row in cells]
+        visible.remove(dropped)
+    lines = [[(headings[index].name, "dim") for index in visible]]
+    lines += [[row[index] for index in visible] for row in cells]
     drawn: list[StyledRow] = []
     for line in lines:
         row: StyledRow = [(indent, "")]
-        for index, (value, style) in zip(used, line, strict=True):
+        for index, (value, style) in zip(visible, line, strict=True):
             width = widths[index]
-            padded = value.rjust(width) if heads[index].right else value.ljust(width)
+            padded = value.rjust(width) if headings[index].right else value.ljust(width)
             row += [(padded, style), ("  ", "")]
         drawn.append(row)
     return drawn

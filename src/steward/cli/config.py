@@ -79,8 +79,8 @@ def _list_sources(settings: Settings) -> Iterator[str]:
     nodes = settings.nodes
     if nodes.listen:
         known_by = "certificates" if nodes.client_ca_file else "MUNGE"
-        within = ", encrypted" if nodes.certificate_file else ""
-        yield f"nodes     at {nodes.listen}, known by {known_by}{within}"
+        encryption = ", encrypted" if nodes.certificate_file else ""
+        yield f"nodes     at {nodes.listen}, known by {known_by}{encryption}"
     if not settings.forward.to:
         yield f"plugins   {settings.accounting.type}"
     if settings.mail != MailSettings():
@@ -104,13 +104,13 @@ def _list_retention(settings: Settings) -> Iterator[str]:
         if sink.retention_days:
             yield f"from {name}: what is older than {format_count(sink.retention_days, 'day')}"
         for limit in sink.limit.values() if isinstance(sink, FilesSinkSettings) else ():
-            each = "account" if limit.accounts else "user"
+            owner_kind = "account" if limit.accounts else "user"
             days = f"what is older than {format_count(limit.days, 'day')}" if limit.days else ""
-            most = f"what is over {format_size(limit.max_bytes)} bytes of each {each}"
-            what = ", ".join(part for part in (days, most if limit.max_bytes else "") if part)
-            of = [f"users {', '.join(limit.users)}"] if limit.users else []
-            of += [f"accounts {', '.join(limit.accounts)}"] if limit.accounts else []
-            yield f"from {name}: {what}" + (f" ({' and '.join(of)})" if of else "")
+            size_rule = f"what is over {format_size(limit.max_bytes)} bytes of each {owner_kind}"
+            rules = ", ".join(part for part in (days, size_rule if limit.max_bytes else "") if part)
+            scope = [f"users {', '.join(limit.users)}"] if limit.users else []
+            scope += [f"accounts {', '.join(limit.accounts)}"] if limit.accounts else []
+            yield f"from {name}: {rules}" + (f" ({' and '.join(scope)})" if scope else "")
 
 
 def _describe_sink(settings: Settings, name: str) -> str:

@@ -121,17 +121,17 @@ def create(
 
 def _parse_lifetime(text: str) -> float:
     """Parse a lifetime such as ``30d`` into seconds."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{text!r} is no time to be good for: 12h, 30d, 8w", text)
-    return float(int(found[1]) * _UNIT_S[found[2].lower()])
+    return float(int(match[1]) * _UNIT_S[match[2].lower()])
 
 
 _TOKEN_COLUMNS: Final = [
     Column("ID", lambda row: str(row.id), right=True),
     Column("User", lambda row: row.user),
-    Column("Kind", lambda row: row.kind, usual=False),
-    Column("How", lambda row: row.how, usual=False),
+    Column("Kind", lambda row: row.kind, is_default=False),
+    Column("How", lambda row: row.how, is_default=False),
     Column("Scopes", lambda row: ",".join(row.scopes)),
     Column("Created", lambda row: format_time(row.created)),
     Column("Expires", lambda row: _REVOKED_STATE if row.ended else format_time(row.expires)),

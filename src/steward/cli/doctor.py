@@ -35,8 +35,8 @@ _FINDING_COLUMNS = (
     Column("Of", lambda one: one.of),
     Column("Status", lambda one: one.status),
     Column("What", lambda one: one.what),
-    Column("LookedAt", lambda one: one.looked_at, usual=False),
-    Column("Mend", lambda one: "; ".join(one.mend), usual=False),
+    Column("LookedAt", lambda one: one.looked_at, is_default=False),
+    Column("Mend", lambda one: "; ".join(one.mend), is_default=False),
 )
 
 
@@ -73,11 +73,11 @@ def app(
         raise typer.Exit(FAILED)
 
 
-def _run_checks(asked: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:
+def _run_checks(call: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:
     """Return the findings; for an unusable configuration, only that finding."""
-    path = asked.place.config or DEFAULT_PATH
+    path = call.place.config or DEFAULT_PATH
     try:
-        answer: DoctorAnswer = asked.call("doctor.run", DoctorRequest(only=only))
+        reply: DoctorAnswer = call.call("doctor.run", DoctorRequest(only=only))
     except ConfigError as error:
         return make_doctor_answer(
             (
@@ -87,11 +87,13 @@ def _run_checks(asked: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:
             )
         )
     if only or not os.path.exists(path):
-        return answer
+        return reply
     # Only the caller knows the file's path: the daemon's settings do not name it.
-    findings = (mark_as_file_check(check_config_file(path)), *answer.findings)
+    findings = (mark_as_file_check(check_config_file(path)), *reply.findings)
     return msgspec.structs.replace(
-        answer, findings=findings, status=find_worst_status(tuple(one.status for one in findings))
+        reply,
+        findings=findings,
+        status=find_worst_status(tuple(finding.status for finding in findings)),
     )
 
 
@@ -104,7 +106,7 @@ def make_doctor_answer(findings: tuple[CheckFinding, ...]) -> DoctorAnswer:
     """Return a reply with only these findings, when nothing else could be checked."""
     return DoctorAnswer(
         findings=findings,
-        status=find_worst_status(tuple(one.status for one in findings)),
+        status=find_worst_status(tuple(finding.status for finding in findings)),
         host=socket.gethostname(),
         steward=__version__,
         taken_at=utc_now(),
@@ -112,35 +114,38 @@ def make_doctor_answer(findings: tuple[CheckFinding, ...]) -> DoctorAnswer:
     )
 
 
-def _print_fixes(answer: DoctorAnswer) -> None:
+def _print_fixes(reply: DoctorAnswer) -> None:
     """Print the fix of each warning and failure, and the summary."""
-    for finding in answer.findings:
+    for finding in reply.findings:
         if finding.status not in ("warning", "wrong") or not finding.mend:
             continue
-        about = f"{finding.check} {finding.of}".strip()
-        print(f"\n{escape_line(about)}: {escape_line(finding.what)}")
+        subject = f"{finding.check} {finding.of}".strip()
+        print(f"\n{escape_line(subject)}: {escape_line(finding.what)}")
         for line in finding.mend:
             print(f"    {escape_line(line)}")
-    print(f"\n{_summarize_findings(answer)}")
+    print(f"\n{_summarize_findings(reply)}")
 
 
-def _summarize_findings(answer: DoctorAnswer) -> str:
+def _summarize_findings(reply: DoctorAnswer) -> str:
     """Count the findings by status."""
-    counts = Counter(finding.status for finding in answer.findings)
-    words = [
+    counts = Counter(finding.status for finding in reply.findings)
+    parts = [
         f"{counts['wrong']} wrong",
         format_count(counts["warning"], "warning"),
         f"{counts['ok']} as they should be",
     ]
     if counts["skipped"]:
-        words.append(f"{counts['skipped']} not looked at")
-    return ", ".join(words) + "."
+        parts.append(f"{counts['skipped']} not looked at")
+    return ", ".join(parts) + "."
 
 
-def _print_checks(asked: CommandCall) -> None:
+def _print_checks(call: CommandCall) -> None:
     """List the checks."""
-    if asked.style.json:
-        print_json([{"name": one.name, "help": one.help} for one in CHECKS])
+    if call.style.json:
+        print_json([{"name": check.name, "help": check.help} for check in CHECKS])
         return
-    columns = (Column("Check", lambda one: one.name), Column("SeesTo", lambda one: one.help))
-    print_table(columns, CHECKS, asked.style)
+    columns = (
+        Column("Check", lambda check: check.name),
+        Column("SeesTo", lambda check: check.help),
+    )
+    print_table(columns, CHECKS, call.style)

@@ -74,15 +74,15 @@ def print_error(message: str, code: int, *, debug: bool) -> int:
 
 def describe_wrong_value(error: Exception) -> str:
     """Return our message for a value that Typer rejected; "" if Typer's own will do."""
-    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    words = _WRONG_VALUES.get(found[0]["type"]) if found else None
-    if words is None:
+    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    template = _WRONG_VALUES.get(details[0]["type"]) if details else None
+    if template is None:
         return ""
-    value = str(found[0]["input"])
-    shown = value if len(value) <= _LONGEST_QUOTED else f"{value[:_LONGEST_QUOTED]}…"
-    bounds = found[0].get("ctx", {}).items()
-    told = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in bounds}
-    return words.format(value=repr(shown), **told)
+    value = str(details[0]["input"])
+    shortened = value if len(value) <= _LONGEST_QUOTED else f"{value[:_LONGEST_QUOTED]}…"
+    bounds = details[0].get("ctx", {}).items()
+    limits = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in bounds}
+    return template.format(value=repr(shortened), **limits)
 
 
 def _print_unexpected(error: Exception, debug: bool) -> int:

@@ -116,24 +116,24 @@ def list_events(
         _print_newest(request, asked)
 
 
-def _print_history(request: EventsRequest, asked: CommandCall) -> None:
+def _print_history(request: EventsRequest, call: CommandCall) -> None:
     """Print past events from the history."""
     fields = msgspec.structs.asdict(request)
     del fields["after"]
-    answer: PastAnswer = asked.call("history.events", PastRequest(**fields))
-    if asked.style.json:
-        print_json(answer)
+    reply: PastAnswer = call.call("history.events", PastRequest(**fields))
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_EVENTS_COLUMNS, answer.events[::-1], asked.style)
+        print_table(_EVENTS_COLUMNS, reply.events[::-1], call.style)
 
 
-def _print_newest(request: EventsRequest, asked: CommandCall) -> None:
+def _print_newest(request: EventsRequest, call: CommandCall) -> None:
     """Print the newest events of the journal."""
-    answer: EventsReply = asked.call("events.list", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: EventsReply = call.call("events.list", request)
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_EVENTS_COLUMNS, answer.events, asked.style)
+        print_table(_EVENTS_COLUMNS, reply.events, call.style)
 
 
 @app.command()
@@ -163,50 +163,50 @@ def tail(
         _print_live(answer.events, as_json=asked.style.json)
 
 
-def _fetch_more(asked: CommandCall, request: EventsRequest) -> EventsReply:
+def _fetch_more(call: CommandCall, request: EventsRequest) -> EventsReply:
     """Return the next events, waiting for a daemon that restarts.
 
     Raises:
         Unavailable: The daemon was away for more than 30 s.
     """
-    until = time.monotonic() + _LONGEST_OUTAGE_S
+    deadline = time.monotonic() + _LONGEST_OUTAGE_S
     while True:
         try:
-            answer: EventsReply = asked.call("events.list", request)
+            reply: EventsReply = call.call("events.list", request)
         except Unavailable:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise
             time.sleep(_FOLLOW_INTERVAL_S)
         else:
-            return answer
+            return reply
 
 
-def _print_live(told: tuple[EventItem, ...], *, as_json: bool) -> None:
+def _print_live(events: tuple[EventItem, ...], *, as_json: bool) -> None:
     """Print events as they arrive, a line each."""
-    for event in told:
+    for event in events:
         if as_json:
             output.write_bytes(msgspec.json.encode(event) + b"\n")
         else:
-            told_of = describe_event(event)
+            description = describe_event(event)
             parts = (
                 format_time(event.at),
                 event.cluster,
-                told_of.subject,
-                told_of.what,
-                told_of.why,
+                description.subject,
+                description.what,
+                description.why,
             )
             print(output.escape_unprintable("  ".join(filter(None, parts))), flush=True)
 
 
 _EVENTS_COLUMNS = [
-    Column("ID", lambda event: str(event.id), right=True, usual=False),
+    Column("ID", lambda event: str(event.id), right=True, is_default=False),
     Column("Time", lambda event: format_time(event.at)),
     Column("Cluster", lambda event: event.cluster),
-    Column("Kind", lambda event: event.kind, usual=False),
+    Column("Kind", lambda event: event.kind, is_default=False),
     Column("Subject", lambda event: describe_event(event).subject),
     Column("What", lambda event: describe_event(event).what),
-    Column("Why", lambda event: describe_event(event).why, widest=60),
+    Column("Why", lambda event: describe_event(event).why, max_width=60),
     Column("Source", lambda event: describe_event(event).source),
-    Column("Failed", lambda event: "yes" if describe_event(event).failed else "", usual=False),
+    Column("Failed", lambda event: "yes" if describe_event(event).failed else "", is_default=False),
 ]
 """Columns of the table of events."""

@@ -54,26 +54,30 @@ class PartialFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self._part, flags, 0o600, dir_fd=self._directory)
         try:
-            self._take(fd)
+            self._lock(fd)
             self.file: IO[bytes] = os.fdopen(fd, "wb")
         except BaseException:
             os.close(fd)
             raise
 
-    def _take(self, fd: int) -> None:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+    def _lock(self, fd: int) -> None:
+        status = os.fstat(fd)
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or status.st_nlink != 1
+        ):
             # In a directory that others can write, somebody may have planted the file.
-            what = "somebody else's file is in the way"
-            raise FileExistsError(errno.EEXIST, what, self._path + PARTIAL_SUFFIX)
+            message = "somebody else's file is in the way"
+            raise FileExistsError(errno.EEXIST, message, self._path + PARTIAL_SUFFIX)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_same = os.path.samestat(found, self._found())
+            is_same = os.path.samestat(status, self._stat_part())
         except (BlockingIOError, FileNotFoundError):
             is_same = False
         if not is_same:
-            what = "another export writes to it"
-            raise BlockingIOError(errno.EAGAIN, what, self._path + PARTIAL_SUFFIX)
+            message = "another export writes to it"
+            raise BlockingIOError(errno.EAGAIN, message, self._path + PARTIAL_SUFFIX)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
 
@@ -93,7 +97,7 @@ class PartialFile:
         """Delete the file before it is finished or closed."""
         os.unlink(self._part, dir_fd=self._directory)
 
-    def _found(self) -> os.stat_result:
+    def _stat_part(self) -> os.stat_result:
         return os.stat(self._part, dir_fd=self._directory, follow_symlinks=False)
 
 
@@ -145,43 +149,44 @@ _MANIFEST_IN_MEMORY = 4 << 20
 """Largest manifest kept in memory, in bytes; beyond that a temporary file."""
 
 
-def open_target(name: str, wanted: str = "") -> ExportTarget:
+def open_target(name: str, requested: str = "") -> ExportTarget:
     """Return the target that a name and a format select.
 
     Args:
         name: A directory, a file, or ``-`` for standard output.
-        wanted: One of :data:`FORMATS`; "" derives it from the suffix: tar for ``-``, else a
+        requested: One of :data:`FORMATS`; "" derives it from the suffix: tar for ``-``, else a
             directory.
 
     Raises:
         UsageError: The format is unknown, does not fit standard output, or contradicts the name's
             suffix.
     """
-    if wanted and wanted not in FORMATS:
-        raise UsageError(f"format {wanted!r} is unknown: use {', '.join(FORMATS)}", wanted)
-    meant = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), "")
-    found = wanted or meant
+    if requested and requested not in FORMATS:
+        raise UsageError(f"format {requested!r} is unknown: use {', '.join(FORMATS)}", requested)
+    implied = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), "")
+    chosen = requested or implied
     if name == "-":
-        if found == "dir":
+        if chosen == "dir":
             raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
-        return TarTarget(name, found or "tar")
-    if wanted and wanted != (meant or _find_tar_format(name, wanted) or wanted):
+        return TarTarget(name, chosen or "tar")
+    if requested and requested != (implied or _find_tar_format(name, requested) or requested):
         raise UsageError(
-            f"--format says {wanted}, and {name} ends as another format does: change one of them",
+            f"--format says {requested}, and {name} ends as another format does: change one of "
+            "them",
             name,
         )
-    if not found and name.lower().endswith(_FOREIGN):
+    if not chosen and name.lower().endswith(_FOREIGN):
         raise UsageError(
             f"{name} ends as no file does that is written here: use {', '.join(_SUFFIXES)}, or say "
             "with --format what it is to be",
             name,
         )
-    return DirectoryTarget(name) if found in {"", "dir"} else TarTarget(name, found)
+    return DirectoryTarget(name) if chosen in {"", "dir"} else TarTarget(name, chosen)
 
 
-def _find_tar_format(name: str, wanted: str) -> str:
+def _find_tar_format(name: str, requested: str) -> str:
     """Return the tar format of a name without ``.tar``, if a tar is requested."""
-    if wanted == "dir":
+    if requested == "dir":
         return ""
     return next((kind for end, kind in _BARE.items() if name.endswith(end)), "")
 
@@ -231,10 +236,10 @@ class DirectoryTarget:
 
     def __enter__(self) -> Self:
         try:
-            os.close(open_directory(self._root, make=0o700))
+            os.close(open_directory(self._root, create_mode=0o700))
             self._manifest = PartialFile(os.path.join(self._root, MANIFEST_NAME))
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._make_error(error) from error
         return self
 
     def __exit__(
@@ -249,8 +254,8 @@ class DirectoryTarget:
                 if kind is None:
                     sync_filesystem(self._manifest.file.fileno())
                     self._manifest.finish()
-        except OSError as failed:
-            raise self._failed(failed) from failed
+        except OSError as os_error:
+            raise self._make_error(os_error) from os_error
         finally:
             if os.path.exists(os.path.join(self._root, MANIFEST_NAME + PARTIAL_SUFFIX)):
                 print_warning(
@@ -262,7 +267,7 @@ class DirectoryTarget:
         assert self._manifest is not None, "used as a context"
         path = os.path.join(self._root, check_path(file.path))
         try:
-            directory = open_directory(os.path.dirname(path), make=0o700)
+            directory = open_directory(os.path.dirname(path), create_mode=0o700)
             try:
                 name = os.path.basename(path)
                 if not _has_same_content(directory, name, file.data):
@@ -271,11 +276,11 @@ class DirectoryTarget:
                 os.close(directory)
             self._manifest.file.write(format_manifest_line(file))
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._make_error(error) from error
 
-    def _failed(self, error: OSError) -> ExportError:
-        where = error.filename or self._root
-        return ExportError(f"cannot export to {where}: {error.strerror}", self._root)
+    def _make_error(self, error: OSError) -> ExportError:
+        path = error.filename or self._root
+        return ExportError(f"cannot export to {path}: {error.strerror}", self._root)
 
 
 def _has_same_content(directory: int, name: str, data: bytes) -> bool:
@@ -289,8 +294,8 @@ def _has_same_content(directory: int, name: str, data: bytes) -> bool:
         fd = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
         return False
-    with os.fdopen(fd, "rb") as there:
-        if os.fstat(there.fileno()).st_size != len(data) or there.read() != data:
+    with os.fdopen(fd, "rb") as existing:
+        if os.fstat(existing.fileno()).st_size != len(data) or existing.read() != data:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     return True
 
@@ -321,7 +326,7 @@ class TarTarget:
     def __init__(self, path: str, kind: str) -> None:
         self._path = path
         self._kind = kind
-        self._open = ExitStack()
+        self._exit_stack = ExitStack()
         self._tar: tarfile.TarFile | None = None
         self._unfinished: PartialFile | None = None
         self._manifest: IO[bytes] | None = None
@@ -330,21 +335,21 @@ class TarTarget:
         try:
             # A tar member needs its size first, and the manifest of a million jobs would fill
             # memory.
-            self._manifest = self._open.enter_context(
+            self._manifest = self._exit_stack.enter_context(
                 SpooledTemporaryFile(max_size=_MANIFEST_IN_MEMORY)
             )
             if self._path == "-":
                 out: IO[bytes] = sys.stdout.buffer
             else:
                 self._unfinished = PartialFile(self._path)
-                out = self._open.enter_context(self._unfinished.file)
-                self._open.push(self._ended)
-            packed = self._open.enter_context(_open_compressor(self._kind, out))
-            self._tar = self._open.enter_context(tarfile.open(mode="w|", fileobj=packed))
+                out = self._exit_stack.enter_context(self._unfinished.file)
+                self._exit_stack.push(self._finish_file)
+            compressed = self._exit_stack.enter_context(_open_compressor(self._kind, out))
+            self._tar = self._exit_stack.enter_context(tarfile.open(mode="w|", fileobj=compressed))
         except BaseException as error:
-            self._open.__exit__(type(error), error, error.__traceback__)
+            self._exit_stack.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, OSError):
-                raise self._failed(error) from error
+                raise self._make_error(error) from error
             raise
         return self
 
@@ -357,19 +362,19 @@ class TarTarget:
         try:
             if kind is None:
                 assert self._manifest is not None, "used as a context"
-                with self._open:
+                with self._exit_stack:
                     size = self._manifest.tell()
                     self._manifest.seek(0)
-                    self._member(MANIFEST_NAME, self._manifest, size, 0)
+                    self._add_member(MANIFEST_NAME, self._manifest, size, 0)
             else:
                 # Without the final blocks of a tar, so that it does not look complete in a pipe.
-                self._open.__exit__(kind, error, trace)
+                self._exit_stack.__exit__(kind, error, trace)
         except BrokenPipeError:
             raise
-        except OSError as failed:
-            raise self._failed(failed) from failed
+        except OSError as os_error:
+            raise self._make_error(os_error) from os_error
 
-    def _ended(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _finish_file(self, kind: type[BaseException] | None, *_: object) -> None:
         """Rename a complete file to its final name, or delete an incomplete one."""
         assert self._unfinished is not None, "only called for a file"
         try:
@@ -386,10 +391,10 @@ class TarTarget:
         assert self._manifest is not None, "used as a context"
         data = io.BytesIO(file.data)
         modified_s = int(file.modified.timestamp())
-        self._member(check_path(file.path), data, len(file.data), modified_s)
+        self._add_member(check_path(file.path), data, len(file.data), modified_s)
         self._manifest.write(format_manifest_line(file))
 
-    def _member(self, name: str, data: IO[bytes], size: int, modified_s: int) -> None:
+    def _add_member(self, name: str, data: IO[bytes], size: int, modified_s: int) -> None:
         assert self._tar is not None, "used as a context"
         # Reproducible: TarInfo's default owner is 0 without a name, whoever exports.
         info = tarfile.TarInfo(name)
@@ -401,32 +406,32 @@ class TarTarget:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._make_error(error) from error
 
-    def _failed(self, error: OSError) -> ExportError:
-        where = error.filename or self._path
-        return ExportError(f"cannot write {where}: {error.strerror or error}", self._path)
+    def _make_error(self, error: OSError) -> ExportError:
+        path = error.filename or self._path
+        return ExportError(f"cannot write {path}: {error.strerror or error}", self._path)
 
 
 @contextmanager
 def _open_compressor(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
     """Return a stream that compresses into ``out`` and leaves ``out`` open."""
-    packed: Any
+    compressed: Any
     if kind == "tar.gz":
         import gzip
 
         # Without name and time, so that the bytes do not depend on when it was written.
-        packed = gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0)
+        compressed = gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0)
     elif kind == "tar.xz":
         import lzma
 
-        packed = lzma.LZMAFile(out, "wb")  # noqa: SIM115 - closed below
+        compressed = lzma.LZMAFile(out, "wb")  # noqa: SIM115 - closed below
     elif kind == "tar.zst":
         import zstandard
 
-        packed = zstandard.ZstdCompressor().stream_writer(out, closefd=False)
+        compressed = zstandard.ZstdCompressor().stream_writer(out, closefd=False)
     else:
         yield out
         return
-    with packed:
-        yield packed
+    with compressed:
+        yield compressed

@@ -84,12 +84,12 @@ class LazyGroup(TyperGroup):
 
 def import_command(entry: Entry) -> Any:
     """Import an entry's command and return it as a Click command."""
-    found = getattr(importlib.import_module(entry.module), entry.attribute)
-    if isinstance(found, typer.Typer):
-        app = found
+    target = getattr(importlib.import_module(entry.module), entry.attribute)
+    if isinstance(target, typer.Typer):
+        app = target
     else:
         app = typer.Typer(add_completion=False)
-        app.command(entry.name)(found)
+        app.command(entry.name)(target)
     # Rich markup would make every help page import Rich.
     app.rich_markup_mode = None
     command = typer.main.get_command(app)

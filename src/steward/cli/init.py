@@ -120,16 +120,16 @@ def init(
     _print_steps(wishes, site)
 
 
-def _check_paths(wishes: InitOptions) -> None:
+def _check_paths(init_options: InitOptions) -> None:
     """Reject relative paths."""
     for name in ("archive_dir", "state_dir", "out"):
-        path = getattr(wishes, name)
+        path = getattr(init_options, name)
         if not path.startswith("/"):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} must be an absolute path, not {path!r}", path)
 
 
-def _print_steps(wishes: InitOptions, site: SlurmSite) -> None:
+def _print_steps(init_options: InitOptions, site: SlurmSite) -> None:
     """Print the remaining steps."""
     if site.jobcomp and site.jobcomp != "jobcomp/lua":
         typer.echo(
@@ -138,7 +138,7 @@ def _print_steps(wishes: InitOptions, site: SlurmSite) -> None:
             "comes from snapshots and sacct (docs/accounting.md says what is lost)."
         )
     typer.echo("\nWhat is left, in this order; each step is of use without the next ones:")
-    for number, step in enumerate(list_steps(wishes, site), start=1):
+    for number, step in enumerate(list_steps(init_options, site), start=1):
         _print_step(number, step)
 
 
@@ -151,27 +151,27 @@ def _print_step(number: int, step: SetupStep) -> None:
         typer.echo(f"   {escape_line(step.note)}")
 
 
-def _ask_text(asks: bool, said: str, question: str, usual: str) -> str:
+def _ask_text(is_interactive: bool, given: str, question: str, default: str) -> str:
     """Return an option's value, else ask for it, else return the default."""
-    if said or not asks:
-        return said or usual
-    answer: str = typer.prompt(question, default=usual, err=True)
+    if given or not is_interactive:
+        return given or default
+    answer: str = typer.prompt(question, default=default, err=True)
     return answer.strip()
 
 
-def _ask_yes_no(asks: bool, said: bool | None, question: str, usual: bool) -> bool:
+def _ask_yes_no(is_interactive: bool, given: bool | None, question: str, default: bool) -> bool:
     """Return an option's value, else ask yes or no, else return the default."""
-    if said is not None or not asks:
-        return usual if said is None else said
-    return bool(typer.confirm(question, default=usual, err=True))
+    if given is not None or not is_interactive:
+        return default if given is None else given
+    return bool(typer.confirm(question, default=default, err=True))
 
 
-def _ask_address(asks: bool, said: str | None, question: str, usual: str) -> str:
+def _ask_address(is_interactive: bool, given: str | None, question: str, default: str) -> str:
     """Return an option's address, else ask whether and where to listen; "" for no."""
-    if said is not None or not asks:
-        return said or ""
+    if given is not None or not is_interactive:
+        return given or ""
     return (
-        _ask_text(asks, "", "At which address", usual)
-        if _ask_yes_no(asks, None, question, False)
+        _ask_text(is_interactive, "", "At which address", default)
+        if _ask_yes_no(is_interactive, None, question, False)
         else ""
     )

@@ -81,18 +81,18 @@ def color_state(state: str) -> StyledText:
     return (state, STATE_STYLES.get(state, _FAILED_STYLE))
 
 
-def choose_cpu_style(share: float | None, answer: PageAnswer) -> str:
+def choose_cpu_style(share: float | None, reply: PageAnswer) -> str:
     """Return the colour of a CPU efficiency."""
     if share is None:
         return "dim"
-    if share < answer.cpu_low / 2:
+    if share < reply.cpu_low / 2:
         return "red"
-    return "yellow" if share < answer.cpu_low else "green"
+    return "yellow" if share < reply.cpu_low else "green"
 
 
 def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
     """Return the table of sizes that a resized job had."""
-    heads = [
+    headings = [
         TableHeading("Size", right=False),
         TableHeading("CPUs"),
         TableHeading("Nodes", right=False),
@@ -100,14 +100,14 @@ def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
     ]
     rows = [
         [
-            (f"{place}", ""),
+            (f"{number}", ""),
             (str(line.cpus), ""),
             (line.nodelist, ""),
             (format_duration(compute_elapsed_s(line, line.end_us)), ""),
         ]
-        for place, line in enumerate((*run.pieces, run.line), start=1)
+        for number, line in enumerate((*run.pieces, run.line), start=1)
     ]
-    return [*make_heading("Resized"), *make_layout_table(heads, rows, width)]
+    return [*make_heading("Resized"), *make_layout_table(headings, rows, width)]
 
 
 _STEP_HEADS = (
@@ -140,19 +140,19 @@ _TASK_HEADS = (
 )
 
 
-def make_step_table(run: RunPart, answer: PageAnswer, width: int) -> list[StyledRow]:
+def make_step_table(run: RunPart, reply: PageAnswer, width: int) -> list[StyledRow]:
     """Return the table of a run's steps, and of their most notable tasks."""
-    now_us = int(answer.now.timestamp() * _US_PER_S)
+    now_us = int(reply.now.timestamp() * _US_PER_S)
     rows = make_heading("Steps")
     rows += make_layout_table(
-        _STEP_HEADS, [_step_cells(step, now_us, answer) for step in run.steps], width
+        _STEP_HEADS, [_step_cells(step, now_us, reply) for step in run.steps], width
     )
     for step in run.steps:
         rows += _make_task_table(step, width)
     return rows
 
 
-def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[StyledText]:
+def _step_cells(step: StepPart, now_us: int, reply: PageAnswer) -> list[StyledText]:
     """Return the cells of a step."""
     line = step.line
     peak = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
@@ -163,7 +163,7 @@ def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[StyledT
         (describe_exit(line.exit_code, line.exit_signal), ""),
         (str(line.tasks) if line.tasks else "", ""),
         (format_duration(compute_elapsed_s(line, now_us)) if line.start_us else "", ""),
-        (f"{step.cpu:.0%}" if step.cpu is not None else "", choose_cpu_style(step.cpu, answer)),
+        (f"{step.cpu:.0%}" if step.cpu is not None else "", choose_cpu_style(step.cpu, reply)),
         (_format_us(line.user_us), ""),
         (_format_us(line.system_us), ""),
         (format_size(peak) if peak is not None else "", ""),
@@ -196,11 +196,11 @@ def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
         return []
     if not step.tasks:
         return []
-    of_all = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
-    rows: list[StyledRow] = [[], [(f"  Tasks of step {step.line.step}{of_all}", "bold")]]
+    suffix = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
+    rows: list[StyledRow] = [[], [(f"  Tasks of step {step.line.step}{suffix}", "bold")]]
     rows += make_layout_table(_TASK_HEADS, [_task_cells(task) for task in step.tasks], width)
-    for words in describe_task_ends(step):
-        rows += wrap_text(words, width)
+    for text in describe_task_ends(step):
+        rows += wrap_text(text, width)
     return rows
 
 
@@ -227,9 +227,9 @@ _BAR = 24
 """Width of bars, in characters."""
 
 
-def layout_array(answer: PageAnswer, part: ArrayPart, pens: ChartSigns) -> list[StyledRow]:
+def layout_array(reply: PageAnswer, part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     """Return the summary page of an array."""
-    record = answer.record
+    record = reply.record
     owner = record.user or ("" if record.uid is None else str(record.uid))
     tasks = sum(part.states.values())
     rows: list[StyledRow] = [
@@ -239,29 +239,32 @@ def layout_array(answer: PageAnswer, part: ArrayPart, pens: ChartSigns) -> list[
             ("  ", ""),
             *make_text_row(record.name, "bold"),
             ("  on cluster ", "dim"),
-            *make_text_row(answer.cluster),
+            *make_text_row(reply.cluster),
         ],
         [("  ", ""), *make_text_row(f"{owner}, {format_count(tasks, 'task')}")],
     ]
-    rows += _layout_states(part, tasks, pens)
-    rows += _make_spread_table(part, pens)
+    rows += _layout_states(part, tasks, signs)
+    rows += _make_spread_table(part, signs)
     if part.notes:
         rows += make_heading("Notes")
         for kind, count in part.notes.items():
             rows.append(
-                [(f"  {pens.note} ", "bold yellow"), (f"{kind}: {format_count(count, 'task')}", "")]
+                [
+                    (f"  {signs.note} ", "bold yellow"),
+                    (f"{kind}: {format_count(count, 'task')}", ""),
+                ]
             )
     if part.worst:
         rows += make_heading("Look at these first")
         rows += make_layout_table(
-            _MEMBER_HEADS, [_make_member_cells(member) for member in part.worst], pens.width
+            _MEMBER_HEADS, [_make_member_cells(member) for member in part.worst], signs.width
         )
         first = part.worst[0].job
         rows += [[], [(f"  'steward job {first}' shows one of them.", "dim")]]
     return rows
 
 
-def _layout_states(part: ArrayPart, tasks: int, pens: ChartSigns) -> list[StyledRow]:
+def _layout_states(part: ArrayPart, tasks: int, signs: ChartSigns) -> list[StyledRow]:
     """Return bars of the number of tasks by state."""
     rows = make_heading("States")
     width = max((len(state) for state in part.states), default=0)
@@ -272,7 +275,7 @@ def _layout_states(part: ArrayPart, tasks: int, pens: ChartSigns) -> list[Styled
         rows.append(
             [
                 (f"  {name:<{width}}  ", style),
-                *draw_bar(share, _BAR, pens, colour),
+                *draw_bar(share, _BAR, signs, colour),
                 (f" {count:>6}  {share:4.0%}", ""),
             ]
         )
@@ -281,29 +284,29 @@ def _layout_states(part: ArrayPart, tasks: int, pens: ChartSigns) -> list[Styled
     return rows
 
 
-def _make_spread_table(part: ArrayPart, pens: ChartSigns) -> list[StyledRow]:
+def _make_spread_table(part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     """Return the table of quartiles over an array's tasks."""
-    heads = (
+    headings = (
         TableHeading("", right=False),
         *(
             TableHeading(name)
             for name in ("Least", "Quarter", "Middle", "3 quarters", "Most", "Tasks")
         ),
     )
-    shown: list[list[StyledText]] = []
-    for name, one, words in (
+    cells: list[list[StyledText]] = []
+    for name, spread, format_value in (
         ("CPU efficiency", part.cpu, _format_share),
         ("Memory efficiency", part.memory, _format_share),
         ("Time of its limit", part.time, _format_share),
         ("Elapsed", part.elapsed_s, format_duration),
     ):
-        if one is not None:
-            shown.append(_make_spread_cells(name, one, words))
-    if not shown:
+        if spread is not None:
+            cells.append(_make_spread_cells(name, spread, format_value))
+    if not cells:
         return []
     rows = [
         *make_heading("Spread over tasks that have ended"),
-        *make_layout_table(heads, shown, pens.width),
+        *make_layout_table(headings, cells, signs.width),
     ]
     if part.cpu_used_s:
         rows.append([(f"  CPU time of all tasks: {format_duration(part.cpu_used_s)}", "")])
@@ -316,11 +319,15 @@ def _format_share(share: float | None) -> str:
 
 
 def _make_spread_cells(
-    name: str, one: Spread, words: Callable[[float | None], str]
+    name: str, spread: Spread, format_value: Callable[[float | None], str]
 ) -> list[StyledText]:
     """Return the cells of one row of quartiles."""
-    values = (one.least, one.quarter, one.middle, one.three_quarters, one.most)
-    return [(name, ""), *((words(value), "") for value in values), (str(one.count), "dim")]
+    values = (spread.least, spread.quarter, spread.middle, spread.three_quarters, spread.most)
+    return [
+        (name, ""),
+        *((format_value(value), "") for value in values),
+        (str(spread.count), "dim"),
+    ]
 
 
 _MEMBER_HEADS = (
@@ -352,61 +359,61 @@ _MOST_OTHERS = 5
 """Earlier jobs with the same id that the page mentions."""
 
 
-def layout_job_page(answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
+def layout_job_page(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
     """Return the page of a job."""
-    rows = _layout_head(answer)
-    if answer.waiting is not None:
-        rows += _make_waiting_rows(answer, answer.waiting, pens)
-    for run in answer.runs:
-        if len(answer.runs) > 1:
+    rows = _layout_head(reply)
+    if reply.waiting is not None:
+        rows += _make_waiting_rows(reply, reply.waiting, signs)
+    for run in reply.runs:
+        if len(reply.runs) > 1:
             rows += make_heading(
-                f"Run {run.line.restarts + 1} of {answer.runs[-1].line.restarts + 1}"
+                f"Run {run.line.restarts + 1} of {reply.runs[-1].line.restarts + 1}"
             )
-            rows += _make_fact_rows(_list_run_facts(run.line, answer.zone))
-        rows += _layout_run(run, answer, pens)
-    if not answer.runs and answer.waiting is None:
+            rows += _make_fact_rows(_list_run_facts(run.line, reply.zone))
+        rows += _layout_run(run, reply, signs)
+    if not reply.runs and reply.waiting is None:
         rows += [[], [("Nothing is known of its runs.", "")]]
-    if answer.parts:
-        shown = " ".join(answer.parts)
+    if reply.parts:
+        shown = " ".join(reply.parts)
         rows += [[], [("Its parts: ", "dim"), *make_text_row(shown)]]
-    if answer.others:
-        times = ", ".join(format_time(when, answer.zone) for when in answer.others[:_MOST_OTHERS])
-        rows += [[], [(f"Slurm has used the id {answer.job} before: {times}.", "dim")]]
+    if reply.others:
+        times = ", ".join(format_time(when, reply.zone) for when in reply.others[:_MOST_OTHERS])
+        rows += [[], [(f"Slurm has used the id {reply.job} before: {times}.", "dim")]]
     return rows
 
 
-def _layout_head(answer: PageAnswer) -> list[StyledRow]:
+def _layout_head(reply: PageAnswer) -> list[StyledRow]:
     """Return the head of a page: job, cluster, state and facts."""
-    record = answer.record
+    record = reply.record
     title = [
         ("Job ", "bold"),
-        *make_text_row(answer.job, "bold"),
+        *make_text_row(reply.job, "bold"),
         ("  ", ""),
         *make_text_row(record.name, "bold"),
     ]
-    where: StyledRow = [("  on cluster ", "dim"), *make_text_row(answer.cluster)]
-    state = describe_state(answer)
+    cluster_text: StyledRow = [("  on cluster ", "dim"), *make_text_row(reply.cluster)]
+    state = describe_state(reply)
     if record.state == "CANCELLED" and record.cancelled_by is not None:
         state_text: StyledRow = [color_state(state), (f" by uid {record.cancelled_by}", "")]
     else:
         state_text = [color_state(state)]
     rows: list[StyledRow] = [
-        [*title, *where],
-        [("  ", ""), *state_text, *make_text_row(describe_end(answer))],
+        [*title, *cluster_text],
+        [("  ", ""), *state_text, *make_text_row(describe_end(reply))],
     ]
-    if answer.ahead:
-        words = "  Slurm says so just now; what it has done since follows in some seconds."
-        rows.append([(words, "dim")])
+    if reply.ahead:
+        notice = "  Slurm says so just now; what it has done since follows in some seconds."
+        rows.append([(notice, "dim")])
     owner = record.user or ("" if record.uid is None else str(record.uid))
     facts = [
         ("Owner", owner + (f", account {record.account}" if record.account else "")),
         ("Partition", record.partition + (f", QOS {record.qos}" if record.qos else "")),
         ("Asked for", record.tres_requested),
     ]
-    if len(answer.runs) == 1:
-        facts += _list_run_facts(answer.runs[0].line, answer.zone)
-    elif not answer.runs:
-        facts.append(("Submitted", format_time(record.submit, answer.zone)))
+    if len(reply.runs) == 1:
+        facts += _list_run_facts(reply.runs[0].line, reply.zone)
+    elif not reply.runs:
+        facts.append(("Submitted", format_time(record.submit, reply.zone)))
     facts += [
         ("Command", record.submit_line or record.command),
         ("Directory", record.work_dir),
@@ -418,7 +425,9 @@ def _layout_head(answer: PageAnswer) -> list[StyledRow]:
 
 def _list_run_facts(line: UsageLine, zone: str) -> list[tuple[str, str]]:
     """Return times and nodes of a run."""
-    given = [format_count(line.nodes, "node"), format_count(line.cpus, "CPU")] if line.nodes else []
+    allocated = (
+        [format_count(line.nodes, "node"), format_count(line.cpus, "CPU")] if line.nodes else []
+    )
     times = [
         ("Submitted", line.submit_us),
         ("Eligible", line.eligible_us if line.eligible_us > line.submit_us else 0),
@@ -426,7 +435,7 @@ def _list_run_facts(line: UsageLine, zone: str) -> list[tuple[str, str]]:
         ("Ended", line.end_us),
     ]
     return [
-        ("Ran on", _join_words(line.nodelist, ", ".join(given)) if line.start_us else ""),
+        ("Ran on", _join_words(line.nodelist, ", ".join(allocated)) if line.start_us else ""),
         *((name, _format_us_time(us, zone)) for name, us in times),
     ]
 
@@ -448,23 +457,23 @@ def _format_us_time(us: int, zone: str) -> str:
 
 def _make_fact_rows(facts: list[tuple[str, str]]) -> list[StyledRow]:
     """Return rows of names and values, aligned; empty values are omitted."""
-    shown = [(name, value) for name, value in facts if value]
-    width = max((len(name) for name, _ in shown), default=0)
-    return [[(f"  {name:<{width}}  ", "dim"), *make_text_row(value)] for name, value in shown]
+    filled = [(name, value) for name, value in facts if value]
+    width = max((len(name) for name, _ in filled), default=0)
+    return [[(f"  {name:<{width}}  ", "dim"), *make_text_row(value)] for name, value in filled]
 
 
-def _make_waiting_rows(answer: PageAnswer, waiting: Waiting, pens: ChartSigns) -> list[StyledRow]:
+def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -> list[StyledRow]:
     """Return why a pending job waits, and its expected start."""
     rows = make_heading("Why it waits")
-    words = waiting.words or waiting.reason or "Slurm gives no reason."
+    explanation = waiting.words or waiting.reason or "Slurm gives no reason."
     code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
-    rows += wrap_text(words + code, pens.width)
-    for what in waiting.behind:
-        rows += wrap_text(what, pens.width, ("    ", ""))
-    expected = format_time(waiting.expected_start, answer.zone)
-    where = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
+    rows += wrap_text(explanation + code, signs.width)
+    for line in waiting.behind:
+        rows += wrap_text(line, signs.width, ("    ", ""))
+    expected = format_time(waiting.expected_start, reply.zone)
+    suffix = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
     facts = [
-        ("Expected start", expected + where if expected else ""),
+        ("Expected start", expected + suffix if expected else ""),
         ("Priority", "" if waiting.priority is None else str(waiting.priority)),
     ]
     if waiting.asked and not expected:
@@ -474,79 +483,86 @@ def _make_waiting_rows(answer: PageAnswer, waiting: Waiting, pens: ChartSigns) -
     return [*rows, *_make_fact_rows(facts)]
 
 
-def _layout_run(run: RunPart, answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
+def _layout_run(run: RunPart, reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
     """Return timeline, efficiency, sizes and steps of a run."""
     rows: list[StyledRow] = []
-    drawn_as = _make_timeline_spans(run, int(answer.now.timestamp() * _US_PER_S), pens)
-    if drawn := draw_timeline(drawn_as, pens):
-        rows += [[], *drawn]
+    spans = _make_timeline_spans(run, int(reply.now.timestamp() * _US_PER_S), signs)
+    if timeline := draw_timeline(spans, signs):
+        rows += [[], *timeline]
     if run.line.start_us:
-        rows += _make_efficiency_rows(run, answer, pens)
+        rows += _make_efficiency_rows(run, reply, signs)
     if run.pieces:
-        rows += make_resize_table(run, pens.width)
+        rows += make_resize_table(run, signs.width)
     if run.steps:
-        rows += make_step_table(run, answer, pens.width)
+        rows += make_step_table(run, reply, signs.width)
     elif run.line.end_us and run.line.start_us:
         rows += [[], [("  No node has reported on its steps.", "yellow")]]
     if run.notes:
         rows += make_heading("Notes")
         for note in run.notes:
-            rows += wrap_text(note.words, pens.width, (f"  {pens.note} ", "bold yellow"))
+            rows += wrap_text(note.words, signs.width, (f"  {signs.note} ", "bold yellow"))
     return rows
 
 
-def _make_timeline_spans(run: RunPart, now_us: int, pens: ChartSigns) -> list[TimelineSpan]:
+def _make_timeline_spans(run: RunPart, now_us: int, signs: ChartSigns) -> list[TimelineSpan]:
     """Return the time spans of a run with sign and colour."""
-    ran = color_state(run.line.state)[1].removeprefix("bold ")
-    drawn = {
-        "held": (pens.held, "dim"),
-        "waited": (pens.waited, "yellow"),
-        "ran": (pens.ran, ran),
-        "suspended": (pens.suspended, "yellow"),
+    state_style = color_state(run.line.state)[1].removeprefix("bold ")
+    looks = {
+        "held": (signs.held, "dim"),
+        "waited": (signs.waited, "yellow"),
+        "ran": (signs.ran, state_style),
+        "suspended": (signs.suspended, "yellow"),
     }
     return [
-        TimelineSpan(one.seconds, *drawn[one.kind], one.words) for one in split_time(run, now_us)
+        TimelineSpan(span.seconds, *looks[span.kind], span.words)
+        for span in split_time(run, now_us)
     ]
 
 
-def _make_efficiency_rows(run: RunPart, answer: PageAnswer, pens: ChartSigns) -> list[StyledRow]:
+def _make_efficiency_rows(run: RunPart, reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
     """Return bars of CPU, memory and time efficiency."""
-    used = run.efficiency
+    efficiency = run.efficiency
     rows = make_heading("Efficiency")
-    cpu = describe_cpu(used, is_over=run.line.end_us > 0)
+    cpu = describe_cpu(efficiency, is_over=run.line.end_us > 0)
     rows.append(
-        _make_efficiency_bar("CPU", used.cpu, choose_cpu_style(used.cpu, answer), cpu, pens)
+        _make_efficiency_bar(
+            "CPU", efficiency.cpu, choose_cpu_style(efficiency.cpu, reply), cpu, signs
+        )
     )
-    style = _choose_memory_style(used.memory, answer)
-    rows.append(_make_efficiency_bar("Memory", used.memory, style, describe_memory(used), pens))
+    style = _choose_memory_style(efficiency.memory, reply)
     rows.append(
-        _make_efficiency_bar("Time", used.time, _choose_time_style(run), describe_time(used), pens)
+        _make_efficiency_bar("Memory", efficiency.memory, style, describe_memory(efficiency), signs)
     )
-    if used.at_least and run.line.end_us:
-        missing = "Facts are missing, so more may have been used: 'steward accounting gaps'."
-        rows += wrap_text(missing, pens.width)
+    rows.append(
+        _make_efficiency_bar(
+            "Time", efficiency.time, _choose_time_style(run), describe_time(efficiency), signs
+        )
+    )
+    if efficiency.at_least and run.line.end_us:
+        warning = "Facts are missing, so more may have been used: 'steward accounting gaps'."
+        rows += wrap_text(warning, signs.width)
     return rows
 
 
 def _make_efficiency_bar(
-    name: str, share: float | None, style: str, words: str, pens: ChartSigns
+    name: str, share: float | None, style: str, text: str, signs: ChartSigns
 ) -> StyledRow:
     """Return a bar with its percentage and words."""
     return [
         (f"  {name:<8}", ""),
-        *draw_bar(share, _BAR, pens, style),
+        *draw_bar(share, _BAR, signs, style),
         (f" {format_share(share):>5}  ", style),
-        *make_text_row(words),
+        *make_text_row(text),
     ]
 
 
-def _choose_memory_style(share: float | None, answer: PageAnswer) -> str:
+def _choose_memory_style(share: float | None, reply: PageAnswer) -> str:
     """Return the colour of a memory efficiency."""
     if share is None:
         return "dim"
-    if share > answer.memory_high:
+    if share > reply.memory_high:
         return "red"
-    return "yellow" if share < answer.memory_low else "green"
+    return "yellow" if share < reply.memory_low else "green"
 
 
 def _choose_time_style(run: RunPart) -> str:
@@ -585,8 +601,8 @@ def job(
         output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))
 
 
-def layout_reply(answer: PageAnswer, with_: ChartSigns) -> list[StyledRow]:
+def layout_reply(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
     """Return the page of a job, or the summary of an array."""
-    if answer.array is not None:
-        return layout_array(answer, answer.array, with_)
-    return layout_job_page(answer, with_)
+    if reply.array is not None:
+        return layout_array(reply, reply.array, signs)
+    return layout_job_page(reply, signs)

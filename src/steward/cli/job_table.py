@@ -25,27 +25,27 @@ def list_job_columns(zones: Mapping[str, str], *, clusters: bool) -> list[Column
         return lambda job: format_time(getattr(job, field), zones.get(job.cluster, ""))
 
     return [
-        Column("Cluster", lambda job: job.cluster, usual=clusters),
+        Column("Cluster", lambda job: job.cluster, is_default=clusters),
         Column("JobID", lambda job: job.job, right=True),
-        Column("JobName", lambda job: job.name, widest=WIDEST_TEXT),
+        Column("JobName", lambda job: job.name, max_width=WIDEST_TEXT),
         Column("User", format_user),
-        Column("Account", lambda job: job.account, usual=False),
+        Column("Account", lambda job: job.account, is_default=False),
         Column("Partition", lambda job: job.partition),
         Column("State", format_state),
-        Column("ExitCode", format_exit_code, usual=False),
+        Column("ExitCode", format_exit_code, is_default=False),
         Column("Submit", time("submit")),
-        Column("Start", time("start"), usual=False),
-        Column("End", time("end"), usual=False),
-        Column("Restarts", lambda job: str(job.restarts), right=True, usual=False),
+        Column("Start", time("start"), is_default=False),
+        Column("End", time("end"), is_default=False),
+        Column("Restarts", lambda job: str(job.restarts), right=True, is_default=False),
         Column(
             "Script",
             format_script,
             lambda job: _format_number(job.script_bytes),
-            widest=WIDEST_TEXT,
+            max_width=WIDEST_TEXT,
         ),
-        Column("Kind", lambda job: job.kind, usual=False),
-        Column("Verified", lambda job: "yes" if job.verified else "no", usual=False),
-        Column("SubmitLine", lambda job: job.submit_line, usual=False),
+        Column("Kind", lambda job: job.kind, is_default=False),
+        Column("Verified", lambda job: "yes" if job.verified else "no", is_default=False),
+        Column("SubmitLine", lambda job: job.submit_line, is_default=False),
     ]
 
 

@@ -75,25 +75,26 @@ def status(
     print_table(_CONSUMER_COLUMNS, answer.consumers, style)
 
 
-def _describe_consumer(one: ConsumerStatus) -> str:
+def _describe_consumer(consumer: ConsumerStatus) -> str:
     """Describe a consumer: events missed while detached, with the command to refill."""
-    if one.missed:
-        command = refill_command(one.name, one.missed_from)
-        return f"missed {format_count(one.missed, 'event')} while detached: {command}; {one.detail}"
-    return one.detail
+    if consumer.missed:
+        command = refill_command(consumer.name, consumer.missed_from)
+        count = format_count(consumer.missed, "event")
+        return f"missed {count} while detached: {command}; {consumer.detail}"
+    return consumer.detail
 
 
 _CONSUMER_COLUMNS = [
     Column("Consumer", lambda one: one.name),
-    Column("Position", lambda one: str(one.position), right=True, usual=False),
+    Column("Position", lambda one: str(one.position), right=True, is_default=False),
     Column("Behind", lambda one: str(one.behind), right=True),
     Column("SetAside", lambda one: str(one.dead), right=True),
     Column("State", lambda one: "detached" if one.detached else one.state),
     Column("Since", lambda one: format_time(datetime.fromtimestamp(one.since, UTC))),
     Column("Detail", _describe_consumer),
-    Column("Rate", lambda one: f"{one.rate:.1f}", right=True, usual=False),
-    Column("LastError", lambda one: one.error, usual=False),
-    Column("ErrorAt", lambda one: _format_moment(one.error_at), usual=False),
+    Column("Rate", lambda one: f"{one.rate:.1f}", right=True, is_default=False),
+    Column("LastError", lambda one: one.error, is_default=False),
+    Column("ErrorAt", lambda one: _format_moment(one.error_at), is_default=False),
 ]
 
 
@@ -187,7 +188,7 @@ _DEAD_COLUMNS = [
     Column("Consumer", lambda letter: letter.consumer),
     Column("ID", lambda letter: str(letter.id), right=True),
     Column("Kind", lambda letter: letter.kind),
-    Column("Cluster", lambda letter: letter.cluster, usual=False),
+    Column("Cluster", lambda letter: letter.cluster, is_default=False),
     Column("Key", lambda letter: letter.key),
     Column("Since", lambda letter: format_time(letter.since)),
     Column("Error", lambda letter: letter.error),

@@ -92,13 +92,15 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: A part is no valid address; users may write anything there.
     """
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    for one in found:
-        if not _ADDRESS.fullmatch(one):
-            raise UsageError(f"{one!r} is no address that a mail can be sent to", one)
-    if not found or len(found) > _MOST_ADDRESSES:
-        raise UsageError(f"a mail goes to 1 to {_MOST_ADDRESSES} addresses, not {len(found)}", text)
-    return found
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        if not _ADDRESS.fullmatch(address):
+            raise UsageError(f"{address!r} is no address that a mail can be sent to", address)
+    if not addresses or len(addresses) > _MOST_ADDRESSES:
+        raise UsageError(
+            f"a mail goes to 1 to {_MOST_ADDRESSES} addresses, not {len(addresses)}", text
+        )
+    return addresses
 
 
 def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
@@ -112,17 +114,17 @@ def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
 
 
 def _make_send_with_page(
-    letter: OutgoingMail, place: ClientPlace, wait_s: float, is_here: bool
+    message: OutgoingMail, place: ClientPlace, wait_s: float, is_here: bool
 ) -> None:
     """Send a mail with the job page if available."""
-    page = _fetch_page_text(letter.subject, place, wait_s, is_here)
+    page = _fetch_page_text(message.subject, place, wait_s, is_here)
     try:
-        send_mail(letter, page)
+        send_mail(message, page)
     except MailRejected:
         if not page:
             raise
         # The mailer may accept the mail without the longer text.
-        send_mail(letter, "")
+        send_mail(message, "")
 
 
 def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_here: bool) -> str:
@@ -131,10 +133,10 @@ def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_here: b
     if request is None:
         return ""
     try:
-        answer = _make_await_page(
+        reply = _make_await_page(
             lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_here
         )
-        return render_plain(layout_reply(answer, ASCII))
+        return render_plain(layout_reply(reply, ASCII))
     except Exception as error:
         # Send the mail without the page, whatever the error.
         _warn_syslog(f"no page of job {request.job}: {error}")
@@ -143,18 +145,18 @@ def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_here: b
 
 def _make_page_request(subject: str) -> PageRequest | None:
     """Return the request for the job that subject and environment name; None if no page fits."""
-    given = os.environ
-    if given.get("SLURM_JOB_MAIL_TYPE") not in _END_MAIL_TYPES:
+    environment = os.environ
+    if environment.get("SLURM_JOB_MAIL_TYPE") not in _END_MAIL_TYPES:
         return None
-    array = given.get("SLURM_ARRAY_JOB_ID", "")
+    array = environment.get("SLURM_ARRAY_JOB_ID", "")
     # Mails about single tasks, for --mail-type=ARRAY_TASKS only, do not say "Array Summary".
     if array.isdecimal() and "Array Summary" in subject:
         return PageRequest(job=array, array=True)
-    job = given.get("SLURM_JOB_ID", "")
+    job = environment.get("SLURM_JOB_ID", "")
     return PageRequest(job=job) if job.isdecimal() else None
 
 
-def _make_await_page(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
+def _make_await_page(fetch: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
     """Return the job page once it is complete, or as it is when the wait ends.
 
     If no Steward is known on this host, do not wait for one that does not answer.
@@ -163,40 +165,40 @@ def _make_await_page(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool
         deadline = time.monotonic() + (wait_s if may_wait else 0.0)
         pause_s = _FIRST_WAIT_S
         while True:
-            left_s = deadline - time.monotonic()
+            remaining_s = deadline - time.monotonic()
             try:
-                answer = ask()
-                if left_s <= 0 or is_page_final(answer):
-                    return answer
+                reply = fetch()
+                if remaining_s <= 0 or is_page_final(reply):
+                    return reply
             except (UsageError, PermissionRefused):
                 raise  # a retry would not help
             except StewardError as error:
                 # The daemon restarts, or has not heard of the job yet.
-                if left_s <= 0 or (isinstance(error, DaemonAway) and not is_here):
+                if remaining_s <= 0 or (isinstance(error, DaemonAway) and not is_here):
                     raise
-            time.sleep(min(pause_s, max(0.0, left_s)))
+            time.sleep(min(pause_s, max(0.0, remaining_s)))
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
 
 
-def is_page_final(answer: PageAnswer) -> bool:
+def is_page_final(reply: PageAnswer) -> bool:
     """Return True if the page is final: the run is over and its nodes have reported."""
-    if answer.array is not None:
-        return not any(state in answer.array.states for state in ("RUNNING", "COMPLETING"))
-    if not answer.runs or not answer.runs[-1].line.end_us:
+    if reply.array is not None:
+        return not any(state in reply.array.states for state in ("RUNNING", "COMPLETING"))
+    if not reply.runs or not reply.runs[-1].line.end_us:
         return False
-    last = answer.runs[-1]
-    reported = bool(last.steps) and not last.efficiency.at_least
-    return reported or not answer.hears_nodes
+    last = reply.runs[-1]
+    has_reports = bool(last.steps) and not last.efficiency.at_least
+    return has_reports or not reply.hears_nodes
 
 
 @contextmanager
 def _take_wait_slot() -> Iterator[bool]:
     """Yield whether this process may wait: the number of waiting processes of a user is limited."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as held:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as slot:
         for number in range(_MOST_WAITING):
             try:
                 # An abstract socket name, freed when its process ends, however it ends.
-                held.bind(f"\0steward-mail-{os.geteuid()}-{number}")
+                slot.bind(f"\0steward-mail-{os.geteuid()}-{number}")
             except OSError:
                 continue
             yield True

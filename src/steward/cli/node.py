@@ -116,80 +116,84 @@ def node(
         )
 
 
-def _require_seen(wanted: str, answer: NodesReply) -> None:
+def _require_seen(nodelist: str, reply: NodesReply) -> None:
     """Fail if the sensor has not seen a node that was named."""
-    seen = {one.node for one in answer.nodes}
-    missing = [name for name in expand_nodelist(wanted) if name not in seen]
+    seen = {node.node for node in reply.nodes}
+    missing = [name for name in expand_nodelist(nodelist) if name not in seen]
     if missing:
         raise NotFound(f"the sensor has seen no node {', '.join(missing[:5])}", missing)
 
 
-def _make_node_columns(answer: NodesReply) -> list[Column]:
+def _make_node_columns(reply: NodesReply) -> list[Column]:
     """Define the table of nodes."""
-    clusters = {one.cluster for one in answer.nodes}
+    clusters = {snapshot.cluster for snapshot in reply.nodes}
 
     def since(one: NodeSnapshot) -> str:
         # If the sensor did not see the change, this is when it first saw the state.
         return f"{'' if one.since_is_known else '<'}{format_time(one.since)}"
 
     return [
-        Column("Cluster", lambda one: one.cluster, usual=len(clusters) > 1),
-        Column("Node", lambda one: one.node),
-        Column("State", lambda one: one.state),
-        Column("Since", since, lambda one: format_time(one.since)),
-        Column("Reason", lambda one: one.reason, widest=40),
-        Column("By", lambda one: one.reason_user),
-        Column("ReasonTime", lambda one: format_time(one.reason_at), usual=False),
-        Column("Partitions", lambda one: ",".join(one.partitions), widest=30),
-        Column("CPUs", lambda one: str(one.cpus or ""), right=True),
-        Column("Memory", lambda one: format_size(one.memory_bytes or None), None, right=True),
-        Column("GPUs", lambda one: str(one.gpus or ""), right=True),
+        Column("Cluster", lambda snapshot: snapshot.cluster, is_default=len(clusters) > 1),
+        Column("Node", lambda snapshot: snapshot.node),
+        Column("State", lambda snapshot: snapshot.state),
+        Column("Since", since, lambda snapshot: format_time(snapshot.since)),
+        Column("Reason", lambda snapshot: snapshot.reason, max_width=40),
+        Column("By", lambda snapshot: snapshot.reason_user),
+        Column("ReasonTime", lambda snapshot: format_time(snapshot.reason_at), is_default=False),
+        Column("Partitions", lambda snapshot: ",".join(snapshot.partitions), max_width=30),
+        Column("CPUs", lambda snapshot: str(snapshot.cpus or ""), right=True),
+        Column(
+            "Memory", lambda snapshot: format_size(snapshot.memory_bytes or None), None, right=True
+        ),
+        Column("GPUs", lambda snapshot: str(snapshot.gpus or ""), right=True),
     ]
 
 
-def _print_jobs(asked: CommandCall, request: NodeJobsRequest) -> None:
+def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
     """Print the jobs that run, or ran, on a node."""
-    answer: NodeJobsReply = asked.call("history.node_jobs", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: NodeJobsReply = call.call("history.node_jobs", request)
+    if call.style.json:
+        print_json(reply)
         return
     columns: list[Column] = [
         Column("JobID", _get_job_label),
-        Column("User", lambda one: one.user or str(one.uid or "")),
-        Column("Account", lambda one: one.account),
-        Column("Name", lambda one: one.name, widest=24),
-        Column("Partition", lambda one: one.partition),
-        Column("State", lambda one: one.state),
-        Column("Start", lambda one: format_time(one.start)),
-        Column("End", lambda one: format_time(one.end)),
-        Column("CPUs", lambda one: str(one.cpus), right=True),
-        Column("NodeList", lambda one: one.nodelist, widest=30),
+        Column("User", lambda run: run.user or str(run.uid or "")),
+        Column("Account", lambda run: run.account),
+        Column("Name", lambda run: run.name, max_width=24),
+        Column("Partition", lambda run: run.partition),
+        Column("State", lambda run: run.state),
+        Column("Start", lambda run: format_time(run.start)),
+        Column("End", lambda run: format_time(run.end)),
+        Column("CPUs", lambda run: str(run.cpus), right=True),
+        Column("NodeList", lambda run: run.nodelist, max_width=30),
     ]
-    print_table(columns, answer.jobs, asked.style)
-    if not asked.style.parsable:
-        whose = "" if answer.is_all else " that you may see"
+    print_table(columns, reply.jobs, call.style)
+    if not call.style.parsable:
+        whose = "" if reply.is_all else " that you may see"
         output.print_note(
-            f"{format_count(len(answer.jobs), 'job')}{whose} at {format_time(answer.until)}."
+            f"{format_count(len(reply.jobs), 'job')}{whose} at {format_time(reply.until)}."
         )
 
 
-def _get_job_label(one: NodeJobRun) -> str:
-    return one.label
+def _get_job_label(run: NodeJobRun) -> str:
+    return run.label
 
 
-def _print_events(asked: CommandCall, request: HistoryEventsRequest) -> None:
+def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
     """Print the last events of nodes, newest last."""
-    answer: HistoryEventsReply = asked.call("history.events", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: HistoryEventsReply = call.call("history.events", request)
+    if call.style.json:
+        print_json(reply)
         return
-    newest_last: list[EventItem] = list(reversed(answer.events))
+    newest_last: list[EventItem] = list(reversed(reply.events))
     columns = [
-        Column("Time", lambda one: format_time(one.at)),
-        Column("Cluster", lambda one: one.cluster, usual=False),
-        Column("Node", lambda one: describe_event(one).subject),
-        Column("What", lambda one: describe_event(one).what),
-        Column("Why", lambda one: describe_event(one).why, widest=60),
-        Column("Failed", lambda one: "yes" if describe_event(one).failed else "", usual=False),
+        Column("Time", lambda event: format_time(event.at)),
+        Column("Cluster", lambda event: event.cluster, is_default=False),
+        Column("Node", lambda event: describe_event(event).subject),
+        Column("What", lambda event: describe_event(event).what),
+        Column("Why", lambda event: describe_event(event).why, max_width=60),
+        Column(
+            "Failed", lambda event: "yes" if describe_event(event).failed else "", is_default=False
+        ),
     ]
-    print_table(columns, newest_last, asked.style)
+    print_table(columns, newest_last, call.style)

@@ -307,9 +307,9 @@ def _make_json_call(as_json: Json = False, config: Config = "", socket: Socket =
     return _make_column_call("", as_json, config=config, socket=socket)
 
 
-def _has_default(one: inspect.Parameter) -> bool:
+def _has_default(parameter: inspect.Parameter) -> bool:
     """Return True if a parameter has a default value."""
-    return one.default is not inspect.Parameter.empty
+    return parameter.default is not inspect.Parameter.empty
 
 
 def with_options(

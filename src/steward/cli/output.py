@@ -41,9 +41,9 @@ def decode_bytes(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def format_count(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Format a count with its noun: ``1 script``, ``2 scripts``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_size(count: int | None) -> str:
@@ -98,13 +98,13 @@ def format_time(moment: datetime | None, zone: str = "", now: datetime | None = 
     """
     if moment is None:
         return ""
-    here = to_local_time(moment, zone)
-    form = os.environ.get("SLURM_TIME_FORMAT", "")
-    if form == "relative":
-        form = choose_relative_format(here, to_local_time(now or datetime.now(UTC), zone))
-    elif form in ("", "standard"):
-        form = _TIME_FORMAT
-    return here.strftime(form)
+    local_time = to_local_time(moment, zone)
+    pattern = os.environ.get("SLURM_TIME_FORMAT", "")
+    if pattern == "relative":
+        pattern = choose_relative_format(local_time, to_local_time(now or datetime.now(UTC), zone))
+    elif pattern in ("", "standard"):
+        pattern = _TIME_FORMAT
+    return local_time.strftime(pattern)
 
 
 def find_requested_zone() -> str:
@@ -154,22 +154,22 @@ class Column(msgspec.Struct, frozen=True):
         text: Formats a row for people.
         plain: Formats a row for programs, if that differs.
         right: Whether to align the column to the right.
-        usual: Whether people see it by default.
-        widest: Most characters of a cell that people see; 0 for no limit. Programs get all.
+        is_default: Whether people see it by default.
+        max_width: Most characters of a cell that people see; 0 for no limit. Programs get all.
     """
 
     name: str
     text: Callable[[Any], str]
     plain: Callable[[Any], str] | None = None
     right: bool = False
-    usual: bool = True
-    widest: int = 0
+    is_default: bool = True
+    max_width: int = 0
 
-    def cell(self, row: Any) -> str:
+    def format_cell(self, row: Any) -> str:
         """Return the text of a cell for people, safe to print."""
         text = escape_unprintable(self.text(row))
         # Three dots, because not every terminal encoding has the ellipsis character.
-        return f"{text[: self.widest - 3]}..." if 0 < self.widest < len(text) else text
+        return f"{text[: self.max_width - 3]}..." if 0 < self.max_width < len(text) else text
 
 
 def is_terminal() -> bool:
@@ -229,15 +229,15 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
-    chosen = _choose_columns(columns, style)
+    selected = _choose_columns(columns, style)
     if style.parsable:
-        _print_parsable(chosen, rows, style)
+        _print_parsable(selected, rows, style)
     elif is_terminal():
         table = list(rows)
         if table:
-            print_all(_draw_table(chosen, table, style))
+            print_all(_draw_table(selected, table, style))
     else:
-        _print_aligned(chosen, rows, style)
+        _print_aligned(selected, rows, style)
 
 
 def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
@@ -312,14 +312,14 @@ def print_all(*renderables: "RenderableType") -> None:
 
 def _page_text(text: str) -> None:
     """Show text in $PAGER, by default less; print it if there is none."""
-    words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
-    program = shutil.which(words[0])
-    if program is None or words[0] == "cat":
+    command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
+    program = shutil.which(command[0])
+    if program is None or command[0] == "cat":
         sys.stdout.write(text)
         return
     # Options of less: exit if the text fits on the screen, pass colours, do not clear.
     environment = {"LESS": "FRX", **os.environ}
-    with subprocess.Popen([program, *words[1:]], stdin=subprocess.PIPE, env=environment) as pager:
+    with subprocess.Popen([program, *command[1:]], stdin=subprocess.PIPE, env=environment) as pager:
         try:
             pager.communicate(_encode_output(text))
         except KeyboardInterrupt:
@@ -331,32 +331,32 @@ def draw_script(text: str) -> "RenderableType":
     """Draw a script with line numbers, highlighted by the language of its first line."""
     from rich.syntax import Syntax
 
-    shown = escape_lines(text).removesuffix("\n")
-    drawn = Syntax(
-        shown,
-        _guess_language(shown),
+    escaped = escape_lines(text).removesuffix("\n")
+    syntax = Syntax(
+        escaped,
+        _guess_language(escaped),
         theme="ansi_dark",
         background_color="default",
         line_numbers=True,
         word_wrap=True,
     )
-    for number, line in enumerate(shown.split("\n"), start=1):
+    for number, line in enumerate(escaped.split("\n"), start=1):
         # Comments to a shell, but directives to Slurm (and Torque).
         if line.startswith(("#SBATCH", "#PBS")):
-            drawn.stylize_range("bold cyan not dim", (number, 0), (number, len(line)))
-    return drawn
+            syntax.stylize_range("bold cyan not dim", (number, 0), (number, len(line)))
+    return syntax
 
 
 def _guess_language(text: str) -> str:
     """Guess the language of a script from its first line; bash by default."""
-    first = text.partition("\n")[0]
-    for sign, language in (
+    first_line = text.partition("\n")[0]
+    for marker, language in (
         ("python", "python"),
         ("perl", "perl"),
         ("Rscript", "r"),
         ("lua", "lua"),
     ):
-        if first.startswith("#!") and sign in first:
+        if first_line.startswith("#!") and marker in first_line:
             return language
     return "bash"
 
@@ -364,7 +364,7 @@ def _guess_language(text: str) -> str:
 def _choose_columns(columns: Sequence[Column], style: Style) -> list[Column]:
     """Return the requested columns, or the default ones."""
     if not style.columns:
-        return [column for column in columns if column.usual or style.parsable]
+        return [column for column in columns if column.is_default or style.parsable]
     by_name = {column.name.lower(): column for column in columns}
     unknown = [name for name in style.columns if name.lower() not in by_name]
     if unknown:
@@ -388,7 +388,7 @@ def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style
 
 def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
     """Print a table as plain text with aligned columns."""
-    cells = [[column.cell(row) for column in columns] for row in rows]
+    cells = [[column.format_cell(row) for column in columns] for row in rows]
     if style.header:
         cells.insert(0, [column.name for column in columns])
     widths = [max((len(line[index]) for line in cells), default=0) for index in range(len(columns))]
@@ -412,10 +412,10 @@ def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "Re
         pad_edge=False,
         padding=(0, 2, 0, 0),
     )
-    texts = {column.name: [column.cell(row) for row in rows] for column in columns}
+    texts = {column.name: [column.format_cell(row) for row in rows] for column in columns}
     # Omit columns that are empty in every row, unless the user asked for them.
-    shown = [column for column in columns if style.columns or any(texts[column.name])]
-    for column in shown:
+    visible = [column for column in columns if style.columns or any(texts[column.name])]
+    for column in visible:
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
@@ -424,7 +424,7 @@ def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "Re
         )
     for index in range(len(rows)):
         cells = []
-        for column in shown:
+        for column in visible:
             cell = texts[column.name][index]
             colour = _STATE_COLOURS.get(cell.partition(" ")[0]) if column.name == "State" else None
             cells.append(Text(cell, style=colour or ""))
@@ -458,29 +458,29 @@ class ProgressLine:
             sys.stderr.write(f"\r{'':{self._width}}\r")
             sys.stderr.flush()
 
-    def step(self, what: str) -> None:
+    def step(self, items: str) -> None:
         """Count one more item as done.
 
         Args:
-            what: Name of the items, in the plural.
+            items: Name of the items, in the plural.
         """
         self._count += 1
-        self.show(self._count, None, what)
+        self.show(self._count, None, items)
 
-    def show(self, done: int, total: int | None, what: str) -> None:
+    def show(self, done: int, total: int | None, items: str) -> None:
         """Show how many items are done, at most once in 0.1 s.
 
         Args:
             done: Number of items done.
             total: Number of all items; None if unknown.
-            what: Name of the items, in the plural.
+            items: Name of the items, in the plural.
         """
         now = time.monotonic()
         if not self._is_shown or now - self._drawn_at < _BAR_INTERVAL_S:
             return
         self._drawn_at = now
         share = f" of {total} ({100 * done // total} %)" if total else ""
-        line = f"{done}{share} {what}"
+        line = f"{done}{share} {items}"
         sys.stderr.write(f"\r{line:{self._width}}")
         sys.stderr.flush()
         self._width = len(line)

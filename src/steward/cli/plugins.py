@@ -222,7 +222,7 @@ def install(
         )
     if job_submit:
         shown = _read_slurm_config_if_running(slurm_prefix)
-        _print_installed(install_submit(built, libdir=libdir, shown=shown))
+        _print_installed(install_submit(built, libdir=libdir, config=shown))
         return
     used = find_spool(plugstack)
     require_usable_spool(spool, list_daemon_directories(_load_or_default(config)), used)
@@ -303,7 +303,7 @@ def _print_installed(installed: "InstallResult") -> None:
 
     for path in installed.written:
         typer.echo(escape_line(path))
-    for sentence in installed.left:
+    for sentence in installed.remaining:
         typer.echo(escape_line(f"Now {sentence}"))
 
 
@@ -317,12 +317,12 @@ def _load_or_default(path: str) -> "Settings":
     return load_settings(path)
 
 
-def _find_version(named: str, prefix: str) -> "SlurmVersion":
+def _find_version(version: str, prefix: str) -> "SlurmVersion":
     """Return the Slurm version named, or that of the installed Slurm."""
     from steward.admin.plugins.build import SlurmVersion
 
-    if named:
-        return SlurmVersion.parse(named)
+    if version:
+        return SlurmVersion.parse(version)
     from steward.admin.plugins.errors import PluginInstallError
     from steward.slurm.errors import SlurmError
 
@@ -360,8 +360,8 @@ def _find_slurm_user(prefix: str) -> str:
     """Return the name of SlurmUser; "" if slurmctld does not answer."""
     from steward.admin.plugins.jobcomp import parse_slurm_user
 
-    found = parse_slurm_user(_read_slurm_config_if_running(prefix))
-    return found[0] if found else ""
+    user = parse_slurm_user(_read_slurm_config_if_running(prefix))
+    return user[0] if user else ""
 
 
 def _make_slurm_client(prefix: str) -> "Slurm":
@@ -400,10 +400,10 @@ def certificates(
         raise UsageError("say for whom: --server for Steward's host, --nodes for nodes")
     authority = CertificateAuthority(directory, days)
     if server:
-        is_new = authority.server(server)
+        is_new = authority.make_server(server)
         typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")
         if is_new:
             typer.echo(f"Now give {directory}/server.key to Steward's user, by chown")
-    made = [is_new for _, is_new in authority.nodes(nodes, cluster)] if nodes else []
+    made = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
     if made:
         typer.echo(f"{directory}/nodes: {sum(made)} new, {len(made) - sum(made)} were there")

@@ -112,7 +112,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
     unit: Unit
     csv: bool
 
-    def amount(self, name: str, label: str, *, usual: bool = True) -> Column:
+    def make_amount_column(self, name: str, label: str, *, usual: bool = True) -> Column:
         """Return a column for an attribute in seconds, shown in the chosen unit."""
 
         def text(row: Any) -> str:
@@ -125,7 +125,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
                 else f"{seconds / _UNIT_SECONDS[self.unit]:.1f}"
             )
 
-        return Column(label, text, right=True, usual=usual)
+        return Column(label, text, right=True, is_default=usual)
 
 
 def _read_period_options(
@@ -195,23 +195,23 @@ def cluster(wanted: ReportOptions, asked: CommandCall) -> None:
         asked,
         [
             Column("Jobs", lambda row: str(row.jobs), right=True),
-            wanted.amount("allocated_cpu_s", "Allocated"),
-            wanted.amount("down_cpu_s", "Down"),
-            wanted.amount("planned_down_cpu_s", "PlannedDown"),
-            wanted.amount("idle_cpu_s", "Idle"),
-            wanted.amount("planned_cpu_s", "Planned"),
-            wanted.amount("reported_cpu_s", "Reported"),
+            wanted.make_amount_column("allocated_cpu_s", "Allocated"),
+            wanted.make_amount_column("down_cpu_s", "Down"),
+            wanted.make_amount_column("planned_down_cpu_s", "PlannedDown"),
+            wanted.make_amount_column("idle_cpu_s", "Idle"),
+            wanted.make_amount_column("planned_cpu_s", "Planned"),
+            wanted.make_amount_column("reported_cpu_s", "Reported"),
             Column(
                 "Used%",
                 lambda row: _format_percentage(row.allocated_cpu_s, row.reported_cpu_s),
                 right=True,
             ),
-            wanted.amount("allocated_gpu_s", "GPUAllocated", usual=gpus),
-            wanted.amount("down_gpu_s", "GPUDown", usual=False),
-            wanted.amount("planned_down_gpu_s", "GPUPlannedDown", usual=False),
-            wanted.amount("idle_gpu_s", "GPUIdle", usual=gpus),
-            wanted.amount("reported_gpu_s", "GPUReported", usual=gpus),
-            wanted.amount("known_s", "Known", usual=False),
+            wanted.make_amount_column("allocated_gpu_s", "GPUAllocated", usual=gpus),
+            wanted.make_amount_column("down_gpu_s", "GPUDown", usual=False),
+            wanted.make_amount_column("planned_down_gpu_s", "GPUPlannedDown", usual=False),
+            wanted.make_amount_column("idle_gpu_s", "GPUIdle", usual=gpus),
+            wanted.make_amount_column("reported_gpu_s", "GPUReported", usual=gpus),
+            wanted.make_amount_column("known_s", "Known", usual=False),
             *_make_capacity_columns("cpus", "gpus", "nodes"),
         ],
     )
@@ -226,7 +226,7 @@ def _make_capacity_columns(*names: str) -> list[Column]:
         return lambda row: str(getattr(row, name))
 
     labels = {"cpus": "CPUs", "gpus": "GPUs", "nodes": "Nodes"}
-    return [Column(labels[name], of(name), right=True, usual=False) for name in names]
+    return [Column(labels[name], of(name), right=True, is_default=False) for name in names]
 
 
 def _format_percentage(part: int | None, whole: int | None) -> str:
@@ -260,7 +260,7 @@ def users(
     answer = asked.call("reports.users", UsersRequest(**wanted.fields, top=top))
     columns = [
         Column("User", _format_row_user),
-        Column("Accounts", lambda row: ",".join(row.accounts), widest=40),
+        Column("Accounts", lambda row: ",".join(row.accounts), max_width=40),
         *_make_resource_columns(answer.rows, wanted),
         Column("Completed", lambda row: str(row.completed), right=True),
         Column("Failed", lambda row: str(row.failed), right=True),
@@ -274,15 +274,15 @@ def _format_row_user(row: Any) -> str:
 
 
 def _make_resource_columns(
-    rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: ReportOptions
+    rows: Sequence[AccountRow | UserRow | PartitionRow], report_options: ReportOptions
 ) -> list[Column]:
     """Define the columns of resource use; GPUs only if any were used."""
     gpus = any(row.gpu_s for row in rows)
     return [
         Column("Jobs", lambda row: str(row.jobs), right=True),
-        wanted.amount("cpu_s", "CPU"),
-        wanted.amount("gpu_s", "GPU", usual=gpus),
-        wanted.amount("node_s", "Node", usual=False),
+        report_options.make_amount_column("cpu_s", "CPU"),
+        report_options.make_amount_column("gpu_s", "GPU", usual=gpus),
+        report_options.make_amount_column("node_s", "Node", usual=False),
     ]
 
 
@@ -335,9 +335,9 @@ def waits(
     answer = asked.call("reports.waits", WaitsRequest(**wanted.fields, group=_GROUPS[group]))
     columns = [
         Column("Partition", lambda row: row.partition),
-        Column("Account", lambda row: row.account, usual=group == "account"),
-        Column("User", lambda row: row.user, usual=group == "user"),
-        Column("CPUs", _format_cpu_range, right=True, usual=group == "size"),
+        Column("Account", lambda row: row.account, is_default=group == "account"),
+        Column("User", lambda row: row.user, is_default=group == "user"),
+        Column("CPUs", _format_cpu_range, right=True, is_default=group == "size"),
         *_make_wait_columns(),
     ]
     _print_report(answer, wanted, asked, columns)
@@ -359,8 +359,8 @@ def jobs(wanted: ReportOptions, asked: CommandCall) -> None:
         Column("CPUs", _format_cpu_range, right=True),
         Column("State", lambda row: row.state),
         Column("Jobs", lambda row: str(row.jobs), right=True),
-        wanted.amount("cpu_s", "CPU"),
-        wanted.amount("gpu_s", "GPU", usual=any(row.gpu_s for row in answer.rows)),
+        wanted.make_amount_column("cpu_s", "CPU"),
+        wanted.make_amount_column("gpu_s", "GPU", usual=any(row.gpu_s for row in answer.rows)),
     ]
     _print_report(answer, wanted, asked, columns)
 
@@ -383,9 +383,9 @@ def waste(
         Column("Account", lambda row: row.account),
         Column("User", _format_row_user),
         Column("Jobs", lambda row: str(row.jobs), right=True),
-        Column("Measured", lambda row: str(row.measured), right=True, usual=False),
-        wanted.amount("cpu_s", "CPU"),
-        wanted.amount("used_cpu_s", "Used"),
+        Column("Measured", lambda row: str(row.measured), right=True, is_default=False),
+        wanted.make_amount_column("cpu_s", "CPU"),
+        wanted.make_amount_column("used_cpu_s", "Used"),
         Column("Used%", lambda row: _format_percentage(row.used_cpu_s, row.cpu_s), right=True),
         Column(
             "Memory%",
@@ -398,44 +398,48 @@ def waste(
 
 
 def _print_report(
-    answer: ReportReply, wanted: ReportOptions, asked: CommandCall, columns: Sequence[Column]
+    reply: ReportReply, report_options: ReportOptions, call: CommandCall, columns: Sequence[Column]
 ) -> None:
     """Print a report; period and cluster are shown if there are several."""
-    style = asked.style
-    if wanted.csv and (style.json or style.parsable):
+    style = call.style
+    if report_options.csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    rows = answer.rows
-    periods, zone = answer.periods, answer.zone
+    rows = reply.rows
+    periods, zone = reply.periods, reply.zone
     clusters = {row.cluster for row in rows}
     table = [
-        Column("Period", lambda row: periods[row.period].label, usual=len(periods) > 1),
-        Column("Start", lambda row: format_time(periods[row.period].since, zone), usual=False),
-        Column("End", lambda row: format_time(periods[row.period].until, zone), usual=False),
-        Column("Cluster", lambda row: row.cluster, usual=len(clusters) > 1),
+        Column("Period", lambda row: periods[row.period].label, is_default=len(periods) > 1),
+        Column("Start", lambda row: format_time(periods[row.period].since, zone), is_default=False),
+        Column("End", lambda row: format_time(periods[row.period].until, zone), is_default=False),
+        Column("Cluster", lambda row: row.cluster, is_default=len(clusters) > 1),
         *columns,
     ]
-    if wanted.csv:
+    if report_options.csv:
         print_csv(table, rows, style)
         return
     if not style.parsable:
         begin, end = (format_time(at, zone) for at in (periods[0].since, periods[-1].until))
-        output.print_note(f"From {begin} to {end}, in {wanted.unit}.")
-        if not answer.is_all:
+        output.print_note(f"From {begin} to {end}, in {report_options.unit}.")
+        if not reply.is_all:
             output.print_note(
                 "Of jobs that you may see: yours, and those of accounts that you lead."
             )
     print_table(table, rows, style)
     if not rows and not style.parsable:
-        output.print_warning(_explain_empty(answer, wanted))
+        output.print_warning(_explain_empty(reply, report_options))
 
 
-def _explain_empty(answer: ReportReply, wanted: ReportOptions) -> str:
+def _explain_empty(reply: ReportReply, report_options: ReportOptions) -> str:
     """Return the reason why a report has no rows."""
-    if isinstance(answer, ClusterReply) and not answer.sensor:
+    if isinstance(reply, ClusterReply) and not reply.sensor:
         return "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor]."
-    seen = "" if answer.is_all else " that you may see"
-    hint = "" if wanted.fields["since"] else " Yesterday is reported unless --starttime is given."
-    return f"No rows: no job{seen} was counted in this period.{hint}"
+    visibility = "" if reply.is_all else " that you may see"
+    hint = (
+        ""
+        if report_options.fields["since"]
+        else " Yesterday is reported unless --starttime is given."
+    )
+    return f"No rows: no job{visibility} was counted in this period.{hint}"

@@ -96,9 +96,9 @@ def _check_files(files: list[str]) -> CheckRulesReply:
     from steward.automation.rules.actions import report_check
     from steward.automation.rules.rulebook import load_rule_file
 
-    found = [load_rule_file(path, trusted=True) for path in files]
-    rules = [rule for rule, _ in found if rule is not None]
-    return report_check(rules, [one for _, wrong in found for one in wrong])
+    loaded = [load_rule_file(path, trusted=True) for path in files]
+    rules = [rule for rule, _ in loaded if rule is not None]
+    return report_check(rules, [problem for _, problems in loaded for problem in problems])
 
 
 @app.command("list")
@@ -115,10 +115,10 @@ def list_(asked: CommandCall) -> None:
         output.print_warning("no rule is run: set enabled = true in [rules]")
 
 
-def _format_rule_state(one: RuleSummary) -> str:
+def _format_rule_state(summary: RuleSummary) -> str:
     """Return whether a rule is on, off or in dry run."""
-    state = "on" if one.enabled else "off"
-    return f"{state} (dry run)" if one.enabled and one.dry_run else state
+    state = "on" if summary.enabled else "off"
+    return f"{state} (dry run)" if summary.enabled and summary.dry_run else state
 
 
 _RULE_COLUMNS = [
@@ -129,7 +129,7 @@ _RULE_COLUMNS = [
     Column("Acted", lambda one: str(one.acted), right=True),
     Column("Last", lambda one: format_time(one.last) if one.last else ""),
     Column("SwitchedBy", lambda one: one.switched_by),
-    Column("Description", lambda one: one.description, usual=False),
+    Column("Description", lambda one: one.description, is_default=False),
     Column("File", lambda one: "shipped" if one.shipped else one.path, lambda one: one.path),
 ]
 
@@ -174,31 +174,31 @@ def try_(
         raise typer.Exit(1)
 
 
-def _print_tried(line: RuleTrialResult) -> None:
+def _print_tried(trial: RuleTrialResult) -> None:
     """Print whether a rule matches an event, with the action or the reason."""
-    state = "" if line.enabled else " (off)"
-    if not line.matches:
-        why = line.error or line.why_not
-        print(f"{line.rule}{state}: no, {output.escape_unprintable(why)}")
+    state = "" if trial.enabled else " (off)"
+    if not trial.matches:
+        reason = trial.error or trial.why_not
+        print(f"{trial.rule}{state}: no, {output.escape_unprintable(reason)}")
         return
-    print(f"{line.rule}{state}: yes, {line.action}")
-    if line.error:
-        print(f"    {output.escape_unprintable(line.error)}")
-    for name, value in line.parameters.items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"    {name}: {output.escape_unprintable(shown)}")
+    print(f"{trial.rule}{state}: yes, {trial.action}")
+    if trial.error:
+        print(f"    {output.escape_unprintable(trial.error)}")
+    for name, value in trial.parameters.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        print(f"    {name}: {output.escape_unprintable(text)}")
 
 
-def _test_file(given: dict[str, Any], path: str) -> RuleTrialReply:
+def _test_file(event: dict[str, Any], path: str) -> RuleTrialReply:
     """Test a rule file against an event in this process."""
     from steward.automation.rules.actions import try_rules
     from steward.automation.rules.rulebook import load_rule_file
 
-    rule, wrong = load_rule_file(path, trusted=True)
+    rule, problems = load_rule_file(path, trusted=True)
     if rule is None:
-        raise UsageError(wrong[0].what, path)
-    on = {rule.name} if rule.enabled else set()
-    return try_rules(given, [rule], on, explicit=True)
+        raise UsageError(problems[0].what, path)
+    enabled = {rule.name} if rule.enabled else set()
+    return try_rules(event, [rule], enabled, explicit=True)
 
 
 def _read_event(path: str) -> dict[str, Any]:
@@ -207,19 +207,19 @@ def _read_event(path: str) -> dict[str, Any]:
         if path == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
         else:
-            with open(path, "rb") as opened:
-                data = opened.read(_LONGEST + 1)
+            with open(path, "rb") as file:
+                data = file.read(_LONGEST + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
     if len(data) > _LONGEST:
         raise UsageError(f"{path} is larger than any event", path)
     try:
-        found = json.loads(data)
+        decoded = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}", path) from error
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise UsageError(f"{path} holds no event: it is no object", path)
-    return found
+    return decoded
 
 
 @app.command()
@@ -236,14 +236,14 @@ def disable(asked: CommandCall, rule: RuleName) -> None:
     _switch_rule(asked, "rules.disable", rule)
 
 
-def _switch_rule(asked: CommandCall, name: str, rule: str) -> None:
+def _switch_rule(call: CommandCall, name: str, rule: str) -> None:
     """Enable or disable a rule and print its state."""
-    answer: SwitchRuleReply = asked.call(name, SwitchRuleRequest(rule=rule))
-    if asked.style.json:
-        print_json(answer)
+    reply: SwitchRuleReply = call.call(name, SwitchRuleRequest(rule=rule))
+    if call.style.json:
+        print_json(reply)
         return
-    state = "on" if answer.enabled else "off"
-    print(f"{answer.rule} is {state}{', as it was' if answer.was == answer.enabled else ''}.")
+    state = "on" if reply.enabled else "off"
+    print(f"{reply.rule} is {state}{', as it was' if reply.was == reply.enabled else ''}.")
 
 
 @app.command()
@@ -295,26 +295,26 @@ def history(
         output.print_note("No rule has acted.")
 
 
-def _format_run_time(one: "Execution") -> str:
+def _format_run_time(execution: "Execution") -> str:
     """Format the duration of an execution in seconds."""
-    if one.started is None or one.ended is None:
+    if execution.started is None or execution.ended is None:
         return ""
-    return f"{(one.ended - one.started).total_seconds():.2f}"
+    return f"{(execution.ended - execution.started).total_seconds():.2f}"
 
 
 _HISTORY_COLUMNS = [
     Column("ID", lambda one: str(one.id), right=True),
     Column("Decided", lambda one: format_time(one.made)),
     Column("Rule", lambda one: one.rule),
-    Column("Cluster", lambda one: one.cluster, usual=False),
+    Column("Cluster", lambda one: one.cluster, is_default=False),
     Column("Event", lambda one: one.event),
     Column("Action", lambda one: one.action),
     Column("Status", lambda one: one.status or one.phase),
     Column("Seconds", _format_run_time, right=True),
-    Column("Tries", lambda one: str(one.tries), right=True, usual=False),
-    Column("Audit", lambda one: str(one.audit or ""), right=True, usual=False),
-    Column("Parameters", lambda one: json.dumps(one.parameters), usual=False),
-    Column("Message", lambda one: one.message, widest=70),
+    Column("Tries", lambda one: str(one.tries), right=True, is_default=False),
+    Column("Audit", lambda one: str(one.audit or ""), right=True, is_default=False),
+    Column("Parameters", lambda one: json.dumps(one.parameters), is_default=False),
+    Column("Message", lambda one: one.message, max_width=70),
 ]
 
 

@@ -34,109 +34,109 @@ class SacctOutputError(StewardError):
     """Error: the output cannot be written."""
 
 
-def execute_sacct(words: list[str]) -> int:
+def execute_sacct(arguments: list[str]) -> int:
     """Run a command line, without the word ``sacct``, and return the exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG"))
-    return run_command(lambda: _run_query(words), debug=debug)
+    return run_command(lambda: _run_query(arguments), debug=debug)
 
 
-def _run_query(words: list[str]) -> int:
+def _run_query(arguments: list[str]) -> int:
     """Parse the command line, query, and print in the requested format."""
     # Millions of rows are allocated, none in a reference cycle: the collector would cost 10 %.
     gc.disable()
-    asked = parse_sacct_options(words, os.environ, find_requested_zone())
-    if asked.tell:
-        sys.stdout.write(_choose_information(asked))
-    elif asked.output in ("script", "environment"):
-        _print_scripts(asked)
-    elif asked.output == "parquet":
-        _write_parquet(asked)
-    elif asked.output == "json":
-        _print_json(asked, words)
-    elif asked.output == "yaml":
-        _print_yaml(asked, words)
+    options = parse_sacct_options(arguments, os.environ, find_requested_zone())
+    if options.tell:
+        sys.stdout.write(_choose_information(options))
+    elif options.output in ("script", "environment"):
+        _print_scripts(options)
+    elif options.output == "parquet":
+        _write_parquet(options)
+    elif options.output == "json":
+        _print_json(options, arguments)
+    elif options.output == "yaml":
+        _print_yaml(options, arguments)
     else:
-        _print_lines(asked)
+        _print_lines(options)
     sys.stdout.flush()
     return 0
 
 
-def _choose_information(asked: SacctOptions) -> str:
+def _choose_information(options: SacctOptions) -> str:
     """Return the text of an option that only informs: help, fields, version, completions."""
     from steward import __version__
     from steward.accounting.sacct.options import HELP, USAGE, list_fields, list_reasons, list_states
 
-    if asked.tell == "fields":
+    if options.tell == "fields":
         return list_fields()
-    if asked.tell == "version":
+    if options.tell == "version":
         # Scripts read Slurm's version to learn which fields and options exist.
         return f"slurm 26.05 (steward {__version__})\n"
-    if asked.tell == "states":
+    if options.tell == "states":
         return list_states()
-    if asked.tell == "reasons":
+    if options.tell == "reasons":
         return list_reasons()
-    if asked.tell == "completions":
-        return list_completions(asked.prefix)
-    return HELP if asked.tell == "help" else USAGE
+    if options.tell == "completions":
+        return list_completions(options.prefix)
+    return HELP if options.tell == "help" else USAGE
 
 
-def _print_lines(asked: SacctOptions) -> None:
+def _print_lines(options: SacctOptions) -> None:
     """Print the preformatted lines below their heading."""
     from steward.accounting.sacct.fields import format_header, parse_format
 
-    if asked.request.flags:
+    if options.request.flags:
         print(
             "steward sacct: --flags finds imported jobs alone: squeue shows no flags",
             file=sys.stderr,
         )
-    heading = format_header(parse_format(asked.request.format), asked.request)
-    pieces = _iterate_pieces(asked)
+    heading = format_header(parse_format(options.request.format), options.request)
+    pieces = _iterate_pieces(options)
     # Fetch the first piece before the heading, so that an error prints without a heading.
     first = next(pieces, "")
-    if asked.header:
+    if options.header:
         sys.stdout.write(heading)
     sys.stdout.write(first)
     for piece in pieces:
         sys.stdout.write(piece)
 
 
-def _iterate_pieces(asked: SacctOptions) -> Iterator[str]:
+def _iterate_pieces(options: SacctOptions) -> Iterator[str]:
     """Yield the text of the reply, piece by piece."""
-    for item in _query_jobs(asked):
+    for item in _query_jobs(options):
         if isinstance(item, SacctText):
             yield item.text
-        elif asked.verbose:
+        elif options.verbose:
             _print_window(item)
 
 
-def _print_window(answer: SacctAnswer) -> None:
+def _print_window(reply: SacctAnswer) -> None:
     """Print the period searched, for --verbose."""
     from steward.cli.output import format_time
     from steward.core.timestamps import moment
 
-    since, until = (format_time(moment(us)) for us in (answer.since, answer.until))
+    since, until = (format_time(moment(us)) for us in (reply.since, reply.until))
     sys.stdout.flush()
     print(
-        f"sacct: looked at {since} to {until}, {format_count(answer.lines, 'line')}",
+        f"sacct: looked at {since} to {until}, {format_count(reply.lines, 'line')}",
         file=sys.stderr,
     )
 
 
-def _query_jobs(asked: SacctOptions) -> Iterator[SacctText | SacctAnswer]:
+def _query_jobs(options: SacctOptions) -> Iterator[SacctText | SacctAnswer]:
     """Query a file, the job records on this host, or the daemon."""
-    if asked.file:
+    if options.file:
         from steward.accounting.sacct.output import stream_file_lines
 
-        return stream_file_lines(asked.file, get_process_user(), asked.request)
-    found = find_place(_choose_place(asked))
-    if isinstance(found, Settings):
-        return _query_records(asked, found)
+        return stream_file_lines(options.file, get_process_user(), options.request)
+    place = find_place(_choose_place(options))
+    if isinstance(place, Settings):
+        return _query_records(options, place)
     from steward.accounting.sacct.output import SACCT
 
-    return ask_daemon(found, SACCT, asked.request)
+    return ask_daemon(place, SACCT, options.request)
 
 
-def _query_records(asked: SacctOptions, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
+def _query_records(options: SacctOptions, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
     """Query the job records on this host."""
     from steward.accounting.context import AccountingContext
     from steward.accounting.sacct.output import stream_lines
@@ -148,14 +148,16 @@ def _query_records(asked: SacctOptions, settings: Settings) -> Iterator[SacctTex
             f"{settings.forward.to}"
         )
     return stream_lines(
-        AccountingContext(settings, access=make_access(settings)), get_process_user(), asked.request
+        AccountingContext(settings, access=make_access(settings)),
+        get_process_user(),
+        options.request,
     )
 
 
-def _choose_place(asked: SacctOptions) -> ClientPlace:
+def _choose_place(options: SacctOptions) -> ClientPlace:
     """Return where to ask; the command line takes precedence over the environment."""
-    if asked.config or asked.socket:
-        return ClientPlace(config=asked.config, socket=asked.socket)
+    if options.config or options.socket:
+        return ClientPlace(config=options.config, socket=options.socket)
     return ClientPlace(
         config=os.environ.get("STEWARD_CONFIG", ""),
         socket=os.environ.get("STEWARD_SOCKET", ""),
@@ -163,13 +165,13 @@ def _choose_place(asked: SacctOptions) -> ClientPlace:
     )
 
 
-def _iterate_documents(asked: SacctOptions) -> Iterator[str]:
+def _iterate_documents(options: SacctOptions) -> Iterator[str]:
     """Yield one JSON document for each job."""
-    for piece in _iterate_pieces(asked):
+    for piece in _iterate_pieces(options):
         yield from piece.splitlines()
 
 
-def _make_meta(words: list[str]) -> dict[str, Any]:
+def _make_meta(arguments: list[str]) -> dict[str, Any]:
     """Return the "meta" object of JSON and YAML output."""
     from steward import __version__
     from steward.accounting.sacct.output import VERSION
@@ -177,26 +179,26 @@ def _make_meta(words: list[str]) -> dict[str, Any]:
     return {
         "version": VERSION,
         "generator": f"steward {__version__}",
-        "command": ["sacct", *words],
+        "command": ["sacct", *arguments],
     }
 
 
-def _print_json(asked: SacctOptions, words: list[str]) -> None:
+def _print_json(options: SacctOptions, arguments: list[str]) -> None:
     """Print jobs as one JSON document, streamed job by job."""
     import msgspec
 
-    meta = msgspec.json.encode(_make_meta(words)).decode()
+    meta = msgspec.json.encode(_make_meta(arguments)).decode()
     write = sys.stdout.write
-    between = f'{{"meta": {meta},\n "jobs": [\n'
-    for document in _iterate_documents(asked):
-        write(between + document)
-        between = ",\n"
-    if between != ",\n":
-        write(between)
+    separator = f'{{"meta": {meta},\n "jobs": [\n'
+    for document in _iterate_documents(options):
+        write(separator + document)
+        separator = ",\n"
+    if separator != ",\n":
+        write(separator)
     write('\n ],\n "warnings": [], "errors": []}\n')
 
 
-def _print_yaml(asked: SacctOptions, words: list[str]) -> None:
+def _print_yaml(options: SacctOptions, arguments: list[str]) -> None:
     """Print jobs as one YAML document, streamed job by job."""
     import msgspec
     import yaml
@@ -205,16 +207,16 @@ def _print_yaml(asked: SacctOptions, words: list[str]) -> None:
         return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
     write = sys.stdout.write
-    write(written({"meta": _make_meta(words)}))
-    begun = "jobs:\n"
-    for document in _iterate_documents(asked):
-        write(begun + written([msgspec.json.decode(document)]))
-        begun = ""
-    write("jobs: []\n" if begun else "")
+    write(written({"meta": _make_meta(arguments)}))
+    prefix = "jobs:\n"
+    for document in _iterate_documents(options):
+        write(prefix + written([msgspec.json.decode(document)]))
+        prefix = ""
+    write("jobs: []\n" if prefix else "")
     write("warnings: []\nerrors: []\n")
 
 
-def _write_parquet(asked: SacctOptions) -> None:
+def _write_parquet(options: SacctOptions) -> None:
     """Write jobs to a new Parquet file, renamed when complete."""
     import tempfile
 
@@ -224,9 +226,9 @@ def _write_parquet(asked: SacctOptions) -> None:
     from steward.core.records import UsageLine
     from steward.extensions.jobacct_plugins import write_parquet
 
-    path = os.path.abspath(asked.parquet)
+    path = os.path.abspath(options.parquet)
     if os.path.lexists(path):
-        raise SacctOutputError(f"{asked.parquet} is there already: give another name", path)
+        raise SacctOutputError(f"{options.parquet} is there already: give another name", path)
     decode = msgspec.json.Decoder(UsageLine).decode
     try:
         with (
@@ -234,60 +236,60 @@ def _write_parquet(asked: SacctOptions) -> None:
             # In a private directory, because the library creates files by path.
             tempfile.TemporaryDirectory(
                 prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory}"
-            ) as work,
+            ) as work_dir,
         ):
-            part = os.path.join(os.path.realpath(work), "lines")
-            write_parquet((decode(document) for document in _iterate_documents(asked)), part)
-            os.rename(part, name, dst_dir_fd=directory)
+            temporary = os.path.join(os.path.realpath(work_dir), "lines")
+            write_parquet((decode(document) for document in _iterate_documents(options)), temporary)
+            os.rename(temporary, name, dst_dir_fd=directory)
     except OSError as error:
         raise SacctOutputError(
-            f"cannot write {asked.parquet}: {error.strerror or error}", path
+            f"cannot write {options.parquet}: {error.strerror or error}", path
         ) from error
 
 
-def _print_scripts(asked: SacctOptions) -> None:
+def _print_scripts(options: SacctOptions) -> None:
     """Print the archived script or environment of each job, headed as Slurm's sacct does."""
-    for job in asked.request.jobs:
-        if asked.output == "script":
-            text = _fetch_script(asked, job)
+    for job in options.request.jobs:
+        if options.output == "script":
+            text = _fetch_script(options, job)
             heading = f"Batch Script for {job}"
         else:
-            text = _fetch_environment(asked, job)
+            text = _fetch_environment(options, job)
             heading = f"Environment used for {job} (must be batch to display)"
         print(f"{heading}\n{_RULE}", flush=True)
         sys.stdout.buffer.write(text + b"\n")
 
 
-def _fetch_script(asked: SacctOptions, job: str) -> bytes:
+def _fetch_script(options: SacctOptions, job: str) -> bytes:
     """Return a job's archived script; NONE if there is none, as sacct prints."""
     from steward.archive.requests import ShowRequest
 
-    request = ShowRequest(job=job, cluster=_choose_cluster(asked))
-    answer: ShowReply = _call_archive(asked, "archive.show", request)
-    return answer.content.data if answer.content is not None else b"NONE"
+    request = ShowRequest(job=job, cluster=_choose_cluster(options))
+    reply: ShowReply = _call_archive(options, "archive.show", request)
+    return reply.content.data if reply.content is not None else b"NONE"
 
 
-def _fetch_environment(asked: SacctOptions, job: str) -> bytes:
+def _fetch_environment(options: SacctOptions, job: str) -> bytes:
     """Return a job's archived environment; NONE if there is none, as sacct prints."""
     from steward.archive.requests import EnvironmentRequest
 
-    request = EnvironmentRequest(job=job, cluster=_choose_cluster(asked))
-    answer: EnvironmentReply = _call_archive(asked, "archive.env", request)
+    request = EnvironmentRequest(job=job, cluster=_choose_cluster(options))
+    reply: EnvironmentReply = _call_archive(options, "archive.env", request)
     lines = [
         variable.name.encode("utf-8", "backslashreplace") + b"=" + variable.value.data
-        for variable in answer.variables
+        for variable in reply.variables
     ]
     return b"\n".join(lines) or b"NONE"
 
 
-def _call_archive(asked: SacctOptions, name: str, request: Any) -> Any:
+def _call_archive(options: SacctOptions, name: str, request: Any) -> Any:
     """Call an action of the archive."""
     from steward.client.calls import call_action
     from steward.daemon.registry import get_action
 
-    return call_action(_choose_place(asked), get_action(name), request)
+    return call_action(_choose_place(options), get_action(name), request)
 
 
-def _choose_cluster(asked: SacctOptions) -> str:
+def _choose_cluster(options: SacctOptions) -> str:
     """Return the first cluster of the query, or ""."""
-    return asked.request.clusters[0] if asked.request.clusters else ""
+    return options.request.clusters[0] if options.request.clusters else ""

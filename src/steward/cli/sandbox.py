@@ -72,7 +72,7 @@ def up(
     if foreground:
         # Defer signals during the start until there is a cluster to shut down.
         signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
-    sandbox = Sandbox.up(spec, detached=not foreground, say=_print_progress)
+    sandbox = Sandbox.up(spec, detached=not foreground, report=_print_progress)
     _print_greeting(sandbox, time.monotonic() - began)
     if foreground:
         signal.sigwait(_END_SIGNALS)
@@ -89,9 +89,9 @@ def run(
 ) -> None:
     """Run a command in the cluster, with its SLURM_CONF; ends as the command ends."""
     sandbox = _load_sandbox(directory)
-    argv = sandbox.command(command, user=user)
+    argv = sandbox.make_command(command, user=user)
     sys.stdout.flush()
-    os.execve(argv[0], argv, sandbox.environment())  # noqa: S606 - signals and exit code pass
+    os.execve(argv[0], argv, sandbox.make_environment())  # noqa: S606 - signals and exit code pass
 
 
 @app.command()
@@ -104,7 +104,7 @@ def status(
 
     sandbox = _load_sandbox(directory)
     is_up = sandbox.is_up()
-    services = sandbox.status() if is_up else {}
+    services = sandbox.get_status() if is_up else {}
     if as_json:
         facts = {
             "up": is_up,
@@ -155,11 +155,11 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _choose_directory(given: str) -> str:
+def _choose_directory(directory: str) -> str:
     """Return the sandbox's directory: option, environment, or the user's default."""
     from steward.sandbox import get_default_directory
 
-    return given or os.environ.get("STEWARD_SANDBOX") or get_default_directory()
+    return directory or os.environ.get("STEWARD_SANDBOX") or get_default_directory()
 
 
 def _load_sandbox(directory: str) -> "Sandbox":
@@ -179,16 +179,19 @@ def _summarize_sandbox(sandbox: "Sandbox") -> str:
     )
 
 
-def _print_greeting(sandbox: "Sandbox", took_s: float) -> None:
+def _print_greeting(sandbox: "Sandbox", elapsed_s: float) -> None:
     """Print how to use and shut down a new sandbox."""
     from steward.sandbox import get_default_directory
 
-    where = "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
+    option = "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
     first = next(iter(sandbox.users))
-    typer.echo(f"{_summarize_sandbox(sandbox)} It took {took_s:.1f} s.")
-    for words in (f"run{where} -- sinfo", f"run{where} --user {first} -- sbatch --wrap hostname"):
-        typer.echo(f"  steward sandbox {words}")
-    typer.echo(f"  steward sandbox {shlex.join(['down', *where.split()])}")
+    typer.echo(f"{_summarize_sandbox(sandbox)} It took {elapsed_s:.1f} s.")
+    for arguments in (
+        f"run{option} -- sinfo",
+        f"run{option} --user {first} -- sbatch --wrap hostname",
+    ):
+        typer.echo(f"  steward sandbox {arguments}")
+    typer.echo(f"  steward sandbox {shlex.join(['down', *option.split()])}")
 
 
 def demo(

@@ -93,78 +93,86 @@ _STATUS_COLUMNS = [
 ]
 
 
-def _make_status_rows(answer: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
     """Yield the rows of the status table."""
-    since = f" since {format_time(answer.since)}" if answer.since else ""
+    since = f" since {format_time(reply.since)}" if reply.since else ""
     yield _StatusRow(
-        "daemon", "running" if answer.running else "down", f"Steward {answer.steward}{since}"
+        "daemon", "running" if reply.running else "down", f"Steward {reply.steward}{since}"
     )
-    for part in answer.parts:
-        restarts = format_count(part.restarts, "restart") if part.restarts else ""
-        why = f"{restarts}, the last since it {part.error}" if part.restarts else ""
-        yield _StatusRow(f"part {part.name}", "running" if part.pid else "down", why)
-    yield from _make_journal_rows(answer)
-    for one in answer.clusters:
-        state = "remote" if one.remote else {True: "up", False: "down", None: "not asked"}[one.up]
-        cost = f", asked in {one.cost_s:.2f} s" if one.cost_s is not None and one.up else ""
-        if one.up and (one.interval_s or 0) > LONG_INTERVAL_S:
-            cost += f", and again only after {one.interval_s:.0f} s since that takes long"
-        version = f"Slurm {one.slurm}" if one.slurm else ""
-        yield _StatusRow(f"cluster {one.cluster}", state, one.message or f"{version}{cost}")
-    for disk in answer.disks:
+    for worker in reply.parts:
+        restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
+        why = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
+        yield _StatusRow(f"part {worker.name}", "running" if worker.pid else "down", why)
+    yield from _make_journal_rows(reply)
+    for cluster in reply.clusters:
+        state = (
+            "remote"
+            if cluster.remote
+            else {True: "up", False: "down", None: "not asked"}[cluster.up]
+        )
+        cost = (
+            f", asked in {cluster.cost_s:.2f} s"
+            if cluster.cost_s is not None and cluster.up
+            else ""
+        )
+        if cluster.up and (cluster.interval_s or 0) > LONG_INTERVAL_S:
+            cost += f", and again only after {cluster.interval_s:.0f} s since that takes long"
+        version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
+        yield _StatusRow(f"cluster {cluster.cluster}", state, cluster.message or f"{version}{cost}")
+    for disk in reply.disks:
         free = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
         yield _StatusRow(f"disk {disk.what}", "mounted", free)
-    yield from _make_bank_rows(answer)
-    for key, why in answer.unavailable.items():
+    yield from _make_bank_rows(reply)
+    for key, why in reply.unavailable.items():
         yield _StatusRow(key, "unavailable", why)
-    for address, why in answer.refused.items():
+    for address, why in reply.refused.items():
         yield _StatusRow(f"agent {address}", "refused", why)
-    for what, why in answer.unknown.items():
+    for what, why in reply.unknown.items():
         yield _StatusRow(what, "unknown", why)
 
 
-def _make_journal_rows(answer: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
     """Yield the rows of journal, consumers and sinks."""
-    if answer.journal is not None:
-        kept = f"{answer.journal.events} of {format_count(answer.journal.head, 'event')} are kept"
-        yield _StatusRow("journal", "there", f"{kept}, {format_size(answer.journal.bytes)}")
-    sinks = {f"archive.{one.name}" for one in answer.sinks}
-    for one in answer.consumers:
+    if reply.journal is not None:
+        kept_text = (
+            f"{reply.journal.events} of {format_count(reply.journal.head, 'event')} are kept"
+        )
+        yield _StatusRow("journal", "there", f"{kept_text}, {format_size(reply.journal.bytes)}")
+    sinks = {f"archive.{one.name}" for one in reply.sinks}
+    for one in reply.consumers:
         if one.name not in sinks:
             yield _StatusRow(f"consumer {one.name}", one.state, _describe_backlog(one))
-    for sink in answer.sinks:
+    for sink in reply.sinks:
         backlog = f"{format_count(sink.backlog, 'script')} to archive" if sink.backlog else ""
-        aside = f"{format_count(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
-        why = (backlog, aside, sink.refill, sink.detail)
-        yield _StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, why)))
+        dead_text = f"{format_count(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
+        details = (backlog, dead_text, sink.refill, sink.detail)
+        yield _StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, details)))
 
 
-def _describe_backlog(one: ConsumerLine) -> str:
+def _describe_backlog(consumer: ConsumerLine) -> str:
     """Describe a consumer's lag and dead letters."""
-    said = []
-    if one.behind:
-        age = f", the oldest {format_duration(one.behind_s)} old" if one.behind_s else ""
-        said.append(f"{format_count(one.behind, 'event')} behind{age}")
-    if one.set_aside:
-        said.append(f"{format_count(one.set_aside, 'event')} set aside")
-    return "; ".join(filter(None, (*said, one.refill, one.detail)))
+    parts = []
+    if consumer.behind:
+        age = f", the oldest {format_duration(consumer.behind_s)} old" if consumer.behind_s else ""
+        parts.append(f"{format_count(consumer.behind, 'event')} behind{age}")
+    if consumer.set_aside:
+        parts.append(f"{format_count(consumer.set_aside, 'event')} set aside")
+    return "; ".join(filter(None, (*parts, consumer.refill, consumer.detail)))
 
 
-def _make_bank_rows(answer: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
     """Yield the rows of gate, reconciliation and gaps."""
-    bank = answer.bank
+    bank = reply.bank
     if bank is not None:
         holds = "" if bank.holds is None else format_count(bank.holds, "open hold")
         yield _StatusRow("gate", bank.gate, bank.gate_why or holds)
-        for one in bank.reconciled:
-            if one.compared_at is not None:
-                found = format_count(one.differences, "difference")
-                when = format_time(one.compared_at)
-                yield _StatusRow(f"comparison {one.cluster}", "made", f"at {when}: {found}")
-    if answer.gaps is not None:
-        found = (
-            format_count(answer.gaps.total, "finding")
-            if answer.gaps.total
-            else "nothing is missing"
+        for comparison in bank.reconciled:
+            if comparison.compared_at is not None:
+                result = format_count(comparison.differences, "difference")
+                when = format_time(comparison.compared_at)
+                yield _StatusRow(f"comparison {comparison.cluster}", "made", f"at {when}: {result}")
+    if reply.gaps is not None:
+        result = (
+            format_count(reply.gaps.total, "finding") if reply.gaps.total else "nothing is missing"
         )
-        yield _StatusRow("books", "looked through", found)
+        yield _StatusRow("books", "looked through", result)

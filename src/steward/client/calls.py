@@ -72,19 +72,21 @@ def choose_transport(place: ClientPlace) -> RunAction:
     Raises:
         UsageError: Several places were named, or the named one cannot be used.
     """
-    found = find_place(place)
-    if isinstance(found, Settings):
-        return lambda action, request: run_locally(_make_registry(found), action, request)
-    return lambda action, request: ask_daemon(found, action, request)
+    target = find_place(place)
+    if isinstance(target, Settings):
+        return lambda action, request: run_locally(_make_registry(target), action, request)
+    return lambda action, request: ask_daemon(target, action, request)
 
 
-def ask_daemon(way: str | RemoteApi, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+def ask_daemon(
+    place: str | RemoteApi, action: Action, request: Any, key: str = ""
+) -> Iterator[Any]:
     """Send a request to a daemon, over its socket or the API of its pages."""
-    if isinstance(way, str):
-        return ask_socket(way, action, request, key)
+    if isinstance(place, str):
+        return ask_socket(place, action, request, key)
     from steward.client.web import ask_https
 
-    return ask_https(way, action, request, key)
+    return ask_https(place, action, request, key)
 
 
 def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
@@ -95,18 +97,18 @@ def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
     """
     if place.config and place.socket and has_socket(place.socket, place.config):
         place = ClientPlace(config=place.config, archive=place.archive)
-    named = [option for option in msgspec.structs.asdict(place).items() if option[1]]
-    if len(named) > 1:
-        names = " and ".join(f"--{name}" for name, _ in named)
+    given = [option for option in msgspec.structs.asdict(place).items() if option[1]]
+    if len(given) > 1:
+        names = " and ".join(f"--{name}" for name, _ in given)
         raise UsageError(f"{names} name different places to ask: give one of them")
     if place.socket:
         return place.socket
     path = find_archive_socket(place)
     if path:
         return path
-    far = None if named else read_user_api()
-    if far is not None:
-        return far
+    api = None if given else read_user_api()
+    if api is not None:
+        return api
     settings = find_readable_settings(place)
     if settings is None:
         return read_host_place()

@@ -51,11 +51,11 @@ class Client:
         if url and (socket or config):
             raise UsageError("a url and a socket or file name different places: give one of them")
         if (token or ca_file) and not url:
-            far = read_user_api()
-            if far is None:
+            api = read_user_api()
+            if api is None:
                 raise UsageError("a token and ca_file are for a url: give it, too")
-            url, ca_file = far.url, ca_file or far.ca_file
-        self._way: Settings | str | RemoteApi = (
+            url, ca_file = api.url, ca_file or api.ca_file
+        self._place: Settings | str | RemoteApi = (
             RemoteApi(url=url, token=token, ca_file=ca_file)
             if url
             else find_place(ClientPlace(socket=socket, config=config))
@@ -87,11 +87,11 @@ class Client:
 
     def stream(self, name: str, /, *, once: str = "", **fields: Any) -> Iterator[Any]:
         """Run an action; yield the items of a stream, then its answer. Raises as :meth:`ask`."""
-        asked = _find_action(name)
-        request = decode_request(asked, fields)
-        if isinstance(self._way, Settings):
-            return _run_here(self._way, asked, request, once)
-        return ask_daemon(self._way, asked, request, once)
+        action = _find_action(name)
+        request = decode_request(action, fields)
+        if isinstance(self._place, Settings):
+            return _run_here(self._place, action, request, once)
+        return ask_daemon(self._place, action, request, once)
 
 
 def _find_action(name: str) -> Action:
@@ -101,22 +101,22 @@ def _find_action(name: str) -> Action:
         raise ActionError(f"there is no action {name!r}", name) from None
 
 
-def _run_here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
+def _run_here(settings: Settings, action: Action, request: Any, once: str) -> Iterator[Any]:
     """Run an action in this process, once if an idempotency key is given."""
     from steward.daemon.contexts import action_registry
 
-    known = action_registry(settings)
-    if not once or asked.only_reads:
-        return run_locally(known, asked, request)
+    registry = action_registry(settings)
+    if not once or action.only_reads:
+        return run_locally(registry, action, request)
     from steward.client.sockets import decode_replies
     from steward.daemon.idempotency import IdempotencyStore
     from steward.daemon.requests import decode_reply_line
 
-    line = IdempotencyStore(settings.state_dir).once(
+    line = IdempotencyStore(settings.state_dir).run_once(
         once,
         get_process_user(),
-        asked,
+        action,
         request,
-        lambda: known.call(asked.name, get_process_user(), request),
+        lambda: registry.call(action.name, get_process_user(), request),
     )
-    return decode_replies(asked, iter([decode_reply_line(line)]))
+    return decode_replies(action, iter([decode_reply_line(line)]))

@@ -156,8 +156,8 @@ def find_archive_socket(place: ClientPlace) -> str:
         return ""
     settings = get_archive_config_path(place.archive)
     path = os.path.join(os.path.dirname(settings), ARCHIVE_SOCKET)
-    is_ours_to_read = os.access(settings, os.R_OK, effective_ids=True)
-    return path if os.path.exists(path) and not is_ours_to_read else ""
+    is_readable = os.access(settings, os.R_OK, effective_ids=True)
+    return path if os.path.exists(path) and not is_readable else ""
 
 
 def has_socket(path: str, config: str) -> bool:
@@ -186,12 +186,12 @@ def read_host_place() -> str | RemoteApi:
     Raises:
         UsageError: The file cannot be read.
     """
-    found = read_client_file()
-    if found.url and found.socket:
+    client_file = read_client_file()
+    if client_file.url and client_file.socket:
         raise UsageError(f"{CLIENT_PATH} names a socket and a url: keep one of them", CLIENT_PATH)
-    if found.url:
-        return _make_api(found, found.url)
-    return found.socket or Settings().socket
+    if client_file.url:
+        return _make_api(client_file, client_file.url)
+    return client_file.socket or Settings().socket
 
 
 def read_user_api() -> RemoteApi | None:
@@ -199,16 +199,16 @@ def read_user_api() -> RemoteApi | None:
     url = os.environ.get(URL, "")
     if not url:
         return None
-    found = read_client_file()
-    return _make_api(found, url)
+    client_file = read_client_file()
+    return _make_api(client_file, url)
 
 
-def _make_api(found: ClientFile, url: str) -> RemoteApi:
+def _make_api(client_file: ClientFile, url: str) -> RemoteApi:
     return RemoteApi(
         url=url,
-        token_file=found.token_file,
-        ca_file=found.ca_file,
-        munge_socket=os.environ.get(MUNGE_SOCKET, "") or found.munge_socket,
+        token_file=client_file.token_file,
+        ca_file=client_file.ca_file,
+        munge_socket=os.environ.get(MUNGE_SOCKET, "") or client_file.munge_socket,
     )
 
 

@@ -47,7 +47,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
         ClientError: Its answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
-    until = time.monotonic() + _CONNECT_S
+    deadline = time.monotonic() + _CONNECT_S
     backoff = Backoff(0.05, 1.0)
     while True:
         try:
@@ -55,7 +55,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
         except DaemonBusy:
             # The daemon neither ran nor answered any part of it.
             wait_s = backoff.next_s() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            if time.monotonic() + wait_s >= until:
+            if time.monotonic() + wait_s >= deadline:
                 raise
             time.sleep(wait_s)
         else:
@@ -71,7 +71,7 @@ def _send_request(path: str, action: Action, request: Any, key: str) -> Iterator
             yield from decode_replies(action, read_replies(lines, f"the daemon on {path}"))
 
 
-def decode_replies(action: Action, found: Iterator[ReplyLine]) -> Iterator[Any]:
+def decode_replies(action: Action, replies: Iterator[ReplyLine]) -> Iterator[Any]:
     """Decode reply lines; yield the items of a stream, then the answer.
 
     Raises:
@@ -79,7 +79,7 @@ def decode_replies(action: Action, found: Iterator[ReplyLine]) -> Iterator[Any]:
         StewardError: The error that a line reports.
     """
     items = msgspec.json.Decoder(_make_union(action.items))
-    for reply in found:
+    for reply in replies:
         if reply.error:
             raise make_error(reply)
         try:
@@ -92,7 +92,7 @@ def decode_replies(action: Action, found: Iterator[ReplyLine]) -> Iterator[Any]:
         yield item
 
 
-def read_replies(lines: BinaryIO, who: str) -> Iterator[ReplyLine]:
+def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
     """Read the reply lines of an answer; only the last line ends it.
 
     Raises:
@@ -103,21 +103,21 @@ def read_replies(lines: BinaryIO, who: str) -> Iterator[ReplyLine]:
         try:
             line = lines.readline()
         except TimeoutError as error:
-            raise DaemonAway(f"{who} does not answer any more", who) from error
+            raise DaemonAway(f"{sender} does not answer any more", sender) from error
         except ConnectionResetError:
             line = b""
         if not line:
-            raise DaemonAway(f"{who} ended the connection: its log says why", who)
+            raise DaemonAway(f"{sender} ended the connection: its log says why", sender)
         try:
             yield decode_reply_line(line)
         except msgspec.MsgspecError as error:
-            raise make_decode_error(who, error) from error
+            raise make_decode_error(sender, error) from error
 
 
-def make_decode_error(who: str, error: Exception) -> ClientError:
+def make_decode_error(sender: str, error: Exception) -> ClientError:
     """Make the error for an answer that cannot be decoded."""
     return ClientError(
-        f"the answer of {who} cannot be understood: is it of another release? ({error})", who
+        f"the answer of {sender} cannot be understood: is it of another release? ({error})", sender
     )
 
 
@@ -144,6 +144,6 @@ def _connect_socket(path: str) -> socket.socket:
 
 def _make_union(types: tuple[type[msgspec.Struct], ...]) -> Any:
     union: Any = Any
-    for index, kind in enumerate(types):
-        union = kind if index == 0 else union | kind
+    for index, item_type in enumerate(types):
+        union = item_type if index == 0 else union | item_type
     return union

@@ -67,11 +67,11 @@ class _ProblemReply(msgspec.Struct, frozen=True):
     detail: str
 
 
-def ask_https(web: RemoteApi, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+def ask_https(api: RemoteApi, action: Action, request: Any, key: str = "") -> Iterator[Any]:
     """Send a request to the API; yield items and answer.
 
     Args:
-        web: Address and credentials of the API.
+        api: Address and credentials of the API.
         action: The action.
         request: A value of its request type.
         key: Idempotency key; "" for none.
@@ -82,36 +82,36 @@ def ask_https(web: RemoteApi, action: Action, request: Any, key: str = "") -> It
         ClientError: The answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
-    where = _parse_url(web.url)
-    below, body = f"/api/v1/ask/{action.name}", msgspec.json.encode(request)
-    token = find_token(web)
+    address = _parse_url(api.url)
+    target, body = f"/api/v1/ask/{action.name}", msgspec.json.encode(request)
+    token = find_token(api)
     headers = {
         "Authorization": f"Bearer {token}"
         if token
-        else _make_munge_header(web, where, below, body),
+        else _make_munge_header(api, address, target, body),
         "Content-Type": "application/json",
         "User-Agent": f"steward/{__version__}",
         **({"Idempotency-Key": key} if key else {}),
     }
-    path = where.path.rstrip("/") + below
-    connection = _make_connection(where, web.ca_file)
+    path = address.path.rstrip("/") + target
+    connection = _make_connection(address, api.ca_file)
     try:
-        response = _send_post(connection, path, body, headers, web.url)
-        yield from _read_response(response, action, web.url)
+        response = _send_post(connection, path, body, headers, api.url)
+        yield from _read_response(response, action, api.url)
     finally:
         connection.close()
 
 
-def find_token(web: RemoteApi) -> str:
+def find_token(api: RemoteApi) -> str:
     """Return this user's API token; "" if there is none.
 
     Raises:
         UsageError: It is malformed, or its file can be read by others.
     """
-    given = web.token or os.environ.get(TOKEN, "")
-    if given:
-        return _check_token(given.strip(), TOKEN)
-    path = os.path.expanduser(web.token_file or TOKEN_FILE)
+    direct = api.token or os.environ.get(TOKEN, "")
+    if direct:
+        return _check_token(direct.strip(), TOKEN)
+    path = os.path.expanduser(api.token_file or TOKEN_FILE)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -128,59 +128,59 @@ def find_token(web: RemoteApi) -> str:
     return _check_token(text.decode("ascii", "replace").strip(), path)
 
 
-def _make_munge_header(web: RemoteApi, where: SplitResult, path: str, body: bytes) -> str:
+def _make_munge_header(api: RemoteApi, address: SplitResult, path: str, body: bytes) -> str:
     """Make an Authorization header with a MUNGE credential for this request alone."""
     from steward.core.munge import SCHEME, Munge, MungeUnavailable, build_statement
 
     try:
-        credential = Munge(web.munge_socket).encode(
-            build_statement("POST", path, body, where.netloc)
+        credential = Munge(api.munge_socket).encode(
+            build_statement("POST", path, body, address.netloc)
         )
     except MungeUnavailable as error:
         raise UsageError(
-            f"{web.url} wants to know who you are, and MUNGE does not say it here ({error}): "
+            f"{api.url} wants to know who you are, and MUNGE does not say it here ({error}): "
             "make a token with 'steward token create' on a login node, and put it into "
-            f"{os.path.expanduser(web.token_file or TOKEN_FILE)} or {TOKEN}",
-            web.url,
+            f"{os.path.expanduser(api.token_file or TOKEN_FILE)} or {TOKEN}",
+            api.url,
         ) from error
     return f"{SCHEME} {credential.decode('ascii')}"
 
 
-def _check_token(token: str, where: str) -> str:
-    is_one = token.isascii() and token.isprintable() and " " not in token
-    if not token or not is_one or len(token) > _LONGEST_TOKEN:
-        raise UsageError(f"what stands in {where} is no token", where)
+def _check_token(token: str, origin: str) -> str:
+    is_plain = token.isascii() and token.isprintable() and " " not in token
+    if not token or not is_plain or len(token) > _LONGEST_TOKEN:
+        raise UsageError(f"what stands in {origin} is no token", origin)
     return token
 
 
 def _parse_url(url: str) -> SplitResult:
     """Parse and check the URL of the pages; plain HTTP is allowed only to this host."""
     try:
-        found = urlsplit(url)
-        found.port  # noqa: B018 - raises where it is none
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where it is none
     except ValueError as error:
         raise UsageError(f"{url!r} is no address of Steward's pages: {error}", url) from error
-    if found.scheme not in ("https", "http") or not found.hostname or found.query:
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
         raise UsageError(f"{url!r} is no address of Steward's pages: https://HOST", url)
-    if found.scheme == "http" and found.hostname not in _HERE:
+    if parts.scheme == "http" and parts.hostname not in _HERE:
         raise UsageError(f"{url!r}: a token goes over https alone", url)
-    return found
+    return parts
 
 
-def _make_connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
+def _make_connection(address: SplitResult, ca_file: str) -> "HTTPConnection":
     """Make the HTTP or HTTPS connection."""
     from http.client import HTTPConnection, HTTPSConnection
 
-    assert where.hostname is not None
-    if where.scheme == "http":
-        return HTTPConnection(where.hostname, where.port, timeout=SILENCE_S)
+    assert address.hostname is not None
+    if address.scheme == "http":
+        return HTTPConnection(address.hostname, address.port, timeout=SILENCE_S)
     import ssl
 
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"ca_file {ca_file} cannot be used: {error}", ca_file) from error
-    return HTTPSConnection(where.hostname, where.port, timeout=SILENCE_S, context=context)
+    return HTTPSConnection(address.hostname, address.port, timeout=SILENCE_S, context=context)
 
 
 def _send_post(
@@ -199,19 +199,19 @@ def _send_post(
 
 def _read_response(response: "HTTPResponse", action: Action, url: str) -> Iterator[Any]:
     """Decode a response: a stream of lines, one answer, or an error."""
-    kind = response.headers.get_content_type()
-    if response.status == 200 and kind == _LINES:
+    content_type = response.headers.get_content_type()
+    if response.status == 200 and content_type == _LINES:
         lines = cast("BinaryIO", response)
         yield from decode_replies(action, read_replies(lines, url))
         return
     text = _read_body(response, url)
-    if response.status == 200 and kind == "application/json":
+    if response.status == 200 and content_type == "application/json":
         try:
             yield msgspec.json.decode(text, type=action.answer)
         except msgspec.MsgspecError as error:
             raise make_decode_error(url, error) from error
         return
-    raise _make_error(response.status, kind, text, url)
+    raise _make_error(response.status, content_type, text, url)
 
 
 def _read_body(response: "HTTPResponse", url: str) -> bytes:
@@ -223,14 +223,14 @@ def _read_body(response: "HTTPResponse", url: str) -> bytes:
         raise DaemonAway(f"{url} ended the connection", url) from error
 
 
-def _make_error(status: int, kind: str, text: bytes, url: str) -> StewardError:
+def _make_error(status: int, content_type: str, text: bytes, url: str) -> StewardError:
     """Make the exception for an error response."""
-    family = _ERROR_BY_STATUS.get(status, ClientError)
-    if kind != "application/problem+json":
-        away = family if issubclass(family, Unavailable) else ClientError
-        return away(f"{url} answers {status} {kind}: are Steward's pages there?", url)
+    error_type = _ERROR_BY_STATUS.get(status, ClientError)
+    if content_type != "application/problem+json":
+        fallback = error_type if issubclass(error_type, Unavailable) else ClientError
+        return fallback(f"{url} answers {status} {content_type}: are Steward's pages there?", url)
     try:
         problem = msgspec.json.decode(text[:_LONGEST_PROBLEM], type=_ProblemReply)
     except msgspec.MsgspecError as error:
         return make_decode_error(url, error)
-    return family(problem.detail, url)
+    return error_type(problem.detail, url)

@@ -100,7 +100,7 @@ class Access:
         own_uid: Uid that Steward runs as.
         standing: Returns a cluster's roles; None if Slurm was never queried or never answered:
             users then see only their own jobs.
-        led: Returns the bank accounts that a user leads, from the user name and the accounts
+        list_led: Returns the bank accounts that a user leads, from the user name and the accounts
             that the user coordinates; None without a bank.
     """
 
@@ -108,13 +108,13 @@ class Access:
         self,
         settings: AccessSettings,
         own_uid: int,
-        standing: Callable[[str], ClusterRoles | None],
-        led: Callable[[str, frozenset[str]], frozenset[str]] | None = None,
+        get_roles: Callable[[str], ClusterRoles | None],
+        list_led: Callable[[str, frozenset[str]], frozenset[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._own_uid = own_uid
-        self._standing = standing
-        self._led = led
+        self._get_roles = get_roles
+        self._list_led = list_led
 
     def is_operator(self, asker: Asker, cluster: str) -> bool:
         """Return whether the asker may see and do everything on ``cluster``."""
@@ -122,9 +122,9 @@ class Access:
             return True
         if not asker.user or asker.rank == "user":
             return False
-        standing = self._standing(cluster)
+        roles = self._get_roles(cluster)
         return asker.user in self._settings.operators or (
-            standing is not None and asker.user in standing.admins
+            roles is not None and asker.user in roles.admins
         )
 
     def is_administrator(self, asker: Asker, cluster: str) -> bool:
@@ -139,60 +139,60 @@ class Access:
             return True
         if not asker.user:
             return False
-        standing = self._standing(cluster)
+        roles = self._get_roles(cluster)
         return asker.user in self._settings.administrators or (
-            standing is not None and asker.user in standing.administrators
+            roles is not None and asker.user in roles.administrators
         )
 
-    def may_see_nodes(self, asker: Asker, cluster: str) -> bool:
+    def can_see_nodes(self, asker: Asker, cluster: str) -> bool:
         """Return whether the asker may see nodes: only operators if PrivateData says ``nodes``."""
-        return self.may_see_all(asker, cluster, "nodes")
+        return self.can_see_all(asker, cluster, "nodes")
 
-    def may_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
+    def can_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
         """Return whether the asker may see what PrivateData hides under the word ``what``."""
-        standing = self._standing(cluster)
-        is_public = standing is not None and what not in standing.private_data
+        roles = self._get_roles(cluster)
+        is_public = roles is not None and what not in roles.private_data
         return is_public or self.is_operator(asker, cluster)
 
-    def coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
+    def list_coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
         """Return the accounts of ``cluster`` that the asker coordinates."""
-        standing = self._standing(cluster)
-        if not asker.user or standing is None:
+        roles = self._get_roles(cluster)
+        if not asker.user or roles is None:
             return frozenset()
         return frozenset(
-            account for account, users in standing.coordinators.items() if asker.user in users
+            account for account, users in roles.coordinators.items() if asker.user in users
         )
 
-    def led(self, asker: Asker, cluster: str) -> frozenset[str]:
+    def list_led(self, asker: Asker, cluster: str) -> frozenset[str]:
         """Return accounts that the asker coordinates on ``cluster`` or owns, and those below."""
-        coordinated = self.coordinated(asker, cluster)
-        if self._led is None or not asker.user:
-            return coordinated
-        return coordinated | self._led(asker.user, coordinated)
+        own = self.list_coordinated(asker, cluster)
+        if self._list_led is None or not asker.user:
+            return own
+        return own | self._list_led(asker.user, own)
 
-    def scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def get_job_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         """Return whose job records the asker may see: all, unless PrivateData says ``jobs``."""
-        standing = self._standing(cluster)
-        is_public = standing is not None and "jobs" not in standing.private_data
+        roles = self._get_roles(cluster)
+        is_public = roles is not None and "jobs" not in roles.private_data
         if is_public or self.is_operator(asker, cluster):
             return VisibleJobs(everything=True)
-        return VisibleJobs(uid=asker.uid, accounts=self.led(asker, cluster))
+        return VisibleJobs(uid=asker.uid, accounts=self.list_led(asker, cluster))
 
-    def script_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def get_script_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         """Return whose scripts and environments the asker may read."""
         if self.is_operator(asker, cluster):
             return VisibleJobs(everything=True)
         by_account = self._settings.coordinators_read_scripts
-        accounts = self.led(asker, cluster) if by_account else frozenset()
+        accounts = self.list_led(asker, cluster) if by_account else frozenset()
         # A uid that has no name now owns nothing: it may have belonged to another user.
         uid = asker.uid if asker.user else None
         return VisibleJobs(uid=uid, user=asker.user, accounts=accounts)
 
-    def may_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
+    def can_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
         """Return whether the asker may see the record of a job of this owner and account."""
-        return _can_see(self.scope(asker, cluster), uid, "", account)
+        return _can_see(self.get_job_scope(asker, cluster), uid, "", account)
 
-    def may_read_script(
+    def can_read_script(
         self, asker: Asker, cluster: str, *, uid: int | None, user_at_submit: str, account: str
     ) -> bool:
         """Return whether the asker may read a job's script and environment.
@@ -206,7 +206,7 @@ class Access:
                 rejected.
             account: Account the job is charged to.
         """
-        return _can_see(self.script_scope(asker, cluster), uid, user_at_submit, account)
+        return _can_see(self.get_script_scope(asker, cluster), uid, user_at_submit, account)
 
 
 def _can_see(scope: VisibleJobs, uid: int | None, user: str, account: str) -> bool:
@@ -322,37 +322,37 @@ class ClusterRolesFiles:
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
 
-    def put(self, cluster: str, standing: ClusterRoles) -> None:
+    def put(self, cluster: str, roles: ClusterRoles) -> None:
         """Write a cluster's present roles.
 
         Raises:
             ClusterRolesUnavailable: It cannot be written.
         """
         try:
-            write_status(self._path(cluster), standing)
+            write_status(self._path(cluster), roles)
         except StatusWriteError as error:
             raise ClusterRolesUnavailable(str(error), error.offender) from error
 
     def get(self, cluster: str) -> ClusterRoles | None:
         """Read a cluster's last reported roles; None if absent or too old."""
         try:
-            found = read_status(self._path(cluster), ClusterRoles)
+            stored = read_status(self._path(cluster), ClusterRoles)
         except StewardError:
             return None  # not the name of a cluster: nothing is granted
         # Without a recent file no role is known: users then see only their own jobs.
-        return found[0] if found and time.time() - found[1] < MAX_ROLES_AGE_S else None
+        return stored[0] if stored and time.time() - stored[1] < MAX_ROLES_AGE_S else None
 
-    def version(self, cluster: str) -> tuple[int, int]:
+    def get_version(self, cluster: str) -> tuple[int, int]:
         """Identify the present file of a cluster's roles, without reading it.
 
         Returns:
             Its inode and modification time in ns, both 0 if there is none.
         """
         try:
-            of = os.stat(self._path(cluster))
+            info = os.stat(self._path(cluster))
         except OSError:
             return 0, 0
-        return of.st_ino, of.st_mtime_ns
+        return info.st_ino, info.st_mtime_ns
 
     def _path(self, cluster: str) -> str:
         if _SAFE_NAME.fullmatch(cluster) is None:
@@ -361,17 +361,17 @@ class ClusterRolesFiles:
 
 
 def make_access(
-    settings: Settings, led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
+    settings: Settings, list_led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
 ) -> Access:
     """Make the access decisions of a configuration, with the stored roles.
 
     Args:
         settings: The configuration.
-        led: Bank accounts that a user leads, as :class:`Access` takes it.
+        list_led: Bank accounts that a user leads, as :class:`Access` takes it.
     """
     try:
         own_uid = os.stat(settings.state_dir).st_uid
     except OSError:
         # Without a state directory there is nothing to see yet, for anyone.
         own_uid = os.geteuid()
-    return Access(settings.access, own_uid, ClusterRolesFiles(settings.state_dir).get, led)
+    return Access(settings.access, own_uid, ClusterRolesFiles(settings.state_dir).get, list_led)

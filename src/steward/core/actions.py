@@ -30,16 +30,16 @@ class ActionError(UsageError):
 def has_valid_integers(value: Any) -> bool:
     """Return whether all integers in plain values lie within the bounds of a request."""
     # Iterative, because the client chooses how deep the values are nested.
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, int):
-            if not MIN_INTEGER <= one <= MAX_INTEGER:
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, int):
+            if not MIN_INTEGER <= item <= MAX_INTEGER:
                 return False
-        elif isinstance(one, Mapping):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
+        elif isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
     return True
 
 
@@ -94,7 +94,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "everyone"
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """Package of the action: the part of the name before the dot."""
         return self.name.partition(".")[0]
 
@@ -134,10 +134,12 @@ class Registry:
     """
 
     def __init__(
-        self, actions: tuple[Action, ...] = (), rooms: Mapping[str, ContextMaker] | None = None
+        self,
+        actions: tuple[Action, ...] = (),
+        context_makers: Mapping[str, ContextMaker] | None = None,
     ) -> None:
         self._actions: dict[str, Action] = {}
-        self._rooms = dict(rooms or {})
+        self._context_makers = dict(context_makers or {})
         self._contexts: dict[str, Any] = {}
         for action in actions:
             self.add(action)
@@ -194,14 +196,14 @@ class Registry:
         if asker.rank == "reads" and not (action.only_reads or find_scope(name) in READ_SCOPES):
             asker = msgspec.structs.replace(asker, rank="user")
         if not isinstance(request, action.request):
-            wanted, got = action.request.__name__, type(request).__name__
-            raise ActionError(f"{name} takes a {wanted}, not a {got}", request)
-        return action.run(self._context(action.room), asker, request)
+            expected, actual = action.request.__name__, type(request).__name__
+            raise ActionError(f"{name} takes a {expected}, not a {actual}", request)
+        return action.run(self._get_context(action.package), asker, request)
 
-    def _context(self, room: str) -> Any:
-        if room not in self._contexts:
-            maker = self._rooms.get(room)
+    def _get_context(self, package: str) -> Any:
+        if package not in self._contexts:
+            maker = self._context_makers.get(package)
             if maker is None:
-                raise ActionError(f"nothing here can run the actions of {room}", room)
-            self._contexts[room] = maker()
-        return self._contexts[room]
+                raise ActionError(f"nothing here can run the actions of {package}", package)
+            self._contexts[package] = maker()
+        return self._contexts[package]

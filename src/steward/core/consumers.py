@@ -39,10 +39,10 @@ class Rejected(StewardError):
         more: Rejections of other events of the same batch.
     """
 
-    def __init__(self, what: str, event: Event, more: "Sequence[Rejected]" = ()) -> None:
-        super().__init__(what, event)
+    def __init__(self, reason: str, event: Event, others: "Sequence[Rejected]" = ()) -> None:
+        super().__init__(reason, event)
         self.event = event
-        self.each: Sequence[Rejected] = (self, *more)
+        self.rejections: Sequence[Rejected] = (self, *others)
 
 
 class Consumer(Protocol):
@@ -100,11 +100,11 @@ class RetainingConsumer(Consumer, Protocol):
 class WriterLink(Protocol):
     """Interface to the journal's writer: ``JournalLink`` between processes."""
 
-    def append(self, new: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event]) -> None:
         """Append events; returns when they are durable."""
         ...
 
-    def tell(self, *message: Any) -> None:
+    def send_message(self, *message: Any) -> None:
         """Send a "passed", "aside" (dead letter) or "revived" message; wait for no answer."""
         ...
 
@@ -129,7 +129,7 @@ class ApplyRate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = clock()
+        self._started_at = clock()
         self._slices: deque[tuple[float, int]] = deque()
 
     def add(self, events: Sequence[Event]) -> None:
@@ -137,17 +137,17 @@ class ApplyRate:
         count = sum(map(_count_scripts, events))
         now = self._clock()
         if self._slices and now - self._slices[-1][0] < self._SLICE_S:
-            began, before = self._slices.pop()
-            self._slices.append((began, before + count))
+            start, previous = self._slices.pop()
+            self._slices.append((start, previous + count))
         else:
             self._slices.append((now, count))
 
-    def per_s(self) -> float:
+    def compute_per_s(self) -> float:
         """Return events per second over the last minute, or since the start if that is later."""
         now = self._clock()
         while self._slices and self._slices[0][0] <= now - self._WINDOW_S:
             self._slices.popleft()
-        seconds = min(self._WINDOW_S, max(1.0, now - self._began))
+        seconds = min(self._WINDOW_S, max(1.0, now - self._started_at))
         return sum(count for _, count in self._slices) / seconds
 
 
@@ -186,29 +186,29 @@ class Feed:
         self._link = link
         self._registered = registered
         self._longest_nap_s = longest_nap_s
-        self._holding = consumer if isinstance(consumer, RetainingConsumer) else None
-        self._told = -1
+        self._retaining = consumer if isinstance(consumer, RetainingConsumer) else None
+        self._reported_position = -1
         self._rejected: list[Rejected] = []
-        self._reviving: set[int] = set()
+        self._applied_letters: set[int] = set()
         self.position = consumer.cursor()
-        self._tries: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
         self._backoff = Backoff()
-        self._again_at = 0.0
+        self._retry_at = 0.0
         self._tick_at = 0.0
-        self._waiting_for = ""
-        self._pace = ApplyRate(clock)
+        self._wait_reason = ""
+        self._rate = ApplyRate(clock)
         self._error = ""
         self._error_at = 0
-        self._tell("running", "")
+        self._report("running", "")
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Apply the next batch, if there is one and the consumer is not waiting to retry.
 
         Returns:
             Whether there was something to do: call again at once.
         """
         now = self._clock()
-        if now < self._again_at:
+        if now < self._retry_at:
             return False
         try:
             is_busy = False
@@ -216,29 +216,29 @@ class Feed:
                 wait_s = self._tick()
                 self._tick_at = now + wait_s
                 is_busy = not wait_s
-                if self._holding and self._told != self._passed():
-                    self._tell("running", "")
-                self._revive()
-            worked = self._replay() | self._next() | is_busy
+                if self._retaining and self._reported_position != self._get_trim_position():
+                    self._report("running", "")
+                self._delete_applied_letters()
+            had_work = self._retry_dead_letters() | self._apply_next() | is_busy
         except Unavailable as error:
-            self._wait_for(error)
+            self._schedule_retry(error)
             return False
-        if self._waiting_for:
-            log.info("%s goes on after: %s", self.consumer.name, self._waiting_for)
-            self._waiting_for = ""
-            self._tell("running", "")
-        self._again_at = 0.0
+        if self._wait_reason:
+            log.info("%s goes on after: %s", self.consumer.name, self._wait_reason)
+            self._wait_reason = ""
+            self._report("running", "")
+        self._retry_at = 0.0
         self._backoff.reset()
-        return worked
+        return had_work
 
     @property
-    def looks_beyond(self) -> int:
+    def wake_position(self) -> int:
         """Position beyond which new events matter to it; infinite while it waits to retry."""
-        return _END_OF_JOURNAL if self._again_at else self.position
+        return _END_OF_JOURNAL if self._retry_at else self.position
 
-    def due_s(self) -> float:
+    def get_wait_s(self) -> float:
         """Return the seconds until :meth:`turn` must be called even if nothing is appended."""
-        due = self._again_at or self._tick_at
+        due = self._retry_at or self._tick_at
         return max(0.0, min(due - self._clock(), self._longest_nap_s))
 
     def _tick(self) -> float:
@@ -246,16 +246,16 @@ class Feed:
         while self._rejected:
             # Before the next tick, which confirms to the consumer that they are dead letters.
             event = self._rejected[0].event
-            self._set_aside(event, str(self._rejected[0]))
-            self._reviving.discard(event.id)
+            self._add_dead_letter(event, str(self._rejected[0]))
+            self._applied_letters.discard(event.id)
             del self._rejected[0]
         try:
             return self.consumer.tick(self._link.append)
         except Rejected as error:
-            self._rejected = list(error.each)
+            self._rejected = list(error.rejections)
             return 0.0
 
-    def _next(self) -> bool:
+    def _apply_next(self) -> bool:
         """Read and apply the next batch; return whether it contained events."""
         consumer = self.consumer
         events, upto = self._reader.read(self.position, consumer.kinds, consumer.batch_events)
@@ -263,58 +263,62 @@ class Feed:
             return False
         if events:
             self._apply(events, upto)
-            self._pace.add(events)
+            self._rate.add(events)
             self._tick_at = 0.0
         # If all new events were of other kinds, the cursor is not written, to save the write:
         # after a restart the feed skips the same events again.
         self.position = upto
-        self._tell("running", "")
+        self._report("running", "")
         return bool(events)
 
     def _apply(self, events: Sequence[Event], upto: int) -> None:
         """Apply a batch; retry without events that became dead letters."""
-        good = [event for event in events if not isinstance(event.body, UnreadableBody)]
+        applicable = [event for event in events if not isinstance(event.body, UnreadableBody)]
         for event in events:
             if isinstance(event.body, UnreadableBody):
-                self._set_aside(event, event.body.error)
+                self._add_dead_letter(event, event.body.error)
         while True:
             try:
-                self.consumer.apply(good, upto, self._link.append)
+                self.consumer.apply(applicable, upto, self._link.append)
             except Rejected as error:
-                done = {one.event.id for one in error.each if self._count(one.event, str(one))}
-                good = [event for event in good if event.id not in done]
+                dead_ids = {
+                    rejection.event.id
+                    for rejection in error.rejections
+                    if self._count_failure(rejection.event, str(rejection))
+                }
+                applicable = [event for event in applicable if event.id not in dead_ids]
             except Unavailable:
                 raise
             except Exception:
                 # A bug in Steward. It must not stop the events after it, so apply them one at a
                 # time to find the culprit; alone, it counts as rejected.
-                log.exception("%s failed on a batch of %d", self.consumer.name, len(good))
-                if len(good) <= 1:
-                    if not good:
+                log.exception("%s failed on a batch of %d", self.consumer.name, len(applicable))
+                if len(applicable) <= 1:
+                    if not applicable:
                         raise
-                    if self._count(good[0], "an internal error, see the log"):
-                        good = []
+                    if self._count_failure(applicable[0], "an internal error, see the log"):
+                        applicable = []
                     continue
-                self._one_by_one(good)
+                self._apply_one_by_one(applicable)
                 return
             else:
                 return
 
-    def _one_by_one(self, events: Sequence[Event]) -> None:
+    def _apply_one_by_one(self, events: Sequence[Event]) -> None:
         for event in events:
             self._apply([event], event.id)
 
-    def _count(self, event: Event, error: str) -> bool:
+    def _count_failure(self, event: Event, error: str) -> bool:
         """Count a failed attempt; return True if it was the last and the event is a dead letter."""
-        tries = self._tries.get(event.id, 0) + 1
-        if tries < _MAX_ATTEMPTS:
-            self._tries[event.id] = tries
+        attempts = self._attempts.get(event.id, 0) + 1
+        if attempts < _MAX_ATTEMPTS:
+            self._attempts[event.id] = attempts
             return False
-        self._tries.pop(event.id, None)
-        self._set_aside(event, error)
+        self._attempts.pop(event.id, None)
+        self._add_dead_letter(event, error)
         return True
 
-    def _set_aside(self, event: Event, error: str) -> None:
+    def _add_dead_letter(self, event: Event, error: str) -> None:
         """Log an event's rejection and store it as a dead letter."""
         log.error(
             "%s sets event %d aside: %s; 'steward journal dead' lists it",
@@ -322,82 +326,82 @@ class Feed:
             event.id,
             error,
         )
-        self._note(error)
+        self._record_error(error)
         if self._registered:
-            self._link.tell("aside", self.consumer.name, event.id, error)
+            self._link.send_message("aside", self.consumer.name, event.id, error)
 
-    def _replay(self) -> bool:
+    def _retry_dead_letters(self) -> bool:
         """Apply dead letters that are marked for a retry."""
         if not self._registered:
             return False
-        letters = self._reader.replays(self.consumer.name)
+        letters = self._reader.list_retries(self.consumer.name)
         for event in letters:
-            if event.id in self._reviving:
+            if event.id in self._applied_letters:
                 continue
             if isinstance(event.body, UnreadableBody):
-                self._set_aside(event, event.body.error)
+                self._add_dead_letter(event, event.body.error)
                 continue
             try:
                 self.consumer.apply([event], self.position, self._link.append)
                 self._tick_at = 0.0
             except Rejected as error:
-                self._set_aside(event, str(error))
+                self._add_dead_letter(event, str(error))
             except Unavailable:
                 raise
             except Exception:
                 # A bug in Steward: if marked for a retry, it would break every start.
                 log.exception("%s failed on event %d", self.consumer.name, event.id)
-                self._set_aside(event, "an internal error, see the log")
+                self._add_dead_letter(event, "an internal error, see the log")
             else:
-                self._pace.add([event])
-                self._reviving.add(event.id)
-        if self._holding is None:
-            self._revive()
+                self._rate.add([event])
+                self._applied_letters.add(event.id)
+        if self._retaining is None:
+            self._delete_applied_letters()
         return False
 
-    def _revive(self) -> None:
+    def _delete_applied_letters(self) -> None:
         """Delete dead letters that were applied at last.
 
         One that was only accepted so far may still be rejected, and would then be lost.
         """
-        if not self._reviving or self._rejected:
+        if not self._applied_letters or self._rejected:
             return
-        needed = self._holding.needed_from() if self._holding else None
-        for event_id in [one for one in self._reviving if needed is None or one < needed]:
-            self._link.tell("revived", self.consumer.name, event_id)
-            self._reviving.discard(event_id)
+        needed = self._retaining.needed_from() if self._retaining else None
+        for event_id in [id_ for id_ in self._applied_letters if needed is None or id_ < needed]:
+            self._link.send_message("revived", self.consumer.name, event_id)
+            self._applied_letters.discard(event_id)
 
-    def _wait_for(self, error: Unavailable) -> None:
+    def _schedule_retry(self, error: Unavailable) -> None:
         """Schedule a retry with back-off; log and report the reason once."""
         wait_s = self._backoff.next_s()
-        self._again_at = self._clock() + wait_s
-        if _DIGITS.sub("0", str(error)) != _DIGITS.sub("0", self._waiting_for):
-            self._waiting_for = str(error)
+        self._retry_at = self._clock() + wait_s
+        if _DIGITS.sub("0", str(error)) != _DIGITS.sub("0", self._wait_reason):
+            self._wait_reason = str(error)
             log.error("%s waits: %s", self.consumer.name, error)
-        self._note(str(error))
-        self._tell("waiting", str(error))
+        self._record_error(str(error))
+        self._report("waiting", str(error))
 
-    def _tell(self, state: str, detail: str) -> None:
+    def _report(self, state: str, detail: str) -> None:
         if self._registered:
-            self._told = self._passed()
-            self._link.tell(
-                *("passed", self.consumer.name, self._told, state, detail),
-                *(self._pace.per_s(), self._error, self._error_at),
+            self._reported_position = self._get_trim_position()
+            self._link.send_message(
+                *("passed", self.consumer.name, self._reported_position, state, detail),
+                *(self._rate.compute_per_s(), self._error, self._error_at),
             )
 
-    def _note(self, error: str) -> None:
+    def _record_error(self, error: str) -> None:
         """Remember the last error, which goes out with the consumer's position."""
         self._error = error
         self._error_at = int(time.time())
 
-    def _passed(self) -> int:
+    def _get_trim_position(self) -> int:
         """Return the position up to which the journal may trim."""
-        needed = self._holding.needed_from() if self._holding else None
+        needed = self._retaining.needed_from() if self._retaining else None
         return self.position if needed is None else min(self.position, needed - 1)
 
 
 def feed_all(
-    feeds: Sequence[Feed], link: JournalLink, stop: Stop, beat: Callable[[], None]
+    feeds: Sequence[Feed], link: JournalLink, stop: Stop, send_heartbeat: Callable[[], None]
 ) -> None:
     """Feed consumers in turn until the Stop is set.
 
@@ -405,15 +409,15 @@ def feed_all(
         feeds: Feeds of the consumers of this process.
         link: A subscribed link, which wakes the loop when events are appended.
         stop: Ends the loop.
-        beat: Heartbeat, called at every turn.
+        send_heartbeat: Heartbeat, called at every turn.
     """
     while not stop.is_set():
-        beat()
-        busy = False
+        send_heartbeat()
+        is_busy = False
         for feed in feeds:
-            busy = feed.turn() or busy
-        if not busy and not stop.is_set():
-            seen = min(feed.looks_beyond for feed in feeds)
-            link.wait(seen, min(feed.due_s() for feed in feeds))
+            is_busy = feed.run_turn() or is_busy
+        if not is_busy and not stop.is_set():
+            position = min(feed.wake_position for feed in feeds)
+            link.wait(position, min(feed.get_wait_s() for feed in feeds))
     for feed in feeds:
         feed.consumer.close()

@@ -48,22 +48,22 @@ class OptionalDriver(msgspec.Struct, frozen=True):
             if shutil.which("apt-get"):
                 return f"apt-get install ./steward-{self.part}_*+{python}_*.deb"
             return f"dnf install ./steward-{self.part}-*.{python}.*.rpm"
-        return f"{sys.executable} -m pip install {shlex.quote(self._requirement())}"
+        return f"{sys.executable} -m pip install {shlex.quote(self._get_requirement())}"
 
     @property
-    def missing(self) -> str:
+    def missing_error(self) -> str:
         """Error text for a driver that is not installed."""
         return f"the Python package {self.package} is not installed: {self.install_line}"
 
-    def _requirement(self) -> str:
+    def _get_requirement(self) -> str:
         """Return the driver's requirement with the supported versions."""
         try:
             lines = importlib.metadata.requires("slurm-steward") or []
         except importlib.metadata.PackageNotFoundError:
             return self.package
         pattern = re.compile(rf"{re.escape(self.package)}(?:\[[^]]*\])?[ (<>=!~;]", re.IGNORECASE)
-        found = (line.partition(";")[0].strip() for line in lines if pattern.match(line))
-        return next(found, self.package)
+        matches = (line.partition(";")[0].strip() for line in lines if pattern.match(line))
+        return next(matches, self.package)
 
 
 ELASTICSEARCH: Final = OptionalDriver("search", "elasticsearch", "elasticsearch")
@@ -90,5 +90,5 @@ def list_needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], O
         yield ("consume", name), KAFKA
     if settings.bank.database.startswith("postgresql"):
         yield ("bank", "database"), POSTGRESQL
-    if "jobacct/log" in (one.strip() for one in settings.accounting.type.split(",")):
+    if "jobacct/log" in (plugin.strip() for plugin in settings.accounting.type.split(",")):
         yield ("accounting", "type"), PARQUET

@@ -16,8 +16,8 @@ class StewardError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, offender: object = None) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, offender: object = None) -> None:
+        super().__init__(message)
         self.offender = offender
 
 

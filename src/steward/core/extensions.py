@@ -32,10 +32,10 @@ def list_offers(group: str) -> dict[str, "EntryPoint"]:
 
     offers: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group)):
-        other = offers.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            told = f"both {other.value} and {entry.value}: uninstall the package of one"
-            raise StewardError(f"{group}: {entry.name!r} is offered as {told}", entry.name)
+        earlier = offers.setdefault(entry.name, entry)
+        if earlier.value != entry.value:
+            sources = f"both {earlier.value} and {entry.value}: uninstall the package of one"
+            raise StewardError(f"{group}: {entry.name!r} is offered as {sources}", entry.name)
     return offers
 
 
@@ -60,24 +60,24 @@ def load_offer(group: str, name: str) -> Any:
         raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error
 
 
-def make_lazy_getattr(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
+def make_lazy_getattr(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__`` that imports exported names at first use, see PEP 562.
 
     Args:
-        room: The package's name.
+        package: The package's name.
         names: For each module of the package, the names that the package exports.
     """
-    homes = {name: module for module, own in names.items() for name in own}
+    module_of = {name: module for module, exported in names.items() for name in exported}
     # Importing a module sets it as an attribute of its package, which would hide such a name.
-    assert homes.keys().isdisjoint(names), f"{room}: a name is a module's, too"
+    assert module_of.keys().isdisjoint(names), f"{package}: a name is a module's, too"
 
     def get(name: str) -> Any:
-        module = homes.get(name)
+        module = module_of.get(name)
         if module is None:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{room}.{module}"), name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{module}"), name)
         # Set on the package, so that __getattr__ is not called for this name again.
-        setattr(sys.modules[room], name, value)
+        setattr(sys.modules[package], name, value)
         return value
 
     return get

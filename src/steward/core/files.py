@@ -92,30 +92,30 @@ def find_network_type(path: str, *, mounts: str = "/proc/self/mountinfo") -> str
         OSError: The kernel's list of mounts cannot be read.
     """
     types = _read_mounts(mounts)
-    here, ahead = "/", _split_reversed(os.path.abspath(path))
+    current, remaining = "/", _split_reversed(os.path.abspath(path))
     links = 0
     while True:
-        kind = _find_network_type(types, here)
-        if kind or not ahead:
+        kind = _find_network_type(types, current)
+        if kind or not remaining:
             return kind
-        part = ahead.pop()
-        if part == "..":
-            here = os.path.dirname(here)
+        component = remaining.pop()
+        if component == "..":
+            current = os.path.dirname(current)
             continue
-        following = os.path.join(here, part)
-        target = "" if _find_network_type(types, following) else _read_link(following)
+        candidate = os.path.join(current, component)
+        target = "" if _find_network_type(types, candidate) else _read_link(candidate)
         if not target or links == _MOST_LINKS:
-            here = following
+            current = candidate
             continue
         links += 1
-        ahead += _split_reversed(target)
+        remaining += _split_reversed(target)
         if target.startswith("/"):
-            here = "/"
+            current = "/"
 
 
 def _split_reversed(path: str) -> list[str]:
     """Return a path's components, last one first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    return [component for component in reversed(path.split("/")) if component not in ("", ".")]
 
 
 def _read_link(path: str) -> str:
@@ -191,14 +191,14 @@ def rename_new(fd: int, old: str, new: str) -> None:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
 
 
-def can_access(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
+def can_access(uid: int, access: Literal["r", "w"], path: str) -> bool | None:
     """Return whether a user may read ("r") or write ("w") a file; None if only root can tell.
 
     The kernel decides, in a process of that user, because groups, access control lists and
     parent directories count too.
     """
     if uid == os.geteuid():
-        mode = os.R_OK if way == "r" else os.W_OK
+        mode = os.R_OK if access == "r" else os.W_OK
         return uid == 0 or os.access(path, mode, effective_ids=True)
     if uid == 0:
         return True
@@ -216,7 +216,7 @@ def can_access(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
         gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
     try:
         result = subprocess.run(
-            ["/bin/sh", "-c", f'[ -{way} "$1" ]', "sh", path],
+            ["/bin/sh", "-c", f'[ -{access} "$1" ]', "sh", path],
             user=uid,
             group=gid,
             extra_groups=groups,
@@ -243,19 +243,19 @@ _LONGEST_STEM: Final = 200
 class UnsafePath(OSError):
     """Root refuses to write to a path where others could have planted a link or file."""
 
-    def __init__(self, what: str, path: str) -> None:
-        super().__init__(errno.EPERM, what, path)
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(errno.EPERM, message, path)
 
 
 def describe_os_error(error: OSError, path: str) -> str:
     """Return an OSError's text, with its file name if that is not ``path``."""
-    said = error.strerror or str(error)
-    where = error.filename
-    return said if where in (None, path) else f"{where} {said}"
+    message = error.strerror or str(error)
+    filename = error.filename
+    return message if filename in (None, path) else f"{filename} {message}"
 
 
 def open_directory(
-    path: str, *, make: int | None = None, trusted: Collection[int] = (), checks: bool = True
+    path: str, *, create_mode: int | None = None, trusted: Collection[int] = (), checks: bool = True
 ) -> int:
     """Open a directory for writing files in it, and return its descriptor.
 
@@ -263,7 +263,7 @@ def open_directory(
 
     Args:
         path: The directory.
-        make: Mode for creating it and missing parents; None to create nothing.
+        create_mode: Mode for creating it and missing parents; None to create nothing.
         trusted: Uids that may own the directory, besides root.
         checks: Whether it must be safe: owned by root or a trusted uid, and not writable by others
             unless it is sticky.
@@ -274,35 +274,37 @@ def open_directory(
     """
     path = os.path.abspath(path)
     if os.geteuid() != 0:
-        if make is not None:
-            os.makedirs(path, mode=make, exist_ok=True)
+        if create_mode is not None:
+            os.makedirs(path, mode=create_mode, exist_ok=True)
         return os.open(path, _READ)
-    here = os.open("/", _PASS)
-    at = ""
+    current_fd = os.open("/", _PASS)
+    current_path = ""
     try:
-        for part in [part for part in path.split("/") if part]:
-            below = _enter_directory(here, part, f"{at}/{part}", make, trusted)
-            os.close(here)
-            here, at = below, f"{at}/{part}"
+        for component in [component for component in path.split("/") if component]:
+            child_fd = _enter_directory(
+                current_fd, component, f"{current_path}/{component}", create_mode, trusted
+            )
+            os.close(current_fd)
+            current_fd, current_path = child_fd, f"{current_path}/{component}"
         if checks:
-            _require_safe_owner(os.fstat(here), path, trusted)
-        return os.open(".", _READ, dir_fd=here)
+            _require_safe_owner(os.fstat(current_fd), path, trusted)
+        return os.open(".", _READ, dir_fd=current_fd)
     finally:
-        os.close(here)
+        os.close(current_fd)
 
 
 def _enter_directory(
-    parent: int, name: str, path: str, make: int | None, trusted: Collection[int]
+    parent: int, name: str, path: str, create_mode: int | None, trusted: Collection[int]
 ) -> int:
     """Open a directory's child directory, which must not be a link; create it if wanted."""
     try:
         return os.open(name, _PASS, dir_fd=parent)
     except FileNotFoundError:
-        if make is None:
+        if create_mode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
         _require_safe_owner(os.fstat(parent), os.path.dirname(path), trusted)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, make, dir_fd=parent)
+            os.mkdir(name, create_mode, dir_fd=parent)
         return os.open(name, _PASS, dir_fd=parent)
     except NotADirectoryError:
         if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -313,21 +315,21 @@ def _enter_directory(
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
-def _require_safe_owner(found: os.stat_result, path: str, trusted: Collection[int]) -> None:
+def _require_safe_owner(info: os.stat_result, path: str, trusted: Collection[int]) -> None:
     """Check that nobody but root and trusted users can replace a directory's entries.
 
     Raises:
         UnsafePath: Others can replace its entries.
     """
-    if found.st_uid not in {0, *trusted}:
+    if info.st_uid not in {0, *trusted}:
         raise UnsafePath(
-            f"belongs to uid {found.st_uid}, who could plant files in it: as root, write to a "
+            f"belongs to uid {info.st_uid}, who could plant files in it: as root, write to a "
             "directory of root's",
             path,
         )
     # With an access control list the group bits are its mask.
-    others = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0))
-    if others and not found.st_mode & stat.S_ISVTX:
+    others = info.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if info.st_gid else 0))
+    if others and not info.st_mode & stat.S_ISVTX:
         raise UnsafePath(
             "can be written to by others, who could plant files in it: run 'chmod go-w' on it, "
             "or write elsewhere",
@@ -370,8 +372,8 @@ def replace_file(
         OSError: It cannot be written.
     """
     with open_parent(path, trusted=trusted) as (directory, name):
-        fresh = f".{_cut_name(name)}.{secrets.token_hex(8)}"
-        descriptor = os.open(fresh, _NEW, 0o600, dir_fd=directory)
+        temporary = f".{_cut_name(name)}.{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, _NEW, 0o600, dir_fd=directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -382,12 +384,12 @@ def replace_file(
                 os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             if is_new:
-                rename_new(directory, fresh, name)
+                rename_new(directory, temporary, name)
             else:
-                os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(fresh, dir_fd=directory)
+                os.unlink(temporary, dir_fd=directory)
             raise
         os.fsync(directory)
 
@@ -399,14 +401,14 @@ def remove_unfinished(path: str, *, trusted: Collection[int] = ()) -> None:
         OSError: The directory cannot be used.
     """
     with open_parent(path, trusted=trusted) as (directory, name):
-        left = re.compile(re.escape(f".{_cut_name(name)}.") + r"[0-9a-f]{16}")
-        for one in filter(left.fullmatch, os.listdir(directory)):
+        pattern = re.compile(re.escape(f".{_cut_name(name)}.") + r"[0-9a-f]{16}")
+        for filename in filter(pattern.fullmatch, os.listdir(directory)):
             with contextlib.suppress(OSError):
-                fd = os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+                fd = os.open(filename, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if os.fstat(fd).st_uid == os.geteuid():
-                        os.unlink(one, dir_fd=directory)
+                        os.unlink(filename, dir_fd=directory)
                 finally:
                     os.close(fd)
 
@@ -433,12 +435,12 @@ def write_status(path: str, value: Any) -> None:
     Raises:
         StatusWriteError: It cannot be written.
     """
-    fresh = f"{path}.{os.getpid()}"
+    temporary = f"{path}.{os.getpid()}"
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(msgspec.json.encode(value))
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise StatusWriteError(f"cannot write {path}: {error.strerror}", path) from error
 
@@ -451,8 +453,8 @@ def read_status(path: str, kind: type[T]) -> tuple[T, float] | None:
     """
     try:
         with open(path, "rb") as file:
-            at_s = os.fstat(file.fileno()).st_mtime
-            return msgspec.json.decode(file.read(), type=kind), at_s
+            modified_s = os.fstat(file.fileno()).st_mtime
+            return msgspec.json.decode(file.read(), type=kind), modified_s
     except (OSError, msgspec.MsgspecError):
         # No file yet, or one of another release: either way nothing is known.
         return None

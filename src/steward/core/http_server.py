@@ -61,82 +61,82 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class TimeLimitedProtocol(H11Protocol):
     """HTTP/1.1 protocol of uvicorn, with time limits on request heads and on reading answers."""
 
-    crowd: ConnectionLimit
+    connection_limit: ConnectionLimit
     timeouts: Timeouts
     _number: int = 0
-    _head: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Count a new connection and start the timer of its first request."""
         super().connection_made(transport)
-        self._number = self.crowd.number_of(transport.get_extra_info("socket").fileno())
-        self._watch()
+        self._number = self.connection_limit.get_number(transport.get_extra_info("socket").fileno())
+        self._update_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes on, unless the connection was already dropped."""
-        if not self.crowd.has(self._number):
+        if not self.connection_limit.has(self._number):
             # Data that the client sent before the shutdown can still arrive.
             self.transport.abort()
             return
         super().data_received(data)
-        self._watch()
-        self._count()
+        self._update_head_timer()
+        self._update_count()
 
     def on_response_complete(self) -> None:
         """Update the connection's count after a complete answer."""
         super().on_response_complete()
-        self._count()
+        self._update_count()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a closed connection from the count and stop its timers."""
         super().connection_lost(exc)
-        self.crowd.leave(self._number)
-        self._unwatch()
-        self._is_read()
+        self.connection_limit.remove(self._number)
+        self._stop_head_timer()
+        self._stop_read_timer()
 
     def pause_writing(self) -> None:
         """Start the read timer: the client does not read its answer."""
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(_MAX_READ_PAUSE_S, self._too_slow)
-        self._count()
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(_MAX_READ_PAUSE_S, self._abort_slow)
+        self._update_count()
 
     def resume_writing(self) -> None:
         """Stop the read timer: the client reads again."""
         super().resume_writing()
-        self._is_read()
-        self._count()
+        self._stop_read_timer()
+        self._update_count()
 
-    def _is_read(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-    def _count(self) -> None:
+    def _update_count(self) -> None:
         """Count the connection in the limit only while the server waits for the client."""
         cycle: RequestResponseCycle | None = self.cycle
         is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if is_whole and self._unread is None:
-            self.crowd.ask(self._number)
+        if is_whole and self._read_timer is None:
+            self.connection_limit.mark_busy(self._number)
         else:
-            self.crowd.rest(self._number)
+            self.connection_limit.mark_idle(self._number)
 
-    def _watch(self) -> None:
+    def _update_head_timer(self) -> None:
         """Run the timer exactly while a request's head is incomplete."""
         # uvicorn's type says that there always is a cycle, but it starts with None.
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            self._unwatch()
-        elif self._head is None:
-            self._head = self.loop.call_later(self.timeouts.head_s, self._too_slow)
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.timeouts.head_s, self._abort_slow)
 
-    def _unwatch(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _too_slow(self) -> None:
+    def _abort_slow(self) -> None:
         if not self.transport.is_closing():
             self.transport.abort()
 
@@ -144,10 +144,12 @@ class TimeLimitedProtocol(H11Protocol):
 class _Server(uvicorn.Server):
     """A uvicorn server that a Stop ends and that reports a heartbeat."""
 
-    def __init__(self, config: uvicorn.Config, stop: Stop, beat: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, stop: Stop, send_heartbeat: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._stop = stop
-        self._beat = beat
+        self._send_heartbeat = send_heartbeat
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,7 +158,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Report a heartbeat ten times a second; return whether to stop."""
-        self._beat()
+        self._send_heartbeat()
         return await super().on_tick(counter) or self._stop.is_set()
 
 
@@ -191,20 +193,20 @@ def limit_concurrency(app: Any) -> Any:
     uvicorn's own limit counts connections: those that ``ConnectionLimit`` has just shut down count
     for a moment longer, so it rejected requests of other clients.
     """
-    at_once = 0
+    running = 0
 
     async def answered(scope: Any, receive: Receive, send: Any) -> None:
-        nonlocal at_once
-        if scope["type"] == "http" and at_once >= _MAX_CONCURRENT_REQUESTS:
+        nonlocal running
+        if scope["type"] == "http" and running >= _MAX_CONCURRENT_REQUESTS:
             headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": b"too many requests at once"})
             return
-        at_once += 1
+        running += 1
         try:
             await app(scope, receive, send)
         finally:
-            at_once -= 1
+            running -= 1
 
     return answered
 
@@ -271,42 +273,42 @@ class ServingError(StewardError):
     """The server cannot run as configured."""
 
 
-def open_http_listener(served: ServerConfig) -> socket.socket:
+def open_http_listener(server_config: ServerConfig) -> socket.socket:
     """Open the listening socket of a server.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
     """
-    return open_tcp_listener(served.listen, _BACKLOG)
+    return open_tcp_listener(server_config.listen, _BACKLOG)
 
 
 def serve_http(
-    served: ServerConfig,
+    server_config: ServerConfig,
     app: Any,
     listener: socket.socket,
     stop: Stop,
-    beat: Callable[[], None],
+    send_heartbeat: Callable[[], None],
 ) -> None:
     """Serve requests until the Stop is set.
 
     Args:
-        served: Configuration of the server.
+        server_config: Configuration of the server.
         app: The ASGI application.
         listener: The listening socket; closed at the end.
         stop: Ends the server.
-        beat: Heartbeat, called several times a second.
+        send_heartbeat: Heartbeat, called several times a second.
 
     Raises:
         ServingError: The certificate cannot be used.
     """
-    bounds = ConnectionLimit(_MAX_IDLE_OF_ADDRESS, _MAX_IDLE_CONNECTIONS, served.shared)
+    limit = ConnectionLimit(_MAX_IDLE_OF_ADDRESS, _MAX_IDLE_CONNECTIONS, server_config.shared)
 
     class Protocol(TimeLimitedProtocol):
-        crowd = bounds
-        timeouts = served.timeouts
+        connection_limit = limit
+        timeouts = server_config.timeouts
 
     config = uvicorn.Config(
-        answer_head(limit_concurrency(limit_body_time(app, served.timeouts.request_s))),
+        answer_head(limit_concurrency(limit_body_time(app, server_config.timeouts.request_s))),
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -319,23 +321,25 @@ def serve_http(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        ssl_certfile=served.certificate_file or None,
-        ssl_keyfile=served.key_file or None,
+        ssl_certfile=server_config.certificate_file or None,
+        ssl_keyfile=server_config.key_file or None,
     )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ServingError(
-            f"{served.section} certificate_file or key_file cannot be used: {error}",
-            served.certificate_file,
+            f"{server_config.section} certificate_file or key_file cannot be used: {error}",
+            server_config.certificate_file,
         ) from error
     log.info(
         "%s is at %s port %d, %s",
-        served.name,
+        server_config.name,
         *listener.getsockname()[:2],
-        "with TLS" if served.certificate_file else "without TLS: tokens can be read on their way",
+        "with TLS"
+        if server_config.certificate_file
+        else "without TLS: tokens can be read on their way",
     )
     # The line above replaces uvicorn's own messages at start and end.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with ReportingListener(listener, bounds.come) as bounded:
-        _Server(config, stop, beat).run(sockets=[bounded])
+    with ReportingListener(listener, limit.add) as reporting:
+        _Server(config, stop, send_heartbeat).run(sockets=[reporting])

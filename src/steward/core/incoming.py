@@ -60,10 +60,10 @@ class IncomingName(msgspec.Struct, frozen=True):
 
 
 def make_incoming_filename(
-    cluster: str, job_id: int, spool_mtime_ns: int, length: int, what: str
+    cluster: str, job_id: int, spool_mtime_ns: int, length: int, kind: str
 ) -> str:
-    """Make the name of an incoming file; ``what`` is ``script`` or ``env``."""
-    return f"{cluster}.{job_id}.{spool_mtime_ns}.{length}.{what}"
+    """Make the name of an incoming file; ``kind`` is ``script`` or ``env``."""
+    return f"{cluster}.{job_id}.{spool_mtime_ns}.{length}.{kind}"
 
 
 def parse_incoming_filename(filename: str) -> IncomingName | None:
@@ -96,7 +96,7 @@ class IncomingStore:
         self._marker = marker
         self._fd = -1
         self._unsynced: list[int] = []
-        self._unsynced_more = False
+        self._has_more_unsynced = False
 
     def prepare(self) -> None:
         """Open the directory; create it if its parent exists.
@@ -119,7 +119,7 @@ class IncomingStore:
                 os.chmod(self.directory, 0o700)
             self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable(error) from error
 
     def check(self) -> None:
         """Check that the directory is still the one that was opened; reopen a replaced one.
@@ -135,12 +135,12 @@ class IncomingStore:
         try:
             if self._marker:
                 os.stat(self._marker)
-            here = os.stat(self.directory)
+            current = os.stat(self.directory)
             opened = os.fstat(self._fd)
         except OSError as error:
             self.close()
-            raise self._unavailable(error) from error
-        if (here.st_dev, here.st_ino) != (opened.st_dev, opened.st_ino):
+            raise self._make_unavailable(error) from error
+        if (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
             self.prepare()
 
     def _is_remote(self) -> bool:
@@ -178,7 +178,7 @@ class IncomingStore:
         try:
             self._write(filename, data)
         except OSError as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable(error) from error
         return IncomingFile(
             path=filename, length=len(data), sha256=hashlib.sha256(data).hexdigest()
         )
@@ -189,10 +189,10 @@ class IncomingStore:
         try:
             fd = os.open(filename, flags, 0o600, dir_fd=self._fd)
         except FileExistsError:
-            if self._holds(filename, data):
+            if self._has_content(filename, data):
                 # Written before, but perhaps not durable: the sync may be what failed.
-                again = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._sync_later(os.open(filename, again, dir_fd=self._fd))
+                read_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._sync_later(os.open(filename, read_flags, dir_fd=self._fd))
                 return
             # Truncated by a crash. Nothing links to it yet, since its event was never sent.
             os.unlink(filename, dir_fd=self._fd)
@@ -211,10 +211,10 @@ class IncomingStore:
         if len(self._unsynced) < _MAX_SINGLE_SYNCS:
             self._unsynced.append(fd)
         else:
-            self._unsynced_more = True
+            self._has_more_unsynced = True
             os.close(fd)
 
-    def _holds(self, filename: str, data: bytes) -> bool:
+    def _has_content(self, filename: str, data: bytes) -> bool:
         fd = os.open(filename, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             return os.fstat(fd).st_size == len(data) and _read_all(fd) == data
@@ -223,8 +223,8 @@ class IncomingStore:
 
     def take_unsynced(self) -> "UnsyncedFiles":
         """Return the files written since the last call, for another thread to sync."""
-        batch = UnsyncedFiles(self, self._fd, self._unsynced, self._unsynced_more)
-        self._unsynced, self._unsynced_more = [], False
+        batch = UnsyncedFiles(self, self._fd, self._unsynced, self._has_more_unsynced)
+        self._unsynced, self._has_more_unsynced = [], False
         return batch
 
     def sync(self) -> None:
@@ -235,41 +235,41 @@ class IncomingStore:
         """
         self.take_unsynced().sync()
 
-    def path(self, kept: IncomingFile) -> str:
+    def get_path(self, file: IncomingFile) -> str:
         """Return the absolute path of an incoming file.
 
         Raises:
             StoreError: The name is not that of an incoming file.
         """
-        if parse_incoming_filename(kept.path) is None:
-            raise StoreError(f"{kept.path!r} is not the name of a kept file", kept)
-        return os.path.join(self.directory, kept.path)
+        if parse_incoming_filename(file.path) is None:
+            raise StoreError(f"{file.path!r} is not the name of a kept file", file)
+        return os.path.join(self.directory, file.path)
 
-    def open(self, kept: IncomingFile) -> int:
+    def open(self, file: IncomingFile) -> int:
         """Open an incoming file for reading; the caller closes the descriptor.
 
         Raises:
             FileNotFoundError: The file is not here (any more).
             StoreUnavailable: The store cannot be read now.
         """
-        path = self.path(kept)
+        path = self.get_path(file)
         try:
             return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             if self._marker and not os.path.exists(self._marker):
-                gone = FileNotFoundError(errno.ENOENT, "the file system is gone", self._marker)
-                raise self._unavailable(gone) from None
+                missing = FileNotFoundError(errno.ENOENT, "the file system is gone", self._marker)
+                raise self._make_unavailable(missing) from None
             raise
         except OSError as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable(error) from error
 
-    def read(self, kept: IncomingFile) -> bytes:
+    def read(self, file: IncomingFile) -> bytes:
         """Read an incoming file; raises as :meth:`open` does."""
-        fd = self.open(kept)
+        fd = self.open(file)
         try:
             return _read_all(fd)
         except OSError as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable(error) from error
         finally:
             os.close(fd)
 
@@ -287,9 +287,9 @@ class IncomingStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise self._unavailable(error) from error
+                raise self._make_unavailable(error) from error
 
-    def names(self) -> Iterator[IncomingName]:
+    def iterate_names(self) -> Iterator[IncomingName]:
         """Yield the names of incoming files; foreign files are skipped.
 
         A store on a network file system yields none: capture never writes there.
@@ -306,9 +306,9 @@ class IncomingStore:
                     if name is not None:
                         yield name
         except OSError as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable(error) from error
 
-    def kept_bytes(self) -> int:
+    def get_size_bytes(self) -> int:
         """Return the size of all files; 0 if unknown now, or on a network file system."""
         try:
             if self._is_remote():
@@ -326,12 +326,12 @@ class IncomingStore:
         """Close the directory and unsynced files."""
         for fd in self._unsynced:
             os.close(fd)
-        self._unsynced, self._unsynced_more = [], False
+        self._unsynced, self._has_more_unsynced = [], False
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _unavailable(self, error: OSError) -> StoreUnavailable:
+    def _make_unavailable(self, error: OSError) -> StoreUnavailable:
         if self._marker and error.errno == errno.ENOENT and not os.path.exists(self._marker):
             root = os.path.dirname(self._marker)
             return StoreUnavailable(
@@ -343,11 +343,13 @@ class IncomingStore:
 class UnsyncedFiles:
     """Files written to a store and not yet durable; owns their descriptors."""
 
-    def __init__(self, store: IncomingStore, directory_fd: int, fds: list[int], more: bool) -> None:
+    def __init__(
+        self, store: IncomingStore, directory_fd: int, fds: list[int], has_more: bool
+    ) -> None:
         self._store = store
         self._fds = fds
         self._directory_fd = os.dup(directory_fd) if fds else -1
-        self._more = more
+        self._has_more = has_more
 
     def sync(self) -> None:
         """Make the files durable, many of them by one syncfs(2).
@@ -358,7 +360,7 @@ class UnsyncedFiles:
         if not self._fds:
             return
         try:
-            if self._more:
+            if self._has_more:
                 sync_filesystem(self._directory_fd)
             else:
                 for fd in self._fds:
@@ -397,7 +399,7 @@ class IncomingStores:
                 f"no store is called {name!r}: was its sink taken out of the configuration?", name
             ) from None
 
-    def usable(self) -> IncomingStore:
+    def find_usable(self) -> IncomingStore:
         """Return the first store that can be written now.
 
         Raises:
@@ -413,13 +415,13 @@ class IncomingStores:
                 return store
         raise StoreUnavailable("; ".join(reasons) or "no store is there")
 
-    def open(self, body: JobScript, kept: IncomingFile) -> int:
+    def open(self, body: JobScript, file: IncomingFile) -> int:
         """Open a file of this event for reading; raises as :meth:`IncomingStore.open`."""
-        return self.get(body.store).open(kept)
+        return self.get(body.store).open(file)
 
-    def read(self, body: JobScript, kept: IncomingFile) -> bytes:
+    def read(self, body: JobScript, file: IncomingFile) -> bytes:
         """Read a file of this event; raises as :meth:`IncomingStore.read`."""
-        return self.get(body.store).read(kept)
+        return self.get(body.store).read(file)
 
 
 def make_stores(settings: Settings) -> IncomingStores:
@@ -443,7 +445,7 @@ def _get_entry_size(entry: os.DirEntry[str]) -> int:
 
 def _read_all(fd: int) -> bytes:
     size = os.fstat(fd).st_size
-    parts = [os.read(fd, size + 1)]
-    while parts[-1]:
-        parts.append(os.read(fd, 1 << 20))
-    return b"".join(parts)
+    chunks = [os.read(fd, size + 1)]
+    while chunks[-1]:
+        chunks.append(os.read(fd, 1 << 20))
+    return b"".join(chunks)

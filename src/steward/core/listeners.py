@@ -68,7 +68,7 @@ def is_within(address: str, networks: Sequence[str]) -> bool:
         if isinstance(host, ipaddress.IPv6Address):
             # A listener at [::] sees IPv4 peers as IPv4-mapped addresses.
             host = host.ipv4_mapped or host
-        return any(host in ipaddress.ip_network(one, strict=False) for one in networks)
+        return any(host in ipaddress.ip_network(network, strict=False) for network in networks)
     except ValueError:
         return False
 
@@ -117,76 +117,84 @@ class ConnectionLimit:
         shared: Networks whose addresses many hosts or people share: proxies, NAT.
     """
 
-    def __init__(self, of_one: int, of_all: int, shared: Sequence[str] = ()) -> None:
-        self._of_one = of_one
-        self._of_all = of_all
+    def __init__(self, per_peer: int, total: int, shared: Sequence[str] = ()) -> None:
+        self._per_peer = per_peer
+        self._total = total
         self._shared = tuple(shared)
-        self._bounds: dict[str, int] = {}
-        self._open: dict[int, _IdleConnection] = {}
+        self._limits: dict[str, int] = {}
+        self._connections: dict[int, _IdleConnection] = {}
         self._numbers: dict[int, int] = {}
-        self._newest = 0
+        self._last_number = 0
 
-    def come(self, connection: socket.socket, address: Any) -> None:
+    def add(self, connection: socket.socket, address: Any) -> None:
         """Count a new connection under a new number: addresses and descriptors are reused at once.
 
         asyncio reports the loss of a TLS connection only after it closed the descriptor, when
         the next connection may have it.
         """
-        for key in [key for key, one in self._open.items() if one.connection.fileno() < 0]:
-            del self._open[key]
-        peer = self._peer(connection, str(address[0]))
-        self._newest += 1
-        self._numbers[connection.fileno()] = self._newest
-        self._open[self._newest] = _IdleConnection(connection, peer)
-        self._bound()
+        for key in [
+            key
+            for key, open_connection in self._connections.items()
+            if open_connection.connection.fileno() < 0
+        ]:
+            del self._connections[key]
+        peer = self._identify_peer(connection, str(address[0]))
+        self._last_number += 1
+        self._numbers[connection.fileno()] = self._last_number
+        self._connections[self._last_number] = _IdleConnection(connection, peer)
+        self._enforce()
 
-    def number_of(self, descriptor: int) -> int:
+    def get_number(self, descriptor: int) -> int:
         """Return the number of the connection that has an open descriptor, 0 if none has."""
         return self._numbers.get(descriptor, 0)
 
-    def ask(self, number: int) -> None:
+    def mark_busy(self, number: int) -> None:
         """Stop counting a connection: its request is whole."""
-        found = self._open.get(number)
-        if found is not None:
-            found.is_counted = False
+        entry = self._connections.get(number)
+        if entry is not None:
+            entry.is_counted = False
 
-    def rest(self, number: int) -> None:
+    def mark_idle(self, number: int) -> None:
         """Count a connection again: it has its answer, or its client does not read it."""
-        found = self._open.get(number)
-        if found is not None and not found.is_counted:
-            found.is_counted, found.since = True, time.monotonic()
-            self._bound()
+        entry = self._connections.get(number)
+        if entry is not None and not entry.is_counted:
+            entry.is_counted, entry.since = True, time.monotonic()
+            self._enforce()
 
     def has(self, number: int) -> bool:
         """Return whether a connection is still open, that is, neither shut down nor removed."""
-        return number in self._open
+        return number in self._connections
 
-    def leave(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Remove a closed connection."""
-        self._open.pop(number, None)
+        self._connections.pop(number, None)
 
-    def _peer(self, connection: socket.socket, address: str) -> str:
+    def _identify_peer(self, connection: socket.socket, address: str) -> str:
         """Return a connection's peer for the limits, and set the peer's limit."""
-        network = next((one for one in self._shared if is_within(address, (one,))), "")
+        network = next((item for item in self._shared if is_within(address, (item,))), "")
         try:
             uid = find_peer_uid(connection)
             peer = f"uid {uid}" if uid is not None else network or get_limit_key(address)
         except PeerClosed:
             peer, network = "closed", ""
-        if len(self._bounds) > self._of_all:
+        if len(self._limits) > self._total:
             # Drop the limits of peers whose connections are gone.
-            self._bounds = {one.peer: self._bounds[one.peer] for one in self._open.values()}
-        self._bounds[peer] = self._of_all // 2 if network else self._of_one
+            self._limits = {
+                item.peer: self._limits[item.peer] for item in self._connections.values()
+            }
+        self._limits[peer] = self._total // 2 if network else self._per_peer
         return peer
 
-    def _bound(self) -> None:
+    def _enforce(self) -> None:
         """Shut down the oldest connection of the peer that exceeds its limit most."""
-        counted = {key: one for key, one in self._open.items() if one.is_counted}
-        by_peer = Counter(one.peer for one in counted.values())
-        most = max(by_peer, key=lambda peer: by_peer[peer] / self._bounds[peer], default="")
-        if len(counted) > self._of_all or (most and by_peer[most] > self._bounds[most]):
-            of_most = {key: one for key, one in counted.items() if one.peer == most}
-            oldest = self._open.pop(min(of_most, key=lambda key: of_most[key].since))
+        counted = {key: entry for key, entry in self._connections.items() if entry.is_counted}
+        by_peer = Counter(entry.peer for entry in counted.values())
+        worst_peer = max(by_peer, key=lambda peer: by_peer[peer] / self._limits[peer], default="")
+        if len(counted) > self._total or (
+            worst_peer and by_peer[worst_peer] > self._limits[worst_peer]
+        ):
+            candidates = {key: entry for key, entry in counted.items() if entry.peer == worst_peer}
+            oldest = self._connections.pop(min(candidates, key=lambda key: candidates[key].since))
             with contextlib.suppress(OSError):
                 # Only shut down, not closed: its reader sees the end and closes it.
                 socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
@@ -205,17 +213,19 @@ def find_peer_uid(connection: socket.socket) -> int | None:
     """
     try:
         peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
-        hosts = [ipaddress.ip_address(str(one[0]).partition("%")[0]) for one in (peer, own)]
+        hosts = [
+            ipaddress.ip_address(str(endpoint[0]).partition("%")[0]) for endpoint in (peer, own)
+        ]
         if not hosts[0].is_loopback and hosts[0] != hosts[1]:
             return None
         family = connection.family
         addresses = b"".join(host.packed.ljust(16, b"\0") for host in hosts)
-        sought = struct.pack("!HH", peer[1], own[1]) + addresses + b"\0" * 4 + b"\xff" * 8
-        wanted = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY_STATE) + sought
-        head = struct.pack("=IHHII", 16 + len(wanted), _SOCK_DIAG, _REQUEST, 0, 0)
+        socket_id = struct.pack("!HH", peer[1], own[1]) + addresses + b"\0" * 4 + b"\xff" * 8
+        query = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY_STATE) + socket_id
+        head = struct.pack("=IHHII", 16 + len(query), _SOCK_DIAG, _REQUEST, 0, 0)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(1.0)
-            kernel.send(head + wanted)
+            kernel.send(head + query)
             reply = kernel.recv(4096)
     except (OSError, ValueError):
         return None
@@ -236,28 +246,30 @@ class ReportingListener(socket.socket):
         come: Called with each connection and its address.
     """
 
-    def __init__(self, listener: socket.socket, come: Callable[[socket.socket, Any], None]) -> None:
+    def __init__(
+        self, listener: socket.socket, on_accept: Callable[[socket.socket, Any], None]
+    ) -> None:
         super().__init__(fileno=listener.detach())
-        self._come = come
+        self._on_accept = on_accept
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection and report it."""
         connection, address = super().accept()
-        self._come(connection, address)
+        self._on_accept(connection, address)
         return connection, address
 
 
-def open_tcp_listener(where: str, backlog: int) -> socket.socket:
+def open_tcp_listener(address: str, backlog: int) -> socket.socket:
     """Open a non-blocking listening TCP socket.
 
     Args:
-        where: Address and port.
+        address: Address and port.
         backlog: Most connections that the kernel queues.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
     """
-    host, port = split_host_port(where) or ("", 0)
+    host, port = split_host_port(address) or ("", 0)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -270,7 +282,7 @@ def open_tcp_listener(where: str, backlog: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ListenUnavailable(f"cannot listen at {where}: {error.strerror}", where) from error
+        raise ListenUnavailable(f"cannot listen at {address}: {error.strerror}", address) from error
     return listener
 
 

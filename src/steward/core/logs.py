@@ -66,41 +66,43 @@ class LineFormatter(logging.Formatter):
     """Formatter for logfmt lines.
 
     Args:
-        part: Name of this process in the daemon; "" for none.
+        worker: Name of this process in the daemon; "" for none.
         for_journal: Whether systemd reads the lines: it needs a priority and adds the time.
     """
 
-    def __init__(self, part: str = "", for_journal: bool = False) -> None:
+    def __init__(self, worker: str = "", for_journal: bool = False) -> None:
         super().__init__()
-        self.part = part
+        self.worker = worker
         self._for_journal = for_journal
 
-    def head(self, record: logging.LogRecord) -> str:
+    def get_prefix(self, record: logging.LogRecord) -> str:
         """Return the priority prefix for systemd, "" if it does not read the lines."""
         return f"<{_PRIORITIES.get(record.levelno, 6)}>" if self._for_journal else ""
 
-    def facts(self, record: logging.LogRecord) -> dict[str, object]:
+    def collect_fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Return a record's fields by name, except its message."""
-        found: dict[str, object] = {"part": self.part} if self.part else {}
+        fields: dict[str, object] = {"part": self.worker} if self.worker else {}
         for name, value in vars(record).items():
             if name not in _OWN_ATTRIBUTES:
-                found[_clean_key(name)] = value
+                fields[_clean_key(name)] = value
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            found["error"] = f"{type(error).__name__}: {error}"
-            found["at"] = _format_frames(error)
-        return found
+            fields["error"] = f"{type(error).__name__}: {error}"
+            fields["at"] = _format_frames(error)
+        return fields
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record as one line, without a newline."""
         level = record.levelname.lower()
         head = (
-            f"{self.head(record)}{level}"
+            f"{self.get_prefix(record)}{level}"
             if self._for_journal
             else f"{_format_time(record)} {level}"
         )
         pairs = [f"msg={quote_value(_get_message(record))}"]
-        pairs += [f"{name}={quote_value(value)}" for name, value in self.facts(record).items()]
+        pairs += [
+            f"{name}={quote_value(value)}" for name, value in self.collect_fields(record).items()
+        ]
         return f"{head} {quote_value(record.name)} {' '.join(pairs)}"
 
 
@@ -109,15 +111,15 @@ class JsonFormatter(LineFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record as one line, without a newline."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _simplify(_get_message(record)),
         }
-        for name, value in self.facts(record).items():
-            told.setdefault(name, _simplify(value))
-        return self.head(record) + _escape_json(msgspec.json.encode(told).decode())
+        for name, value in self.collect_fields(record).items():
+            fields.setdefault(name, _simplify(value))
+        return self.get_prefix(record) + _escape_json(msgspec.json.encode(fields).decode())
 
 
 class ReopeningFileHandler(logging.Handler):
@@ -136,7 +138,7 @@ class ReopeningFileHandler(logging.Handler):
         super().__init__()
         self._path = path
         self._fd = -1
-        self._file: tuple[int, int] | None = None
+        self._file_id: tuple[int, int] | None = None
         try:
             self._open()
         except OSError as error:
@@ -146,7 +148,7 @@ class ReopeningFileHandler(logging.Handler):
         """Write a record; one that cannot be written is lost, without an exception."""
         try:
             line = self.format(record) + "\n"
-            self._follow()
+            self._reopen_if_rotated()
             os.write(self._fd, line.encode("utf-8", "backslashreplace"))
         except OSError:
             self.handleError(record)
@@ -158,11 +160,11 @@ class ReopeningFileHandler(logging.Handler):
             os.close(self._fd)
             self._fd = -1
 
-    def _follow(self) -> None:
+    def _reopen_if_rotated(self) -> None:
         """Reopen the file if it was renamed or removed."""
         try:
-            found = os.stat(self._path)
-            is_same = self._file == (found.st_dev, found.st_ino)
+            info = os.stat(self._path)
+            is_same = self._file_id == (info.st_dev, info.st_ino)
         except FileNotFoundError:
             is_same = False
         if not is_same:
@@ -172,39 +174,39 @@ class ReopeningFileHandler(logging.Handler):
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         if self._fd >= 0:
             os.close(self._fd)
-        found = os.fstat(fd)
-        self._fd, self._file = fd, (found.st_dev, found.st_ino)
+        info = os.fstat(fd)
+        self._fd, self._file_id = fd, (info.st_dev, info.st_ino)
 
 
 def configure_logging(
     level: str,
-    part: str = "",
+    worker: str = "",
     stream: TextIO | None = None,
     *,
-    form: LogFormat = "logfmt",
+    line_format: LogFormat = "logfmt",
     path: str = "",
 ) -> None:
     """Configure logging of this process: every record as one line to stderr or a file.
 
     Args:
         level: debug, info, warning or error.
-        part: Name of this process in the daemon; "" for none.
+        worker: Name of this process in the daemon; "" for none.
         stream: Stream to use instead of stderr.
-        form: Format of a line.
+        line_format: Format of a line.
         path: Log file; "" for none.
 
     Raises:
         LogUnavailable: The file cannot be written.
     """
-    to = stream or sys.stderr
-    handler = ReopeningFileHandler(path) if path else logging.StreamHandler(to)
-    formatter = JsonFormatter if form == "json" else LineFormatter
-    handler.setFormatter(formatter(part, for_journal=not path and _is_journal(to)))
+    output = stream or sys.stderr
+    handler = ReopeningFileHandler(path) if path else logging.StreamHandler(output)
+    formatter = JsonFormatter if line_format == "json" else LineFormatter
+    handler.setFormatter(formatter(worker, for_journal=not path and _is_journal(output)))
     root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        if isinstance(old, ReopeningFileHandler):
-            old.close()
+    for former in root.handlers[:]:
+        root.removeHandler(former)
+        if isinstance(former, ReopeningFileHandler):
+            former.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
     # httpx logs each URL, and a webhook's URL lets anybody post there.
@@ -213,21 +215,21 @@ def configure_logging(
     logging.raiseExceptions = False
 
 
-def set_log_part(part: str) -> None:
+def set_log_part(worker: str) -> None:
     """Name the part of the daemon in every line of this process, after a fork."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, LineFormatter):
-            handler.formatter.part = part
+            handler.formatter.worker = worker
 
 
 def _is_journal(stream: TextIO) -> bool:
     """Return whether ``stream`` is systemd's journal, by the test in systemd.exec(5)."""
-    named = os.environ.get("JOURNAL_STREAM", "")
+    journal_id = os.environ.get("JOURNAL_STREAM", "")
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return False  # a stream without a file is not the journal
-    return named == f"{status.st_dev}:{status.st_ino}"
+    return journal_id == f"{status.st_dev}:{status.st_ino}"
 
 
 def _get_message(record: logging.LogRecord) -> str:

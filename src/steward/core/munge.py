@@ -38,14 +38,14 @@ class DecodedCredential(msgspec.Struct, frozen=True):
 
     Attributes:
         code: munge_err_t: 0 for a valid one.
-        said: That code in words.
+        message: That code in words.
         uid: Uid of the process that made the credential.
         address: Address of the host that made it.
         payload: Data that it covers.
     """
 
     code: int
-    said: str
+    message: str
     uid: int = -1
     address: str = ""
     payload: bytes = b""
@@ -55,17 +55,17 @@ class DecodedCredential(msgspec.Struct, frozen=True):
 def load_libmunge() -> Any:
     """Load libmunge; return None if it is not installed."""
     try:
-        found = ctypes.CDLL(_NAME)
+        library = ctypes.CDLL(_NAME)
     except OSError:
         return None
-    found.munge_ctx_create.restype = ctypes.c_void_p
-    found.munge_ctx_create.argtypes = []
-    found.munge_ctx_destroy.restype = None
-    found.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
-    found.munge_strerror.restype = ctypes.c_char_p
-    found.munge_ctx_strerror.restype = ctypes.c_char_p
-    found.munge_ctx_strerror.argtypes = [ctypes.c_void_p]
-    return found
+    library.munge_ctx_create.restype = ctypes.c_void_p
+    library.munge_ctx_create.argtypes = []
+    library.munge_ctx_destroy.restype = None
+    library.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
+    library.munge_strerror.restype = ctypes.c_char_p
+    library.munge_ctx_strerror.restype = ctypes.c_char_p
+    library.munge_ctx_strerror.argtypes = [ctypes.c_void_p]
+    return library
 
 
 class _Context:
@@ -83,7 +83,7 @@ class _Context:
     def __exit__(self, *_: object) -> None:
         self.library.munge_ctx_destroy(self.pointer)
 
-    def said(self, code: int) -> str:
+    def get_error(self, code: int) -> str:
         """Return the last error, in words."""
         text = self.library.munge_ctx_strerror(self.pointer) or self.library.munge_strerror(code)
         return (text or b"").decode("utf-8", "backslashreplace")
@@ -91,15 +91,15 @@ class _Context:
 
 def encode_credential(socket: str, payload: bytes) -> tuple[int, bytes, str]:
     """Make a credential over these bytes; return munge_err_t, the credential and error text."""
-    made = ctypes.c_void_p()
+    pointer = ctypes.c_void_p()
     with _Context(socket) as context:
         code = context.library.munge_encode(
-            ctypes.byref(made), context.pointer, payload, ctypes.c_int(len(payload))
+            ctypes.byref(pointer), context.pointer, payload, ctypes.c_int(len(payload))
         )
         if code:
-            return code, b"", context.said(code)
-        credential = ctypes.string_at(made)
-        _free(made)
+            return code, b"", context.get_error(code)
+        credential = ctypes.string_at(pointer)
+        _free(pointer)
     return 0, credential, ""
 
 
@@ -121,10 +121,10 @@ def decode_credential(socket: str, credential: bytes) -> DecodedCredential:
         data = ctypes.string_at(payload, length.value) if payload.value else b""
         _free(payload)
         if code:
-            return DecodedCredential(code, context.said(code))
+            return DecodedCredential(code, context.get_error(code))
         code = context.library.munge_ctx_get(context.pointer, _ADDR4, ctypes.byref(address))
         if code:
-            return DecodedCredential(code, context.said(code))
+            return DecodedCredential(code, context.get_error(code))
     host = str(ipaddress.IPv4Address(struct.pack("=I", address.value)))
     return DecodedCredential(0, "", uid.value, host, data)
 
@@ -187,7 +187,7 @@ class Munge:
 
     def __init__(self, socket: str = "") -> None:
         self._socket = socket
-        self._where = (f"--socket={socket}",) if socket else ()
+        self._socket_option = (f"--socket={socket}",) if socket else ()
 
     def encode(self, payload: bytes) -> bytes:
         """Make a credential over these bytes.
@@ -196,11 +196,11 @@ class Munge:
             MungeUnavailable: munged does not answer.
         """
         if load_libmunge() is not None:
-            code, out, said = encode_credential(self._socket, payload)
+            code, out, message = encode_credential(self._socket, payload)
         else:
-            code, out, said = _run_munge(["munge", *self._where], payload)
+            code, out, message = _run_munge(["munge", *self._socket_option], payload)
         if code != 0:
-            raise MungeUnavailable(f"munge makes no credential: {said or f'exit code {code}'}")
+            raise MungeUnavailable(f"munge makes no credential: {message or f'exit code {code}'}")
         return out.strip()
 
     def decode(self, credential: bytes) -> MungeClaim:
@@ -215,34 +215,34 @@ class Munge:
             raise PermissionRefused("there is no MUNGE credential")
         if load_libmunge() is not None:
             return _make_claim(decode_credential(self._socket, credential))
-        words = ["unmunge", *self._where, "--numeric", "--keys=UID,ENCODE_HOST"]
-        code, out, said = _run_munge(words, credential)
+        command = ["unmunge", *self._socket_option, "--numeric", "--keys=UID,ENCODE_HOST"]
+        code, out, message = _run_munge(command, credential)
         if code in _INVALID_CREDENTIAL:
             raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[code]}")
         head, _, payload = out.partition(b"\n\n")
         uid, host = _METADATA.search(head), _HOST.search(head)
         if code != 0 or uid is None or host is None:
             raise MungeUnavailable(
-                f"unmunge opens no credential: {said or f'exit code {code}'}", code
+                f"unmunge opens no credential: {message or f'exit code {code}'}", code
             )
         address = (host[2] or host[3]).decode("ascii", "replace")
         return MungeClaim(int(uid[1]), address, payload)
 
 
-def _make_claim(opened: DecodedCredential) -> MungeClaim:
-    if opened.code in _INVALID_CREDENTIAL:
-        raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[opened.code]}")
-    if opened.code:
-        raise MungeUnavailable(f"munged opens no credential: {opened.said}", opened.code)
-    return MungeClaim(opened.uid, opened.address, opened.payload)
+def _make_claim(decoded: DecodedCredential) -> MungeClaim:
+    if decoded.code in _INVALID_CREDENTIAL:
+        raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[decoded.code]}")
+    if decoded.code:
+        raise MungeUnavailable(f"munged opens no credential: {decoded.message}", decoded.code)
+    return MungeClaim(decoded.uid, decoded.address, decoded.payload)
 
 
-def _run_munge(words: list[str], data: bytes) -> tuple[int, bytes, str]:
+def _run_munge(command: list[str], data: bytes) -> tuple[int, bytes, str]:
     """Run munge or unmunge; return exit code, output and error text."""
     environment = {"PATH": os.environ.get("PATH", _PATH), "LC_ALL": "C"}
     try:
         process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -252,13 +252,13 @@ def _run_munge(words: list[str], data: bytes) -> tuple[int, bytes, str]:
         )
     except OSError as error:
         raise MungeUnavailable(
-            f"{words[0]} cannot be started: {error.strerror}: install MUNGE", words
+            f"{command[0]} cannot be started: {error.strerror}: install MUNGE", command
         ) from error
     try:
         out, err = process.communicate(data, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise MungeUnavailable(
-            f"{words[0]} took longer than {_TIMEOUT_S:.0f} s: is munged well?", words
+            f"{command[0]} took longer than {_TIMEOUT_S:.0f} s: is munged well?", command
         ) from error
     finally:
         if process.returncode is None:
@@ -298,39 +298,39 @@ def is_credential(text: str) -> bool:
     return _CREDENTIAL.fullmatch(text) is not None
 
 
-def build_statement_from_digest(method: str, target: str, shown: str, origin: str) -> bytes:
+def build_statement_from_digest(method: str, target: str, digest: str, origin: str) -> bytes:
     """Return the same text as :func:`build_statement`, from the digest of the body.
 
     Args:
         method: HTTP method.
         target: Path from ``/api/`` on, with its query if there is one.
-        shown: Digest of the body.
+        digest: Digest of the body.
         origin: Host of the pages' address, with the port if it is not the usual one.
 
     Raises:
         UsageError: The values do not describe an HTTP request.
     """
-    if not _LINE.fullmatch(f"{method} {target}") or not _DIGEST.fullmatch(shown):
+    if not _LINE.fullmatch(f"{method} {target}") or not _DIGEST.fullmatch(digest):
         raise UsageError("that is no request of HTTP, whose maker MUNGE could name")
-    return _format_statement(method, target, shown, origin)
+    return _format_statement(method, target, digest, origin)
 
 
-def describe_difference(made: bytes, asked: bytes) -> str:
-    """Describe how a credential's text ``made`` differs from its request's; "" if it does not."""
-    if made == asked:
+def describe_difference(covered: bytes, expected: bytes) -> str:
+    """Describe how the text that a credential covers differs from its request's; "" if equal."""
+    if covered == expected:
         return ""
-    made_lines, asked_lines = made.split(b"\n"), asked.split(b"\n")
-    if len(made_lines) != len(asked_lines) or made_lines[:3] != asked_lines[:3]:
+    covered_lines, expected_lines = covered.split(b"\n"), expected.split(b"\n")
+    if len(covered_lines) != len(expected_lines) or covered_lines[:3] != expected_lines[:3]:
         return "was made over another request"
     theirs, ours = (
-        lines[3].decode("utf-8", "backslashreplace") for lines in (made_lines, asked_lines)
+        lines[3].decode("utf-8", "backslashreplace") for lines in (covered_lines, expected_lines)
     )
     return f"was made for {theirs!r}, and these pages are {ours!r} ('url' of [web])"
 
 
-def _format_statement(method: str, target: str, shown: str, origin: str) -> bytes:
+def _format_statement(method: str, target: str, digest: str, origin: str) -> bytes:
     return (
-        f"{_STATEMENT_VERSION}\n{method} {target}\n{shown}\n{_strip_usual_port(origin)}\n".encode()
+        f"{_STATEMENT_VERSION}\n{method} {target}\n{digest}\n{_strip_usual_port(origin)}\n".encode()
     )
 
 

@@ -70,42 +70,42 @@ def read_mail_body() -> bytes:
     """Read the mail's text from standard input, within a time limit."""
     if sys.stdin is None or sys.stdin.isatty():
         return b""
-    found = b""
+    body = b""
     deadline = time.monotonic() + _BODY_S
     descriptor = sys.stdin.fileno()
-    while len(found) < _MOST_BODY:
+    while len(body) < _MOST_BODY:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        piece = os.read(descriptor, 65536) if ready else b""
-        if not piece:
+        chunk = os.read(descriptor, 65536) if ready else b""
+        if not chunk:
             break
-        found += piece
-    return found
+        body += chunk
+    return body
 
 
-def send_mail(letter: OutgoingMail, page: str) -> None:
+def send_mail(mail: OutgoingMail, page: str) -> None:
     """Send a mail, with the text ``page`` (the job's page) after its body.
 
     Raises:
         MailRejected: The program rejected it.
         MailNotSent: It was not sent, or its fate is unknown.
     """
-    said = letter.body.decode("utf-8", "replace")
-    text = "\n".join(part for part in (said.rstrip("\n"), page) if part)
-    if letter.program:
-        words = [letter.program, "-s", letter.subject, ",".join(letter.to)]
-        _run_mail_program(words, text.encode(), letter.timeout_s)
+    body = mail.body.decode("utf-8", "replace")
+    text = "\n".join(part for part in (body.rstrip("\n"), page) if part)
+    if mail.program:
+        command = [mail.program, "-s", mail.subject, ",".join(mail.to)]
+        _run_mail_program(command, text.encode(), mail.timeout_s)
     else:
         _run_mail_program(
-            [letter.sendmail, "-i", "-t"], build_mail_message(letter, text), letter.timeout_s
+            [mail.sendmail, "-i", "-t"], build_mail_message(mail, text), mail.timeout_s
         )
 
 
-def build_mail_message(letter: OutgoingMail, text: str) -> bytes:
+def build_mail_message(mail: OutgoingMail, text: str) -> bytes:
     """Build the whole message, for sendmail."""
     headers = {
-        "To": ", ".join(letter.to),
-        "Subject": _encode_header(letter.subject),
-        "From": letter.sender if letter.sender.isascii() else _format_sender(letter.sender),
+        "To": ", ".join(mail.to),
+        "Subject": _encode_header(mail.subject),
+        "From": mail.sender if mail.sender.isascii() else _format_sender(mail.sender),
         "Date": formatdate(localtime=True),
         # Keeps vacation responders from answering slurmctld (RFC 3834).
         "Auto-Submitted": "auto-generated",
@@ -113,9 +113,9 @@ def build_mail_message(letter: OutgoingMail, text: str) -> bytes:
     # By hand: an EmailMessage decodes encoded words in its headers, which may then contain
     # newlines. It builds only the body.
     head = "".join(f"{name}: {_fold_header(value)}\n" for name, value in headers.items() if value)
-    built = EmailMessage()
-    built.set_content(text or "\n", cte="quoted-printable" if not text.isascii() else None)
-    return head.encode("ascii") + bytes(built)
+    message = EmailMessage()
+    message.set_content(text or "\n", cte="quoted-printable" if not text.isascii() else None)
+    return head.encode("ascii") + bytes(message)
 
 
 def _encode_header(text: str) -> str:
@@ -136,12 +136,12 @@ def _fold_header(value: str) -> str:
     return "\n ".join(line.strip() for line in value.splitlines() if line.strip())
 
 
-def _run_mail_program(words: list[str], data: bytes, timeout_s: float) -> None:
+def _run_mail_program(command: list[str], data: bytes, timeout_s: float) -> None:
     """Run a mail program with the message on its standard input."""
     environment = {**os.environ, "PATH": os.environ.get("PATH") or _PATH}
     try:
         process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -149,18 +149,20 @@ def _run_mail_program(words: list[str], data: bytes, timeout_s: float) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise MailNotSent(f"{words[0]} cannot be started: {error.strerror}", words) from error
+        raise MailNotSent(f"{command[0]} cannot be started: {error.strerror}", command) from error
     try:
         process.communicate(data, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise MailNotSent(f"{words[0]} did not end within {timeout_s:g} s", words) from None
+        raise MailNotSent(f"{command[0]} did not end within {timeout_s:g} s", command) from None
     finally:
         if process.returncode is None:
             kill_group(process)
     if process.returncode == os.EX_TEMPFAIL:
-        raise MailNotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
+        raise MailNotSent(
+            f"{command[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", command
+        )
     if process.returncode:
-        raise MailRejected(f"{words[0]} ended with {process.returncode}", words)
+        raise MailRejected(f"{command[0]} ended with {process.returncode}", command)
 
 
 TIMEOUT_S: Final = 10.0
@@ -179,12 +181,12 @@ class WebhookRejected(StewardError):
     """A webhook rejects the message for good."""
 
 
-def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> int:
+def post_webhook(url: str, payload: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> int:
     """Post JSON to a webhook; return the HTTP status of its answer.
 
     Args:
         url: Address of the webhook.
-        said: Data to send, as JSON.
+        payload: Data to send, as JSON.
         timeout_s: Time-out of each of connecting, sending and answering, in seconds.
 
     Raises:
@@ -193,11 +195,11 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
     """
     import httpx
 
-    where = describe_webhook(url)
+    target = describe_webhook(url)
     try:
-        answer = httpx.post(
+        reply = httpx.post(
             url,
-            content=msgspec.json.encode(said),
+            content=msgspec.json.encode(payload),
             headers={"Content-Type": "application/json"},
             timeout=timeout_s,
             follow_redirects=False,
@@ -205,12 +207,12 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # The error's text may hold the URL, and its cause would be shown with it.
         kind = type(error).__name__
-        raise WebhookUnavailable(f"{where} cannot be told: {kind}", where) from None
-    code = answer.status_code
+        raise WebhookUnavailable(f"{target} cannot be told: {kind}", target) from None
+    code = reply.status_code
     if code in _REFUSED and code not in _TRY_AGAIN:
-        raise WebhookRejected(f"{where} does not take it: it answers {code}", where)
-    if not answer.is_success:
-        raise WebhookUnavailable(f"{where} answers {code}", where)
+        raise WebhookRejected(f"{target} does not take it: it answers {code}", target)
+    if not reply.is_success:
+        raise WebhookUnavailable(f"{target} answers {code}", target)
     return code
 
 

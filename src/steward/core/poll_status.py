@@ -53,18 +53,18 @@ class PollStatusFiles:
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
 
-    def put(self, cluster: str, look: PollStatus) -> None:
+    def put(self, cluster: str, status: PollStatus) -> None:
         """Write the result of a cluster's last poll.
 
         Raises:
             StatusWriteError: It cannot be written.
         """
-        write_status(self._path(cluster), look)
+        write_status(self._path(cluster), status)
 
     def get(self, cluster: str) -> PollStatus | None:
         """Read the result of a cluster's last poll; None if there is none."""
-        found = read_status(self._path(cluster), PollStatus)
-        return found[0] if found else None
+        stored = read_status(self._path(cluster), PollStatus)
+        return stored[0] if stored else None
 
     def _path(self, cluster: str) -> str:
         if _SAFE_NAME.fullmatch(cluster) is None:

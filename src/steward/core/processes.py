@@ -83,54 +83,56 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_descendants(pid: int, but: Collection[int] = ()) -> None:
+def kill_descendants(pid: int, spared: Collection[int] = ()) -> None:
     """Kill all descendants of a process, and their process groups.
 
     Args:
         pid: The process, which may be this one. It stays alive and may start others: the
             search repeats until none is left, or up to a number of rounds.
-        but: Pids to spare, with their descendants.
+        spared: Pids to spare, with their descendants.
     """
     killed: set[int] = set()
     for _ in range(_ROUNDS):
         # Collect all first: the descendants of a killed process cannot be found any more.
         try:
-            found = [one for one in _list_descendants(pid, but) if one not in killed]
+            pids = [child for child in _list_descendants(pid, spared) if child not in killed]
         except OSError as error:
             log.warning("what pid %d has started cannot be found, to be ended: %s", pid, error)
             return
-        if not found:
+        if not pids:
             return
-        for one in found:
+        for child in pids:
             for kill in (os.kill, os.killpg):  # it may not lead its group yet
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(one, signal.SIGKILL)
-        killed.update(found)
+                    kill(child, signal.SIGKILL)
+        killed.update(pids)
 
 
-def _list_descendants(pid: int, but: Collection[int]) -> list[int]:
+def _list_descendants(pid: int, spared: Collection[int]) -> list[int]:
     """Return all descendants of a process, parents before their children."""
-    children = _read_children if os.path.exists(_CHILDREN) else _map_children()
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        below = [one for parent in waiting for one in children(parent) if one not in but]
-        found += below
-        waiting = below
-    return found
+    list_children = _read_children if os.path.exists(_CHILDREN) else _map_children()
+    pids: list[int] = []
+    parents = [pid]
+    while parents:
+        level = [
+            child for parent in parents for child in list_children(parent) if child not in spared
+        ]
+        pids += level
+        parents = level
+    return pids
 
 
 def _read_children(pid: int) -> list[int]:
     """Return the children of a process from the kernel's list for each of its threads."""
-    found: list[int] = []
+    children: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
             with (
                 contextlib.suppress(FileNotFoundError, ProcessLookupError),  # the thread has
                 open(f"/proc/{pid}/task/{thread}/children", "rb") as file,
             ):
-                found += map(int, file.read().split())
-    return found
+                children += map(int, file.read().split())
+    return children
 
 
 def _map_children() -> Children:

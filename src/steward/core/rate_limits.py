@@ -19,28 +19,28 @@ class TokenBuckets:
     """
 
     def __init__(
-        self, per_s: float, most: float, now: Callable[[], float] = time.monotonic
+        self, per_s: float, capacity: float, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._per_s = per_s
-        self._most = max(1.0, most)
+        self._capacity = max(1.0, capacity)
         self._now = now
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
-    def take(self, who: Hashable) -> bool:
+    def take(self, key: Hashable) -> bool:
         """Take a token from a key's bucket; return False if it is empty."""
         now = self._now()
-        level = self._level(who, now)
+        level = self._get_level(key, now)
         is_enough = level >= 1
-        self._buckets[who] = (level - 1 if is_enough else level, now)
-        self._buckets.move_to_end(who)
+        self._buckets[key] = (level - 1 if is_enough else level, now)
+        self._buckets.move_to_end(key)
         if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return is_enough
 
-    def wait_s(self, who: Hashable) -> float:
+    def get_wait_s(self, key: Hashable) -> float:
         """Return the seconds until a key's bucket has a token; 0 if it has one now."""
-        return max(0.0, (1 - self._level(who, self._now())) / self._per_s)
+        return max(0.0, (1 - self._get_level(key, self._now())) / self._per_s)
 
-    def _level(self, who: Hashable, now: float) -> float:
-        level, at = self._buckets.get(who, (self._most, now))
-        return min(self._most, level + (now - at) * self._per_s)
+    def _get_level(self, key: Hashable, now: float) -> float:
+        level, updated_at = self._buckets.get(key, (self._capacity, now))
+        return min(self._capacity, level + (now - updated_at) * self._per_s)

@@ -197,45 +197,45 @@ class Redactor:
         self._key = key
         names = DEFAULT_NAMES if settings.names is None else settings.names
         values = DEFAULT_VALUES if settings.values is None else settings.values
-        self._names = _join_patterns("names", (*names, *settings.more_names), re.IGNORECASE)
-        self._values = _join_patterns("values", (*values, *settings.more_values), re.DOTALL)
-        self._keep = frozenset(name.encode() for name in settings.keep)
+        self._name_pattern = _join_patterns("names", (*names, *settings.more_names), re.IGNORECASE)
+        self._value_pattern = _join_patterns("values", (*values, *settings.more_values), re.DOTALL)
+        self._kept_names = frozenset(name.encode() for name in settings.keep)
         self._entries_cache: dict[bytes, bytes] = {}
 
-    def entries(self, block: bytes) -> RedactedEnvironment:
+    def redact_entries(self, block: bytes) -> RedactedEnvironment:
         """Redact NUL-separated ``NAME=value`` entries; all other bytes stay unchanged."""
         entries = block.split(b"\0")
         # One call into C looks all entries up in the cache: most are the same in every job.
-        kept = list(map(self._entries_cache.get, entries))
-        if None in kept:
-            kept = [
-                self._entry(entry) if known is None else known
-                for entry, known in zip(entries, kept, strict=True)
+        cached_entries = list(map(self._entries_cache.get, entries))
+        if None in cached_entries:
+            cached_entries = [
+                self._redact_entry(entry) if cached is None else cached
+                for entry, cached in zip(entries, cached_entries, strict=True)
             ]
-        if kept.count(_UNCHANGED) == len(kept):
+        if cached_entries.count(_UNCHANGED) == len(cached_entries):
             return RedactedEnvironment(block, ())
         names = []
-        for index, redacted in enumerate(kept):
+        for index, redacted in enumerate(cached_entries):
             if redacted:
                 entries[index] = redacted
                 names.append(redacted.partition(b"=")[0].decode("utf-8", "backslashreplace"))
         return RedactedEnvironment(b"\0".join(entries), tuple(names))
 
-    def secret_spans(self, text: bytes) -> Iterator[tuple[int, int]]:
+    def find_secret_spans(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Yield the matches of the patterns on values, as (begin, end), in order."""
-        if self._values:
-            for match in self._values.finditer(text):
+        if self._value_pattern:
+            for match in self._value_pattern.finditer(text):
                 yield match.span()
 
     def is_secret(self, name: bytes) -> bool:
         """Return whether a variable of this name must lose its value."""
-        if name in self._keep or self._names is None:
+        if name in self._kept_names or self._name_pattern is None:
             return False
-        return self._names.search(name.replace(b"-", b"_")) is not None
+        return self._name_pattern.search(name.replace(b"-", b"_")) is not None
 
-    def _entry(self, entry: bytes) -> bytes:
+    def _redact_entry(self, entry: bytes) -> bytes:
         """Redact one entry and cache the result."""
-        redacted = self._redacted(entry)
+        redacted = self._redact_uncached(entry)
         if redacted == entry:
             redacted = _UNCHANGED
         if len(entry) <= _CACHE_ENTRY_BYTES:
@@ -244,26 +244,26 @@ class Redactor:
             self._entries_cache[entry] = redacted
         return redacted
 
-    def _redacted(self, entry: bytes) -> bytes:
+    def _redact_uncached(self, entry: bytes) -> bytes:
         """Redact one ``NAME=value`` entry."""
         name, equals, value = entry.partition(b"=")
         if not equals:
-            return REDACTED if self._values and self._values.search(entry) else entry
-        if name in self._keep or not value:
+            return REDACTED if self._value_pattern and self._value_pattern.search(entry) else entry
+        if name in self._kept_names or not value:
             return entry
         if self.is_secret(name):
             return name + b"=" + REDACTED
-        if self._values and self._values.search(value):
+        if self._value_pattern and self._value_pattern.search(value):
             return name + b"=" + REDACTED
-        if (b"=" in value or b":" in value) and self._assigns(value):
+        if (b"=" in value or b":" in value) and self._has_assignment(value):
             return name + b"=" + REDACTED
-        if self._names is not None and is_random(value) and not name.startswith(_NOT_RANDOM):
+        if self._name_pattern is not None and is_random(value) and not name.startswith(_NOT_RANDOM):
             return name + b"=" + REDACTED
         return entry
 
-    def _assigns(self, value: bytes) -> bool:
+    def _has_assignment(self, value: bytes) -> bool:
         """Return whether a value assigns to a secret name, as SLURM_EXPORT_ENV may."""
-        if any(True for _name in self._assigned(value)):
+        if any(True for _name in self._find_assigned(value)):
             return True
         if value.startswith(_FUNCTION):
             return False
@@ -274,97 +274,101 @@ class Redactor:
             for match in _NAME_BEFORE.finditer(value)
         )
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Redact a command line or comment: the values of secret names, and known tokens.
 
         ``sbatch --export=ALL,API_TOKEN=…`` repeats a value that the environment loses.
         """
-        return self._without_values(text, is_path=False)
+        return self._remove_values(text, is_path=False)
 
-    def path(self, text: str) -> str:
+    def redact_path(self, text: str) -> str:
         """Redact a path; a secret ends with its path component."""
-        return self._without_values(text, is_path=True)
+        return self._remove_values(text, is_path=True)
 
     def name(self, text: str) -> str:
         """Redact a job's name; a name with a secret becomes a keyed digest.
 
         Jobs of the same name then still share a name, which nobody can reverse without the key.
         """
-        if self._without_values(text, is_path=False) == text:
+        if self._remove_values(text, is_path=False) == text:
             return text
         if not self._key:
             return REDACTED.decode()
         digest = hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
         return f"{REDACTED.decode()[:-1]}:{digest.hexdigest()[:_DIGEST_DIGITS]}]"
 
-    def _without_values(self, text: str, *, is_path: bool) -> str:
+    def _remove_values(self, text: str, *, is_path: bool) -> str:
         """Replace secret values within a text or path."""
         data = text.encode("utf-8", "surrogatepass")
         parts = []
-        done = 0
-        for begin, end in sorted(self._values_of(data, is_path=is_path)):
-            if begin >= done and data[begin:end] != REDACTED:
-                parts += [data[done:begin], REDACTED]
-                done = end
-        rest = b"".join((*parts, data[done:])) if parts else data
-        if self._values:
-            rest = self._values.sub(REDACTED, rest)
-        return rest.decode("utf-8", "surrogatepass")
+        copied = 0
+        for begin, end in sorted(self._find_values(data, is_path=is_path)):
+            if begin >= copied and data[begin:end] != REDACTED:
+                parts += [data[copied:begin], REDACTED]
+                copied = end
+        result = b"".join((*parts, data[copied:])) if parts else data
+        if self._value_pattern:
+            result = self._value_pattern.sub(REDACTED, result)
+        return result.decode("utf-8", "surrogatepass")
 
-    def _values_of(self, data: bytes, *, is_path: bool) -> Iterator[tuple[int, int]]:
+    def _find_values(self, data: bytes, *, is_path: bool) -> Iterator[tuple[int, int]]:
         """Yield the values of secret names in a text, as (begin, end)."""
-        if self._names is None:
+        if self._name_pattern is None:
             return
-        done = 0
+        end = 0
         for match in merge(_NAME_BEFORE.finditer(data), _ODD_NAME.finditer(data), key=re.Match.end):
             option = match.groupdict().get("option")
             name, begin = option or match["name"], match.end()
-            if begin < done or not self.is_secret(name) or _is_count(name, data, begin):
+            if begin < end or not self.is_secret(name) or _is_count(name, data, begin):
                 continue
             if option and (data.startswith(b"--", begin) or _FLAG.match(data, begin)):
                 continue  # the option has no value
             if is_path:
-                ends = _COMPONENT_END
+                end_pattern = _COMPONENT_END
             elif option:
-                ends = _PHRASE_END if b"phrase" in name.lower() else _WORD_END
+                end_pattern = _PHRASE_END if b"phrase" in name.lower() else _WORD_END
             else:
-                ends = _VALUE_END
-            done = _find_end(ends, data, begin)
-            yield begin, done
-        done = 0
+                end_pattern = _VALUE_END
+            end = _find_end(end_pattern, data, begin)
+            yield begin, end
+        end = 0
         for match in _KEY_BEFORE.finditer(data):
             name, begin = match["name"], match.end()
-            if begin < done or not self.is_secret(name) or _is_count(name, data, begin):
+            if begin < end or not self.is_secret(name) or _is_count(name, data, begin):
                 continue
-            quoted = _QUOTE_END.get(data[begin : begin + 1])
-            begin += quoted is not None
-            done = _find_end(quoted or (_COMPONENT_END if is_path else _ITEM_END), data, begin)
-            if done > begin:
-                yield begin, done
+            quote_end = _QUOTE_END.get(data[begin : begin + 1])
+            begin += quote_end is not None
+            end = _find_end(quote_end or (_COMPONENT_END if is_path else _ITEM_END), data, begin)
+            if end > begin:
+                yield begin, end
         if not is_path:
             yield from _find_client_passwords(data)
 
-    def record(self, record: JobRecord) -> JobRecord:
+    def redact_record(self, record: JobRecord) -> JobRecord:
         """Redact the fields of a job record that its user wrote."""
         changes = {}
-        for fields, redacted in ((_TEXTS, self.text), (_NAMES, self.name), (_PATHS, self.path)):
+        for fields, redact in (
+            (_TEXTS, self.redact_text),
+            (_NAMES, self.name),
+            (_PATHS, self.redact_path),
+        ):
             for field in fields:
-                before = getattr(record, field)
-                if before and (after := redacted(before)) != before:
-                    changes[field] = after
+                old = getattr(record, field)
+                if old and (new := redact(old)) != old:
+                    changes[field] = new
         return msgspec.structs.replace(record, **changes) if changes else record
 
     def find_secrets(self, data: bytes) -> Iterator[SecretFinding]:
         """Yield possible credentials in a script, without their values."""
         for number, line in enumerate(data.split(b"\n"), start=1):
-            if self._values and self._values.search(line):
+            if self._value_pattern and self._value_pattern.search(line):
                 yield SecretFinding(number, "a token, private key or URL with a password")
                 continue
-            for name in self._assigned(line):
+            for name in self._find_assigned(line):
                 yield SecretFinding(number, name.decode("ascii"))
                 break
 
-    def _assigned(self, text: bytes) -> Iterator[bytes]:
+    def _find_assigned(self, text: bytes) -> Iterator[bytes]:
         """Yield secret names that a program, JSON or YAML text assigns a value to."""
         for match in _ASSIGNMENT.finditer(text):
             if self.is_secret(match["name"]) and not _VARIABLE.match(match["value"]):
@@ -384,17 +388,17 @@ def make_redactor(settings: Settings) -> Redactor:
     except FileNotFoundError:
         pass
     os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
-    fresh = f"{path}.{secrets.token_hex(8)}"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
             file.write(secrets.token_bytes(32))
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # another process was first, and its key is the one
-            os.link(fresh, path)
+            os.link(temporary, path)
     finally:
-        os.unlink(fresh)
+        os.unlink(temporary)
     with open(path, "rb") as file:
         return Redactor(settings.redact, file.read())
 
@@ -428,20 +432,20 @@ def _is_count(name: bytes, data: bytes, begin: int) -> bool:
     return name.lower().endswith((b"tokens", b"key")) and _COUNT.match(data, begin) is not None
 
 
-def _find_end(ends: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
-    found = ends.search(data, begin)
-    assert found is not None
-    return found.start()
+def _find_end(end_pattern: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
+    match = end_pattern.search(data, begin)
+    assert match is not None
+    return match.start()
 
 
-def _join_patterns(where: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
+def _join_patterns(field: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
     """Compile several patterns into one; None for no patterns."""
     for pattern in patterns:
         try:
             re.compile(pattern.encode(), flags)
         except re.error as error:
             raise UsageError(
-                f"[redact] {where}: {pattern!r} is no regular expression: {error}", pattern
+                f"[redact] {field}: {pattern!r} is no regular expression: {error}", pattern
             ) from error
     if not patterns:
         return None

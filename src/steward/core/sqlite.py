@@ -94,9 +94,9 @@ def open_database(
         SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
     """
     if dbapi2.sqlite_version_info < OLDEST_SAFE_VERSION:
-        wanted = ".".join(map(str, OLDEST_SAFE_VERSION))
+        oldest = ".".join(map(str, OLDEST_SAFE_VERSION))
         raise SqliteError(
-            f"SQLite {dbapi2.sqlite_version} is too old, {wanted} or later is needed: "
+            f"SQLite {dbapi2.sqlite_version} is too old, {oldest} or later is needed: "
             "reinstall the pysqlite3 package"
         )
     kind = find_network_type(os.path.dirname(path) or ".")
@@ -144,10 +144,10 @@ def shrink_database(
         step = min(free - spare, step_bytes // size)
         # Each fetched row is a page that was moved.
         connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
-        left = _read_pragma(connection, "freelist_count")
+        remaining = _read_pragma(connection, "freelist_count")
         # The checkpoint cuts the file, and the log must not grow instead.
         _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    return spare < left < free and logged == copied
+    return spare < remaining < free and logged == copied
 
 
 def _read_pragma(connection: Connection, name: str) -> int:
@@ -173,13 +173,13 @@ def create_for_owner(path: str) -> None:
     _create_file(path, owner)
 
 
-def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Connection:
+def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -> Connection:
     """Open a database read-only; statements that would write fail.
 
     Args:
         path: The database file.
         timeout_s: Longest wait for a lock, in seconds.
-        made: Whether a database whose schema is not yet complete counts as missing.
+        migrated: Whether a database whose schema is not yet complete counts as missing.
 
     Raises:
         SqliteUnavailable: There is no such database yet, or it cannot be read now.
@@ -189,8 +189,8 @@ def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Co
     with translate_errors(path):
         connection = _connect(path, timeout_s)
         connection.execute("PRAGMA query_only=ON")
-        is_begun = made and not _read_schema_version(connection)
-    if is_begun:
+        is_incomplete = migrated and not _read_schema_version(connection)
+    if is_incomplete:
         connection.close()
         raise SqliteUnavailable(f"{path} is being made: try again in a moment", path)
     return connection
@@ -242,24 +242,24 @@ def _create_file(path: str, owner: os.stat_result | None = None) -> None:
 
 def _enable_wal(connection: Connection, timeout_s: float) -> None:
     """Switch the database to WAL; SQLite's own lock time-out does not cover this statement."""
-    until = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except dbapi2.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= until:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(0.01)
         else:
             return
 
 
-def check_schema_version(path: str, known: int) -> None:
+def check_schema_version(path: str, latest: int) -> None:
     """Check that no newer release wrote a database, before anything else uses it.
 
     Args:
         path: The database file; it need not exist.
-        known: Number of migrations that this release knows.
+        latest: Number of migrations that this release knows.
 
     Raises:
         SqliteError: A newer Steward wrote it.
@@ -269,15 +269,15 @@ def check_schema_version(path: str, known: int) -> None:
         connection = open_reader(path)
         try:
             with translate_errors(path):
-                _check_version(path, _read_schema_version(connection), known)
+                _check_version(path, _read_schema_version(connection), latest)
         finally:
             connection.close()
 
 
-def _check_version(path: str, version: int, known: int) -> None:
-    if version > known:
+def _check_version(path: str, version: int, latest: int) -> None:
+    if version > latest:
         raise SqliteError(
-            f"{path} was written by a newer Steward (schema {version}, this one knows {known}): "
+            f"{path} was written by a newer Steward (schema {version}, this one knows {latest}): "
             "install that version again, or 'steward restore' a backup from before it",
             path,
         )

@@ -59,7 +59,7 @@ def make_client_context(certificate: str, key: str, ca: str) -> Context:
     return context
 
 
-def _load_certificates(context: Context, certificate: str, key: str, authority: str) -> None:
+def _load_certificates(context: Context, certificate: str, key: str, ca: str) -> None:
     """Load our certificate and the CA certificates into a context."""
     name = ""
     try:
@@ -67,9 +67,9 @@ def _load_certificates(context: Context, certificate: str, key: str, authority: 
             name = certificate
             # Without a password OpenSSL would prompt on the terminal for an encrypted key's.
             context.load_cert_chain(certificate, key, password="")
-        if authority:
-            name = authority
-            context.load_verify_locations(authority)
+        if ca:
+            name = ca
+            context.load_verify_locations(ca)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise TlsUnavailable(f"{name} (or its key) cannot be used: {reason}", name) from error

@@ -46,14 +46,14 @@ class Stop:
 class Backoff:
     """Delays between retries, doubling from ``first_s`` up to ``most_s`` seconds."""
 
-    def __init__(self, first_s: float = 0.2, most_s: float = 15.0) -> None:
+    def __init__(self, first_s: float = 0.2, max_s: float = 15.0) -> None:
         self._first_s = first_s
-        self._most_s = most_s
+        self._max_s = max_s
         self._next_s = first_s
 
     def next_s(self) -> float:
         """Return the seconds to wait now, and double the next delay."""
-        now_s, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
+        now_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
         return now_s
 
     def reset(self) -> None:

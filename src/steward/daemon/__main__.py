@@ -22,10 +22,10 @@ def exec_daemon(config: str, *, controller: bool = False) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # Names in an archive are UTF-8, whatever the service manager's locale is.
-    words = [sys.executable, "-X", "utf8", "-m", "steward.daemon", config]
+    arguments = [sys.executable, "-X", "utf8", "-m", "steward.daemon", config]
     if controller:
-        words.append("controller")
-    os.execv(sys.executable, words)  # noqa: S606 - no shell is wanted
+        arguments.append("controller")
+    os.execv(sys.executable, arguments)  # noqa: S606 - no shell is wanted
 
 
 def main() -> int:
@@ -33,8 +33,8 @@ def main() -> int:
     from steward.core.config.reader import load_settings
     from steward.daemon import serve
 
-    config, *more = sys.argv[1:]
-    if more:
+    config, *extra = sys.argv[1:]
+    if extra:
         from steward.daemon.controller import make_controller_parts as parts
     else:
         from steward.daemon.workers import make_parts as parts

@@ -53,14 +53,14 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
         per_second: Average number of requests per second of such a user.
         burst: Maximum number of such requests at once.
         waiting: Maximum number of connections without a complete request, of all users.
-        waiting_bytes: Maximum size of incomplete requests, of all users, in bytes.
+        incomplete_bytes: Maximum size of incomplete requests, of all users, in bytes.
         request_s: Time-out for a complete request, in seconds.
         silence_s: Longest time that an action may run without output, in seconds.
         send_s: Longest time for a peer to read one line of the reply, in seconds.
         memory_bytes: Memory that a reply may take beyond what the daemon had, in bytes.
-        kept: Maximum number of connections of the web server's process.
-        kept_requests: Maximum number of requests on each of them.
-        kept_s: Longest life of each of them, in seconds.
+        web_connections: Maximum number of connections of the web server's process.
+        web_requests: Maximum number of requests on each of them.
+        web_connection_s: Longest life of each of them, in seconds.
     """
 
     connections: int = 64
@@ -68,14 +68,14 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     per_second: float = 20.0
     burst: int = 40
     waiting: int = 512
-    waiting_bytes: int = 64 << 20
+    incomplete_bytes: int = 64 << 20
     request_s: float = 10.0
     silence_s: float = 300.0
     send_s: float = 300.0
     memory_bytes: int = 2 << 30
-    kept: int = 32
-    kept_requests: int = 2000
-    kept_s: float = 300.0
+    web_connections: int = 32
+    web_requests: int = 2000
+    web_connection_s: float = 300.0
 
 
 class RequestService:
@@ -92,16 +92,16 @@ class RequestService:
         self,
         registry: Registry,
         limits: PeerLimits | None = None,
-        knows: IdentifySecret | None = None,
-        repeats: OpenRepeats | None = None,
+        identify: IdentifySecret | None = None,
+        open_store: OpenRepeats | None = None,
     ) -> None:
         self.limits = limits or PeerLimits()
         self._registry = registry
-        self._knows = knows
-        self._repeats = repeats
+        self._identify = identify
+        self._open_store = open_store
 
     def serve(
-        self, connection: socket.socket, uid: int, line: bytes, *, keeps: bool = False
+        self, connection: socket.socket, uid: int, line: bytes, *, keep_open: bool = False
     ) -> None:
         """Answer the request, or requests, of a connection.
 
@@ -109,49 +109,49 @@ class RequestService:
             connection: The peer's connection.
             uid: The peer's uid, from the kernel.
             line: Its first request.
-            keeps: Whether the peer may send more requests.
+            keep_open: Whether the peer may send more requests.
 
         Raises:
             OSError: The peer is gone, or too slow.
         """
         peer = _PeerWatcher(connection)
-        until = time.monotonic() + self.limits.kept_s
-        for _ in range(self.limits.kept_requests):
+        deadline = time.monotonic() + self.limits.web_connection_s
+        for _ in range(self.limits.web_requests):
             _set_time_limit(self.limits.silence_s)
             is_last = True
             try:
-                ask = _decode_ask(line)
-                is_last = not (keeps and ask.keep)
-                replies = self._replies(ask, uid, peer)
+                message = _decode_ask(line)
+                is_last = not (keep_open and message.keep)
+                replies = self._answer(message, uid, peer)
             except StewardError as error:
                 replies = iter([encode_error_line(error)])
             for reply in replies:
                 _send_line(connection, reply, self.limits)
-            left_s = until - time.monotonic()
-            if is_last or left_s <= 0:
+            remaining_s = deadline - time.monotonic()
+            if is_last or remaining_s <= 0:
                 return
-            _set_time_limit(left_s + 5)
+            _set_time_limit(remaining_s + 5)
             try:
-                line = _read_line(connection, left_s)
+                line = _read_line(connection, remaining_s)
             except StewardError:
                 return  # a kept connection may be idle
             if not line:
                 return
 
-    def _replies(self, ask: ActionRequest, uid: int, peer: "_PeerWatcher") -> Iterator[bytes]:
+    def _answer(self, message: ActionRequest, uid: int, peer: "_PeerWatcher") -> Iterator[bytes]:
         """Yield the lines that answer a request; an error is the last line."""
         try:
-            action = self._registry.get(ask.action)
-            asker = self._asker(ask, uid)
-            request = self._registry.decode(ask.action, ask.args)
+            action = self._registry.get(message.action)
+            asker = self._identify_caller(message, uid)
+            request = self._registry.decode(message.action, message.args)
             log.debug("uid %d asks for %s", asker.uid, action.name)
             if action.only_reads:
-                peer.end_with_it()
+                peer.exit_on_disconnect()
                 yield from self._run(action, asker, request)
                 return
-            with peer.outlived():
-                if ask.key:
-                    yield self._once(ask.key, action, asker, request)
+            with peer.defer_exit():
+                if message.key:
+                    yield self._run_once(message.key, action, asker, request)
                 else:
                     yield from self._run(action, asker, request)
         except StewardError as error:
@@ -167,22 +167,22 @@ class RequestService:
                 InternalFailure("the daemon failed on this request: its log says why")
             )
 
-    def _asker(self, ask: ActionRequest, uid: int) -> Asker:
+    def _identify_caller(self, message: ActionRequest, uid: int) -> Asker:
         """Return the caller: the peer, or the owner of the secret that it sends."""
-        if not ask.auth:
+        if not message.auth:
             return Asker(uid=uid, user=_get_user_name(uid), how="socket")
-        if self._knows is None:
+        if self._identify is None:
             raise UnknownCredential("nobody is known here by a token")
-        asker = self._knows(ask.auth)
+        asker = self._identify(message.auth)
         # Check before decoding the request: an insufficient token learns nothing about its format.
-        check_scope(asker, ask.action)
+        check_scope(asker, message.action)
         return asker
 
-    def _once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
+    def _run_once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
         """Run the action once for an idempotency key; return its reply line."""
-        if self._repeats is None:
+        if self._open_store is None:
             raise UsageError("nothing is done here under a key", key)
-        return self._repeats().once(
+        return self._open_store().run_once(
             key,
             asker,
             action,
@@ -207,15 +207,15 @@ class RequestService:
 def _decode_ask(line: bytes) -> ActionRequest:
     """Decode a request and check its protocol version."""
     try:
-        ask = msgspec.json.decode(line, type=ActionRequest)
+        message = msgspec.json.decode(line, type=ActionRequest)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ActionError(f"the request cannot be read: {error}") from error
-    if ask.v != VERSION:
+    if message.v != VERSION:
         raise ActionError(
-            f"this daemon speaks version {VERSION} of the protocol, not {ask.v}: "
+            f"this daemon speaks version {VERSION} of the protocol, not {message.v}: "
             "use the steward command of the same release"
         )
-    return ask
+    return message
 
 
 def _get_user_name(uid: int) -> str:
@@ -236,28 +236,28 @@ class _PeerWatcher:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._may_end = threading.Lock()
-        self._is_watched = False
+        self._exit_lock = threading.Lock()
+        self._is_watching = False
 
-    def end_with_it(self) -> None:
+    def exit_on_disconnect(self) -> None:
         """End this process when the peer disconnects, from now on."""
-        if self._is_watched:
+        if self._is_watching:
             return
-        self._is_watched = True
-        gone = select.poll()
-        gone.register(self._connection, 0)
+        self._is_watching = True
+        poller = select.poll()
+        poller.register(self._connection, 0)
 
         def watch() -> None:
-            gone.poll()
-            with self._may_end:
+            poller.poll()
+            with self._exit_lock:
                 # Exit as an aborted process: its parent then ends what it has started.
                 os._exit(1)
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def outlived(self) -> AbstractContextManager[object]:
+    def defer_exit(self) -> AbstractContextManager[object]:
         """Return a context whose work is completed even if the peer disconnects."""
-        return self._may_end
+        return self._exit_lock
 
 
 def _set_time_limit(seconds: float) -> None:
@@ -271,13 +271,13 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
     Raises:
         ActionError: The line is too long, or did not come in time.
     """
-    until = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     line = bytearray()
     while not line.endswith(b"\n"):
-        left_s = until - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise ActionError(f"no whole request came within {timeout_s:.0f} s")
-        connection.settimeout(left_s)
+        connection.settimeout(remaining_s)
         try:
             piece = connection.recv(65536)
         except TimeoutError:

@@ -56,26 +56,26 @@ ConsumerFactory = Callable[[], Consumer]
 
 def run_consumers(
     settings: Settings,
-    makers: Sequence[ConsumerFactory],
+    factories: Sequence[ConsumerFactory],
     stop: Stop,
-    beat: SendHeartbeat,
+    send_heartbeat: SendHeartbeat,
     *,
     registered: bool = True,
 ) -> None:
     """Run the main function of a worker that feeds consumers."""
     link = JournalLink(settings.state_dir, stop, subscribe=True)
-    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
     feeds = []
-    for make in makers:
-        consumer = wait_for_resource(make, stop, beat)
+    for factory in factories:
+        consumer = wait_for_resource(factory, stop, send_heartbeat)
         feeds.append(Feed(consumer, reader, link, registered=registered))
-    feed_all(feeds, link, stop, beat)
+    feed_all(feeds, link, stop, send_heartbeat)
 
 
-def wait_for_resource(make: Callable[[], T], stop: Stop, beat: SendHeartbeat) -> T:
+def wait_for_resource(make: Callable[[], T], stop: Stop, send_heartbeat: SendHeartbeat) -> T:
     """Call ``make`` until the resource it needs is available; the Stop ends the wait."""
     backoff = Backoff(0.02, 5.0)
-    said = ""
+    last_error = ""
     while True:
         try:
             return make()
@@ -83,11 +83,11 @@ def wait_for_resource(make: Callable[[], T], stop: Stop, beat: SendHeartbeat) ->
             if stop.is_set():
                 raise
             # In the first moments the journal's process has not made its file yet.
-            if str(error) != said and not isinstance(error, SqliteUnavailable):
-                said = str(error)
+            if str(error) != last_error and not isinstance(error, SqliteUnavailable):
+                last_error = str(error)
                 log.error("waiting: %s", error)
             stop.wait(backoff.next_s())
-            beat()
+            send_heartbeat()
             if stop.is_set():
                 raise
 
@@ -103,8 +103,8 @@ def make_rules_part(settings: Settings) -> WorkerSpec:
     )
 
 
-def _run_rules(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
-    run_consumers(settings, [partial(_make_rules_consumer, settings)], stop, beat)
+def _run_rules(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+    run_consumers(settings, [partial(_make_rules_consumer, settings)], stop, send_heartbeat)
 
 
 def _make_rules_consumer(settings: Settings) -> Consumer:
@@ -132,21 +132,24 @@ _PLUGIN_HANG_S: Final = 60.0
 
 def make_accounting_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the accounting workers that a configuration needs."""
-    parts = []
+    workers = []
     if LOG_TYPE in parse_plugin_types(settings.accounting.type):
-        parts.append(_make_log_part(settings))
+        workers.append(_make_log_part(settings))
     return [
-        *parts,
-        *(_make_plugin_part(settings, one) for one in third_party_types(settings.accounting.type)),
+        *workers,
+        *(
+            _make_plugin_part(settings, plugin_type)
+            for plugin_type in third_party_types(settings.accounting.type)
+        ),
     ]
 
 
 def _make_log_part(settings: Settings) -> WorkerSpec:
     """Return the worker of the job log."""
 
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
-        run_consumers(settings, [lambda: LogConsumer(settings)], stop, beat)
+        run_consumers(settings, [lambda: LogConsumer(settings)], stop, send_heartbeat)
 
     return WorkerSpec(name=LogConsumer.name, run=run, after=_JOURNAL, hang_s=_CLOSING_HANG_S)
 
@@ -154,10 +157,14 @@ def _make_log_part(settings: Settings) -> WorkerSpec:
 def _make_plugin_part(settings: Settings, plugin_type: str) -> WorkerSpec:
     """Return the worker of a third-party accounting plugin."""
 
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
-        around = PluginHost(append=JournalAppender(settings.state_dir).append, stop=stop, beat=beat)
-        run_consumers(settings, [lambda: PluginConsumer(settings, plugin_type, around)], stop, beat)
+        around = PluginHost(
+            append=JournalAppender(settings.state_dir).append, stop=stop, beat=send_heartbeat
+        )
+        run_consumers(
+            settings, [lambda: PluginConsumer(settings, plugin_type, around)], stop, send_heartbeat
+        )
 
     # The alarm within the process fires first.
     hang_s = _PLUGIN_HANG_S + 2 * settings.accounting.hook_timeout_s
@@ -174,13 +181,13 @@ class JournalAppender:
     def __init__(self, state_dir: str) -> None:
         self._link = JournalLink(state_dir, Stop())
 
-    def append(self, new: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event]) -> None:
         """Append events durably.
 
         Raises:
             JournalUnavailable: The journal's writer is down.
         """
-        self._link.ask("append", *encode_rows(new))
+        self._link.send_command("append", *encode_rows(events))
 
 
 def make_gate_part(settings: Settings) -> WorkerSpec:
@@ -189,16 +196,16 @@ def make_gate_part(settings: Settings) -> WorkerSpec:
     return WorkerSpec(name="gate", run=partial(run_gate, settings), last=True)
 
 
-def run_gate(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_gate(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the gate until the Stop is raised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    precedence = RealTimePriority()
-    precedence.take()
+    priority = RealTimePriority()
+    priority.acquire()
 
     def beat_first() -> None:
-        precedence.renew()
-        beat()
+        priority.renew()
+        send_heartbeat()
 
     server = wait_for_resource(lambda: GateServer(settings), stop, beat_first)
     server.run(stop, beat_first)
@@ -229,21 +236,21 @@ class BalancePusher:
         link: The client of the gate.
     """
 
-    def __init__(self, ledger: "Ledger", link: "GateClient") -> None:
+    def __init__(self, ledger: "Ledger", gate: "GateClient") -> None:
         self._ledger = ledger
-        self._link = link
+        self._gate = gate
         self._position = 0
 
     def push(self) -> None:
         """Send the ledger's changes since the last call to the gate."""
         try:
-            with self._ledger.reading() as t:
-                books = t.books(self._position)
-            position = self._link.books(books)
+            with self._ledger.reading() as transaction:
+                books = transaction.export_books(self._position)
+            position = self._gate.books(books)
             if position < books.after:
-                with self._ledger.reading() as t:
-                    books = t.books(position)
-                position = self._link.books(books)
+                with self._ledger.reading() as transaction:
+                    books = transaction.export_books(position)
+                position = self._gate.books(books)
             self._position = position
         except GateUnavailable as error:
             log.debug("the gate is not told yet: %s", error)
@@ -252,14 +259,18 @@ class BalancePusher:
 
 
 def run_mybrc(
-    settings: Settings, stop: Stop, beat: SendHeartbeat, *, timeouts: "Timeouts | None" = None
+    settings: Settings,
+    stop: Stop,
+    send_heartbeat: SendHeartbeat,
+    *,
+    timeouts: "Timeouts | None" = None,
 ) -> None:
     """Serve the myBRC API until the Stop is raised.
 
     Args:
         settings: The configuration.
         stop: Ends the server when it is raised.
-        beat: Called several times a second.
+        send_heartbeat: Called several times a second.
         timeouts: Timeouts of clients. Defaults if None.
     """
     from steward.bank.gate.client import GateClient
@@ -275,8 +286,8 @@ def run_mybrc(
     )
     from steward.slurm.users import NameResolver
 
-    ledger = wait_for_resource(lambda: open_ledger(settings), stop, beat)
-    served = ServerConfig(
+    ledger = wait_for_resource(lambda: open_ledger(settings), stop, send_heartbeat)
+    config = ServerConfig(
         name="the myBRC API",
         section="[mybrc]",
         listen=settings.mybrc.listen,
@@ -284,42 +295,44 @@ def run_mybrc(
         key_file=settings.mybrc.key_file,
         timeouts=timeouts or Timeouts(),
     )
-    listener = wait_for_resource(lambda: open_http_listener(served), stop, beat)
+    listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
     cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
-    link = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
-    people = NameResolver()
-    office = ApiServices(
-        doorkeeper=TokenAuthority(ledger, UsersFile(settings.mybrc.users_file), utc_now),
-        teller=JobRegistry(ledger, cluster, people, utc_now),
-        affording=SubmitChecks(settings, cluster, ledger, link, people),
+    gate = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
+    resolver = NameResolver()
+    services = ApiServices(
+        tokens=TokenAuthority(ledger, UsersFile(settings.mybrc.users_file), utc_now),
+        jobs=JobRegistry(ledger, cluster, resolver, utc_now),
+        submit_checks=SubmitChecks(settings, cluster, ledger, gate, resolver),
         ledger=ledger,
         cluster=cluster,
         domain=settings.bank.notify.domain,
         now=utc_now,
-        told=BalancePusher(ledger, link).push,
+        told=BalancePusher(ledger, gate).push,
     )
-    serve_http(served, make_application(office), listener, stop, beat)
+    serve_http(config, make_application(services), listener, stop, send_heartbeat)
     ledger.close()
 
 
-def run_remote(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_remote(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Send the outbox to the remote myBRC server and fetch balances until the Stop is raised."""
     from steward.bank.gate.client import GateClient
     from steward.bank.ledger import open_ledger
     from steward.extensions.mybrc import OutboxSender, RemoteBalances
 
-    ledger = wait_for_resource(lambda: open_ledger(settings), stop, beat)
-    passing = wait_for_resource(lambda: OutboxSender(settings, ledger, utc_now), stop, beat)
-    link = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
-    balances = RemoteBalances(settings, ledger, link, BalancePusher(ledger, link).push, utc_now)
+    ledger = wait_for_resource(lambda: open_ledger(settings), stop, send_heartbeat)
+    sender = wait_for_resource(
+        lambda: OutboxSender(settings, ledger, utc_now), stop, send_heartbeat
+    )
+    gate = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
+    balances = RemoteBalances(settings, ledger, gate, BalancePusher(ledger, gate).push, utc_now)
     while not stop.is_set():
-        beat()
-        wait_s = passing.send_once(stop, beat)
+        send_heartbeat()
+        wait_s = sender.send_once(stop, send_heartbeat)
         if settings.bank.remote.balances:
-            wait_s = min(wait_s, balances.ask_once(stop, beat))
+            wait_s = min(wait_s, balances.poll_once(stop, send_heartbeat))
         stop.wait(wait_s)
     balances.close()
-    passing.close()
+    sender.close()
     ledger.close()
 
 
@@ -332,21 +345,21 @@ with slurmdbd's records takes long."""
 
 def make_bank_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the bank's workers, for a configuration with a bank."""
-    parts = [
+    workers = [
         make_gate_part(settings),
         WorkerSpec(
             name=BANK, run=partial(_run_bank, settings), after=(_JOURNAL_PART,), hang_s=_BANK_HANG_S
         ),
     ]
     if settings.mybrc.listen:
-        parts.append(make_mybrc_part(settings))
+        workers.append(make_mybrc_part(settings))
     if settings.bank.remote.url:
-        parts.append(make_remote_part(settings))
-    return parts
+        workers.append(make_remote_part(settings))
+    return workers
 
 
-def _run_bank(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
-    run_consumers(settings, [partial(_make_bank_consumer, settings)], stop, beat)
+def _run_bank(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+    run_consumers(settings, [partial(_make_bank_consumer, settings)], stop, send_heartbeat)
 
 
 def _make_bank_consumer(settings: Settings) -> Consumer:

@@ -41,8 +41,8 @@ def action_registry(settings: Settings) -> Registry:
     """Make the registry of all actions of a configuration; contexts are created when needed."""
     access = make_access(settings, make_led_accounts_reader(settings))
 
-    def order(new: Sequence[Event]) -> None:
-        append_once(settings, new)
+    def order(events: Sequence[Event]) -> None:
+        append_once(settings, events)
 
     def refilled(consumer: str, since_s: int) -> None:
         tell_once(settings, "refilled", consumer, since_s)
@@ -54,7 +54,7 @@ def action_registry(settings: Settings) -> Registry:
                 f"to, {settings.forward.to}",
                 settings.forward.to,
             )
-        return ArchiveContext(settings, access=access, order=order, refilled=refilled)
+        return ArchiveContext(settings, access=access, append=order, mark_refilled=refilled)
 
     def accounting() -> AccountingContext:
         if settings.forward.to:
@@ -63,37 +63,37 @@ def action_registry(settings: Settings) -> Registry:
                 f"{settings.forward.to}",
                 settings.forward.to,
             )
-        return AccountingContext(settings, access=access, order=order)
+        return AccountingContext(settings, access=access, append=order)
 
-    found = Registry(
+    registry = Registry(
         tuple(ACTIONS.values()),
         {
             "accounting": accounting,
             "archive": archive,
-            "automation": lambda: AutomationContext(settings, access=access, registry=found),
+            "automation": lambda: AutomationContext(settings, access=access, registry=registry),
             "bank": lambda: BankContext(settings, access=access),
             "credentials": lambda: CredentialsContext(settings, access=access),
             "doctor": lambda: DoctorContext(
-                settings, access=access, fresh=lambda: action_registry(settings)
+                settings, access=access, make_registry=lambda: action_registry(settings)
             ),
             "events": lambda: EventsContext(settings.state_dir, access),
             "rules": lambda: RulesContext(settings, access=access),
-            "status": lambda: StatusContext(settings, access=access, registry=found),
+            "status": lambda: StatusContext(settings, access=access, registry=registry),
             "history": lambda: HistoryContext(settings, access=access),
             "reports": lambda: ReportsContext(settings, access=access),
             "journal": lambda: JournalContext(settings.state_dir, access, list_clusters(settings)),
         },
     )
-    return found
+    return registry
 
 
-def append_once(settings: Settings, new: Sequence[Event]) -> None:
+def append_once(settings: Settings, events: Sequence[Event]) -> None:
     """Append events to the journal; fail at once if its writer is down, since a caller waits.
 
     Raises:
         JournalUnavailable: No daemon runs on the state directory.
     """
-    tell_once(settings, "append", *encode_rows(new))
+    tell_once(settings, "append", *encode_rows(events))
 
 
 def tell_once(settings: Settings, verb: str, *args: Any) -> None:
@@ -104,7 +104,7 @@ def tell_once(settings: Settings, verb: str, *args: Any) -> None:
     """
     link = JournalLink(settings.state_dir, Stop())
     try:
-        link.ask(verb, *args)
+        link.send_command(verb, *args)
     except JournalUnavailable as error:
         raise JournalUnavailable(
             f"that is recorded in the journal, which needs the daemon: start 'steward serve' "

@@ -38,20 +38,22 @@ def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
     # A controller has no sinks, so the state directory's store is the only one.
     archive = ArchiveSettings(environments=settings.archive.environments, sink={})
     settings = msgspec.structs.replace(settings, archive=archive)
-    parts = [WorkerSpec(name=JOURNAL, run=partial(run_journal, settings), last=True)]
-    for cluster, of in settings.cluster.items():
-        parts.append(
+    workers = [WorkerSpec(name=JOURNAL, run=partial(run_journal, settings), last=True)]
+    for cluster, cluster_settings in settings.cluster.items():
+        workers.append(
             _make_feed_part(
                 settings, f"forward.{cluster}", partial(_make_forwarder, settings, cluster)
             )
         )
-        if of.asks_slurm or of.scheduler != "slurm":
-            runs = partial(_make_runs_consumer, settings, cluster)
-            parts.append(_make_feed_part(settings, f"runs.{cluster}", runs))
-        if of.asks_slurm:
-            look = partial(make_queue_poller, settings, cluster)
-            parts.append(_make_feed_part(settings, f"slurm.{cluster}", look, registered=False))
-        parts += [
+        if cluster_settings.asks_slurm or cluster_settings.scheduler != "slurm":
+            make_consumer = partial(_make_runs_consumer, settings, cluster)
+            workers.append(_make_feed_part(settings, f"runs.{cluster}", make_consumer))
+        if cluster_settings.asks_slurm:
+            make_poller = partial(make_queue_poller, settings, cluster)
+            workers.append(
+                _make_feed_part(settings, f"slurm.{cluster}", make_poller, registered=False)
+            )
+        workers += [
             WorkerSpec(
                 name=f"capture.{cluster}.{share}",
                 run=partial(run_capture, settings, cluster, share),
@@ -59,26 +61,26 @@ def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
             )
             for share in range(settings.capture_processes)
         ]
-    parts += make_jobcomp_parts(settings)
-    parts += make_sensor_parts(settings)
+    workers += make_jobcomp_parts(settings)
+    workers += make_sensor_parts(settings)
     if settings.nodes.listen:
-        parts.append(make_nodes_part(settings))
+        workers.append(make_nodes_part(settings))
     if settings.gate.ask:
         from steward.daemon.consumer_workers import make_gate_part
 
-        parts.append(make_gate_part(settings))
-    return parts
+        workers.append(make_gate_part(settings))
+    return workers
 
 
 def _make_feed_part(
     settings: Settings,
     name: str,
-    make: "partial[Consumer]",
+    factory: "partial[Consumer]",
     *,
     registered: bool = True,
 ) -> WorkerSpec:
     """Return a worker that feeds one consumer."""
-    run = partial(run_consumers, settings, [make], registered=registered)
+    run = partial(run_consumers, settings, [factory], registered=registered)
     return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=_HANG_S)
 
 

@@ -69,7 +69,7 @@ class IdempotencyStore:
         create_for_owner(self._path)
         self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
-    def once(
+    def run_once(
         self, key: str, asker: Asker, action: Action, request: Any, run: Callable[[], Any]
     ) -> bytes:
         """Run a request once, and return its reply line; for a repeated key return the first reply.
@@ -91,23 +91,23 @@ class IdempotencyStore:
         if action.stream:
             raise UsageError(f"{action.name} has no single answer: ask for it without a key", key)
         digest = _hash_request(action, request, asker.scopes)
-        told = self._begin(asker.uid, key, digest)
-        if told is not None:
-            return told
+        stored_line = self._reserve_key(asker.uid, key, digest)
+        if stored_line is not None:
+            return stored_line
         try:
             line = encode_answer_line(run())
         except _HARMLESS_ERRORS:
-            self._forget(asker.uid, key)
+            self._delete_key(asker.uid, key)
             raise
         except StewardError as error:
-            self._end(asker.uid, key, encode_error_line(error))
+            self._store_reply(asker.uid, key, encode_error_line(error))
             raise
         # Replies with secrets are not stored.
-        is_kept = action.room != "credentials" and len(line) <= _MOST_ANSWER
-        self._end(asker.uid, key, line if is_kept else None)
+        is_storable = action.package != "credentials" and len(line) <= _MOST_ANSWER
+        self._store_reply(asker.uid, key, line if is_storable else None)
         return line
 
-    def _begin(self, uid: int, key: str, digest: bytes) -> bytes | None:
+    def _reserve_key(self, uid: int, key: str, digest: bytes) -> bytes | None:
         """Reserve a key; return the stored reply if it was used for the same request before.
 
         Raises:
@@ -131,21 +131,21 @@ class IdempotencyStore:
                     (uid, key, digest, to_micros(now), os.getpid()),
                 )
                 return None
-        kept, begun_us, process, line, ended = row
-        if kept != digest:
+        stored_digest, begun_us, process, line, ended = row
+        if stored_digest != digest:
             raise UsageError("this key was given with another request: take a new key", key)
         if line is not None:
             return bytes(line)
         raise Conflict(_explain_conflict(moment(begun_us), bool(ended), process), key)
 
-    def _end(self, uid: int, key: str, line: bytes | None) -> None:
+    def _store_reply(self, uid: int, key: str, line: bytes | None) -> None:
         """Store the reply of a finished request."""
         with transaction(self._connection, self._path) as connection:
             connection.execute(
                 "UPDATE repeat SET ended = 1, line = ? WHERE uid = ? AND key = ?", (line, uid, key)
             )
 
-    def _forget(self, uid: int, key: str) -> None:
+    def _delete_key(self, uid: int, key: str) -> None:
         with transaction(self._connection, self._path) as connection:
             connection.execute("DELETE FROM repeat WHERE uid = ? AND key = ?", (uid, key))
 
@@ -155,18 +155,18 @@ def _hash_request(action: Action, request: Any, scopes: frozenset[str] | None) -
 
     Scopes are included: a reply may hold what a token with fewer scopes must not see.
     """
-    told = (action.name, request, None if scopes is None else sorted(scopes))
-    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).digest()
+    fields = (action.name, request, None if scopes is None else sorted(scopes))
+    return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).digest()
 
 
 def _explain_conflict(begun: datetime, ended: bool, process: int) -> str:
     """Explain why a key's request has no stored reply: done, running, or aborted."""
-    at = begun.strftime("%Y-%m-%dT%H:%M:%SZ")
+    begun_at = begun.strftime("%Y-%m-%dT%H:%M:%SZ")
     if ended:
-        return f"this was done at {at} under this key; its answer is not kept"
+        return f"this was done at {begun_at} under this key; its answer is not kept"
     if _is_running(process):
-        return f"this is being done since {at}: ask again in a moment"
-    return f"this was begun at {at}, and broke off: look at what was done, and take a new key"
+        return f"this is being done since {begun_at}: ask again in a moment"
+    return f"this was begun at {begun_at}, and broke off: look at what was done, and take a new key"
 
 
 def _is_running(process: int) -> bool:

@@ -77,7 +77,7 @@ def import_archive_tree(
             root,
             kind,
             cluster,
-            make_stores(settings).usable(),
+            make_stores(settings).find_usable(),
             _make_redactor(settings),
             append,
             environments=settings.archive.environments,
@@ -109,12 +109,12 @@ def import_stored_scripts(
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
     with (
         _open_journal(settings) as append,
-        closing(CapturedScripts(settings.state_dir, JournalReader(settings.state_dir))) as known,
+        closing(CapturedScripts(settings.state_dir, JournalReader(settings.state_dir))) as captured,
     ):
         return import_stored(
-            _iterate_submissions(settings, slurm, history, (since, until), known),
+            _iterate_submissions(settings, slurm, history, (since, until), captured),
             cluster,
-            make_stores(settings).usable(),
+            make_stores(settings).find_usable(),
             _make_redactor(settings),
             append,
             environments=settings.archive.environments,
@@ -148,11 +148,11 @@ def import_history(
     history = slurm.history()
     if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
-    maker = ImportEventMaker(cluster, make_redactor(settings).record)
-    places = get_positions_path(settings.state_dir)
+    maker = ImportEventMaker(cluster, make_redactor(settings).redact_record)
+    positions_path = get_positions_path(settings.state_dir)
     with _open_journal(settings) as append:
         return import_days(
-            history, cluster, since, until, maker, slurm.people, append, places, report
+            history, cluster, since, until, maker, slurm.resolver, append, positions_path, report
         )
 
 
@@ -178,15 +178,23 @@ def import_records_file(
         Unavailable: Nothing can be written.
     """
     _check_cluster(settings, cluster)
-    maker = ImportEventMaker(cluster, make_redactor(settings).record)
+    maker = ImportEventMaker(cluster, make_redactor(settings).redact_record)
     is_table = imports.is_sacct_file(path)
     with _open_journal(settings) as append:
         if not is_table:
-            return import_job_log(path, cluster, maker, append, report, times=times)
-        places = get_positions_path(settings.state_dir)
+            return import_job_log(path, cluster, maker, append, report, window=times)
+        positions_path = get_positions_path(settings.state_dir)
         zone = _get_zone(settings.cluster[cluster].timezone)
         return import_sacct_file(
-            path, cluster, maker, NameResolver(), append, places, report, zone=zone, times=times
+            path,
+            cluster,
+            maker,
+            NameResolver(),
+            append,
+            positions_path,
+            report,
+            zone=zone,
+            window=times,
         )
 
 
@@ -201,32 +209,32 @@ def _iterate_submissions(
     slurm: Slurm,
     history: SacctHistory,
     times: tuple[datetime, datetime],
-    known: CapturedScripts,
+    captured: CapturedScripts,
 ) -> Iterator[StoredSubmission]:
     """Yield each submission in a period once: sacct also lists tasks and later runs."""
     redactor = make_redactor(settings)
     spool = settings.cluster[slurm.cluster].spool or slurm.config()["StateSaveLocation"]
-    runs = RunCounter()
+    run_counter = RunCounter()
     # The last submission seen of each job id: an id may be used again.
-    met: dict[int, tuple[int | None, datetime]] = {}
+    last_by_job: dict[int, tuple[int | None, datetime]] = {}
     since, until = times
     while since < until:
         # One day per query: sacct's output is on disk meanwhile.
-        ends = min(until, since + _DAY)
-        for row in history.rows(since, ends, steps=False):
-            record = parse_job_row(row, slurm.people)
+        end = min(until, since + _DAY)
+        for row in history.rows(since, end, steps=False):
+            record = parse_job_row(row, slurm.resolver)
             submit = record.submit if record else None
             if record is None or submit is None:
                 continue
-            record = runs.counted(record)
-            leader, last = get_leader_id(record), met.get(get_leader_id(record))
-            if len(met) >= _MOST_JOB_IDS:
-                met.clear()  # a repeated submission has the same key
+            record = run_counter.count_restarts(record)
+            leader, last = get_leader_id(record), last_by_job.get(get_leader_id(record))
+            if len(last_by_job) >= _MOST_JOB_IDS:
+                last_by_job.clear()  # a repeated submission has the same key
             if last == (record.uid, submit) or (last and record.restarts and last[0] == record.uid):
                 continue
-            met[leader] = (record.uid, submit)
-            yield _make_submission(slurm, spool, redactor, record, submit, known)
-        since = ends
+            last_by_job[leader] = (record.uid, submit)
+            yield _make_submission(slurm, spool, redactor, record, submit, captured)
+        since = end
 
 
 def _make_submission(
@@ -235,21 +243,23 @@ def _make_submission(
     redactor: Redactor,
     record: JobRecord,
     submit: datetime,
-    known: CapturedScripts,
+    captured: CapturedScripts,
 ) -> StoredSubmission:
     """Make one submission: script from the spool or slurmdbd, unless it is archived already."""
-    leader, clean = get_leader_id(record), redactor.record(record)
+    leader, redacted = get_leader_id(record), redactor.redact_record(record)
     mtime_ns, script = read_spooled_script(spool, leader) or (0, None)
     if not is_prompt(mtime_ns, submit):
         mtime_ns, script = int(submit.timestamp()) * 10**9, None
     key = make_script_key(leader, mtime_ns)
-    if known.known(slurm.cluster, key) or known.has_script(slurm.cluster, leader, submit):
-        return StoredSubmission(record=clean, is_known=True)
-    stored = slurm.stored_script(record)
+    if captured.was_captured(slurm.cluster, key) or captured.has_script(
+        slurm.cluster, leader, submit
+    ):
+        return StoredSubmission(record=redacted, is_known=True)
+    stored = slurm.read_stored_script(record)
     # The spool's mtime gives the same key as capture of the same entry; and a database may have
     # stored bytes that are not UTF-8 as "?".
     return StoredSubmission(
-        record=clean,
+        record=redacted,
         script=script if script is not None and stored.script is not None else stored.script,
         environment=stored.environment,
         mtime_ns=mtime_ns,
@@ -258,8 +268,8 @@ def _make_submission(
 
 def _check_cluster(settings: Settings, cluster: str) -> None:
     if cluster not in settings.cluster:
-        known = ", ".join(settings.cluster)
-        raise UsageError(f"there is no cluster {cluster!r}: the clusters are {known}", cluster)
+        clusters = ", ".join(settings.cluster)
+        raise UsageError(f"there is no cluster {cluster!r}: the clusters are {clusters}", cluster)
 
 
 def _make_redactor(settings: Settings) -> Callable[[bytes], Environment]:
@@ -273,14 +283,14 @@ def _open_journal(settings: Settings) -> Iterator[Append]:
     stop = Stop()
     link = JournalLink(settings.state_dir, stop)
     try:
-        link.ask("standings")
+        link.send_command("standings")
     except JournalUnavailable:
         # No daemon runs; the lock keeps one from starting meanwhile.
         lock = lock_state_dir(settings.state_dir, wait_s=1.0)
         journal = Journal(settings.state_dir)
 
-        def append(new: Sequence[Event]) -> None:
-            journal.append(encode_rows(new))
+        def append(events: Sequence[Event]) -> None:
+            journal.append(encode_rows(events))
 
         try:
             yield append

@@ -51,31 +51,31 @@ class DirectLink:
         self._journal = journal
         self.waiting: dict[str, str] = {}
 
-    def append(self, new: Iterable[Event]) -> None:
+    def append(self, events: Iterable[Event]) -> None:
         """Append events durably."""
-        self.append_rows(encode_rows(new))
+        self.append_rows(encode_rows(events))
 
     def append_rows(self, rows: Sequence[EncodedEvent]) -> None:
         """Append encoded events durably."""
         if rows:
             self._journal.append(rows)
 
-    def tell(self, *message: Any) -> None:
+    def send_message(self, *message: Any) -> None:
         """Apply a message that would otherwise be sent to the journal's process."""
         verb, *args = message
         if verb == "passed":
-            self._journal.passed(*args)
+            self._journal.record_position(*args)
             name, _, state, detail, *_ = args
             self.waiting.pop(name, None)
             if state != "running":
                 self.waiting[name] = detail
         elif verb == "aside":
-            self._journal.set_aside(*args)
+            self._journal.add_dead_letter(*args)
         else:
-            self._journal.revived(*args)
+            self._journal.delete_dead_letter(*args)
 
 
-def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> OnceReport:
+def run_once(settings: Settings, send_heartbeat: Callable[[], None] = lambda: None) -> OnceReport:
     """Capture each spool and read each topic once; feed every consumer to the end.
 
     Raises:
@@ -92,26 +92,28 @@ def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> Onc
         link = DirectLink(journal)
         reader = JournalReader(settings.state_dir)
         # Sinks first: they make the store that capture prefers.
-        feeds = [Feed(make(), reader, link) for make in get_sink_factories(settings).values()]
-        feeds += [Feed(make(), reader, link) for make in get_consumer_factories(settings).values()]
+        feeds = [Feed(factory(), reader, link) for factory in get_sink_factories(settings).values()]
+        feeds += [
+            Feed(factory(), reader, link) for factory in get_consumer_factories(settings).values()
+        ]
         captured = 0
-        for cluster, of in settings.cluster.items():
-            if of.remote:
+        for cluster, cluster_settings in settings.cluster.items():
+            if cluster_settings.remote:
                 continue
-            captured += _capture(settings, cluster, reader, link, beat)
-            if of.asks_slurm:
-                makers = get_slurm_factories(settings, cluster)
-                feeds += [Feed(make(), reader, link, registered=False) for make in makers]
-        captured += _consume(settings, reader, link, beat)
-        _feed_to_the_end(feeds, beat)
+            captured += _capture(settings, cluster, reader, link, send_heartbeat)
+            if cluster_settings.asks_slurm:
+                factories = get_slurm_factories(settings, cluster)
+                feeds += [Feed(factory(), reader, link, registered=False) for factory in factories]
+        captured += _consume(settings, reader, link, send_heartbeat)
+        _feed_to_the_end(feeds, send_heartbeat)
         for feed in feeds:
             # The process will be gone when their delays end.
             if isinstance(feed.consumer, FilesSink):
                 feed.consumer.file_waiting()
             elif isinstance(feed.consumer, RemoteSink):
                 feed.consumer.end_waits()
-        _feed_to_the_end(feeds, beat)
-        _remove_old(settings, journal, beat)
+        _feed_to_the_end(feeds, send_heartbeat)
+        _remove_old(settings, journal, send_heartbeat)
         for feed in feeds:
             feed.consumer.close()
         journal.close()
@@ -125,13 +127,15 @@ def _capture(
     cluster: str,
     reader: JournalReader,
     link: DirectLink,
-    beat: Callable[[], None],
+    send_heartbeat: Callable[[], None],
 ) -> int:
     """Capture a cluster's spool once; return the number of scripts."""
     stop = Stop()
     # Nothing else can end a wait for Slurm, so do not wait: an absent Slurm is an error.
     stop.set()
-    with open_capture(settings, cluster, 0, reader, link.append_rows, stop, beat) as capture:
+    with open_capture(
+        settings, cluster, 0, reader, link.append_rows, stop, send_heartbeat
+    ) as capture:
         recovered = recover_orphans(settings, cluster, 0, reader)
         link.append(recovered)
         capture.run_once()
@@ -139,7 +143,7 @@ def _capture(
 
 
 def _consume(
-    settings: Settings, reader: JournalReader, link: DirectLink, beat: Callable[[], None]
+    settings: Settings, reader: JournalReader, link: DirectLink, send_heartbeat: Callable[[], None]
 ) -> int:
     """Read each Kafka topic once; return the number of messages."""
     if not settings.consume:
@@ -147,31 +151,31 @@ def _consume(
     from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
 
     link.append(recover_foreign_orphans(settings, reader))
-    taken = 0
+    count = 0
     for name in settings.consume:
         source = make_kafka_source(settings, name, reader, link.append, once=True)
-        source.run_once(beat)
-        taken += source.taken
-    return taken
+        source.run_once(send_heartbeat)
+        count += source.taken
+    return count
 
 
-def _feed_to_the_end(feeds: Sequence[Feed], beat: Callable[[], None]) -> None:
+def _feed_to_the_end(feeds: Sequence[Feed], send_heartbeat: Callable[[], None]) -> None:
     """Feed consumers until two full rounds find nothing to do: consumers feed each other."""
     idle_rounds = 0
     while idle_rounds < 2:
-        beat()
-        busy = [feed.turn() for feed in feeds]
+        send_heartbeat()
+        busy = [feed.run_turn() for feed in feeds]
         idle_rounds = 0 if any(busy) else idle_rounds + 1
 
 
-def _remove_old(settings: Settings, journal: Journal, beat: Callable[[], None]) -> None:
+def _remove_old(settings: Settings, journal: Journal, send_heartbeat: Callable[[], None]) -> None:
     """Trim the journal."""
     try:
         stores = make_stores(settings)
         while remove_expired(journal, stores, keep_s=settings.journal.keep_s):
-            beat()
+            send_heartbeat()
         while journal.shrink():
-            beat()
+            send_heartbeat()
     except Unavailable:
         # The next pass, or a daemon, trims; until then the data only takes space.
         return

@@ -29,8 +29,8 @@ _ACTION_MODULES: Final = {
 
 def iterate_actions() -> Iterator[Action]:
     """Yield all actions."""
-    for room in _ACTION_MODULES:
-        yield from _import_actions(room)
+    for group in _ACTION_MODULES:
+        yield from _import_actions(group)
 
 
 def get_action(name: str) -> Action:
@@ -39,15 +39,17 @@ def get_action(name: str) -> Action:
     Raises:
         KeyError: There is no such action.
     """
-    room = name.partition(".")[0]
-    if room in _ACTION_MODULES:
-        for one in _import_actions(room):
-            if one.name == name:
-                return one
+    group = name.partition(".")[0]
+    if group in _ACTION_MODULES:
+        for action in _import_actions(group):
+            if action.name == name:
+                return action
     raise KeyError(name)
 
 
-def _import_actions(room: str) -> tuple[Action, ...]:
+def _import_actions(group: str) -> tuple[Action, ...]:
     return tuple(
-        one for home in _ACTION_MODULES[room] for one in importlib.import_module(home).ACTIONS
+        action
+        for module in _ACTION_MODULES[group]
+        for action in importlib.import_module(module).ACTIONS
     )

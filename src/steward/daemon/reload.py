@@ -49,7 +49,7 @@ class ReloadListener:
     def __init__(self) -> None:
         self._path = ""
         self._listener: socket.socket | None = None
-        self._asking: list[socket.socket] = []
+        self._clients: list[socket.socket] = []
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -67,22 +67,24 @@ class ReloadListener:
         self._close_listener()
         if not path:
             return
-        place = f"{path}.reload"
+        socket_path = f"{path}.reload"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            make_socket_directory(os.path.dirname(place))
+            make_socket_directory(os.path.dirname(socket_path))
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
+                os.unlink(socket_path)
             umask = os.umask(0o177)
             try:
-                with shorten_socket_path(place) as name:
+                with shorten_socket_path(socket_path) as name:
                     listener.bind(name)
             finally:
                 os.umask(umask)
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
-            log.warning("cannot listen on %s, so 'steward reload' fails: %s", place, error.strerror)
+            log.warning(
+                "cannot listen on %s, so 'steward reload' fails: %s", socket_path, error.strerror
+            )
             return
         listener.setblocking(False)
         self._path, self._listener = path, listener
@@ -91,32 +93,32 @@ class ReloadListener:
         """Accept pending requests; return True if there were any."""
         if self._listener is None:
             return False
-        before = len(self._asking)
+        count = len(self._clients)
         with contextlib.suppress(BlockingIOError):
-            while len(self._asking) < _BACKLOG:
-                self._asking.append(self._listener.accept()[0])
-        return len(self._asking) > before
+            while len(self._clients) < _BACKLOG:
+                self._clients.append(self._listener.accept()[0])
+        return len(self._clients) > count
 
-    def answer(self, reloaded: ReloadReply) -> None:
+    def answer(self, reply: ReloadReply) -> None:
         """Answer all accepted requests."""
-        for connection in self._asking:
+        for connection in self._clients:
             with connection, contextlib.suppress(OSError):  # the client may have gone
                 connection.settimeout(_SEND_S)
-                connection.sendall(msgspec.json.encode(reloaded) + b"\n")
-        self._asking.clear()
+                connection.sendall(msgspec.json.encode(reply) + b"\n")
+        self._clients.clear()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the supervisor's connections in a forked process."""
-        for connection in self._asking:
+        for connection in self._clients:
             connection.close()
         if self._listener is not None:
             self._listener.close()
 
     def close(self) -> None:
         """Stop listening; drop unanswered requests."""
-        for connection in self._asking:
+        for connection in self._clients:
             connection.close()
-        self._asking.clear()
+        self._clients.clear()
         self._close_listener()
 
     def _close_listener(self) -> None:
@@ -138,30 +140,34 @@ def request_reload(path: str, timeout_s: float) -> ReloadReply:
         ReloadError: The daemon rejected the configuration and keeps the present one.
         ReloadUnavailable: No daemon answers.
     """
-    place = f"{path}.reload"
+    socket_path = f"{path}.reload"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)
         try:
-            with shorten_socket_path(place) as name:
+            with shorten_socket_path(socket_path) as name:
                 connection.connect(name)
             with connection.makefile("rb") as file:
                 line = file.readline(_LONGEST)
         except TimeoutError as error:
             raise ReloadUnavailable(
-                f"the daemon at {place} did not answer in {timeout_s:g} s: see its log", place
+                f"the daemon at {socket_path} did not answer in {timeout_s:g} s: see its log",
+                socket_path,
             ) from error
         except OSError as error:
             raise ReloadUnavailable(
-                f"cannot reach a daemon at {place}: {error.strerror}. Does it run, and are you "
+                f"cannot reach a daemon at {socket_path}: {error.strerror}. Does it run, and "
+                "are you "
                 "root or its user? Another daemon's socket is named by --socket",
-                place,
+                socket_path,
             ) from error
     if not line.endswith(b"\n"):
-        raise ReloadUnavailable(f"the daemon at {place} ended without an answer", place)
+        raise ReloadUnavailable(f"the daemon at {socket_path} ended without an answer", socket_path)
     try:
-        reloaded = msgspec.json.decode(line, type=ReloadReply)
+        reply = msgspec.json.decode(line, type=ReloadReply)
     except msgspec.MsgspecError as error:
-        raise ReloadUnavailable(f"the answer of {place} cannot be read: {error}", place) from error
-    if reloaded.error:
-        raise ReloadError(f"{reloaded.error}; the daemon keeps its present configuration", path)
-    return reloaded
+        raise ReloadUnavailable(
+            f"the answer of {socket_path} cannot be read: {error}", socket_path
+        ) from error
+    if reply.error:
+        raise ReloadError(f"{reply.error}; the daemon keeps its present configuration", path)
+    return reply

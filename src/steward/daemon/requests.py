@@ -163,7 +163,9 @@ def decode_reply_line(line: bytes) -> ReplyLine:
 
 def make_error(reply: ReplyLine) -> StewardError:
     """Convert an error reply to the exception that it names."""
-    family = next((known for known in _FAMILIES if known.__name__ == reply.kind), StewardError)
+    family = next(
+        (candidate for candidate in _FAMILIES if candidate.__name__ == reply.kind), StewardError
+    )
     error = family(reply.error)
     error.exit_code = reply.exit_code or 1
     return error

@@ -29,14 +29,14 @@ class ServeError(StewardError):
 def run_daemon(
     settings: Settings,
     reload: Callable[[], Settings] | None = None,
-    parts: Callable[[Settings], list[WorkerSpec]] = make_parts,
+    make_workers: Callable[[Settings], list[WorkerSpec]] = make_parts,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; return the exit code.
 
     Args:
         settings: The configuration.
         reload: Reads the configuration file again, on SIGHUP and on request.
-        parts: Returns the workers of a configuration.
+        make_workers: Returns the workers of a configuration.
 
     Raises:
         ServeError: The state directory cannot be used.
@@ -54,20 +54,20 @@ def run_daemon(
         if fresh.state_dir != settings.state_dir:
             raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
         _prepare_state_dir(fresh)
-        made = parts(fresh)
+        made = make_workers(fresh)
         _set_up_logs(fresh)
         listener.open(fresh.socket)
         return made
 
-    told = DaemonStatusWriter(settings.state_dir).put
+    report_status = DaemonStatusWriter(settings.state_dir).write
     listener = ReloadListener()
-    supervisor = Supervisor(parts(settings), parts_again, told, listener)
+    supervisor = Supervisor(make_workers(settings), parts_again, report_status, listener)
     listener.open(settings.socket)
     return supervisor.run()
 
 
 def _set_up_logs(settings: Settings) -> None:
-    configure_logging(settings.log_level, form=settings.log_format, path=settings.log_file)
+    configure_logging(settings.log_level, line_format=settings.log_format, path=settings.log_file)
 
 
 def _prepare_state_dir(settings: Settings) -> None:
@@ -88,6 +88,6 @@ def _prepare_state_dir(settings: Settings) -> None:
     check_journal_version(settings.state_dir)
     for key, driver in list_needed_drivers(settings):
         if not driver.is_installed:
-            log.warning("%s is unavailable: %s", ".".join(key), driver.missing)
+            log.warning("%s is unavailable: %s", ".".join(key), driver.missing_error)
     # Steward's databases and sockets are private, whatever umask it was started with.
     os.umask(0o077)

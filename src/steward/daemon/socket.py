@@ -105,50 +105,50 @@ class SocketServer:
         self,
         path: str,
         service: RequestService,
-        is_kept: Callable[[int], bool] = lambda _: False,
+        is_web_server: Callable[[int], bool] = lambda _: False,
         *,
-        uid_of: Callable[[socket.socket], int] = get_peer_uid,
+        get_uid: Callable[[socket.socket], int] = get_peer_uid,
     ) -> None:
         self._path = path
         self._service = service
         self._limits = service.limits
-        self._is_kept = is_kept
-        self._uid_of = uid_of
-        self._serving: dict[int, int] = {}
-        self._waiting: dict[int, _IncompleteRequest] = {}
-        self._watched = select.epoll()
-        self._requests = TokenBuckets(self._limits.per_second, self._limits.burst)
-        self._said: dict[int, float] = {}
+        self._is_web_server = is_web_server
+        self._get_uid = get_uid
+        self._uids_by_pid: dict[int, int] = {}
+        self._incomplete: dict[int, _IncompleteRequest] = {}
+        self._epoll = select.epoll()
+        self._rate_limits = TokenBuckets(self._limits.per_second, self._limits.burst)
+        self._logged_at: dict[int, float] = {}
 
-    def run(self, stop: Stop, beat: Callable[[], None]) -> None:
+    def run(self, stop: Stop, send_heartbeat: Callable[[], None]) -> None:
         """Serve until the Stop is raised; requests in progress are then aborted.
 
         Raises:
             SocketError: The socket cannot be made.
         """
         adopt_orphans()
-        with open_listener(self._path) as listener, self._watched:
+        with open_listener(self._path) as listener, self._epoll:
             log.info("listening on %s", self._path)
-            self._watched.register(listener, select.EPOLLIN)
+            self._epoll.register(listener, select.EPOLLIN)
             try:
                 while not stop.is_set():
-                    beat()
+                    send_heartbeat()
                     self._reap()
-                    self._give_up_slow()
-                    is_idle = not (self._serving or self._waiting)
-                    if stop.wait(_IDLE_S if is_idle else _BUSY_S, self._watched.fileno()):
-                        self._look(listener)
+                    self._reject_slow()
+                    is_idle = not (self._uids_by_pid or self._incomplete)
+                    if stop.wait(_IDLE_S if is_idle else _BUSY_S, self._epoll.fileno()):
+                        self._poll_connections(listener)
             finally:
-                for waiting in self._waiting.values():
-                    waiting.connection.close()
+                for request in self._incomplete.values():
+                    request.connection.close()
                 self._end_all()
 
-    def _look(self, listener: socket.socket) -> None:
+    def _poll_connections(self, listener: socket.socket) -> None:
         """Read from connections that have data, then accept new ones."""
-        for fd, _ in self._watched.poll(0):
-            waiting = self._waiting.get(fd)
-            if waiting is not None:
-                self._read(waiting, listener)
+        for fd, _ in self._epoll.poll(0):
+            request = self._incomplete.get(fd)
+            if request is not None:
+                self._read(request, listener)
             elif fd == listener.fileno():
                 self._accept(listener)
 
@@ -165,67 +165,72 @@ class SocketServer:
                 log.warning("cannot accept a connection: %s", error)
                 time.sleep(0.05)
                 return
-            self._take(connection, listener)
+            self._admit(connection, listener)
 
-    def _take(self, connection: socket.socket, listener: socket.socket) -> None:
+    def _admit(self, connection: socket.socket, listener: socket.socket) -> None:
         """Accept a new connection and read what its request has so far."""
         connection.setblocking(False)
-        uid = self._uid_of(connection)
-        busy = self._busy(uid)
-        if busy:
-            self._turn_away(connection, uid, busy)
+        uid = self._get_uid(connection)
+        reason = self._get_busy_reason(uid)
+        if reason:
+            self._reject(connection, uid, reason)
             return
-        waiting = _IncompleteRequest(connection, uid)
-        self._make_room()
-        self._waiting[connection.fileno()] = waiting
-        self._watched.register(connection, select.EPOLLIN)
-        self._read(waiting, listener)
+        request = _IncompleteRequest(connection, uid)
+        self._evict_oldest()
+        self._incomplete[connection.fileno()] = request
+        self._epoll.register(connection, select.EPOLLIN)
+        self._read(request, listener)
 
-    def _make_room(self) -> None:
+    def _evict_oldest(self) -> None:
         """Drop the oldest connection of the user with most of them, while too many wait."""
-        while self._waiting and (
-            len(self._waiting) >= self._limits.waiting
-            or sum(len(one.line) for one in self._waiting.values()) > self._limits.waiting_bytes
+        while self._incomplete and (
+            len(self._incomplete) >= self._limits.waiting
+            or sum(len(request.line) for request in self._incomplete.values())
+            > self._limits.incomplete_bytes
         ):
-            ((uid, _),) = Counter(one.uid for one in self._waiting.values()).most_common(1)
-            oldest = next(one for one in self._waiting.values() if one.uid == uid)
-            self._forget(oldest)
-            self._turn_away(oldest.connection, uid, "the daemon is busy: try again in a moment")
+            ((uid, _),) = Counter(request.uid for request in self._incomplete.values()).most_common(
+                1
+            )
+            oldest = next(request for request in self._incomplete.values() if request.uid == uid)
+            self._remove_incomplete(oldest)
+            self._reject(oldest.connection, uid, "the daemon is busy: try again in a moment")
 
-    def _read(self, waiting: _IncompleteRequest, listener: socket.socket) -> None:
+    def _read(self, request: _IncompleteRequest, listener: socket.socket) -> None:
         """Read from a connection; serve it once its request is complete."""
         try:
-            if not waiting.read():
+            if not request.read():
                 return
         except EOFError:
-            self._forget(waiting)
-            waiting.connection.close()
+            self._remove_incomplete(request)
+            request.connection.close()
             return
         except ActionError as error:
-            self._forget(waiting)
-            _send_error(waiting.connection, error)
+            self._remove_incomplete(request)
+            _send_error(request.connection, error)
             return
-        self._forget(waiting)
-        if not self._is_free(waiting.uid) and not self._requests.take(waiting.uid):
-            why = "too many requests of yours in a short time: try again in a moment"
-            self._turn_away(waiting.connection, waiting.uid, why)
+        self._remove_incomplete(request)
+        if not self._is_unlimited(request.uid) and not self._rate_limits.take(request.uid):
+            reason = "too many requests of yours in a short time: try again in a moment"
+            self._reject(request.connection, request.uid, reason)
             return
-        with waiting.connection as connection:
-            self._start(connection, listener, waiting.uid, bytes(waiting.line))
+        with request.connection as connection:
+            self._fork_server(connection, listener, request.uid, bytes(request.line))
 
-    def _forget(self, waiting: _IncompleteRequest) -> None:
-        del self._waiting[waiting.connection.fileno()]
-        self._watched.unregister(waiting.connection)
+    def _remove_incomplete(self, request: _IncompleteRequest) -> None:
+        del self._incomplete[request.connection.fileno()]
+        self._epoll.unregister(request.connection)
 
-    def _give_up_slow(self) -> None:
+    def _reject_slow(self) -> None:
         """Drop connections whose request did not come in time."""
-        before = time.monotonic() - self._limits.request_s
-        for waiting in [one for one in self._waiting.values() if one.since <= before]:
-            self._forget(waiting)
-            what = f"no whole request came within {self._limits.request_s:.0f} s"
-            _send_error(waiting.connection, ActionError(what))
+        oldest_start = time.monotonic() - self._limits.request_s
+        for request in [
+            entry for entry in self._incomplete.values() if entry.since <= oldest_start
+        ]:
+            self._remove_incomplete(request)
+            message = f"no whole request came within {self._limits.request_s:.0f} s"
+            _send_error(request.connection, ActionError(message))
 
-    def _start(
+    def _fork_server(
         self, connection: socket.socket, listener: socket.socket, uid: int, line: bytes
     ) -> None:
         """Fork a process that serves a connection with a complete request."""
@@ -240,67 +245,71 @@ class SocketServer:
             )
             return
         if pid == 0:
-            os._exit(self._be_server(connection, listener, uid, line, parent))
-        self._serving[pid] = uid
+            os._exit(self._serve_in_child(connection, listener, uid, line, parent))
+        self._uids_by_pid[pid] = uid
 
-    def _turn_away(self, connection: socket.socket, uid: int, why: str) -> None:
-        self._say_turned_away(uid, why)
-        _send_error(connection, DaemonBusy(why))
+    def _reject(self, connection: socket.socket, uid: int, reason: str) -> None:
+        self._log_rejection(uid, reason)
+        _send_error(connection, DaemonBusy(reason))
 
-    def _is_free(self, uid: int) -> bool:
+    def _is_unlimited(self, uid: int) -> bool:
         """Return True for users without a rate limit: root, Steward's own, the web server's."""
-        return uid in (0, os.geteuid()) or self._is_kept(uid)
+        return uid in (0, os.geteuid()) or self._is_web_server(uid)
 
-    def _busy(self, uid: int) -> str:
+    def _get_busy_reason(self, uid: int) -> str:
         """Return why a user cannot be served now; "" if they can."""
         if uid in (0, os.geteuid()):
             return ""
-        mine = sum(1 for owner in self._serving.values() if owner == uid)
-        mine += sum(1 for one in self._waiting.values() if one.uid == uid)
-        if self._is_kept(uid):
-            return "" if mine < self._limits.kept else "too many pages are asked for at once"
-        if len(self._serving) >= self._limits.connections:
+        count = sum(1 for served_uid in self._uids_by_pid.values() if served_uid == uid)
+        count += sum(1 for request in self._incomplete.values() if request.uid == uid)
+        if self._is_web_server(uid):
+            return (
+                ""
+                if count < self._limits.web_connections
+                else "too many pages are asked for at once"
+            )
+        if len(self._uids_by_pid) >= self._limits.connections:
             return "the daemon is busy: try again in a moment"
-        if mine >= self._limits.per_user:
+        if count >= self._limits.per_user:
             return "too many requests of yours are running: try again when one has ended"
         return ""
 
-    def _say_turned_away(self, uid: int, why: str) -> None:
+    def _log_rejection(self, uid: int, reason: str) -> None:
         """Log a rejected connection, at most once in a while per user."""
         now = time.monotonic()
-        if uid not in self._said or now - self._said[uid] >= _LOG_AGAIN_S:
-            self._said[uid] = now
-            log.warning("turned away uid %d: %s", uid, why)
+        if uid not in self._logged_at or now - self._logged_at[uid] >= _LOG_AGAIN_S:
+            self._logged_at[uid] = now
+            log.warning("turned away uid %d: %s", uid, reason)
 
     def _reap(self) -> None:
         """Reap ended processes, and end what aborted ones had started."""
-        is_broken_off = False
-        while self._serving:
+        has_failed = False
+        while self._uids_by_pid:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            uid = self._serving.pop(pid, None)
+            uid = self._uids_by_pid.pop(pid, None)
             code = os.waitstatus_to_exitcode(status)
             if uid is None:
                 continue  # a child of an aborted process
-            is_broken_off = is_broken_off or code != 0
+            has_failed = has_failed or code != 0
             if code < 0:
                 log.warning("the process that served uid %d ended by signal %d", uid, -code)
-        if is_broken_off:
+        if has_failed:
             # End Slurm commands that wait for a hung slurmctld: nothing else would time them out.
-            kill_descendants(os.getpid(), self._serving)
+            kill_descendants(os.getpid(), self._uids_by_pid)
 
     def _end_all(self) -> None:
         """End all serving processes."""
         kill_descendants(os.getpid())
-        for pid in self._serving:
+        for pid in self._uids_by_pid:
             os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + 1.0
-        while self._serving and time.monotonic() < until:
+        deadline = time.monotonic() + 1.0
+        while self._uids_by_pid and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.005)
 
-    def _be_server(
+    def _serve_in_child(
         self,
         connection: socket.socket,
         listener: socket.socket,
@@ -312,11 +321,11 @@ class SocketServer:
         try:
             _reset_signals(parent)
             listener.close()
-            self._watched.close()
-            for waiting in self._waiting.values():
-                waiting.connection.close()
+            self._epoll.close()
+            for request in self._incomplete.values():
+                request.connection.close()
             _limit_memory(self._limits.memory_bytes)
-            self._service.serve(connection, uid, line, keeps=self._is_kept(uid))
+            self._service.serve(connection, uid, line, keep_open=self._is_web_server(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)
         except BaseException:
@@ -338,12 +347,12 @@ def _reset_signals(parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _limit_memory(most: int) -> None:
+def _limit_memory(max_bytes: int) -> None:
     """Limit this process's private data to this many bytes more than it has now."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[5])
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = pages * resource.getpagesize() + most
+    limit = pages * resource.getpagesize() + max_bytes
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -367,7 +376,7 @@ def open_listener(path: str) -> Iterator[socket.socket]:
             finally:
                 os.umask(umask)
             listener.listen(_BACKLOG)
-            own = os.stat(path)
+            own_stat = os.stat(path)
         except OSError as error:
             raise SocketError(
                 f"cannot listen on {path}: {error.strerror or error}", path
@@ -376,7 +385,7 @@ def open_listener(path: str) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            _remove_socket(path, own)
+            _remove_socket(path, own_stat)
 
 
 def _remove_stale_socket(path: str) -> None:
@@ -386,10 +395,10 @@ def _remove_stale_socket(path: str) -> None:
     if not os.stat(directory).st_mode & stat.S_IXOTH:
         log.warning("%s is closed to others: ordinary users cannot ask the daemon", directory)
     try:
-        found = os.lstat(path)
+        info = os.lstat(path)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(info.st_mode):
         raise SocketError(f"{path} is there and is no socket: remove it, or set 'socket'", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
@@ -404,11 +413,11 @@ def _remove_stale_socket(path: str) -> None:
         os.unlink(path)
 
 
-def _remove_socket(path: str, own: os.stat_result) -> None:
+def _remove_socket(path: str, own_stat: os.stat_result) -> None:
     """Remove the socket, unless another daemon has replaced it."""
     try:
-        found = os.lstat(path)
-        if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+        info = os.lstat(path)
+        if (info.st_dev, info.st_ino) == (own_stat.st_dev, own_stat.st_ino):
             os.unlink(path)
     except OSError as error:
         log.debug("cannot remove %s: %s", path, error)

@@ -34,27 +34,29 @@ def make_jobcomp_parts(settings: Settings) -> list[WorkerSpec]:
     """Return the workers that follow the clusters' ``jobcomp_lines`` files."""
     return [
         _make_jobcomp_part(settings, cluster)
-        for cluster, of in settings.cluster.items()
-        if of.jobcomp_lines and of.asks_slurm and not of.remote
+        for cluster, cluster_settings in settings.cluster.items()
+        if cluster_settings.jobcomp_lines
+        and cluster_settings.asks_slurm
+        and not cluster_settings.remote
     ]
 
 
 def _make_jobcomp_part(settings: Settings, cluster: str) -> WorkerSpec:
     """Return the worker that follows a cluster's jobcomp lines."""
 
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         from steward.capture.jobcomp import JobcompSource, ReadPositions
 
         link = JournalLink(settings.state_dir, stop)
-        places = ReadPositions(settings.state_dir, cluster)
+        positions = ReadPositions(settings.state_dir, cluster)
         path = settings.cluster[cluster].jobcomp_lines
-        redact = make_redactor(settings).record
-        lines = JobcompSource(cluster, path, places, link.append, redact)
+        redact = make_redactor(settings).redact_record
+        source = JobcompSource(cluster, path, positions, link.append, redact)
         try:
-            lines.run(stop, beat)
+            source.run(stop, send_heartbeat)
         finally:
-            lines.close()
-            places.close()
+            source.close()
+            positions.close()
 
     return WorkerSpec(name=f"jobcomp.{cluster}", run=run, after=_JOURNAL, hang_s=_JOBCOMP_HANG_S)
 
@@ -70,20 +72,20 @@ def make_sensor_parts(settings: Settings) -> list[WorkerSpec]:
         return []
     return [
         _make_sensor_part(settings, cluster)
-        for cluster, of in settings.cluster.items()
-        if of.asks_slurm and not of.remote
+        for cluster, cluster_settings in settings.cluster.items()
+        if cluster_settings.asks_slurm and not cluster_settings.remote
     ]
 
 
 def _make_sensor_part(settings: Settings, cluster: str) -> WorkerSpec:
     """Return the worker that runs a cluster's sensor."""
 
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         from steward.capture.sensor import sensor
 
         link = JournalLink(settings.state_dir, stop)
         try:
-            sensor.run_sensor(settings, cluster, link.append, stop, beat)
+            sensor.run_sensor(settings, cluster, link.append, stop, send_heartbeat)
         finally:
             link.close()
 
@@ -105,9 +107,9 @@ def make_kafka_source(
         append: Appends events durably.
         once: Whether to consume only the messages that are in the topic now.
     """
-    taking = MessageConverter(
+    converter = MessageConverter(
         make_redactor(settings),
-        CapturedScripts(settings.state_dir, reader).known,
+        CapturedScripts(settings.state_dir, reader).was_captured,
         RecentPurges(settings.state_dir, reader).look,
         environments=settings.archive.environments,
     )
@@ -116,7 +118,7 @@ def make_kafka_source(
         settings.consume[name],
         settings.cluster,
         make_stores(settings),
-        taking,
+        converter,
         append,
         once=once,
     )
@@ -127,26 +129,26 @@ def recover_foreign_orphans(settings: Settings, reader: JournalReader) -> list[E
 
     Their Kafka messages may come again, or may have left the topic.
     """
-    found: list[Event] = []
-    known = CapturedScripts(settings.state_dir, reader)
+    events: list[Event] = []
+    captured = CapturedScripts(settings.state_dir, reader)
     for store in make_stores(settings):
         try:
-            clusters = {name.cluster for name in store.names()} - set(settings.cluster)
+            clusters = {script.cluster for script in store.iterate_names()} - set(settings.cluster)
             for cluster in clusters:
-                found += recover_lost_scripts(
+                events += recover_lost_scripts(
                     store,
                     cluster,
-                    _bind_cluster(known.over, cluster),
-                    _bind_cluster(reader.present, cluster),
+                    _bind_cluster(captured.can_delete_bytes, cluster),
+                    _bind_cluster(reader.has_event, cluster),
                     lambda _job_id: True,
                 )
         except Unavailable as error:
             # The next start retries; meanwhile nothing in the store can be lost.
             log.debug("no orphans are looked for in %s: %s", store.directory, error)
-    known.close()
-    return found
+    captured.close()
+    return events
 
 
-def _bind_cluster(ask: Callable[[str, str], bool], cluster: str) -> Callable[[int, int], bool]:
+def _bind_cluster(query: Callable[[str, str], bool], cluster: str) -> Callable[[int, int], bool]:
     """Bind a journal query to a cluster; the result takes job id and mtime."""
-    return lambda job_id, mtime_ns: ask(cluster, make_script_key(job_id, mtime_ns))
+    return lambda job_id, mtime_ns: query(cluster, make_script_key(job_id, mtime_ns))

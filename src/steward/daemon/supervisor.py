@@ -47,7 +47,7 @@ class SystemdNotifier:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
         microseconds = os.environ.get("WATCHDOG_USEC", "")
         self._watchdog_s = int(microseconds) / 2e6 if microseconds.isdigit() else 0.0
-        self._alive_at = 0.0
+        self._watchdog_due_at = 0.0
 
     def send(self, *lines: str) -> None:
         """Send lines to systemd; log a failure and go on."""
@@ -63,23 +63,23 @@ class SystemdNotifier:
         except OSError as error:
             log.warning("cannot notify the service manager at %s: %s", self._address, error)
 
-    def ready(self) -> None:
+    def send_ready(self) -> None:
         """Report that all workers run."""
         self.send("READY=1", f"STATUS=running, process {os.getpid()}")
 
-    def reloading(self) -> None:
+    def send_reloading(self) -> None:
         """Report that the configuration is being reloaded; :meth:`ready` ends it."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self) -> None:
+    def send_stopping(self) -> None:
         """Report that the daemon is stopping."""
         self.send("STOPPING=1")
 
-    def alive(self) -> None:
+    def send_watchdog(self) -> None:
         """Send the watchdog's keep-alive when it is due."""
         now = time.monotonic()
-        if self._watchdog_s and now >= self._alive_at:
-            self._alive_at = now + self._watchdog_s
+        if self._watchdog_s and now >= self._watchdog_due_at:
+            self._watchdog_due_at = now + self._watchdog_s
             self.send("WATCHDOG=1")
 
 
@@ -134,23 +134,23 @@ class SupervisorTiming(msgspec.Struct, frozen=True, kw_only=True):
 class _WorkerState:
     """State of one worker in the supervisor."""
 
-    def __init__(self, part: WorkerSpec, slot: int) -> None:
-        self.part = part
+    def __init__(self, spec: WorkerSpec, slot: int) -> None:
+        self.spec = spec
         self.slot = slot
         self.pid = 0
         self.started = 0.0
-        self.start_at = 0.0
+        self.restart_at = 0.0
         self.backoff = Backoff(0.1, 10.0)
-        self.killed = False
+        self.is_killed = False
         self.since: datetime | None = None
         self.restarts = 0
         self.error = ""
         self.error_at: datetime | None = None
 
-    def standing(self) -> WorkerLine:
+    def make_status_line(self) -> WorkerLine:
         """Return the worker's status."""
         return WorkerLine(
-            name=self.part.name,
+            name=self.spec.name,
             pid=self.pid,
             since=self.since if self.pid else None,
             restarts=self.restarts,
@@ -177,31 +177,31 @@ class Supervisor:
 
     def __init__(
         self,
-        parts: Sequence[WorkerSpec],
+        workers: Sequence[WorkerSpec],
         reload: Callable[[], Sequence[WorkerSpec]] | None = None,
-        tell: ReportStatus = lambda _: None,
+        report_status: ReportStatus = lambda _: None,
         listener: ReloadListener | None = None,
         *,
         timing: SupervisorTiming | None = None,
     ) -> None:
         self._listener = listener or ReloadListener()
         self._reload = reload
-        self._tell = tell
+        self._report_status = report_status
         self._timing = timing or SupervisorTiming()
-        self._told: list[WorkerLine] = []
-        self._untold: list[WorkerLine] = []
+        self._reported: list[WorkerLine] = []
+        self._unreported: list[WorkerLine] = []
         self._stop = Stop()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._hangup = False
+        self._is_reload_due = False
         self._notifier = SystemdNotifier()
         self._children: list[_WorkerState] = []
-        self._announced = False
-        self._began = time.monotonic()
-        self._adopt(parts)
+        self._is_ready = False
+        self._started_at = time.monotonic()
+        self._set_workers(workers)
 
     def run(self) -> int:
         """Supervise until SIGTERM or SIGINT; return the exit code."""
-        self._take_signals()
+        self._install_signal_handlers()
         adopt_orphans()
         # A garbage collection would touch, and so copy, every page shared with the workers.
         gc.collect()
@@ -211,44 +211,44 @@ class Supervisor:
             self._start_due()
             self._kill_hung()
             # Write the status before announcing readiness: a client may read it at once.
-            self._tell_standings()
-            self._announce()
-            self._notifier.alive()
-            if self._hangup:
-                self._hangup = False
-                self._reload_parts()
-            fds = self._listener.fds if self._announced else ()
-            wait_s = self._timing.tick_s if self._announced else 0.05
+            self._report_changes()
+            self._report_ready()
+            self._notifier.send_watchdog()
+            if self._is_reload_due:
+                self._is_reload_due = False
+                self._reload_workers()
+            fds = self._listener.fds if self._is_ready else ()
+            wait_s = self._timing.tick_s if self._is_ready else 0.05
             if self._stop.wait(wait_s, self._wake_read, *fds):
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 512)
                 # A reload request that arrives while workers start waits until they are ready.
                 if fds and self._listener.accept():
-                    self._hangup = True
-        self._notifier.stopping()
+                    self._is_reload_due = True
+        self._notifier.send_stopping()
         self._listener.close()
-        left = self._end_all()
-        self._tell_standings()
-        if left:
-            log.error("left behind, since they cannot be killed: %s", ", ".join(left))
+        unkillable = self._end_all()
+        self._report_changes()
+        if unkillable:
+            log.error("left behind, since they cannot be killed: %s", ", ".join(unkillable))
         return 0
 
-    def _adopt(self, parts: Sequence[WorkerSpec]) -> None:
+    def _set_workers(self, workers: Sequence[WorkerSpec]) -> None:
         """Replace the list of workers, keeping restart counts and errors of those that stay."""
         # New heartbeats: a worker of the former configuration may still run and beat.
-        self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
-        self._said = mmap.mmap(-1, max(1, len(parts)) * _LAST_ERROR.size)
-        before = {child.part.name: child for child in self._children}
-        self._children = [_WorkerState(part, slot) for slot, part in enumerate(parts)]
+        self._heartbeats = mmap.mmap(-1, mmap.PAGESIZE)
+        self._last_errors = mmap.mmap(-1, max(1, len(workers)) * _LAST_ERROR.size)
+        old_by_name = {child.spec.name: child for child in self._children}
+        self._children = [_WorkerState(spec, slot) for slot, spec in enumerate(workers)]
         for child in self._children:
-            if child.part.name in before:
-                former = before[child.part.name]
-                child.restarts = former.restarts
-                child.error, child.error_at = former.error, former.error_at
-        if len(parts) * _HEARTBEAT_STAMP.size > mmap.PAGESIZE:
-            raise StewardError(f"{len(parts)} parts are more than can be supervised")
+            if child.spec.name in old_by_name:
+                old = old_by_name[child.spec.name]
+                child.restarts = old.restarts
+                child.error, child.error_at = old.error, old.error_at
+        if len(workers) * _HEARTBEAT_STAMP.size > mmap.PAGESIZE:
+            raise StewardError(f"{len(workers)} parts are more than can be supervised")
 
-    def _take_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
@@ -256,70 +256,72 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _on_hangup(self, *_: object) -> None:
-        self._hangup = True
+        self._is_reload_due = True
 
-    def _stamp(self, child: _WorkerState) -> float:
+    def _get_heartbeat(self, child: _WorkerState) -> float:
         return float(
-            _HEARTBEAT_STAMP.unpack_from(self._stamps, child.slot * _HEARTBEAT_STAMP.size)[0]
+            _HEARTBEAT_STAMP.unpack_from(self._heartbeats, child.slot * _HEARTBEAT_STAMP.size)[0]
         )
 
     def _start_due(self) -> None:
         """Start workers that do not run and whose wait is over."""
         now = time.monotonic()
-        beaten = {child.part.name for child in self._children if self._stamp(child)}
+        alive = {child.spec.name for child in self._children if self._get_heartbeat(child)}
         for child in self._children:
-            if child.pid or now < child.start_at:
+            if child.pid or now < child.restart_at:
                 continue
-            waits_for = set(child.part.after) - beaten
-            if waits_for and now - self._began < self._timing.after_s:
+            missing = set(child.spec.after) - alive
+            if missing and now - self._started_at < self._timing.after_s:
                 continue
             self._start(child)
 
     def _start(self, child: _WorkerState) -> None:
         """Fork a worker's process."""
-        _HEARTBEAT_STAMP.pack_into(self._stamps, child.slot * _HEARTBEAT_STAMP.size, 0.0)
-        _LAST_ERROR.pack_into(self._said, child.slot * _LAST_ERROR.size, 0, b"")
+        _HEARTBEAT_STAMP.pack_into(self._heartbeats, child.slot * _HEARTBEAT_STAMP.size, 0.0)
+        _LAST_ERROR.pack_into(self._last_errors, child.slot * _LAST_ERROR.size, 0, b"")
         child.started = time.monotonic()
         child.since = datetime.now(UTC)
-        child.killed = False
+        child.is_killed = False
         supervisor = os.getpid()
         # A signal between fork and the worker's own handlers would raise the supervisor's flag.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             _flush_output()
             pid = os.fork()
             if pid == 0:
-                self._become(child, supervisor, held)
+                self._run_child(child, supervisor, old_mask)
         except Exception as error:
             # A process limit, no memory, a failing hook: the other workers go on.
-            why = error.strerror if isinstance(error, OSError) else repr(error)
-            self._start_later(child, f"cannot be started: {why}")
+            cause = error.strerror if isinstance(error, OSError) else repr(error)
+            self._schedule_restart(child, f"cannot be started: {cause}")
             return
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         child.pid = pid
-        log.debug("%s runs as process %d", child.part.name, pid)
+        log.debug("%s runs as process %d", child.spec.name, pid)
 
-    def _become(
+    def _run_child(
         self, child: _WorkerState, supervisor: int, mask: set[signal.Signals | int]
     ) -> NoReturn:
         """In the new process: run the worker, then exit, whatever happens."""
         code = 1
         try:
-            code = self._be(child, supervisor, mask)
+            code = self._run_worker(child, supervisor, mask)
         except BaseException:
             # The child must not go on as a second supervisor.
-            log.exception("%s cannot begin or end in order", child.part.name)
+            log.exception("%s cannot begin or end in order", child.spec.name)
         finally:
             os._exit(code)
 
-    def _be(self, child: _WorkerState, supervisor: int, mask: set[signal.Signals | int]) -> int:
+    def _run_worker(
+        self, child: _WorkerState, supervisor: int, mask: set[signal.Signals | int]
+    ) -> int:
         """In the new process: run the worker; return the exit code."""
         exit_with_parent(supervisor)
-        self._listener.forget()
-        name = f"steward {child.part.name}".encode()[:15]
+        self._listener.close_in_child()
+        name = f"steward {child.spec.name}".encode()[:15]
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
-        logs.set_log_part(child.part.name)
+        logs.set_log_part(child.spec.name)
         stop = Stop()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -329,27 +331,27 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        stamps, offset = self._stamps, child.slot * _HEARTBEAT_STAMP.size
-        said, place = self._said, child.slot * _LAST_ERROR.size
+        heartbeats, heartbeat_offset = self._heartbeats, child.slot * _HEARTBEAT_STAMP.size
+        last_errors, error_offset = self._last_errors, child.slot * _LAST_ERROR.size
 
         def say(text: str) -> int:
-            words = text.encode("utf-8", "replace")[: _LAST_ERROR.size - 2]
-            _LAST_ERROR.pack_into(said, place, len(words), words)
+            data = text.encode("utf-8", "replace")[: _LAST_ERROR.size - 2]
+            _LAST_ERROR.pack_into(last_errors, error_offset, len(data), data)
             return 1
 
         def beat() -> None:
-            _HEARTBEAT_STAMP.pack_into(stamps, offset, time.monotonic())
+            _HEARTBEAT_STAMP.pack_into(heartbeats, heartbeat_offset, time.monotonic())
 
         try:
-            child.part.run(stop, beat)
+            child.spec.run(stop, beat)
         except StewardError as error:
             if stop.is_set():
-                log.debug("%s ended with: %s", child.part.name, error)
+                log.debug("%s ended with: %s", child.spec.name, error)
                 return 0
-            log.error("%s: %s", child.part.name, error)
+            log.error("%s: %s", child.spec.name, error)
             return say(str(error))
         except BaseException as error:
-            log.exception("%s failed", child.part.name)
+            log.exception("%s failed", child.spec.name)
             return say(f"{type(error).__name__}: {error}")
         finally:
             _flush_output()
@@ -366,120 +368,122 @@ class Supervisor:
                 return
             for child in self._children:
                 if child.pid == pid:
-                    self._ended(child, status)
+                    self._handle_exit(child, status)
 
-    def _ended(self, child: _WorkerState, status: int) -> None:
+    def _handle_exit(self, child: _WorkerState, status: int) -> None:
         """Handle the end of a worker: schedule its restart, and end its children."""
         child.pid = 0
-        _HEARTBEAT_STAMP.pack_into(self._stamps, child.slot * _HEARTBEAT_STAMP.size, 0.0)
+        _HEARTBEAT_STAMP.pack_into(self._heartbeats, child.slot * _HEARTBEAT_STAMP.size, 0.0)
         if self._stop.is_set():
             return
         if time.monotonic() - child.started > _STABLE_S:
             child.backoff.reset()
         code = os.waitstatus_to_exitcode(status)
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        length, said = _LAST_ERROR.unpack_from(self._said, child.slot * _LAST_ERROR.size)
-        hung = "it did not move any more, and was ended" if child.killed else ""
-        self._start_later(child, how, said[:length].decode("utf-8", "replace") or hung)
+        cause = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        length, text = _LAST_ERROR.unpack_from(self._last_errors, child.slot * _LAST_ERROR.size)
+        hang_message = "it did not move any more, and was ended" if child.is_killed else ""
+        self._schedule_restart(
+            child, cause, text[:length].decode("utf-8", "replace") or hang_message
+        )
         child.restarts += 1
         # Nothing else waits for the processes that it had started, or times them out.
         kill_descendants(os.getpid(), {other.pid for other in self._children})
 
-    def _start_later(self, child: _WorkerState, why: str, error: str = "") -> None:
+    def _schedule_restart(self, child: _WorkerState, cause: str, error: str = "") -> None:
         """Restart a worker after its back-off.
 
         Args:
             child: The worker.
-            why: How it ended, for the log.
-            error: Its own error message; "" for ``why``.
+            cause: How it ended, for the log.
+            error: Its own error message; "" for ``cause``.
         """
         wait_s = child.backoff.next_s()
-        child.start_at = time.monotonic() + wait_s
-        child.error = error or why
+        child.restart_at = time.monotonic() + wait_s
+        child.error = error or cause
         child.error_at = datetime.now(UTC)
-        log.warning("part %s %s; starting it again in %.1f s", child.part.name, why, wait_s)
+        log.warning("part %s %s; starting it again in %.1f s", child.spec.name, cause, wait_s)
 
-    def _tell_standings(self) -> None:
+    def _report_changes(self) -> None:
         """Report the workers' status if it changed."""
-        standings = [child.standing() for child in self._children]
-        if standings == self._told:
+        lines = [child.make_status_line() for child in self._children]
+        if lines == self._reported:
             return
         try:
-            self._tell(standings)
+            self._report_status(lines)
         except StatusWriteError as error:
             # Retried at the next turn, and logged once.
-            if standings != self._untold:
+            if lines != self._unreported:
                 log.warning("how the parts stand is not written down yet: %s", error)
-            self._untold = standings
+            self._unreported = lines
         else:
-            self._told = standings
+            self._reported = lines
 
     def _kill_hung(self) -> None:
         """Kill workers without a recent heartbeat."""
         now = time.monotonic()
         for child in self._children:
-            since = self._stamp(child) or child.started
-            if child.pid and not child.killed and now - since > child.part.hang_s:
-                child.killed = True
+            since = self._get_heartbeat(child) or child.started
+            if child.pid and not child.is_killed and now - since > child.spec.hang_s:
+                child.is_killed = True
                 log.error(
                     "part %s has not moved for %.0f s; ending process %d",
-                    child.part.name,
+                    child.spec.name,
                     now - since,
                     child.pid,
                 )
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _announce(self) -> None:
+    def _report_ready(self) -> None:
         """Tell systemd once that all workers are ready."""
-        if self._announced:
+        if self._is_ready:
             return
-        waiting = tuple(one.part.name for one in self._children if not self._stamp(one))
-        if not waiting or time.monotonic() - self._began > _READY_S:
-            self._announced = True
-            self._notifier.ready()
+        waiting = tuple(one.spec.name for one in self._children if not self._get_heartbeat(one))
+        if not waiting or time.monotonic() - self._started_at > _READY_S:
+            self._is_ready = True
+            self._notifier.send_ready()
             self._listener.answer(ReloadReply(waiting=waiting))
-            log.info("ready: %s", ", ".join(child.part.name for child in self._children))
+            log.info("ready: %s", ", ".join(child.spec.name for child in self._children))
 
-    def _reload_parts(self) -> None:
+    def _reload_workers(self) -> None:
         """Reload the configuration and restart all workers; keep the present one on errors."""
         if self._reload is None:
             self._listener.answer(ReloadReply(error="this daemon has no configuration file"))
             return
         try:
-            parts = self._reload()
+            workers = self._reload()
         except StewardError as error:
             log.error("the configuration is not taken, the present one stays: %s", error)
             self._listener.answer(ReloadReply(error=str(error)))
             return
-        self._notifier.reloading()
+        self._notifier.send_reloading()
         log.info("reloading")
         self._end_all()
-        self._adopt(parts)
-        self._began = time.monotonic()
-        self._announced = False
+        self._set_workers(workers)
+        self._started_at = time.monotonic()
+        self._is_ready = False
 
     def _end_all(self) -> list[str]:
         """End all workers, the ``last`` ones last; return the names of those that do not end."""
-        early = [child for child in self._children if not child.part.last]
-        late = [child for child in self._children if child.part.last]
+        early = [child for child in self._children if not child.spec.last]
+        late = [child for child in self._children if child.spec.last]
         self._end(early, self._timing.stop_s)
         self._end(late, _STOP_LAST_S)
         kill_descendants(os.getpid())
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGKILL)
-        self._wait_for(self._children, 0.2)
-        return [child.part.name for child in self._children if child.pid]
+        self._wait_for_exit(self._children, 0.2)
+        return [child.spec.name for child in self._children if child.pid]
 
     def _end(self, children: Sequence[_WorkerState], timeout_s: float) -> None:
         for child in children:
             if child.pid:
                 os.kill(child.pid, signal.SIGTERM)
-        self._wait_for(children, timeout_s)
+        self._wait_for_exit(children, timeout_s)
 
-    def _wait_for(self, children: Sequence[_WorkerState], timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        while any(child.pid for child in children) and time.monotonic() < until:
+    def _wait_for_exit(self, children: Sequence[_WorkerState], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while any(child.pid for child in children) and time.monotonic() < deadline:
             for child in children:
                 if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
                     child.pid = 0

@@ -95,34 +95,38 @@ def make_parts(settings: Settings) -> list[WorkerSpec]:
     """
     if settings.forward.to:
         raise UsageError("the configuration has [forward]: start 'steward controller' with it")
-    parts = [
+    workers = [
         WorkerSpec(
-            name=JOURNAL, run=lambda stop, beat: run_journal(settings, stop, beat), last=True
+            name=JOURNAL,
+            run=lambda stop, send_heartbeat: run_journal(settings, stop, send_heartbeat),
+            last=True,
         )
     ]
     sinks = tuple(f"archive.{name}" for name in settings.files_sinks())
-    parts += [
-        _make_feeding_part(settings, name, [make])
-        for name, make in get_sink_factories(settings).items()
+    workers += [
+        _make_feeding_part(settings, name, [factory])
+        for name, factory in get_sink_factories(settings).items()
     ]
-    parts += [
+    workers += [
         _make_feeding_part(
             settings,
             name,
-            [make],
+            [factory],
             niceness=_BACKGROUND_NICENESS if name == CatalogConsumer.name else 0,
         )
-        for name, make in get_consumer_factories(settings).items()
+        for name, factory in get_consumer_factories(settings).items()
     ]
-    for cluster, of in settings.cluster.items():
-        if of.remote:
+    for cluster, cluster_settings in settings.cluster.items():
+        if cluster_settings.remote:
             continue
-        if of.asks_slurm:
-            asking = get_slurm_factories(settings, cluster)
-            parts.append(_make_feeding_part(settings, f"slurm.{cluster}", asking, registered=False))
+        if cluster_settings.asks_slurm:
+            factories = get_slurm_factories(settings, cluster)
+            workers.append(
+                _make_feeding_part(settings, f"slurm.{cluster}", factories, registered=False)
+            )
         for share in range(settings.capture_processes):
-            parts.append(_make_capture_part(settings, cluster, share, after=(JOURNAL, *sinks)))
-    parts += [
+            workers.append(_make_capture_part(settings, cluster, share, after=(JOURNAL, *sinks)))
+    workers += [
         WorkerSpec(
             name=f"mover.{name}", run=partial(run_mover, settings, name), hang_s=_MOVER_HANG_S
         )
@@ -130,26 +134,26 @@ def make_parts(settings: Settings) -> list[WorkerSpec]:
         if sink.move_to
     ]
     if settings.receive.listen:
-        parts.append(_make_receiver_part(settings, after=(JOURNAL, *sinks)))
+        workers.append(_make_receiver_part(settings, after=(JOURNAL, *sinks)))
     if settings.nodes.listen:
-        parts.append(make_nodes_part(settings))
-    parts += [
+        workers.append(make_nodes_part(settings))
+    workers += [
         _make_kafka_part(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume
     ]
-    parts += make_jobcomp_parts(settings)
-    parts += make_sensor_parts(settings)
-    parts += make_accounting_parts(settings)
+    workers += make_jobcomp_parts(settings)
+    workers += make_sensor_parts(settings)
+    workers += make_accounting_parts(settings)
     if settings.bank.enabled:
         from steward.daemon.consumer_workers import make_bank_parts
 
-        parts += make_bank_parts(settings)
+        workers += make_bank_parts(settings)
     if settings.rules.enabled:
         from steward.daemon.consumer_workers import make_rules_part
 
-        parts.append(make_rules_part(settings))
+        workers.append(make_rules_part(settings))
     if settings.socket:
-        parts.append(WorkerSpec(name="socket", run=partial(run_socket, settings)))
-    return parts
+        workers.append(WorkerSpec(name="socket", run=partial(run_socket, settings)))
+    return workers
 
 
 def get_sink_factories(settings: Settings) -> dict[str, ConsumerFactory]:
@@ -175,16 +179,16 @@ def _make_sink_consumer(settings: Settings, name: str) -> Consumer:
 
 def get_consumer_factories(settings: Settings) -> dict[str, ConsumerFactory]:
     """Return the factory of each consumer in the state directory, by name."""
-    makers: dict[str, ConsumerFactory] = {
+    factories: dict[str, ConsumerFactory] = {
         JobsConsumer.name: lambda: JobsConsumer(settings),
         HistoryConsumer.name: lambda: HistoryConsumer(settings),
     }
     if settings.archive.catalogue:
         directory = f"{settings.state_dir}/catalogue"
-        makers[CatalogConsumer.name] = lambda: CatalogConsumer(
+        factories[CatalogConsumer.name] = lambda: CatalogConsumer(
             directory, make_script_contents(settings, make_stores(settings))
         )
-    return makers
+    return factories
 
 
 def get_slurm_factories(settings: Settings, cluster: str) -> list[ConsumerFactory]:
@@ -202,15 +206,15 @@ def make_queue_poller(settings: Settings, cluster: str) -> Consumer:
     """Make the source that polls a cluster's queue."""
     from steward.capture.queue_polls import QueuePoller
 
-    known = partial(list_unfinished, settings, cluster)
-    redact = make_redactor(settings).record
+    list_jobs = partial(list_unfinished, settings, cluster)
+    redact = make_redactor(settings).redact_record
     return QueuePoller(
         *(cluster, settings.cluster[cluster]),
-        unfinished=known,
+        unfinished=list_jobs,
         redact=redact,
         # On a controller, the gate implies that there is a bank elsewhere.
-        tells_looks=settings.bank.enabled or bool(settings.gate.ask),
-        looked=partial(PollStatusFiles(settings.state_dir).put, cluster),
+        report_polls=settings.bank.enabled or bool(settings.gate.ask),
+        on_poll=partial(PollStatusFiles(settings.state_dir).put, cluster),
     )
 
 
@@ -223,10 +227,10 @@ def list_unfinished(settings: Settings, cluster: str) -> list[JobRecord]:
         return []
     with closing(reader):
         if settings.forward.to:
-            known, position = read_unfinished_runs(settings.state_dir, cluster)
+            jobs, position = read_unfinished_runs(settings.state_dir, cluster)
         else:
-            known, position = _unfinished_in_jobs(settings, cluster)
-        return catch_up_runs(known, reader, cluster, position)
+            jobs, position = _unfinished_in_jobs(settings, cluster)
+        return catch_up_runs(jobs, reader, cluster, position)
 
 
 def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
@@ -238,7 +242,7 @@ def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecor
     with closing(jobs):
         # Events applied twice are harmless; events left out would be missing.
         position = jobs.cursor()
-        return jobs.unfinished(cluster), position
+        return jobs.list_unfinished_records(cluster), position
 
 
 def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
@@ -246,23 +250,23 @@ def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
     from steward.capture.associations import AssociationsPoller
     from steward.core.access import ClusterRolesFiles
 
-    ask = Slurm(cluster, settings.cluster[cluster]).standing
-    return AssociationsPoller(cluster, ask, ClusterRolesFiles(settings.state_dir))
+    query_roles = Slurm(cluster, settings.cluster[cluster]).read_roles
+    return AssociationsPoller(cluster, query_roles, ClusterRolesFiles(settings.state_dir))
 
 
 def _make_feeding_part(
     settings: Settings,
     name: str,
-    makers: Sequence[ConsumerFactory],
+    factories: Sequence[ConsumerFactory],
     *,
     registered: bool = True,
     niceness: int = 0,
 ) -> WorkerSpec:
     """Return a worker that feeds consumers."""
 
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(niceness)
-        run_consumers(settings, makers, stop, beat, registered=registered)
+        run_consumers(settings, factories, stop, send_heartbeat, registered=registered)
 
     return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
 
@@ -270,8 +274,8 @@ def _make_feeding_part(
 def _make_capture_part(
     settings: Settings, cluster: str, share: int, after: tuple[str, ...]
 ) -> WorkerSpec:
-    def run(stop: Stop, beat: SendHeartbeat) -> None:
-        run_capture(settings, cluster, share, stop, beat)
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+        run_capture(settings, cluster, share, stop, send_heartbeat)
 
     return WorkerSpec(name=f"capture.{cluster}.{share}", run=run, after=after)
 
@@ -292,74 +296,78 @@ def _make_kafka_part(settings: Settings, name: str, after: tuple[str, ...]) -> W
     return WorkerSpec(name=f"consume.{name}", run=run, after=after, hang_s=_FEEDING_HANG_S)
 
 
-def run_journal(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_journal(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the journal's writer."""
-    JournalServer(settings.state_dir, settings.journal, make_stores(settings)).run(stop, beat)
+    JournalServer(settings.state_dir, settings.journal, make_stores(settings)).run(
+        stop, send_heartbeat
+    )
 
 
-def run_receiving(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_receiving(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the receiver of events from controllers on other hosts."""
     from steward.extensions.controllers import ControllerReceiver
 
     link = JournalLink(settings.state_dir, stop)
-    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
     undivided = msgspec.structs.replace(settings, capture_processes=1)
-    for cluster, of in settings.cluster.items():
-        if of.remote:
+    for cluster, cluster_settings in settings.cluster.items():
+        if cluster_settings.remote:
             link.append(recover_orphans(undivided, cluster, 0, reader))
     stores = make_stores(settings)
-    known = CapturedScripts(settings.state_dir, reader).known
+    is_captured = CapturedScripts(settings.state_dir, reader).was_captured
     receiver = wait_for_resource(
-        lambda: ControllerReceiver(settings, stores, known, link), stop, beat
+        lambda: ControllerReceiver(settings, stores, is_captured, link), stop, send_heartbeat
     )
-    receiver.run(stop, beat)
+    receiver.run(stop, send_heartbeat)
 
 
-def run_nodes(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_nodes(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the receiver of data from agents on compute nodes."""
     from steward.capture.nodes.receiver import NodeReceiver
 
     link = JournalLink(settings.state_dir, stop)
     receiver = wait_for_resource(
-        lambda: NodeReceiver(settings, lambda rows: link.ask("append", *rows)), stop, beat
+        lambda: NodeReceiver(settings, lambda rows: link.send_command("append", *rows)),
+        stop,
+        send_heartbeat,
     )
-    receiver.run(stop, beat)
+    receiver.run(stop, send_heartbeat)
 
 
-def run_consuming(settings: Settings, name: str, stop: Stop, beat: SendHeartbeat) -> None:
+def run_consuming(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the consumer of a Kafka topic."""
     from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
 
     link = JournalLink(settings.state_dir, stop)
-    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
     if name == min(settings.consume):
         link.append(recover_foreign_orphans(settings, reader))
-    make_kafka_source(settings, name, reader, link.append).run(stop, beat)
+    make_kafka_source(settings, name, reader, link.append).run(stop, send_heartbeat)
 
 
-def run_mover(settings: Settings, name: str, stop: Stop, beat: SendHeartbeat) -> None:
+def run_mover(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the mover of a sink's files; a dead mount hangs only this process."""
     from steward.archive.files.mover import ArchiveMover
 
-    mover = wait_for_resource(lambda: ArchiveMover(settings, name), stop, beat)
+    mover = wait_for_resource(lambda: ArchiveMover(settings, name), stop, send_heartbeat)
     backoff = Backoff(1.0, 60.0)
-    said = ""
+    last_error = ""
     while not stop.is_set():
-        beat()
+        send_heartbeat()
         try:
             wait_s = mover.run_once(stop)
             backoff.reset()
-            said = ""
+            last_error = ""
         except Unavailable as error:
             wait_s = backoff.next_s()
-            if str(error) != said:
-                said = str(error)
+            if str(error) != last_error:
+                last_error = str(error)
                 log.error("archive.%s is not moved on for now: %s", name, error)
         stop.wait(wait_s)
     mover.close()
 
 
-def run_socket(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
+def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the server of the daemon's socket."""
     from steward.admin.credentials.context import CredentialsContext, list_web_uids
     from steward.core.access import make_access
@@ -374,7 +382,7 @@ def run_socket(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
         return CredentialsContext(settings, access=make_access(settings))
 
     def knows(secret: str) -> Asker:
-        return credentials().bearer(secret)
+        return credentials().find_bearer(secret)
 
     @cache
     def repeats() -> IdempotencyStore:
@@ -385,21 +393,23 @@ def run_socket(settings: Settings, stop: Stop, beat: SendHeartbeat) -> None:
         preload_page_modules(settings)
     server = SocketServer(
         settings.socket,
-        RequestService(action_registry(settings), knows=knows, repeats=repeats),
-        is_kept=lambda uid: uid in list_web_uids(settings),
+        RequestService(action_registry(settings), identify=knows, open_store=repeats),
+        is_web_server=lambda uid: uid in list_web_uids(settings),
     )
-    server.run(stop, beat)
+    server.run(stop, send_heartbeat)
 
 
 def run_capture(
-    settings: Settings, cluster: str, share: int, stop: Stop, beat: SendHeartbeat
+    settings: Settings, cluster: str, share: int, stop: Stop, send_heartbeat: SendHeartbeat
 ) -> None:
     """Run the capture of one share of a cluster's spool."""
     link = JournalLink(settings.state_dir, stop)
-    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, beat)
-    with open_capture(settings, cluster, share, reader, link.append_rows, stop, beat) as capture:
+    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
+    with open_capture(
+        settings, cluster, share, reader, link.append_rows, stop, send_heartbeat
+    ) as capture:
         link.append(recover_orphans(settings, cluster, share, reader))
-        capture.run(stop, beat)
+        capture.run(stop, send_heartbeat)
 
 
 @contextmanager
@@ -410,21 +420,21 @@ def open_capture(
     reader: JournalReader,
     append: AppendRows,
     stop: Stop,
-    beat: SendHeartbeat,
+    send_heartbeat: SendHeartbeat,
 ) -> Iterator[SpoolCapture]:
     """Open the capture of one share of a cluster's spool, with everything that it needs."""
-    of = settings.cluster[cluster]
+    cluster_settings = settings.cluster[cluster]
     plan = SpoolPlan(
         cluster=cluster,
-        root=wait_for_resource(lambda: find_cluster_spool(settings, cluster), stop, beat),
+        root=wait_for_resource(lambda: find_cluster_spool(settings, cluster), stop, send_heartbeat),
         share=share,
         of=settings.capture_processes,
         known=partial(_is_known, CapturedScripts(settings.state_dir, reader), cluster),
         unfinished=partial(list_unfinished, settings, cluster),
-        most_held=get_most_held(),
-        options={"torque_subdirs": of.torque_subdirs},
+        max_held=get_most_held(),
+        options={"torque_subdirs": cluster_settings.torque_subdirs},
     )
-    spool = load_scheduler(of.scheduler).open(plan)
+    spool = load_scheduler(cluster_settings.scheduler).open(plan)
     # Each process has its own stores, so that none closes another's descriptors.
     stores = make_stores(settings)
     yield SpoolCapture(
@@ -433,14 +443,14 @@ def open_capture(
         list(stores),
         make_redactor(settings),
         append,
-        environments=settings.archive.environments,
+        keep_environments=settings.archive.environments,
     )
 
 
-def _is_known(known: CapturedScripts, cluster: str, job_id: int, mtime_ns: int) -> bool:
+def _is_known(captured: CapturedScripts, cluster: str, job_id: int, mtime_ns: int) -> bool:
     """Return True if a script was captured before."""
     try:
-        return known.known(cluster, make_script_key(job_id, mtime_ns))
+        return captured.was_captured(cluster, make_script_key(job_id, mtime_ns))
     except Unavailable as error:
         # Capturing a script twice is harmless; ending would drop those held open.
         log.warning("cannot look up what was captured before: %s", error)
@@ -460,23 +470,27 @@ def recover_orphans(
     settings: Settings, cluster: str, share: int, reader: JournalReader
 ) -> list[Event]:
     """Recover the events that a cluster's stored scripts lost, from all readable stores."""
-    found: list[Event] = []
-    known = CapturedScripts(settings.state_dir, reader)
+    events: list[Event] = []
+    captured = CapturedScripts(settings.state_dir, reader)
     scheduler = load_scheduler(settings.cluster[cluster].scheduler)
     for store in make_stores(settings):
         try:
-            found += recover_lost_scripts(
+            events += recover_lost_scripts(
                 store,
                 cluster,
-                lambda job_id, mtime_ns: known.over(cluster, make_script_key(job_id, mtime_ns)),
-                lambda job_id, mtime_ns: reader.present(cluster, make_script_key(job_id, mtime_ns)),
+                lambda job_id, mtime_ns: captured.can_delete_bytes(
+                    cluster, make_script_key(job_id, mtime_ns)
+                ),
+                lambda job_id, mtime_ns: reader.has_event(
+                    cluster, make_script_key(job_id, mtime_ns)
+                ),
                 lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
             )
         except Unavailable as error:
             # The next start retries; meanwhile nothing in the store can be lost.
             log.debug("no orphans are looked for in %s: %s", store.directory, error)
-    known.close()
-    return found
+    captured.close()
+    return events
 
 
 def find_cluster_spool(settings: Settings, cluster: str) -> str:
@@ -485,9 +499,9 @@ def find_cluster_spool(settings: Settings, cluster: str) -> str:
     Raises:
         Unavailable: Slurm does not answer.
     """
-    of = settings.cluster[cluster]
+    cluster_settings = settings.cluster[cluster]
     return (
-        of.spool
-        or load_scheduler(of.scheduler).default_root
-        or Slurm(cluster, of).config()["StateSaveLocation"]
+        cluster_settings.spool
+        or load_scheduler(cluster_settings.scheduler).default_root
+        or Slurm(cluster, cluster_settings).config()["StateSaveLocation"]
     )

@@ -30,17 +30,17 @@ class CheckFailed(DemoError):
     """A check of the demo failed."""
 
 
-def require_that(condition: bool, what: str) -> None:
+def require_that(condition: bool, message: str) -> None:
     """Raise CheckFailed unless ``condition`` holds.
 
     Raises:
-        CheckFailed: The condition is false; ``what`` describes what was found.
+        CheckFailed: The condition is false; ``message`` describes what was found.
     """
     if not condition:
-        raise CheckFailed(what)
+        raise CheckFailed(message)
 
 
-def run_on_each(look: Callable[[T], None], things: Iterable[T]) -> None:
+def run_on_each(check: Callable[[T], None], items: Iterable[T]) -> None:
     """Run a check on several things, some at a time: each check starts programs and waits.
 
     Raises:
@@ -48,7 +48,7 @@ def run_on_each(look: Callable[[T], None], things: Iterable[T]) -> None:
     """
     pool = ThreadPoolExecutor(_MOST_AT_ONCE)
     try:
-        for _ in pool.map(look, things):
+        for _ in pool.map(check, items):
             pass
     finally:
         # After a failure the remaining checks are not needed.
@@ -99,93 +99,99 @@ def list_checks(site: DemoSite, lines: Sequence[JobLine]) -> Iterator[ClaimCheck
 
 def _check_list(site: DemoSite, lines: Sequence[JobLine]) -> None:
     """Check that every job is listed with its owner, state and exit code."""
-    expected = sum(one.what.tasks or 1 for one in site.jobs)
+    expected = sum(job.what.tasks or 1 for job in site.jobs)
     require_that(len(lines) == expected, f"{len(lines)} jobs are listed, not {expected}")
-    for one in site.jobs:
-        found = [line for line in lines if line.job.partition("_")[0] == str(one.job)]
+    for job in site.jobs:
+        job_lines = [line for line in lines if line.job.partition("_")[0] == str(job.job)]
         require_that(
-            len(found) == (one.what.tasks or 1), f"job {one.job} is listed {len(found)} times"
+            len(job_lines) == (job.what.tasks or 1),
+            f"job {job.job} is listed {len(job_lines)} times",
         )
-        for line in found:
-            seen = (line.user, line.name, line.state, line.exit_code or 0, line.kind)
-            kind = "interactive" if one.what.script is None else "batch"
-            wanted = (one.user, one.what.name, one.what.state, one.what.exit_code, kind)
-            require_that(seen == wanted, f"job {line.job} is listed as {seen}, not {wanted}")
+        for line in job_lines:
+            actual = (line.user, line.name, line.state, line.exit_code or 0, line.kind)
+            kind = "interactive" if job.what.script is None else "batch"
+            expected_line = (job.user, job.what.name, job.what.state, job.what.exit_code, kind)
+            require_that(
+                actual == expected_line,
+                f"job {line.job} is listed as {actual}, not {expected_line}",
+            )
 
 
 def _list_with_script(site: DemoSite) -> list[SubmittedJob]:
-    return [one for one in site.jobs if one.what.script is not None]
+    return [job for job in site.jobs if job.what.script is not None]
 
 
 def _check_scripts(site: DemoSite) -> None:
     """Check that each stored script equals the submitted one."""
 
-    def look(one: SubmittedJob) -> None:
-        printed = site.steward(["archive", "show", str(one.job), "--script"], one.user)
-        require_that(printed.returncode == 0, f"job {one.job}: {printed.stderr.decode()}")
-        require_that(printed.stdout == one.what.script, f"the script of {one.job} is another one")
-        with open(get_script_path(site, one), "rb") as file:
-            require_that(file.read() == one.what.script, f"the file of {one.job} is another one")
+    def look(job: SubmittedJob) -> None:
+        result = site.run_steward(["archive", "show", str(job.job), "--script"], job.user)
+        require_that(result.returncode == 0, f"job {job.job}: {result.stderr.decode()}")
+        require_that(result.stdout == job.what.script, f"the script of {job.job} is another one")
+        with open(get_script_path(site, job), "rb") as file:
+            require_that(file.read() == job.what.script, f"the file of {job.job} is another one")
 
     run_on_each(look, _list_with_script(site))
 
 
-def get_script_path(site: DemoSite, one: SubmittedJob) -> str:
+def get_script_path(site: DemoSite, job: SubmittedJob) -> str:
     """Return the path of a job's stored script.
 
     Raises:
         DemoError: The script is not stored.
     """
     try:
-        answer: ShowReply = site.ask("archive.show", job=str(one.job))
+        reply: ShowReply = site.call_action("archive.show", job=str(job.job))
     except NotFound as error:
-        raise CheckFailed(f"job {one.job} is not there: {error}") from error
-    if answer.script is None or not answer.script.path:
-        raise CheckFailed(f"job {one.job} has no script")
-    return answer.script.path
+        raise CheckFailed(f"job {job.job} is not there: {error}") from error
+    if reply.script is None or not reply.script.path:
+        raise CheckFailed(f"job {job.job} has no script")
+    return reply.script.path
 
 
 def _check_environment(site: DemoSite) -> None:
     """Check the stored environment: odd bytes kept, secrets redacted."""
-    one = site.job("train")
-    printed = site.steward(["archive", "env", str(one.job), "--null"], one.user)
-    variables = dict(entry.partition(b"=")[::2] for entry in printed.stdout.split(b"\0"))
-    for name, value in one.what.env.items():
-        kept = variables.get(name.encode())
+    job = site.get_job("train")
+    result = site.run_steward(["archive", "env", str(job.job), "--null"], job.user)
+    variables = dict(entry.partition(b"=")[::2] for entry in result.stdout.split(b"\0"))
+    for name, value in job.what.env.items():
+        stored = variables.get(name.encode())
         if PASSWORD in value:
-            require_that(kept is not None and b"redacted" in kept, f"{name} is kept as {kept!r}")
+            require_that(
+                stored is not None and b"redacted" in stored, f"{name} is kept as {stored!r}"
+            )
         else:
             require_that(
-                kept == value.encode("utf-8", "surrogateescape"), f"{name} is kept as {kept!r}"
+                stored == value.encode("utf-8", "surrogateescape"), f"{name} is kept as {stored!r}"
             )
 
 
 def _check_no_secret(site: DemoSite) -> None:
     """Check that no file of Steward's holds the password."""
     secret = PASSWORD.encode()
-    seen = 0
-    for top in site.kept_directories:
-        for directory, _, names in os.walk(top):
+    file_count = 0
+    for root in site.written_directories:
+        for directory, _, names in os.walk(root):
             for name in names:
                 path = os.path.join(directory, name)
                 if os.path.isfile(path):
-                    seen += 1
+                    file_count += 1
                     with open(path, "rb") as file:
                         require_that(secret not in file.read(), f"the password is in {path}")
-    require_that(seen > len(site.jobs), f"only {seen} files were there to look at")
+    require_that(file_count > len(site.jobs), f"only {file_count} files were there to look at")
 
 
 def _check_search(site: DemoSite) -> None:
     """Check that a search finds exactly the right script."""
 
-    def look(sought: tuple[str, str]) -> None:
-        name, text = sought
-        one = site.job(name)
-        printed = site.steward(["archive", "search", text, "--json"], one.user)
-        require_that(printed.returncode == 0, printed.stderr.decode())
-        hits = msgspec.json.decode(printed.stdout, type=SearchReply).hits
-        found = {hit.job.job.partition("_")[0] for hit in hits}
-        require_that(found == {str(one.job)}, f"{text!r} was found in {sorted(found)}")
+    def look(case: tuple[str, str]) -> None:
+        name, text = case
+        job = site.get_job(name)
+        result = site.run_steward(["archive", "search", text, "--json"], job.user)
+        require_that(result.returncode == 0, result.stderr.decode())
+        hits = msgspec.json.decode(result.stdout, type=SearchReply).hits
+        job_ids = {hit.job.job.partition("_")[0] for hit in hits}
+        require_that(job_ids == {str(job.job)}, f"{text!r} was found in {sorted(job_ids)}")
 
     texts = (
         ("relax-finer", "emtol=10.0"),
@@ -199,42 +205,46 @@ def _check_search(site: DemoSite) -> None:
 def _check_permissions(site: DemoSite) -> None:
     """Check that another user can read neither script nor file."""
     other = site.users[1]
-    one, another = site.job("train"), site.job("relax")
-    job = str(one.job)
+    first_job, second_job = site.get_job("train"), site.get_job("relax")
+    first_id = str(first_job.job)
 
     def look(arguments: Sequence[str]) -> None:
-        tried = site.steward(["archive", *arguments], other)
-        what = f"{other}: steward archive {' '.join(arguments)}"
-        wanted = DIFF_ERROR_CODE if arguments[0] == "diff" else DENIED_CODE
-        require_that(tried.returncode == wanted, f"{what} ended with {tried.returncode}")
-        require_that(b"slope" not in tried.stdout, f"{what} showed the script")
+        result = site.run_steward(["archive", *arguments], other)
+        command = f"{other}: steward archive {' '.join(arguments)}"
+        expected_code = DIFF_ERROR_CODE if arguments[0] == "diff" else DENIED_CODE
+        require_that(
+            result.returncode == expected_code, f"{command} ended with {result.returncode}"
+        )
+        require_that(b"slope" not in result.stdout, f"{command} showed the script")
 
     commands = (
-        ("show", job),
-        ("show", job, "--script"),
-        ("show", job, "--sbatch"),
-        ("env", job),
-        ("diff", job, str(another.job)),
+        ("show", first_id),
+        ("show", first_id, "--script"),
+        ("show", first_id, "--sbatch"),
+        ("env", first_id),
+        ("diff", first_id, str(second_job.job)),
     )
     run_on_each(look, commands)
-    tried = site.steward(["archive", "search", "slope", "--json"], other)
-    hits = msgspec.json.decode(tried.stdout, type=SearchReply).hits
-    require_that(not hits, f"{other} found {one.user}'s script")
-    tried = site.run(["cat", get_script_path(site, one)], other)
-    require_that(tried.returncode != 0 and not tried.stdout, f"{other} read {one.user}'s file")
+    result = site.run_steward(["archive", "search", "slope", "--json"], other)
+    hits = msgspec.json.decode(result.stdout, type=SearchReply).hits
+    require_that(not hits, f"{other} found {first_job.user}'s script")
+    result = site.run(["cat", get_script_path(site, first_job)], other)
+    require_that(
+        result.returncode != 0 and not result.stdout, f"{other} read {first_job.user}'s file"
+    )
 
 
 def _check_integrity(site: DemoSite) -> None:
     """Check that checksums match and there are no dead letters."""
-    verified = site.steward(["archive", "verify"])
-    require_that(verified.returncode == 0, (verified.stdout + verified.stderr).decode())
-    printed = site.steward(["journal", "dead", "--json"])
-    letters = msgspec.json.decode(printed.stdout, type=DeadAnswer).letters
+    verification = site.run_steward(["archive", "verify"])
+    require_that(verification.returncode == 0, (verification.stdout + verification.stderr).decode())
+    result = site.run_steward(["journal", "dead", "--json"])
+    letters = msgspec.json.decode(result.stdout, type=DeadAnswer).letters
     require_that(not letters, f"{len(letters)} events were set aside")
 
 
 def _check_log(site: DemoSite) -> None:
     """Check that the daemon's log has no warning or error."""
     with open(site.log, encoding="utf-8", errors="replace") as file:
-        loud = [line for line in file if " error " in line or " warning " in line]
-    require_that(not loud, "".join(loud[:3]).strip())
+        problems = [line for line in file if " error " in line or " warning " in line]
+    require_that(not problems, "".join(problems[:3]).strip())

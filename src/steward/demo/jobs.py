@@ -96,7 +96,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         return self.command or ("sbatch", self.filename)
 
     @property
-    def typed(self) -> str:
+    def shell_command(self) -> str:
         """Return the command as a user would type it, with its variables."""
         words = [f"{name}={_quote_for_bash(value)}" for name, value in self.env.items()]
         return " ".join([*words, shlex.join(self.argv)])

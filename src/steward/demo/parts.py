@@ -172,42 +172,42 @@ class DemoBank:
 
     Args:
         sandbox: The cluster, brought up with ``PLUGIN_DIRS`` and ``CONTROLLER_ENV``.
-        trouble: Why there can be no bank; "" if there can.
+        skip_reason: Why there can be no bank; "" if there can.
 
     Attributes:
-        trouble: Why there is no bank; "" if there is.
+        skip_reason: Why there is no bank; "" if there is.
     """
 
-    def __init__(self, sandbox: Sandbox, trouble: str) -> None:
+    def __init__(self, sandbox: Sandbox, skip_reason: str) -> None:
         self._sandbox = sandbox
-        self.trouble = trouble or self._install()
+        self.skip_reason = skip_reason or self._install()
 
     @property
     def settings(self) -> list[str]:
         """Return the configuration lines of the bank and the gate."""
-        if self.trouble:
+        if self.skip_reason:
             return []
-        own = f"{self._sandbox.directory}/steward"
+        steward_dir = f"{self._sandbox.directory}/steward"
         return [
             "[bank]",
             "enabled = true",
             'unknown_accounts = "allow"',
             "",
             "[gate]",
-            f"socket = {json.dumps(f'{own}/gate.sock')}",
-            f"off_switch = {json.dumps(f'{own}/gate.off')}",
-            f"plugin_conf = {json.dumps(f'{own}/gate.conf')}",
+            f"socket = {json.dumps(f'{steward_dir}/gate.sock')}",
+            f"off_switch = {json.dumps(f'{steward_dir}/gate.off')}",
+            f"plugin_conf = {json.dumps(f'{steward_dir}/gate.conf')}",
             "",
         ]
 
     def _install(self) -> str:
         """Install the submit plugin in slurmctld; return why that failed, or ""."""
         directory = self._sandbox.directory
-        found = glob.glob(f"{glob.escape(directory)}/lib/*/{PLUGIN_LIBRARY}")
-        if not found:
+        libraries = glob.glob(f"{glob.escape(directory)}/lib/*/{PLUGIN_LIBRARY}")
+        if not libraries:
             return f"{PLUGIN_LIBRARY} was not built"
         try:
-            shutil.copy(found[0], f"{directory}/etc/{PLUGIN_LIBRARY}")
+            shutil.copy(libraries[0], f"{directory}/etc/{PLUGIN_LIBRARY}")
             self._sandbox.configure("JobSubmitPlugins=steward")
             self._sandbox.run(["scontrol", "reconfigure"])
         except (OSError, StewardError) as error:
@@ -250,7 +250,7 @@ class DemoAgents:
         keep: Whether the agents live on when the caller ends.
 
     Attributes:
-        trouble: Why nodes do not report; "" if they do.
+        skip_reason: Why nodes do not report; "" if they do.
     """
 
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
@@ -258,15 +258,15 @@ class DemoAgents:
         self._keep = keep
         self._agent: SandboxProcess | None = None
         self.listen = f"127.0.0.1:{_find_free_port()}"
-        self.trouble = self._build()
+        self.skip_reason = self._build()
 
     @property
     def settings(self) -> list[str]:
         """Return the configuration lines of the node receiver."""
-        return [] if self.trouble else ["[nodes]", f"listen = {encode_toml(self.listen)}", ""]
+        return [] if self.skip_reason else ["[nodes]", f"listen = {encode_toml(self.listen)}", ""]
 
     @property
-    def _lines(self) -> str:
+    def _spool_dir(self) -> str:
         return f"{self._sandbox.directory}/shim"
 
     def _build(self) -> str:
@@ -281,7 +281,7 @@ class DemoAgents:
                 build_plugins(headers, libdir),
                 libdir=libdir,
                 plugstack=f"{self._sandbox.directory}/etc/plugstack.conf",
-                spool=self._lines,
+                spool=self._spool_dir,
             )
         except StewardError as error:
             return str(error)
@@ -289,23 +289,23 @@ class DemoAgents:
 
     def start(self) -> None:
         """Start one agent for all nodes, which reports every second."""
-        if self.trouble:
+        if self.skip_reason:
             return
-        names = [name for name in self._sandbox.status() if name.startswith("slurmd.")]
+        names = [name for name in self._sandbox.get_status() if name.startswith("slurmd.")]
         nodes = [word for name in names for word in ("--node", name.removeprefix("slurmd."))]
-        words = [
+        argv = [
             *(sys.executable, "-I", str(agent.__file__)),
-            *("--spool", self._lines, "--to", self.listen, "--resident", "--every", "1"),
+            *("--spool", self._spool_dir, "--to", self.listen, "--resident", "--every", "1"),
             *("--jitter", "0", "--munge-socket", self._sandbox.plan.munge_socket, *nodes),
         ]
         user = self._sandbox.plan.spec.slurm_user
-        words += ["--user", user]
+        argv += ["--user", user]
         if self._keep:
             # Programs started inside end with their caller, unless they start their own session.
-            words = ["setsid", "--fork", *words]
+            argv = ["setsid", "--fork", *argv]
         with open(f"{self._sandbox.directory}/log/agent.log", "ab") as log:
             process = self._sandbox.popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
             )
         if self._keep:
             process.wait(10)
@@ -355,13 +355,13 @@ class DemoWebServer:
         self._sandbox = sandbox
         self._keep = keep
         self._process: SandboxProcess | None = None
-        self.trouble = (
+        self.skip_reason = (
             ""
             if PAGES_USER in sandbox.users
             else "only root can have users of its own, and the pages run as one"
         )
         """Why there are no pages; "" if there are."""
-        self._port = 0 if self.trouble else _find_free_port()
+        self._port = 0 if self.skip_reason else _find_free_port()
 
     @property
     def url(self) -> str:
@@ -371,7 +371,7 @@ class DemoWebServer:
     @property
     def settings(self) -> list[str]:
         """Return the configuration lines of the web server."""
-        if self.trouble:
+        if self.skip_reason:
             return []
         return [
             "[web]",
@@ -390,21 +390,21 @@ class DemoWebServer:
         argv = ["steward", "web", "--socket", daemon]
         if self._keep:
             argv = ["setsid", "--fork", *argv]
-        with open(log, "ab") as said:
+        with open(log, "ab") as log_file:
             process = self._sandbox.popen(
                 argv,
                 user=PAGES_USER,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
             )
         if self._keep:
             process.wait(_WEB_TIMEOUT_S)
         else:
             self._process = process
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Return True if the web server responds."""
         import httpx
 
@@ -413,7 +413,7 @@ class DemoWebServer:
         except httpx.TransportError:
             return False
 
-    def opens(self, link: str, user: str) -> bool:
+    def can_open(self, link: str, user: str) -> bool:
         """Return True if a login link works once and shows the user's jobs."""
         import httpx
 
@@ -432,7 +432,7 @@ class DemoWebServer:
             self._process = None
 
 
-def find_login_link(said: bytes) -> str:
+def find_login_link(output: bytes) -> str:
     """Return the login link in the output of ``steward login``; "" if there is none."""
-    found = _LINK.search(said)
-    return found[0].decode() if found else ""
+    match = _LINK.search(output)
+    return match[0].decode() if match else ""

@@ -56,7 +56,7 @@ class DemoPrinter:
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._width = min(_WIDTH, self._console.width)
 
-    def act(self, title: str, text: str = "") -> None:
+    def print_heading(self, title: str, text: str = "") -> None:
         """Print a heading and an introduction.
 
         Args:
@@ -70,43 +70,43 @@ class DemoPrinter:
         else:
             self._console.print(f"== {title}")
         if text:
-            self.say(text)
+            self.print_paragraph(text)
         self.flush()
 
-    def say(self, text: str) -> None:
+    def print_paragraph(self, text: str) -> None:
         """Print a wrapped paragraph."""
         for line in textwrap.wrap(text, self._width):
             self._console.print(line)
 
-    def line(self, text: str, *, style: str = "") -> None:
+    def print_line(self, text: str, *, style: str = "") -> None:
         """Print one line as it is."""
         self._console.print(Text(text, style=style))
 
-    def prompt(self, user: str, command: str, mark: str = "$") -> None:
+    def print_prompt(self, user: str, command: str, mark: str = "$") -> None:
         """Print a command as a user types it; its output follows."""
         self._console.print()
         line = Text(f"{user}{mark} ", style="bold cyan")
         self._console.print(line.append(command, style="bold default"))
         self.flush()
 
-    def result(self, good: bool, what: str) -> None:
+    def result(self, passed: bool, claim: str) -> None:
         """Print the result of one check."""
-        mark = Text("   ok  " if good else "FAILED ", style="green" if good else "bold red")
-        self._console.print(mark.append(what, style="default not bold"))
+        mark = Text("   ok  " if passed else "FAILED ", style="green" if passed else "bold red")
+        self._console.print(mark.append(claim, style="default not bold"))
         self.flush()
 
     @contextmanager
-    def working(self, what: str, done: str) -> Iterator[None]:
+    def show_progress(self, text: str, done_text: str) -> Iterator[None]:
         """Show progress during the block, then how long it took.
 
         Args:
-            what: The text shown meanwhile.
-            done: The text shown afterwards.
+            text: The text shown meanwhile.
+            done_text: The text shown afterwards.
         """
-        began = time.monotonic()
-        with self._console.status(what) if self.is_terminal else nullcontext():
+        started = time.monotonic()
+        with self._console.status(text) if self.is_terminal else nullcontext():
             yield
-        self.line(f"{done} ({time.monotonic() - began:.1f} s)")
+        self.print_line(f"{done_text} ({time.monotonic() - started:.1f} s)")
         self.flush()
 
     def flush(self) -> None:
@@ -118,92 +118,97 @@ NextStep = tuple[str, str]
 """A purpose, and the command or link for it."""
 
 
-def print_next_steps(stage: DemoPrinter, site: DemoSite, failed: int) -> None:
+def print_next_steps(printer: DemoPrinter, site: DemoSite, failed: int) -> None:
     """Print what to try next, or how many checks failed.
 
     Args:
-        stage: The printer.
+        printer: The printer.
         site: The demo's site.
         failed: Number of failed checks; if not 0, only that is printed.
     """
     if failed:
-        stage.act("Not everything was as it should be")
-        stage.line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
+        printer.print_heading("Not everything was as it should be")
+        printer.print_line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
         return
     if site.keep:
-        stage.act("What to open and type next", "All of it stays up.")
-        choices = _list_steps_while_up(site)
+        printer.print_heading("What to open and type next", "All of it stays up.")
+        steps = _list_steps_while_up(site)
     else:
-        stage.act("What to type next")
-        choices = _list_steps_after_end()
-    for text, command in choices:
+        printer.print_heading("What to type next")
+        steps = _list_steps_after_end()
+    for text, command in steps:
         if text:
-            stage.line(text)
-        stage.line(f"  {command}", style="bold")
+            printer.print_line(text)
+        printer.print_line(f"  {command}", style="bold")
 
 
 def _list_steps_after_end() -> Iterator[NextStep]:
     """Yield next steps after the demo was removed."""
-    me = _get_command_name()
+    program = _get_command_name()
     yield (
         "The same, left up: to be clicked through in a browser, and to be gone on with:",
         ("make demo KEEP=1"),
     )
     yield (
         "Your own cluster, where nothing is changed (as root or SlurmUser, on its host):",
-        (f"{me} archive watch --once --cluster NAME --archive DIR"),
+        (f"{program} archive watch --once --cluster NAME --archive DIR"),
     )
-    yield "What else there is:", f"{me} --help"
+    yield "What else there is:", f"{program} --help"
 
 
 def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
     """Yield next steps for a demo that stays up."""
-    me = _get_command_name()
-    is_usual = site.sandbox.directory == get_default_directory()
-    where = "" if is_usual else f" --dir {site.sandbox.directory}"
-    inside = f"-- env STEWARD_SOCKET={site.socket}"
-    yield from _list_links(site, f"{me} sandbox run{where} --user {site.users[0]} {inside} steward")
+    program = _get_command_name()
+    is_default = site.sandbox.directory == get_default_directory()
+    dir_option = "" if is_default else f" --dir {site.sandbox.directory}"
+    env_command = f"-- env STEWARD_SOCKET={site.socket}"
+    yield from _list_links(
+        site, f"{program} sandbox run{dir_option} --user {site.users[0]} {env_command} steward"
+    )
     yield (
         "A shell as one of its users, to submit and look:",
-        (f"{me} sandbox run{where} --user {site.users[-1]} {inside} bash"),
+        (f"{program} sandbox run{dir_option} --user {site.users[-1]} {env_command} bash"),
     )
     yield (
         "The operators' view, how Steward itself stands, and its log:",
-        (f"{me} archive list --config {site.config}"),
+        (f"{program} archive list --config {site.config}"),
     )
-    yield "", f"{me} status --config {site.config}"
+    yield "", f"{program} status --config {site.config}"
     yield "", f"less {site.log}"
-    if not site.bank.trouble:
+    if not site.bank.skip_reason:
         yield (
             "What accounts have, and where it went:",
-            (f"{me} bank balance --config {site.config}"),
+            (f"{program} bank balance --config {site.config}"),
         )
-        yield "", f"{me} bank statement {ACCOUNT} --config {site.config}"
-    yield "The end of it, with all that is in it:", f"{me} sandbox down{where}"
+        yield "", f"{program} bank statement {ACCOUNT} --config {site.config}"
+    yield "The end of it, with all that is in it:", f"{program} sandbox down{dir_option}"
 
 
 def _list_links(site: DemoSite, as_user: str) -> Iterator[NextStep]:
     """Yield links that open the web pages; none if there are no pages."""
-    if site.pages.trouble:
+    if site.pages.skip_reason:
         return
-    first = site.users[0]
+    user = site.users[0]
     minutes = round(WebSettings().login_s / 60)
-    each = f"each link opens them once, within {minutes} minutes"
-    yield f"The pages, in a browser on this host; {each}. As {first}:", site.link(first)
-    yield "As an operator, to see the cluster and Steward itself as well:", site.link()
+    validity = f"each link opens them once, within {minutes} minutes"
+    yield (
+        f"The pages, in a browser on this host; {validity}. As {user}:",
+        site.make_login_link(user),
+    )
+    yield "As an operator, to see the cluster and Steward itself as well:", site.make_login_link()
     port = site.pages.url.rpartition(":")[2]
     yield (
         "From a browser elsewhere, run this there first, and open the links then:",
         f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}",
     )
-    yield f"More such links, as {first} and as an operator:", f"{as_user} login"
+    yield f"More such links, as {user} and as an operator:", f"{as_user} login"
     yield "", f"{_get_command_name()} login --config {site.config}"
 
 
 def _get_command_name() -> str:
     """Return the command that starts this program from here."""
-    found = shutil.which("steward")
-    if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
+    path = shutil.which("steward")
+    if path is not None and os.path.realpath(path) == os.path.realpath(sys.argv[0]):
         return "steward"
     return os.path.relpath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else "steward"
 
@@ -227,52 +232,56 @@ def run_demo(*, keep: bool = False, directory: str = "", slurm: str = "") -> int
         SandboxError: The cluster does not come up.
         DemoError: The demo fails before the checks.
     """
-    stage = DemoPrinter()
-    stage.say(
+    printer = DemoPrinter()
+    printer.print_paragraph(
         "Steward keeps the script and the environment of every job that Slurm runs. This demo "
         "brings up a real Slurm cluster of its own, has jobs submitted to it, and shows what is "
         "kept of them. It touches nothing outside of its own directory."
     )
     if keep and not directory:
         directory = find_free_directory()
-    with _open_site(stage, directory, keep, slurm) as site:
-        _open_bank(stage, site)
-        _submit_jobs(stage, site)
-        with stage.working("Waiting for the jobs to end …", "All jobs have ended and are kept"):
+    with _open_site(printer, directory, keep, slurm) as site:
+        _open_bank(printer, site)
+        _submit_jobs(printer, site)
+        with printer.show_progress(
+            "Waiting for the jobs to end …", "All jobs have ended and are kept"
+        ):
             lines = site.wait_for_jobs()
-        _show_archive(stage, site)
-        failed = _show_accounting(stage, site)
+        _show_archive(printer, site)
+        failed = _show_accounting(printer, site)
         # Slurm takes a while to notice.
-        node = _kill_node(stage, site)
-        failed += _show_billing(stage, site)
-        failed += _show_pages(stage, site)
-        failed += _show_rule(stage, site, node)
-        failed += _run_checks(stage, site, lines)
+        node = _kill_node(printer, site)
+        failed += _show_billing(printer, site)
+        failed += _show_pages(printer, site)
+        failed += _show_rule(printer, site, node)
+        failed += _run_checks(printer, site, lines)
         if not keep:
-            failed += _stop_daemon(stage, site)
-        print_next_steps(stage, site, failed)
+            failed += _stop_daemon(printer, site)
+        print_next_steps(printer, site, failed)
         return failed
 
 
 @contextlib.contextmanager
-def _open_site(stage: DemoPrinter, directory: str, keep: bool, slurm: str) -> Iterator[DemoSite]:
+def _open_site(printer: DemoPrinter, directory: str, keep: bool, slurm: str) -> Iterator[DemoSite]:
     """Bring up a site with a running daemon; end it after the block, unless it is kept."""
-    stage.act("A Slurm cluster, and Steward in it")
+    printer.print_heading("A Slurm cluster, and Steward in it")
     site: DemoSite | None = None
     try:
-        with stage.working("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
-            site = DemoSite.up(directory, keep=keep, slurm=slurm, booked=True, paid=True)
+        with printer.show_progress("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
+            site = DemoSite.up(
+                directory, keep=keep, slurm=slurm, with_slurmdbd=True, with_bank=True
+            )
         cluster = site.sandbox
         names = " and ".join(site.users)
-        stage.say(
+        printer.print_paragraph(
             f"Slurm {cluster.plan.slurm_version} in {cluster.directory}: "
             f"{cluster.plan.spec.nodes} nodes, jobs by {names}."
         )
-        with stage.working("Starting the daemon …", "The daemon answers"):
-            stage.prompt(
+        with printer.show_progress("Starting the daemon …", "The daemon answers"):
+            printer.print_prompt(
                 site.steward_user or site.users[0], f"steward serve --config {site.config}"
             )
-            site.serve()
+            site.start_daemon()
         yield site
     except BaseException:
         if site is not None:
@@ -282,140 +291,150 @@ def _open_site(stage: DemoPrinter, directory: str, keep: bool, slurm: str) -> It
         site.down()
 
 
-def _open_bank(stage: DemoPrinter, site: DemoSite) -> None:
+def _open_bank(printer: DemoPrinter, site: DemoSite) -> None:
     """Set a rate, and deposit SU in an account."""
-    if site.bank.trouble:
+    if site.bank.skip_reason:
         return
-    stage.act(
+    printer.print_heading(
         "A bank",
         "What a CPU costs for an hour, and an account with 500 units. Nothing is refused yet: a "
         "new bank only observes.",
     )
     for command in OPENING_COMMANDS:
-        _run_command(stage, site, "", command.format(owner=site.users[0]))
-    with stage.working("Waiting for the gate ...", "slurmctld can ask the gate"):
+        _run_command(printer, site, "", command.format(owner=site.users[0]))
+    with printer.show_progress("Waiting for the gate ...", "slurmctld can ask the gate"):
         site.wait_for_gate()
 
 
-def _submit_jobs(stage: DemoPrinter, site: DemoSite) -> None:
+def _submit_jobs(printer: DemoPrinter, site: DemoSite) -> None:
     """Submit all jobs, showing each command."""
-    who = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
-    stage.act(who, "Slurm writes each script to its spool, and removes it when the job is over.")
-    for what in list_submissions():
-        one = site.submit(what)
-        stage.prompt(one.user, what.typed)
-        stage.line(f"{f'job {one.job}':<8} {what.about}", style="dim")
+    title = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
+    printer.print_heading(
+        title, "Slurm writes each script to its spool, and removes it when the job is over."
+    )
+    for submission in list_submissions():
+        job = site.submit(submission)
+        printer.print_prompt(job.user, submission.shell_command)
+        printer.print_line(f"{f'job {job.job}':<8} {submission.about}", style="dim")
 
 
-def _show_archive(stage: DemoPrinter, site: DemoSite) -> None:
+def _show_archive(printer: DemoPrinter, site: DemoSite) -> None:
     """Show the archive: list, script, environment, search, diff, permissions."""
     first = site.users[0]
-    relax, finer, train = (site.job(name).job for name in ("relax", "relax-finer", "train"))
-    stage.act("What is kept", "The jobs as operators see them; the interactive one has no script.")
-    _run_command(stage, site, "", "steward archive list")
-    stage.act("One job, and the script it ran")
-    _run_command(stage, site, first, f"steward archive show {relax}")
-    stage.act(
+    relax, finer, train = (site.get_job(name).job for name in ("relax", "relax-finer", "train"))
+    printer.print_heading(
+        "What is kept", "The jobs as operators see them; the interactive one has no script."
+    )
+    _run_command(printer, site, "", "steward archive list")
+    printer.print_heading("One job, and the script it ran")
+    _run_command(printer, site, first, f"steward archive show {relax}")
+    printer.print_heading(
         "The environment it was submitted with",
         "Just these variables. One secret is known by its variable's name, the other by its "
         "look; neither was ever written to a file of Steward's.",
     )
-    names = " ".join(site.job("train").what.env)
-    _run_command(stage, site, first, f"steward archive env {train} {names}")
-    stage.act("Search in what was run", "Any text, as it is written: a path, a module, an option.")
-    _run_command(stage, site, first, "steward archive search gromacs/2024.2")
-    stage.act("What changed from one job to the next?")
-    _run_command(stage, site, first, f"steward archive diff {relax} {finer}", _DIFF_CODE)
+    names = " ".join(site.get_job("train").what.env)
+    _run_command(printer, site, first, f"steward archive env {train} {names}")
+    printer.print_heading(
+        "Search in what was run", "Any text, as it is written: a path, a module, an option."
+    )
+    _run_command(printer, site, first, "steward archive search gromacs/2024.2")
+    printer.print_heading("What changed from one job to the next?")
+    _run_command(printer, site, first, f"steward archive diff {relax} {finer}", _DIFF_CODE)
     if len(site.users) > 1:
-        stage.act("Everybody's own", f"Job {relax} is {first}'s, so {site.users[1]} is refused.")
-        _run_command(
-            stage, site, site.users[1], f"steward archive show {relax}", checks.DENIED_CODE
+        printer.print_heading(
+            "Everybody's own", f"Job {relax} is {first}'s, so {site.users[1]} is refused."
         )
-    _show_files(stage, site)
+        _run_command(
+            printer, site, site.users[1], f"steward archive show {relax}", checks.DENIED_CODE
+        )
+    _show_files(printer, site)
 
 
-def _show_files(stage: DemoPrinter, site: DemoSite) -> None:
+def _show_files(printer: DemoPrinter, site: DemoSite) -> None:
     """Show the archived files and their permissions."""
-    stage.act(
+    printer.print_heading(
         "Where it is",
         "Plain files, which outlive Steward: the script, the environment in slurmctld's own "
         "format, and a line of JSON for each fact. An owner may read them, nobody else.",
     )
-    one = site.job("relax")
-    path = checks.get_script_path(site, one)
-    _run_command(stage, site, "", f"ls -l {os.path.dirname(path)}")
+    job = site.get_job("relax")
+    path = checks.get_script_path(site, job)
+    _run_command(printer, site, "", f"ls -l {os.path.dirname(path)}")
     if _has_acl(path) and len(site.users) > 1:
-        _run_command(stage, site, one.user, f"tail -n 3 {path}")
-        _run_command(stage, site, site.users[1], f"tail -n 3 {path}", 1)
+        _run_command(printer, site, job.user, f"tail -n 3 {path}")
+        _run_command(printer, site, site.users[1], f"tail -n 3 {path}", 1)
 
 
-def _show_accounting(stage: DemoPrinter, site: DemoSite) -> int:
+def _show_accounting(printer: DemoPrinter, site: DemoSite) -> int:
     """Show the accounting record of a short job; return the number of failures."""
-    stage.act(
+    printer.print_heading(
         "What a job used",
         "A short job that holds 300 MB for a moment. Nodes report on each task when it is reaped, "
         "with what the kernel counted, so nothing is too short to be seen.",
     )
-    if site.books.trouble:
-        stage.line(f"Left out here: {site.books.trouble}.")
+    if site.books.skip_reason:
+        printer.print_line(f"Left out here: {site.books.skip_reason}.")
         return 0
-    one = site.order(BURST_JOB)
-    stage.prompt(one.user, BURST_JOB.typed)
-    stage.line(f"{f'job {one.job}':<8} {BURST_JOB.about}", style="dim")
-    with stage.working("Waiting for the node's report ...", "The node has told of it"):
-        page = site.wait_for_books(one)
+    job = site.submit_unrecorded(BURST_JOB)
+    printer.print_prompt(job.user, BURST_JOB.shell_command)
+    printer.print_line(f"{f'job {job.job}':<8} {BURST_JOB.about}", style="dim")
+    with printer.show_progress("Waiting for the node's report ...", "The node has told of it"):
+        page = site.wait_for_reports(job)
     if site.sandbox.plan.spec.accounting:
-        stage.say(
+        printer.print_paragraph(
             "Slurm's own books, from samples of /proc every 30 seconds, which is its default:"
         )
         _run_command(
-            stage, site, one.user, f"sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state"
+            printer, site, job.user, f"sacct -j {job.job} -o jobid,elapsed,maxrss,totalcpu,state"
         )
     else:
-        stage.say("(slurmdbd is not installed, so Slurm's own books cannot be shown beside it.)")
-    _run_command(stage, site, one.user, f"steward job {one.job}")
+        printer.print_paragraph(
+            "(slurmdbd is not installed, so Slurm's own books cannot be shown beside it.)"
+        )
+    _run_command(printer, site, job.user, f"steward job {job.job}")
     _run_command(
-        stage,
+        printer,
         site,
-        one.user,
-        f"steward sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state",
+        job.user,
+        f"steward sacct -j {job.job} -o jobid,elapsed,maxrss,totalcpu,state",
     )
-    is_right = get_page_peak(page) >= BURST_BYTES
-    stage.result(is_right, "the 300 MB that a job held for a moment are in its books")
-    return int(not is_right)
+    passed = get_page_peak(page) >= BURST_BYTES
+    printer.result(passed, "the 300 MB that a job held for a moment are in its books")
+    return int(not passed)
 
 
-def _show_billing(stage: DemoPrinter, site: DemoSite) -> int:
+def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     """Show a quote, a rejected job, a charged job and the ledger; return the number of failures."""
-    stage.act(
+    printer.print_heading(
         "What a job may cost",
         "slurmctld asks before it takes a job, and a job that its account cannot pay is refused "
         "with the reason. What a job may cost at the most is held, what it used is charged.",
     )
-    if site.bank.trouble:
-        stage.line(f"Left out here: {site.bank.trouble}.")
+    if site.bank.skip_reason:
+        printer.print_line(f"Left out here: {site.bank.skip_reason}.")
         return 0
-    _run_command(stage, site, "", "steward bank enforce gate --reason demo")
+    _run_command(printer, site, "", "steward bank enforce gate --reason demo")
     first = site.users[0]
-    one = site.order(PAID_JOB)
-    stage.prompt(one.user, PAID_JOB.typed)
-    stage.line(f"{f'job {one.job}':<8} {PAID_JOB.about}", style="dim")
-    _run_command(stage, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
-    _run_command(stage, site, first, shlex.join(UNAFFORDABLE), SBATCH_REJECTED)
-    with stage.working("Waiting for the job to end ...", "It has ended and is charged"):
-        amount = site.wait_for_charge(one)
-    _run_command(stage, site, first, f"steward bank explain {one.job}")
-    _run_command(stage, site, first, f"steward bank statement {ACCOUNT}")
-    _run_command(stage, site, "", "steward bank usage")
-    _run_command(stage, site, "", "steward bank check")
-    is_right = amount > 0 and is_ledger_sound(site.ask("bank.check"))
-    stage.result(is_right, "what was refused was not run, what ran was charged, the books agree")
-    return int(not is_right)
+    job = site.submit_unrecorded(PAID_JOB)
+    printer.print_prompt(job.user, PAID_JOB.shell_command)
+    printer.print_line(f"{f'job {job.job}':<8} {PAID_JOB.about}", style="dim")
+    _run_command(printer, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
+    _run_command(printer, site, first, shlex.join(UNAFFORDABLE), SBATCH_REJECTED)
+    with printer.show_progress("Waiting for the job to end ...", "It has ended and is charged"):
+        amount = site.wait_for_charge(job)
+    _run_command(printer, site, first, f"steward bank explain {job.job}")
+    _run_command(printer, site, first, f"steward bank statement {ACCOUNT}")
+    _run_command(printer, site, "", "steward bank usage")
+    _run_command(printer, site, "", "steward bank check")
+    passed = amount > 0 and is_ledger_sound(site.call_action("bank.check"))
+    printer.result(passed, "what was refused was not run, what ran was charged, the books agree")
+    return int(not passed)
 
 
-def _kill_node(stage: DemoPrinter, site: DemoSite) -> str:
+def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     """Install a rule for failing nodes, and kill a slurmd; return the node's name."""
-    stage.act(
+    printer.print_heading(
         "A node fails",
         "The sensor compares what Slurm shows with what it showed before, so that nothing is "
         "missed. A rule says what is done about it, and cannot take away more nodes than its cap.",
@@ -423,54 +442,56 @@ def _kill_node(stage: DemoPrinter, site: DemoSite) -> str:
     cluster = site.sandbox
     node = f"node{cluster.plan.spec.nodes}"
     path = write_rule(site.rules)
-    _run_command(stage, site, "", f"cat {path}")
-    _run_command(stage, site, "", f"steward rules check {path}")
+    _run_command(printer, site, "", f"cat {path}")
+    _run_command(printer, site, "", f"steward rules check {path}")
     cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
-    stage.line("")
-    stage.say(
+    printer.print_line("")
+    printer.print_paragraph(
         f"slurmd of {node} is killed. Slurm notices when it has not answered for "
         f"{UNANSWERED_S} seconds; until then there is more to see."
     )
     return node
 
 
-def _show_rule(stage: DemoPrinter, site: DemoSite, node: str) -> int:
+def _show_rule(printer: DemoPrinter, site: DemoSite, node: str) -> int:
     """Show what the rule did about the failed node; return the number of failures."""
-    stage.act(
+    printer.print_heading(
         "What the rule did", f"{node} runs no more jobs until somebody has looked at it: now."
     )
-    with stage.working("Waiting for Slurm to notice ...", "Slurm has noticed, and the rule acted"):
-        is_right = site.wait_for_rule(node)
-    _run_command(stage, site, "", f"steward events list --nodelist {node} --failed")
-    _run_command(stage, site, "", "steward rules history")
+    with printer.show_progress(
+        "Waiting for Slurm to notice ...", "Slurm has noticed, and the rule acted"
+    ):
+        passed = site.wait_for_rule(node)
+    _run_command(printer, site, "", f"steward events list --nodelist {node} --failed")
+    _run_command(printer, site, "", "steward rules history")
     site.sandbox.start_service(f"slurmd.{node}")
-    _run_command(stage, site, "", f"steward action run slurm.node.resume nodes={node}")
-    promise = "the failure was told, the rule acted once, and the node is drained"
-    stage.result(is_right, promise)
-    return int(not is_right)
+    _run_command(printer, site, "", f"steward action run slurm.node.resume nodes={node}")
+    claim = "the failure was told, the rule acted once, and the node is drained"
+    printer.result(passed, claim)
+    return int(not passed)
 
 
-def _show_pages(stage: DemoPrinter, site: DemoSite) -> int:
+def _show_pages(printer: DemoPrinter, site: DemoSite) -> int:
     """Start the web server and check that a login link works; return the number of failures."""
-    stage.act(
+    printer.print_heading(
         "The pages",
         "A process of its own, without any rights, serves them: it asks the daemon for whoever "
         "has logged in, by a link that 'steward login' prints on a login node. The demo uses up "
         "this one itself.",
     )
-    if site.pages.trouble:
-        stage.line(f"Left out here: {site.pages.trouble}.")
+    if site.pages.skip_reason:
+        printer.print_line(f"Left out here: {site.pages.skip_reason}.")
         return 0
     first = site.users[0]
-    stage.prompt(WEB_USER, f"steward web --socket {site.socket}")
-    with stage.working("Starting the pages ...", "The pages answer"):
-        site.serve_pages()
-    stage.prompt(first, "steward login")
-    link = site.link(first)
-    stage.line(link)
-    is_right = bool(link) and site.pages.opens(link, first)
-    stage.result(is_right, f"the link opens the pages once, and {first} finds her jobs there")
-    return int(not is_right)
+    printer.print_prompt(WEB_USER, f"steward web --socket {site.socket}")
+    with printer.show_progress("Starting the pages ...", "The pages answer"):
+        site.start_web_server()
+    printer.print_prompt(first, "steward login")
+    link = site.make_login_link(first)
+    printer.print_line(link)
+    passed = bool(link) and site.pages.can_open(link, first)
+    printer.result(passed, f"the link opens the pages once, and {first} finds her jobs there")
+    return int(not passed)
 
 
 def _has_acl(path: str) -> bool:
@@ -479,16 +500,16 @@ def _has_acl(path: str) -> bool:
 
 
 def _run_command(
-    stage: DemoPrinter, site: DemoSite, user: str, command: str, wanted: int = 0
+    printer: DemoPrinter, site: DemoSite, user: str, command: str, expected: int = 0
 ) -> None:
     """Run a command as a user and show its output.
 
     Raises:
         CheckFailed: The exit code is not the expected one.
     """
-    stage.prompt(user or _get_operator(site), command)
-    code = site.show(shlex.split(command), user)
-    checks.require_that(code == wanted, f"{command!r} ended with {code}, not {wanted}")
+    printer.print_prompt(user or _get_operator(site), command)
+    code = site.run_visible(shlex.split(command), user)
+    checks.require_that(code == expected, f"{command!r} ended with {code}, not {expected}")
 
 
 def _get_operator(site: DemoSite) -> str:
@@ -496,25 +517,27 @@ def _get_operator(site: DemoSite) -> str:
     return site.steward_user or site.users[0]
 
 
-def _run_checks(stage: DemoPrinter, site: DemoSite, lines: Sequence[JobLine]) -> int:
+def _run_checks(printer: DemoPrinter, site: DemoSite, lines: Sequence[JobLine]) -> int:
     """Run all checks; return the number of failures."""
-    stage.act("Is it so?", "Each of these is looked up now, in the files and by the commands.")
+    printer.print_heading(
+        "Is it so?", "Each of these is looked up now, in the files and by the commands."
+    )
     failed = 0
-    for promise, find_out in checks.list_checks(site, lines):
+    for claim, check in checks.list_checks(site, lines):
         try:
-            find_out()
+            check()
         except (checks.CheckFailed, OSError) as error:
             failed += 1
-            stage.result(False, f"{promise}: {error}")
+            printer.result(False, f"{claim}: {error}")
         else:
-            stage.result(True, promise)
+            printer.result(True, claim)
     return failed
 
 
-def _stop_daemon(stage: DemoPrinter, site: DemoSite) -> int:
+def _stop_daemon(printer: DemoPrinter, site: DemoSite) -> int:
     """Stop the daemon; return 1 if it did not end properly."""
     code = site.stop()
-    how = "did not end" if code is None else f"ended with {code}"
-    promise = "the daemon ends at SIGTERM with everything finished"
-    stage.result(code == 0, promise if code == 0 else f"{promise}: it {how}")
+    outcome = "did not end" if code is None else f"ended with {code}"
+    claim = "the daemon ends at SIGTERM with everything finished"
+    printer.result(code == 0, claim if code == 0 else f"{claim}: it {outcome}")
     return int(code != 0)

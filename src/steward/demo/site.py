@@ -107,16 +107,16 @@ class SandboxPaths:
         return f"{self.sandbox.directory}/rules"
 
     @property
-    def kept_directories(self) -> tuple[str, ...]:
+    def written_directories(self) -> tuple[str, ...]:
         """Return every directory that the daemon writes to."""
         return (os.path.dirname(self.state_dir),)
 
-    def home(self, user: str) -> str:
+    def get_home(self, user: str) -> str:
         """Return the directory of a user's scripts and job output."""
-        is_one_of_ours = user in self.users and len(self.users) > 1
-        return self.sandbox.users[user].home if is_one_of_ours else self.sandbox.directory
+        has_home = user in self.users and len(self.users) > 1
+        return self.sandbox.users[user].home if has_home else self.sandbox.directory
 
-    def environment(self, user: str = "") -> dict[str, str]:
+    def make_environment(self, user: str = "") -> dict[str, str]:
         """Return the environment that leads ``steward`` to the daemon's socket or config file."""
         if user == "root" and user not in self.users:
             return {"PAGER": "cat"}
@@ -124,7 +124,7 @@ class SandboxPaths:
             return {"STEWARD_SOCKET": self.socket, "PAGER": "cat"}
         return {"STEWARD_CONFIG": self.config, "PAGER": "cat"}
 
-    def steward(
+    def run_steward(
         self, arguments: Sequence[str], user: str = ""
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run ``steward`` inside and capture its output.
@@ -135,7 +135,7 @@ class SandboxPaths:
         """
         return self.run(["steward", *arguments], user)
 
-    def ask(self, name: str, /, **fields: Any) -> Any:
+    def call_action(self, name: str, /, **fields: Any) -> Any:
         """Run an action through the daemon's socket, with the caller's full rights.
 
         For repeated queries: starting a command each time would take longer than the wait itself,
@@ -151,14 +151,14 @@ class SandboxPaths:
         return self.sandbox.run(
             argv,
             user=user or self.steward_user,
-            cwd=self.home(user) if user else "/",
-            env=self.environment(user),
+            cwd=self.get_home(user) if user else "/",
+            env=self.make_environment(user),
             timeout_s=_COMMAND_TIMEOUT_S,
             check=False,
             text=False,
         )
 
-    def show(self, argv: Sequence[str], user: str = "") -> int:
+    def run_visible(self, argv: Sequence[str], user: str = "") -> int:
         """Run any program inside with its output shown; return its exit code.
 
         Raises:
@@ -167,8 +167,8 @@ class SandboxPaths:
         process = self.sandbox.popen(
             argv,
             user=user or self.steward_user,
-            cwd=self.home(user) if user else "/",
-            env=self.environment(user),
+            cwd=self.get_home(user) if user else "/",
+            env=self.make_environment(user),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
@@ -218,8 +218,10 @@ class DemoSite(SandboxPaths):
         self.keep = keep
         self.jobs: list[SubmittedJob] = []
         self.books = DemoAgents(sandbox, keep=keep)
-        unpaid = "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
-        self.bank = DemoBank(sandbox, self.books.trouble or unpaid)
+        no_bank_reason = (
+            "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
+        )
+        self.bank = DemoBank(sandbox, self.books.skip_reason or no_bank_reason)
         self.pages = DemoWebServer(sandbox, keep=keep)
         self._daemon: SandboxProcess | None = None
 
@@ -230,8 +232,8 @@ class DemoSite(SandboxPaths):
         *,
         keep: bool = False,
         slurm: str = "",
-        booked: bool = False,
-        paid: bool = False,
+        with_slurmdbd: bool = False,
+        with_bank: bool = False,
     ) -> Self:
         """Bring up the cluster.
 
@@ -239,8 +241,8 @@ class DemoSite(SandboxPaths):
             directory: Directory of everything; if empty, a new temporary one.
             keep: Whether everything lives on when the caller ends.
             slurm: Version of Slurm; if empty, the installed one.
-            booked: Whether to run slurmdbd, if it is installed.
-            paid: Whether to run the bank, if the submit plugin can be built.
+            with_slurmdbd: Whether to run slurmdbd, if it is installed.
+            with_bank: Whether to run the bank, if the submit plugin can be built.
 
         Raises:
             SandboxError: The cluster does not come up.
@@ -250,17 +252,17 @@ class DemoSite(SandboxPaths):
             slurm=slurm,
             extra=SLURM_CONF_LINES,
             plugstack=PLUGSTACK,
-            accounting=booked,
-            plugin_dirs=PLUGIN_DIRS if paid else (),
+            accounting=with_slurmdbd,
+            plugin_dirs=PLUGIN_DIRS if with_bank else (),
             user_names=(*USER_NAMES, WEB_USER),
-            controller_env=CONTROLLER_ENV if paid else {},
+            controller_env=CONTROLLER_ENV if with_bank else {},
         )
         try:
             sandbox = Sandbox.up(spec, detached=keep)
         except SlurmMissing:
-            if not booked:
+            if not with_slurmdbd:
                 raise
-            return cls.up(directory, keep=keep, slurm=slurm, paid=paid)
+            return cls.up(directory, keep=keep, slurm=slurm, with_bank=with_bank)
         return cls(sandbox, keep=keep)
 
     def __enter__(self) -> Self:
@@ -274,7 +276,7 @@ class DemoSite(SandboxPaths):
     ) -> None:
         self.down()
 
-    def serve(self) -> None:
+    def start_daemon(self) -> None:
         """Start the daemon, and wait until it answers.
 
         Raises:
@@ -298,38 +300,38 @@ class DemoSite(SandboxPaths):
             process.wait(_START_TIMEOUT_S)
         else:
             self._daemon = process
-        self._wait(self._answers, _START_TIMEOUT_S, "the daemon does not answer")
+        self._wait(self._is_answering, _START_TIMEOUT_S, "the daemon does not answer")
         self.books.start()
 
-    def serve_pages(self) -> None:
+    def start_web_server(self) -> None:
         """Start the web server, and wait until it answers.
 
         Raises:
             DemoError: The web server does not answer.
         """
         self.pages.start(self.socket, self.web_log)
-        self._wait(self.pages.answers, _START_TIMEOUT_S, "the pages do not answer")
+        self._wait(self.pages.is_answering, _START_TIMEOUT_S, "the pages do not answer")
 
-    def link(self, user: str = "") -> str:
+    def make_login_link(self, user: str = "") -> str:
         """Return a link that opens the web pages.
 
         Args:
             user: User of the link; if empty, the daemon's.
         """
-        return find_login_link(self.steward(["login"], user).stdout)
+        return find_login_link(self.run_steward(["login"], user).stdout)
 
     def _configure(self) -> None:
         """Write the daemon's configuration file."""
-        own = os.path.dirname(self.state_dir)
-        os.makedirs(own, mode=0o755, exist_ok=True)
+        steward_dir = os.path.dirname(self.state_dir)
+        os.makedirs(steward_dir, mode=0o755, exist_ok=True)
         if self.steward_user:
-            shutil.chown(own, self.steward_user, self.steward_user)
+            shutil.chown(steward_dir, self.steward_user, self.steward_user)
         os.makedirs(self.rules, mode=0o755, exist_ok=True)
         text = format_configuration(
             state_dir=self.state_dir,
             socket=self.socket,
             cluster=self.sandbox.plan.spec.cluster,
-            slurm=self.sandbox.cluster_settings(),
+            slurm=self.sandbox.make_cluster_settings(),
             munge_socket=self.sandbox.plan.munge_socket,
             archive=self.archive,
             parts=[
@@ -342,43 +344,48 @@ class DemoSite(SandboxPaths):
         with open(self.config, "w", encoding="utf-8") as file:
             file.write(text)
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         """Return True if the daemon answers; raise if it has ended."""
         if self._daemon is not None and self._daemon.poll() is not None:
-            raise self._failed(f"the daemon ended with {self._daemon.returncode}")
+            raise self._make_error(f"the daemon ended with {self._daemon.returncode}")
         try:
-            self.ask("archive.list")
+            self.call_action("archive.list")
         except Unavailable:
             return False  # the daemon is not ready
         return True
 
-    def submit(self, what: Submission) -> SubmittedJob:
+    def submit(self, submission: Submission) -> SubmittedJob:
         """Submit a job and record it in ``jobs``; raises as :meth:`order`."""
-        self.jobs.append(self.order(what))
+        self.jobs.append(self.submit_unrecorded(submission))
         return self.jobs[-1]
 
-    def order(self, what: Submission) -> SubmittedJob:
+    def submit_unrecorded(self, submission: Submission) -> SubmittedJob:
         """Submit a job as one of the users, without recording it.
 
         Raises:
             SandboxError: Slurm rejects the job.
             DemoError: Slurm's output names no job.
         """
-        user = self.users[min(what.author, len(self.users) - 1)]
-        if what.script is not None:
-            command = ["tee", "--", what.filename]
-            self.sandbox.run(command, user=user, cwd=self.home(user), input=what.script, text=False)
+        user = self.users[min(submission.author, len(self.users) - 1)]
+        if submission.script is not None:
+            command = ["tee", "--", submission.filename]
+            self.sandbox.run(
+                command, user=user, cwd=self.get_home(user), input=submission.script, text=False
+            )
         # Remove the caller's own variables from the environment of the jobs.
-        foreign = [name for name in os.environ if name not in _LOGIN_VARIABLES]
-        clean = ["env", *(f"--unset={name}" for name in foreign if name not in what.env)]
+        foreign_names = [name for name in os.environ if name not in _LOGIN_VARIABLES]
+        env_command = [
+            "env",
+            *(f"--unset={name}" for name in foreign_names if name not in submission.env),
+        ]
         result = self.sandbox.run(
-            [*clean, *what.argv], user=user, cwd=self.home(user), env=what.env
+            [*env_command, *submission.argv], user=user, cwd=self.get_home(user), env=submission.env
         )
         match = _SBATCH_OUTPUT.search(result.stdout) or _SRUN_OUTPUT.search(result.stderr)
-        job = int(match[1]) if match else self._newest_job(what)
-        return SubmittedJob(job=job, user=user, what=what)
+        job_id = int(match[1]) if match else self._find_newest_job(submission)
+        return SubmittedJob(job=job_id, user=user, what=submission)
 
-    def wait_for_books(self, one: SubmittedJob) -> PageAnswer:
+    def wait_for_reports(self, job: SubmittedJob) -> PageAnswer:
         """Wait for the nodes' reports about a job; return its page.
 
         Raises:
@@ -386,21 +393,23 @@ class DemoSite(SandboxPaths):
         """
 
         def ask() -> PageAnswer:
-            page: PageAnswer = self.ask("accounting.job", job=str(one.job))
+            page: PageAnswer = self.call_action("accounting.job", job=str(job.job))
             return page
 
-        return self._until(ask, has_all_reports, f"nothing is told of the steps of job {one.job}")
+        return self._wait_until(
+            ask, has_all_reports, f"nothing is told of the steps of job {job.job}"
+        )
 
-    def wait_for_charge(self, one: SubmittedJob) -> int:
+    def wait_for_charge(self, job: SubmittedJob) -> int:
         """Wait until a job is charged; return the amount in micro-SU.
 
         Raises:
             DemoError: It was not charged before the time-out.
         """
-        return self._until(
-            lambda: int(self.ask("bank.explain", job=str(one.job)).amount),
+        return self._wait_until(
+            lambda: int(self.call_action("bank.explain", job=str(job.job)).amount),
             lambda amount: amount > 0,
-            f"job {one.job} was not charged",
+            f"job {job.job} was not charged",
         )
 
     def wait_for_rule(self, node: str) -> bool:
@@ -409,15 +418,15 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: No rule acted before the time-out.
         """
-        found = self._until(self._acted, bool, "no rule has acted")
-        shown = self.steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
-        drained = "DRAIN" in msgspec.json.decode(shown.stdout)["result"][node]["state"]
-        return drained and [one.status for one in found] == ["succeeded"]
+        executions = self._wait_until(self._list_executions, bool, "no rule has acted")
+        result = self.run_steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
+        is_drained = "DRAIN" in msgspec.json.decode(result.stdout)["result"][node]["state"]
+        return is_drained and [execution.status for execution in executions] == ["succeeded"]
 
-    def _acted(self) -> list[Execution]:
+    def _list_executions(self) -> list[Execution]:
         """List finished executions of rules."""
-        answer: RulesHistoryReply = self.ask("rules.history")
-        return [one for one in answer.executions if one.phase == "ended"]
+        reply: RulesHistoryReply = self.call_action("rules.history")
+        return [execution for execution in reply.executions if execution.phase == "ended"]
 
     def wait_for_gate(self) -> None:
         """Wait until the gate answers.
@@ -425,28 +434,28 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: It does not answer before the time-out.
         """
-        self._until(
-            lambda: self.ask("bank.holds"),
+        self._wait_until(
+            lambda: self.call_action("bank.holds"),
             lambda _: os.path.exists(f"{self.sandbox.directory}/{_GATE_SOCKET}"),
             "the gate does not answer",
         )
 
     def submit_all(self) -> None:
         """Submit all jobs of the demo."""
-        for what in list_submissions():
-            self.submit(what)
+        for submission in list_submissions():
+            self.submit(submission)
 
-    def _newest_job(self, what: Submission) -> int:
+    def _find_newest_job(self, submission: Submission) -> int:
         """Return the id of a job that started at once, so that srun did not print it."""
-        command = ["squeue", "-h", "-t", "all", "-n", what.name, "-o", "%A"]
+        command = ["squeue", "-h", "-t", "all", "-n", submission.name, "-o", "%A"]
         ids = [int(word) for word in self.sandbox.run(command).stdout.split()]
         if not ids:
-            raise self._failed(f"Slurm shows no job {what.name}")
+            raise self._make_error(f"Slurm shows no job {submission.name}")
         return max(ids)
 
-    def job(self, name: str) -> SubmittedJob:
+    def get_job(self, name: str) -> SubmittedJob:
         """Return a submitted job by its name."""
-        return next(one for one in self.jobs if one.what.name == name)
+        return next(job for job in self.jobs if job.what.name == name)
 
     def wait_for_jobs(self) -> tuple[JobLine, ...]:
         """Wait until every job is in the archive; return the lines of ``archive list``.
@@ -454,21 +463,23 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: Some are missing at the time-out.
         """
-        wanted = sum(one.what.tasks or 1 for one in self.jobs)
-        with_script = sum(one.what.tasks or 1 for one in self.jobs if one.what.script is not None)
+        expected = sum(job.what.tasks or 1 for job in self.jobs)
+        with_script = sum(job.what.tasks or 1 for job in self.jobs if job.what.script is not None)
 
         def are_there(lines: tuple[JobLine, ...]) -> bool:
             ended = [line for line in lines if line.state in _FINAL_STATES]
-            kept = [line for line in ended if line.script_key]
-            return len(ended) == wanted and len(kept) == with_script and self._is_indexed()
+            archived = [line for line in ended if line.script_key]
+            return len(ended) == expected and len(archived) == with_script and self._is_indexed()
 
-        return self._until(
-            lambda: self.ask("archive.list").jobs, are_there, "not every job is in the archive"
+        return self._wait_until(
+            lambda: self.call_action("archive.list").jobs,
+            are_there,
+            "not every job is in the archive",
         )
 
     def _is_indexed(self) -> bool:
         """Return True if every consumer has applied every event."""
-        answer: StatusAnswer = self.ask("journal.status")
+        answer: StatusAnswer = self.call_action("journal.status")
         return all(consumer.behind == 0 for consumer in answer.consumers)
 
     def stop(self) -> int | None:
@@ -490,34 +501,36 @@ class DemoSite(SandboxPaths):
             self._daemon.wait()
         self.sandbox.down()
 
-    def _until(self, ask: Callable[[], T], is_so: Callable[[T], bool], otherwise: str) -> T:
+    def _wait_until(self, poll: Callable[[], T], is_done: Callable[[T], bool], failure: str) -> T:
         """Poll until an answer satisfies a condition; return the answer."""
-        found: list[T] = []
+        replies: list[T] = []
 
         def ready() -> bool:
             try:
-                found[:] = [ask()]
+                replies[:] = [poll()]
             except (NotFound, Unavailable):
                 return False  # unknown or unavailable so far
-            return is_so(found[0])
+            return is_done(replies[0])
 
-        self._wait(ready, _JOBS_TIMEOUT_S, otherwise)
-        return found[0]
+        self._wait(ready, _JOBS_TIMEOUT_S, failure)
+        return replies[0]
 
-    def _wait(self, ready: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    def _wait(self, is_ready: Callable[[], bool], timeout_s: float, failure: str) -> None:
         deadline = time.monotonic() + timeout_s
-        while not ready():
+        while not is_ready():
             if self._daemon is not None and self._daemon.poll() is not None:
-                raise self._failed(f"{otherwise}, and the daemon has ended")
+                raise self._make_error(f"{failure}, and the daemon has ended")
             if time.monotonic() > deadline:
-                raise self._failed(f"{otherwise} after {timeout_s:.0f} s")
+                raise self._make_error(f"{failure} after {timeout_s:.0f} s")
             time.sleep(0.1)
 
-    def _failed(self, what: str) -> DemoError:
+    def _make_error(self, problem: str) -> DemoError:
         """Make an error with the last lines of the daemon's log, which may soon be gone."""
         try:
             with open(self.log, encoding="utf-8", errors="replace") as file:
-                said = file.read().splitlines()[-3:]
+                last_lines = file.read().splitlines()[-3:]
         except OSError:
-            said = []
-        return DemoError("; the daemon said: ".join([what, " | ".join(said)][: 1 + bool(said)]))
+            last_lines = []
+        return DemoError(
+            "; the daemon said: ".join([problem, " | ".join(last_lines)][: 1 + bool(last_lines)])
+        )

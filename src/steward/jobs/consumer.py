@@ -115,22 +115,22 @@ class JobsConsumer:
         for event in events:
             validate_event(event)
         self._outbox.send(append)
-        with self._durable() as connection:
-            said: list[Event] = []
-            for kind, stretch in groupby(events, _get_lone_kind):
+        with self._open_durable() as connection:
+            new_events: list[Event] = []
+            for kind, same_kind in groupby(events, _get_lone_kind):
                 if kind == ARCHIVE_PURGE:
-                    said += self._purge(stretch)
+                    new_events += self._purge_scripts(same_kind)
                 elif kind:
-                    for event in stretch:
-                        self._note(event)
+                    for event in same_kind:
+                        self._apply_lone_event(event)
                 else:
-                    said += self._take_in(list(stretch))
-            if said:
-                self._outbox.put(said)
+                    new_events += self._apply_job_events(list(same_kind))
+            if new_events:
+                self._outbox.put(new_events)
             else:
                 connection.execute("UPDATE cursor SET position = ?", (upto,))
-        if said:
-            self._outbox.send(append, upto, said)
+        if new_events:
+            self._outbox.send(append, upto, new_events)
         if any(event.kind == ARCHIVE_PURGE for event in events):
             with translate_errors(self._path):
                 # Purged text must not stay in the WAL until something overwrites it.
@@ -144,28 +144,28 @@ class JobsConsumer:
         """
         self._outbox.send(append)
         with translate_errors(self._path):
-            due = self._due()
-            untold = {} if due or self._is_backfilled else self._untold()
-            self._is_backfilled = not due and not untold
-        if not due and not untold:
-            return self._until_due_s()
-        with self._durable():
-            said: list[Event] = []
-            for cluster, job_ids in (due or untold).items():
+            due = self._list_due()
+            unpublished = {} if due or self._is_backfilled else self._list_unpublished()
+            self._is_backfilled = not due and not unpublished
+        if not due and not unpublished:
+            return self._get_wait_s()
+        with self._open_durable():
+            new_events: list[Event] = []
+            for cluster, job_ids in (due or unpublished).items():
                 writes = WriteBatch(self._connection)
                 groups = load_groups(self._connection, cluster, job_ids)
                 for group in groups.values():
-                    group.is_whole = group.is_due = True
-                said += self._settle(
+                    group.needs_rebuild = group.is_due = True
+                new_events += self._resolve_groups(
                     cluster, groups.values(), writes, self._clock(), is_silent=not due
                 )
                 writes.flush()
-            if said:
-                self._outbox.put(said)
-        self._outbox.send(append, events=said)
+            if new_events:
+                self._outbox.put(new_events)
+        self._outbox.send(append, events=new_events)
         return 0.0
 
-    def _due(self) -> dict[str, list[int]]:
+    def _list_due(self) -> dict[str, list[int]]:
         """Return job ids whose waiting time is over, by cluster."""
         rows = self._connection.execute(
             "SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT ?",
@@ -173,14 +173,14 @@ class JobsConsumer:
         )
         return _group_by_cluster(rows)
 
-    def _untold(self) -> dict[str, list[int]]:
+    def _list_unpublished(self) -> dict[str, list[int]]:
         """Return job ids with runs that have no line, because they are older than the lines."""
         rows = self._connection.execute(
             "SELECT DISTINCT cluster, job_id FROM run WHERE told IS NULL LIMIT ?", (_CHUNK,)
         )
         return _group_by_cluster(rows)
 
-    def _until_due_s(self) -> float:
+    def _get_wait_s(self) -> float:
         """Return seconds until the next job id is due, at most an hour."""
         (at_us,) = self._connection.execute("SELECT min(at) FROM due").fetchone()
         if at_us is None:
@@ -189,7 +189,7 @@ class JobsConsumer:
         return min(3600.0, max(0.1, wait_s))
 
     @contextmanager
-    def _durable(self) -> Iterator[Connection]:
+    def _open_durable(self) -> Iterator[Connection]:
         """Open a transaction that survives a power loss, because the journal will hold its results.
 
         Other transactions are not synced: the journal replays what a power loss takes of them.
@@ -206,41 +206,45 @@ class JobsConsumer:
         """Close the database."""
         self._connection.close()
 
-    def _take_in(self, events: Sequence[Event]) -> list[Event]:
+    def _apply_job_events(self, events: Sequence[Event]) -> list[Event]:
         """Add events to the groups of their job ids; return the events to append."""
         by_cluster: dict[str, dict[int, list[Event]]] = {}
         for event in events:
             by_id = by_cluster.setdefault(event.cluster, {})
             by_id.setdefault(get_job_id(event), []).append(event)
-        said: list[Event] = []
+        new_events: list[Event] = []
         now = self._clock()
         now_us = to_micros(now)
         writes = WriteBatch(self._connection)
         for cluster, by_id in by_cluster.items():
-            seen_before = find_known_ids(self._connection, cluster, by_id)
-            news = {}
-            for job_id, of_job in by_id.items():
-                event = of_job[0]
-                if len(of_job) == 1 and event.kind == JOB_SCRIPT and job_id not in seen_before:
-                    writes.put_new(cluster, event.key, event.body)
+            known_ids = find_known_ids(self._connection, cluster, by_id)
+            events_by_id = {}
+            for job_id, job_events in by_id.items():
+                event = job_events[0]
+                if len(job_events) == 1 and event.kind == JOB_SCRIPT and job_id not in known_ids:
+                    writes.put_new_script(cluster, event.key, event.body)
                 else:
-                    news[job_id] = of_job
-            groups = self._load(cluster, news) if news else {}
+                    events_by_id[job_id] = job_events
+            groups = self._load_groups(cluster, events_by_id) if events_by_id else {}
             for job_id, group in groups.items():
-                for event in drop_expired_events(self._connection, cluster, group, news[job_id]):
+                for event in drop_expired_events(
+                    self._connection, cluster, group, events_by_id[job_id]
+                ):
                     if isinstance(event.body, AccountedStep):
                         put_accounted(self._connection, cluster, event.body)
                     add_event(group, event, now_us)
-            said += self._settle(cluster, groups.values(), writes, now)
+            new_events += self._resolve_groups(cluster, groups.values(), writes, now)
         writes.flush()
-        return said
+        return new_events
 
-    def _load(self, cluster: str, news: dict[int, list[Event]]) -> dict[int, JobIdGroup]:
+    def _load_groups(
+        self, cluster: str, events_by_id: dict[int, list[Event]]
+    ) -> dict[int, JobIdGroup]:
         """Load the groups of some job ids, with the launches of the steps that events concern."""
-        groups = load_groups(self._connection, cluster, news)
+        groups = load_groups(self._connection, cluster, events_by_id)
         steps = {
             (job_id, event.body.step)
-            for job_id, events in news.items()
+            for job_id, events in events_by_id.items()
             for event in events
             if isinstance(event.body, Launch)
         }
@@ -249,7 +253,7 @@ class JobsConsumer:
                 groups[job_id].launches = launches
         return groups
 
-    def _settle(
+    def _resolve_groups(
         self,
         cluster: str,
         groups: Iterable[JobIdGroup],
@@ -263,32 +267,32 @@ class JobsConsumer:
         ``is_silent`` suppresses events about ended runs, see
         :meth:`steward.jobs.run_events.RunEventMaker.run`.
         """
-        said: list[Event] = []
+        new_events: list[Event] = []
         leaders = LeaderScripts(self._connection, cluster)
         resolved = [
             (group, resolve_jobs(list(group.runs.values()), list(group.scripts.values())))
             for group in groups
         ]
-        leaders.look_up(job.record for _group, jobs in resolved for job in jobs)
-        settled = [
+        leaders.load(job.record for _group, jobs in resolved for job in jobs)
+        with_purged = [
             (group, jobs, [leaders.is_purged(job) for job in jobs]) for group, jobs in resolved
         ]
-        for group, jobs, purged in settled:
+        for group, jobs, purged in with_purged:
             for job, is_purged in zip(jobs, purged, strict=True):
                 if is_purged:
                     for run in job.runs:
-                        run.blank()
+                        run.blank_private_text()
                         group.dirty_runs.add((run.submit_us, run.restarts))
                 elif job.record is not None and job.scripts:
-                    said += make_identity_events(group, job, job.record, now)
-        said += AccountingUpdate(self._connection, now, is_silent=is_silent).settle(
-            cluster, settled
+                    new_events += make_identity_events(group, job, job.record, now)
+        new_events += AccountingUpdate(self._connection, now, is_silent=is_silent).apply(
+            cluster, with_purged
         )
-        for group, jobs, purged in settled:
-            writes.put(group, jobs, purged)
-        return said
+        for group, jobs, purged in with_purged:
+            writes.put_group(group, jobs, purged)
+        return new_events
 
-    def _note(self, event: Event) -> None:
+    def _apply_lone_event(self, event: Event) -> None:
         """Apply an event that concerns no single job id."""
         if isinstance(event.body, AccountingExpiry):
             expire_jobs(self._connection, event.cluster, event.body.before)
@@ -297,9 +301,9 @@ class JobsConsumer:
         else:
             put_gap(self._connection, event)
 
-    def _purge(self, events: Iterable[Event]) -> list[Event]:
+    def _purge_scripts(self, events: Iterable[Event]) -> list[Event]:
         """Purge scripts; return the events to append."""
-        said: list[Event] = []
+        new_events: list[Event] = []
         for event in events:
             body: ArchivePurge = event.body
             if body.sink:
@@ -309,9 +313,9 @@ class JobsConsumer:
                 chunk = keys[start : start + _CHUNK]
                 for groups in forget_scripts(self._connection, event.cluster, chunk, _CHUNK):
                     writes = WriteBatch(self._connection)
-                    said += self._settle(event.cluster, groups, writes, event.seen_at)
+                    new_events += self._resolve_groups(event.cluster, groups, writes, event.seen_at)
                     writes.flush()
-        return said
+        return new_events
 
 
 def _get_lone_kind(event: Event) -> str:
@@ -321,7 +325,7 @@ def _get_lone_kind(event: Event) -> str:
 
 def _group_by_cluster(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     """Group job ids by cluster."""
-    found: dict[str, list[int]] = {}
+    ids_by_cluster: dict[str, list[int]] = {}
     for cluster, job_id in rows:
-        found.setdefault(cluster, []).append(job_id)
-    return found
+        ids_by_cluster.setdefault(cluster, []).append(job_id)
+    return ids_by_cluster

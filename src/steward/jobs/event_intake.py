@@ -35,32 +35,32 @@ def validate_event(event: Event) -> None:
     """Reject an event that must not reach the database, before anything is written."""
     body = event.body
     if isinstance(body, JobScript):
-        good = 0 < body.job_id <= MAX_JOB_ID and abs(body.spool_mtime_ns) <= _MAX_INT64
+        is_valid = 0 < body.job_id <= MAX_JOB_ID and abs(body.spool_mtime_ns) <= _MAX_INT64
     elif isinstance(body, JobFacts):
         record = body.record
-        good = 0 < record.job_id <= MAX_RAW_ID and 0 <= record.restarts <= MAX_JOB_ID
-        good = good and (record.submit is not None or event.kind == JOB_SEEN)
-        good = good and all(
+        is_valid = 0 < record.job_id <= MAX_RAW_ID and 0 <= record.restarts <= MAX_JOB_ID
+        is_valid = is_valid and (record.submit is not None or event.kind == JOB_SEEN)
+        is_valid = is_valid and all(
             number is None or 0 <= number <= MAX_JOB_ID
             for number in (record.uid, record.array_job_id, record.het_job_id, record.het_offset)
         )
     elif isinstance(body, Launch):
-        good = _is_valid_launch(body)
+        is_valid = _is_valid_launch(body)
     elif isinstance(body, AccountedStep):
-        good = 0 < body.job_id <= MAX_RAW_ID and 0 < len(body.line.step) <= _LONGEST
+        is_valid = 0 < body.job_id <= MAX_RAW_ID and 0 < len(body.line.step) <= _LONGEST
     else:
-        good = isinstance(body, ArchivePurge | AccountingExpiry | NodeGap | MissedJobs)
-    if not good:
+        is_valid = isinstance(body, ArchivePurge | AccountingExpiry | NodeGap | MissedJobs)
+    if not is_valid:
         raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)
 
 
 def _is_valid_launch(body: Launch) -> bool:
     """Return True if the ids and names of a launch are in range."""
-    good = 0 < body.job_id <= MAX_RAW_ID and abs(body.launched_us) <= _MAX_INT64
-    good = good and 0 < len(body.step) <= _LONGEST and 0 < len(body.node) <= _LONGEST
-    if good and isinstance(body, ExitedTasks):
+    is_valid = 0 < body.job_id <= MAX_RAW_ID and abs(body.launched_us) <= _MAX_INT64
+    is_valid = is_valid and 0 < len(body.step) <= _LONGEST and 0 < len(body.node) <= _LONGEST
+    if is_valid and isinstance(body, ExitedTasks):
         return all(abs(task.task) <= MAX_RAW_ID for task in body.tasks)
-    return good
+    return is_valid
 
 
 def get_job_id(event: Event) -> int:
@@ -97,9 +97,9 @@ def add_event(group: JobIdGroup, event: Event, now_us: int) -> None:
         _add_record(group, event)
     elif isinstance(body, Launch):
         key = make_launch_key(body)
-        group.launches.setdefault(key, LaunchRow(key)).add(event, now_us)
+        group.launches.setdefault(key, LaunchRow(key)).add_report(event, now_us)
     else:
-        group.is_whole = True
+        group.needs_rebuild = True
 
 
 def _add_script(group: JobIdGroup, event: Event) -> None:

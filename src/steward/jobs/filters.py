@@ -182,38 +182,40 @@ class ValueBinder(Protocol):
         """Bind a value and return its placeholder."""
         ...
 
-    def one_of(self, column: str, values: Iterable[object]) -> str:
+    def match_any(self, column: str, values: Iterable[object]) -> str:
         """Return the condition that a column has one of these values."""
         ...
 
 
 def build_scope_condition(
-    scopes: Mapping[str, JobScope], values: ValueBinder, table: str = ""
+    scopes: Mapping[str, JobScope], binder: ValueBinder, table: str = ""
 ) -> str:
     """Return the condition that a person may see a row.
 
     Args:
         scopes: Visible jobs by cluster; rows of other clusters are hidden.
-        values: Binds the compared values.
+        binder: Binds the compared values.
         table: Prefix of each column, including its dot.
     """
     parts = []
     for cluster, scope in scopes.items():
-        here = f"{table}cluster = {values.bind(cluster)}"
+        cluster_condition = f"{table}cluster = {binder.bind(cluster)}"
         if scope.everything:
-            parts.append(here)
+            parts.append(cluster_condition)
             continue
-        mine = []
+        conditions = []
         if scope.uid is not None:
-            own = f"{table}uid = {values.bind(scope.uid)}"
+            owner_condition = f"{table}uid = {binder.bind(scope.uid)}"
             if scope.user:
-                own = f'({own} AND {table}"user" = {values.bind(scope.user)})'
-            mine.append(own)
+                owner_condition = (
+                    f'({owner_condition} AND {table}"user" = {binder.bind(scope.user)})'
+                )
+            conditions.append(owner_condition)
         if scope.accounts:
-            charged = values.one_of(f"{table}account", sorted(scope.accounts))
-            mine.append(f"({table}uid IS NOT NULL AND {charged})")
-        if mine:
-            parts.append(f"({here} AND {join_or(mine)})")
+            account_condition = binder.match_any(f"{table}account", sorted(scope.accounts))
+            conditions.append(f"({table}uid IS NOT NULL AND {account_condition})")
+        if conditions:
+            parts.append(f"({cluster_condition} AND {join_or(conditions)})")
     return join_or(parts) if parts else NOTHING
 
 
@@ -253,67 +255,67 @@ class _SqliteBinder:
         self.bound[name] = value
         return f":{name}"
 
-    def one_of(self, column: str, values: Iterable[object]) -> str:
+    def match_any(self, column: str, values: Iterable[object]) -> str:
         """Return the condition that a column has one of these values."""
         chosen = list(values)
         if len(chosen) == 1:
             # With "=" the index also delivers the order, so nothing is sorted.
             return f"{column} = {self.bind(chosen[0])}"
-        listed = self.bind(msgspec.json.encode(chosen).decode())
-        return f"{column} IN (SELECT value FROM json_each({listed}))"  # noqa: S608 -- a bound value
+        placeholder = self.bind(msgspec.json.encode(chosen).decode())
+        return f"{column} IN (SELECT value FROM json_each({placeholder}))"  # noqa: S608 -- a bound value
 
 
-def build_conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
+def build_conditions(job_filter: JobFilter) -> tuple[str, dict[str, Any]]:
     """Return the WHERE clause of a filter and its bound values.
 
     Raises:
-        JobNameError: ``wanted.jobs`` contains an invalid job name.
+        JobNameError: ``job_filter.jobs`` contains an invalid job name.
         UsageError: There are more than :data:`MOST_PATTERNS` patterns of a kind, or array tasks,
             het components and SLUIDs, or a pattern is too expensive.
     """
-    values = _SqliteBinder()
+    binder = _SqliteBinder()
     parts = [
-        *_match_times(wanted, values),
-        *_match_job_columns(wanted, values),
-        *_match_patterns(wanted, values),
+        *_match_times(job_filter, binder),
+        *_match_job_columns(job_filter, binder),
+        *_match_patterns(job_filter, binder),
     ]
-    if wanted.scopes is not None:
-        parts.append(build_scope_condition(wanted.scopes, values, "job."))
-    if wanted.jobs:
-        parts.append(_match_names(wanted.jobs, values))
-    return " AND ".join(parts) or _EVERYTHING, values.bound
+    if job_filter.scopes is not None:
+        parts.append(build_scope_condition(job_filter.scopes, binder, "job."))
+    if job_filter.jobs:
+        parts.append(_match_names(job_filter.jobs, binder))
+    return " AND ".join(parts) or _EVERYTHING, binder.bound
 
 
-def _match_names(jobs: Iterable[str], values: _SqliteBinder) -> str:
+def _match_names(jobs: Iterable[str], binder: _SqliteBinder) -> str:
     """Return the condition that a job has one of these names."""
     names = [parse_job_name(text) for text in jobs]
     ids = sorted({name.job_id for name in names if name.is_whole})
     columns = ("job.job_id", "job.array_job_id", "job.het_job_id") if ids else ()
-    named = [values.one_of(column, ids) for column in columns]
-    others = [name for name in names if not name.is_whole]
-    check_patterns(others, "array tasks, het components and SLUIDs")
-    for number, name in enumerate(others):
-        condition, bound = match_name(name, is_exact=False, prefix=f"j{number}_")
-        named.append(condition)
-        values.bound |= bound
-    return join_or(named)
+    conditions = [binder.match_any(column, ids) for column in columns]
+    partial_names = [name for name in names if not name.is_whole]
+    check_patterns(partial_names, "array tasks, het components and SLUIDs")
+    for index, name in enumerate(partial_names):
+        condition, bound = match_name(name, is_exact=False, prefix=f"j{index}_")
+        conditions.append(condition)
+        binder.bound |= bound
+    return join_or(conditions)
 
 
-def check_patterns(patterns: Sequence[object], what: str) -> None:
+def check_patterns(patterns: Sequence[object], plural: str) -> None:
     """Reject more patterns than each job can be tested against.
 
     Args:
         patterns: All patterns of one kind.
-        what: Plural noun for the error message.
+        plural: Plural noun for the error message.
 
     Raises:
         UsageError: There are more than :data:`MOST_PATTERNS`.
     """
     if len(patterns) > MOST_PATTERNS:
         raise UsageError(
-            f"{len(patterns)} {what} are too many to look for at once: "
+            f"{len(patterns)} {plural} are too many to look for at once: "
             f"give at most {MOST_PATTERNS}",
-            what,
+            plural,
         )
 
 
@@ -327,9 +329,9 @@ def normalize_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
         UsageError: They are too many, too long, or have too many wildcards.
     """
     # Repeated stars mean the same as one, but cost more to match.
-    found = tuple(dict.fromkeys(_STARS.sub("*", pattern) for pattern in patterns))
-    check_patterns(found, "job names")
-    for pattern in found:
+    shortened = tuple(dict.fromkeys(_STARS.sub("*", pattern) for pattern in patterns))
+    check_patterns(shortened, "job names")
+    for pattern in shortened:
         if len(pattern) > LONGEST_PATTERN:
             raise UsageError(
                 f"a job name to look for has {len(pattern)} letters: "
@@ -342,14 +344,14 @@ def normalize_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
                 f"a job name to look for has {wildcards} wildcards: give at most {MOST_WILDCARDS}",
                 pattern,
             )
-    letters = sum(map(len, found))
+    letters = sum(map(len, shortened))
     if letters > MOST_PATTERN_LETTERS:
         raise UsageError(
             f"job names to look for have {letters} letters together: "
             f"give at most {MOST_PATTERN_LETTERS}",
-            found,
+            shortened,
         )
-    return found
+    return shortened
 
 
 def match_name(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dict[str, Any]]:
@@ -362,77 +364,86 @@ def match_name(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str,
         prefix: Prefix for the names of bound values.
     """
     bound: dict[str, Any] = {f"{prefix}id": name.job_id}
-    by_id = f":{prefix}id"
+    id_placeholder = f":{prefix}id"
     if name.sluid:
         sluid = f":{prefix}sluid"
-        of_a_run = f"SELECT job FROM run WHERE sluid = {sluid}"  # noqa: S608 -- a bound value
-        condition = f"(job.original_sluid = {sluid} OR job.number IN ({of_a_run}))"
+        run_jobs = f"SELECT job FROM run WHERE sluid = {sluid}"  # noqa: S608 -- a bound value
+        condition = f"(job.original_sluid = {sluid} OR job.number IN ({run_jobs}))"
         return condition, {f"{prefix}sluid": name.sluid}
     if name.task is not None:
         bound[f"{prefix}task"] = name.task if not is_exact else str(name.task)
         task = f":{prefix}task"
-        holds = f"job.array_task = {task}" if is_exact else f"holds_task(job.array_task, {task})"
-        return f"(job.array_job_id = {by_id} AND {holds})", bound
+        task_condition = (
+            f"job.array_task = {task}" if is_exact else f"holds_task(job.array_task, {task})"
+        )
+        return f"(job.array_job_id = {id_placeholder} AND {task_condition})", bound
     if name.offset is not None:
         bound[f"{prefix}offset"] = name.offset
-        return f"(job.het_job_id = {by_id} AND job.het_offset = :{prefix}offset)", bound
+        return f"(job.het_job_id = {id_placeholder} AND job.het_offset = :{prefix}offset)", bound
     if is_exact:
-        return f"job.job_id = {by_id}", bound
+        return f"job.job_id = {id_placeholder}", bound
     return (
-        f"(job.job_id = {by_id} OR job.array_job_id = {by_id} OR job.het_job_id = {by_id})",
+        (
+            f"(job.job_id = {id_placeholder} OR job.array_job_id = {id_placeholder} OR "
+            f"job.het_job_id = {id_placeholder})"
+        ),
         bound,
     )
 
 
-def _match_times(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
+def _match_times(job_filter: JobFilter, binder: _SqliteBinder) -> Iterable[str]:
     """Yield the conditions on the first submit time."""
-    if wanted.since is not None:
-        yield f"job.first_submit >= {values.bind(to_micros(wanted.since))}"
-    if wanted.until is not None:
-        yield f"job.first_submit < {values.bind(to_micros(wanted.until))}"
+    if job_filter.since is not None:
+        yield f"job.first_submit >= {binder.bind(to_micros(job_filter.since))}"
+    if job_filter.until is not None:
+        yield f"job.first_submit < {binder.bind(to_micros(job_filter.until))}"
 
 
-def _match_job_columns(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
+def _match_job_columns(job_filter: JobFilter, binder: _SqliteBinder) -> Iterable[str]:
     """Yield the conditions on columns with exact values."""
-    if wanted.clusters:
-        yield values.one_of("job.cluster", wanted.clusters)
-    if wanted.users:
-        names = [user for user in wanted.users if not user.isdecimal()]
-        uids = [int(user) for user in wanted.users if user.isdecimal()]
-        either = [values.one_of("job.user", names)] if names else []
-        either += [values.one_of("job.uid", uids)] if uids else []
-        yield join_or(either)
-    if wanted.accounts:
-        yield values.one_of("job.account", wanted.accounts)
-    if wanted.states:
+    if job_filter.clusters:
+        yield binder.match_any("job.cluster", job_filter.clusters)
+    if job_filter.users:
+        names = [user for user in job_filter.users if not user.isdecimal()]
+        uids = [int(user) for user in job_filter.users if user.isdecimal()]
+        conditions = [binder.match_any("job.user", names)] if names else []
+        conditions += [binder.match_any("job.uid", uids)] if uids else []
+        yield join_or(conditions)
+    if job_filter.accounts:
+        yield binder.match_any("job.account", job_filter.accounts)
+    if job_filter.states:
         # For several states, the index would return each separately and all rows would be sorted.
-        beside = _disable_index(wanted) if len(wanted.states) == 1 else "+"
-        yield values.one_of(f"{beside}job.state", (state.upper() for state in wanted.states))
-    if wanted.with_script is not None:
-        yield f"job.script_key IS {'NOT ' if wanted.with_script else ''}NULL"
-
-
-def _match_patterns(wanted: JobFilter, values: _SqliteBinder) -> Iterable[str]:
-    """Yield the conditions on partitions and on job name patterns."""
-    if wanted.partitions:
-        check_patterns(wanted.partitions, "partitions")
-        yield join_or(
-            f"instr(',' || job.partition || ',', {values.bind(f',{partition},')}) > 0"
-            for partition in wanted.partitions
+        index_prefix = _disable_index(job_filter) if len(job_filter.states) == 1 else "+"
+        yield binder.match_any(
+            f"{index_prefix}job.state", (state.upper() for state in job_filter.states)
         )
-    if wanted.names:
-        patterns = normalize_patterns(wanted.names)
+    if job_filter.with_script is not None:
+        yield f"job.script_key IS {'NOT ' if job_filter.with_script else ''}NULL"
+
+
+def _match_patterns(job_filter: JobFilter, binder: _SqliteBinder) -> Iterable[str]:
+    """Yield the conditions on partitions and on job name patterns."""
+    if job_filter.partitions:
+        check_patterns(job_filter.partitions, "partitions")
+        yield join_or(
+            f"instr(',' || job.partition || ',', {binder.bind(f',{partition},')}) > 0"
+            for partition in job_filter.partitions
+        )
+    if job_filter.names:
+        patterns = normalize_patterns(job_filter.names)
         plain = [pattern for pattern in patterns if not _WILD.search(pattern)]
-        either = [values.one_of(f"{_disable_index(wanted)}job.name", plain)] if plain else []
+        conditions = (
+            [binder.match_any(f"{_disable_index(job_filter)}job.name", plain)] if plain else []
+        )
         # GLOB is the shell's pattern, except for the negation of a set.
-        either += [
-            f"job.name GLOB {values.bind(pattern.replace('[!', '[^'))}"
+        conditions += [
+            f"job.name GLOB {binder.bind(pattern.replace('[!', '[^'))}"
             for pattern in patterns
             if _WILD.search(pattern)
         ]
-        yield join_or(either)
+        yield join_or(conditions)
 
 
-def _disable_index(wanted: JobFilter) -> str:
+def _disable_index(job_filter: JobFilter) -> str:
     """Return "+", which disables a column's index, if one on users or jobs selects fewer rows."""
-    return "+" if wanted.users or wanted.accounts or wanted.jobs else ""
+    return "+" if job_filter.users or job_filter.accounts or job_filter.jobs else ""

@@ -75,29 +75,29 @@ class ResolvedJob(msgspec.Struct):
         """Whether its last run ended without a requeue."""
         return self.is_replaced or self.latest.is_over
 
-    def goes_on_with(self, run: RunFacts, record: JobRecord) -> bool:
+    def continues_with(self, run: RunFacts, record: JobRecord) -> bool:
         """Return True if ``run``, the next in time, belongs to this job."""
-        mine = self.record
-        if mine is None:
+        own_record = self.record
+        if own_record is None:
             return run.restarts > 0
         # To jobcomp plugins, Slurm 26.05 gives a later run's own SLUID as the original SLUID.
-        is_told = run.restarts == 0 or record.original_sluid != record.sluid
-        if mine.original_sluid and record.original_sluid and is_told:
-            return mine.original_sluid == record.original_sluid
+        is_reliable = run.restarts == 0 or record.original_sluid != record.sluid
+        if own_record.original_sluid and record.original_sluid and is_reliable:
+            return own_record.original_sluid == record.original_sluid
         if run.restarts == 0 or run.restarts < self.latest.restarts:
             return False
         return (
-            _is_compatible(mine.uid, record.uid, None)
-            and _is_compatible(mine.array_job_id, record.array_job_id, 0)
-            and _is_compatible(mine.het_job_id, record.het_job_id, 0)
+            _is_compatible(own_record.uid, record.uid, None)
+            and _is_compatible(own_record.array_job_id, record.array_job_id, 0)
+            and _is_compatible(own_record.het_job_id, record.het_job_id, 0)
         )
 
-    def takes(self, script: StoredScriptFacts) -> bool:
+    def owns_script(self, script: StoredScriptFacts) -> bool:
         """Return True if ``script``, which is not older than this job, belongs to it."""
         # slurmctld forgets that a requeued het component has a script.
-        if not any(may_have_script(run.merged()) for run in self.runs):
+        if not any(may_have_script(run.merge_record()) for run in self.runs):
             return False
-        if script.mtime_us <= max(run.shown_until_us for run in self.runs):
+        if script.mtime_us <= max(run.confirmed_until_us for run in self.runs):
             return True
         return not self.scripts and script.mtime_us <= self.first_submit_us + PROMPT_US
 
@@ -135,7 +135,7 @@ def resolve_jobs(runs: list[RunFacts], scripts: list[StoredScriptFacts]) -> list
         current = jobs[-1] if jobs else None
         if isinstance(item, RunFacts):
             _place_run(jobs, current, item)
-        elif current is not None and current.takes(item):
+        elif current is not None and current.owns_script(item):
             _attach_script(current, item)
         else:
             jobs.append(ResolvedJob(floor_to_second(item.mtime_us), [], [item]))
@@ -144,8 +144,8 @@ def resolve_jobs(runs: list[RunFacts], scripts: list[StoredScriptFacts]) -> list
 
 def _place_run(jobs: list[ResolvedJob], current: ResolvedJob | None, run: RunFacts) -> None:
     """Add a run to the current job, or start a new job with it."""
-    record = run.merged()
-    if current is not None and current.goes_on_with(run, record):
+    record = run.merge_record()
+    if current is not None and current.continues_with(run, record):
         current.runs.append(run)
         current.record = merge_runs(current.runs)
     else:
@@ -161,7 +161,7 @@ def _mark_replaced(jobs: list[ResolvedJob], run: RunFacts) -> None:
     """
     former = next((job for job in reversed(jobs) if job.runs), None)
     if former is not None:
-        shown_until_us = max(one.shown_until_us for one in former.runs)
+        shown_until_us = max(former_run.confirmed_until_us for former_run in former.runs)
         former.is_replaced = shown_until_us <= run.submit_us + SLACK_US
         if former.record is not None and former.is_gone:
             former.record = msgspec.structs.replace(former.record, state=LOST, reason="")
@@ -180,6 +180,6 @@ def floor_to_second(us: int) -> int:
     return us // 1_000_000 * 1_000_000
 
 
-def _is_compatible(mine: int | None, theirs: int | None, unknown: int | None) -> bool:
+def _is_compatible(first: int | None, second: int | None, unknown: int | None) -> bool:
     """Return True if two values are equal, or one is unknown."""
-    return unknown in (mine, theirs) or mine == theirs
+    return unknown in (first, second) or first == second

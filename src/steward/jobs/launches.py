@@ -56,7 +56,7 @@ class LaunchFacts(msgspec.Struct, array_like=True):
     end: StepEnd | None = None
     ended_us: int | None = None
 
-    def add(self, event: Event) -> None:
+    def add_report(self, event: Event) -> None:
         """Add one report, in any order."""
         body: Launch = event.body
         if isinstance(body, StepStart):
@@ -70,7 +70,7 @@ class LaunchFacts(msgspec.Struct, array_like=True):
             at_us = to_micros(event.at)
             self.ended_us = at_us if self.ended_us is None else min(at_us, self.ended_us)
 
-    def blank(self) -> None:
+    def blank_private_text(self) -> None:
         """Remove private text: the step's name."""
         if self.start is not None:
             self.start = msgspec.structs.replace(self.start, name="")
@@ -84,69 +84,70 @@ class LaunchRow(msgspec.Struct):
         run: Key of its run; None if unknown.
         piece_us: End (µs) of its piece of a resized job; 0 for the current size.
         ended: Whether its end was reported.
-        seen_us: Time of the last report, µs since the epoch.
-        said: Digest of the last event published about it; "" for none. Begins with
+        last_report_us: Time of the last report, µs since the epoch.
+        published: Digest of the last event published about it; "" for none. Begins with
             :data:`WITHDRAWN` if its usage was withdrawn, with :data:`ANNOUNCED` if only its start
             was published, with :data:`RETRACTED` if only that was published and then withdrawn.
-        said_of: The run that the last event named, if the launch has moved to another run since.
-        is_news: Whether new reports came.
+        published_run: The run that the last event named, if the launch has moved to another run
+            since.
+        has_news: Whether new reports came.
         is_dirty: Whether the row must be written.
-        packed: Stored form of the reports, compressed once the launch ended.
-        summed: Stored form of the usage, if the launch has many tasks.
-        open_facts: The decoded reports; None until they are needed.
+        packed_facts: Stored form of the reports, compressed once the launch ended.
+        packed_usage: Stored form of the usage, if the launch has many tasks.
+        decoded_facts: The decoded reports; None until they are needed.
     """
 
     key: LaunchKey
     run: RunKey | None = None
     piece_us: int = 0
     ended: bool = False
-    seen_us: int = 0
-    said: str = ""
-    said_of: RunKey | None = None
-    is_news: bool = False
+    last_report_us: int = 0
+    published: str = ""
+    published_run: RunKey | None = None
+    has_news: bool = False
     is_dirty: bool = False
-    packed: bytes = b""
-    summed: bytes | None = None
-    open_facts: LaunchFacts | None = None
+    packed_facts: bytes = b""
+    packed_usage: bytes | None = None
+    decoded_facts: LaunchFacts | None = None
 
     @property
     def facts(self) -> LaunchFacts:
         """Everything reported about it."""
-        if self.open_facts is None:
-            self.open_facts = _unpack(self.packed) if self.packed else LaunchFacts()
-        return self.open_facts
+        if self.decoded_facts is None:
+            self.decoded_facts = _unpack(self.packed_facts) if self.packed_facts else LaunchFacts()
+        return self.decoded_facts
 
-    def spent(self) -> LaunchUsage:
+    def sum_usage(self) -> LaunchUsage:
         """Return what the launch used."""
-        if self.summed is not None and not self.is_news:
-            return _decode_spent(self.summed)
+        if self.packed_usage is not None and not self.has_news:
+            return _decode_spent(self.packed_usage)
         facts = self.facts
         _step, node, launched_us = self.key
         return sum_reports(
             node, launched_us, facts.ended_us, facts.start, list(facts.tasks.values()), facts.end
         )
 
-    def add(self, event: Event, now_us: int) -> None:
+    def add_report(self, event: Event, now_us: int) -> None:
         """Add one report."""
-        self.facts.add(event)
+        self.facts.add_report(event)
         self.ended = self.facts.end is not None
-        self.seen_us = now_us
-        self.is_news = self.is_dirty = True
+        self.last_report_us = now_us
+        self.has_news = self.is_dirty = True
 
     @property
-    def is_said(self) -> bool:
+    def is_published(self) -> bool:
         """Whether a published event about it is still valid."""
-        return bool(self.said) and not self.said.startswith((WITHDRAWN, RETRACTED))
+        return bool(self.published) and not self.published.startswith((WITHDRAWN, RETRACTED))
 
     @property
-    def is_announced(self) -> bool:
+    def is_only_start_published(self) -> bool:
         """Whether only its start was published."""
-        return self.said.startswith(ANNOUNCED)
+        return self.published.startswith(ANNOUNCED)
 
     @property
     def has_usage(self) -> bool:
         """Whether its usage was ever published, even if withdrawn since."""
-        return bool(self.said) and not self.said.startswith((ANNOUNCED, RETRACTED))
+        return bool(self.published) and not self.published.startswith((ANNOUNCED, RETRACTED))
 
     @property
     def restarts(self) -> int | None:
@@ -157,18 +158,18 @@ class LaunchRow(msgspec.Struct):
     @property
     def uid(self) -> int | None:
         """Uid of the step's user as the node reported it, or None."""
-        if self.summed is not None and not self.is_news:
+        if self.packed_usage is not None and not self.has_news:
             # Avoids unpacking thousands of tasks.
-            return _decode_spent(self.summed).uid
+            return _decode_spent(self.packed_usage).uid
         start = self.facts.start
         return None if start is None else start.uid
 
-    def move(self, run: RunKey | None, piece_us: int) -> None:
+    def assign(self, run: RunKey | None, piece_us: int) -> None:
         """Assign it to another run, or to another piece of its run."""
-        if run != self.run and self.is_said and self.said_of is None:
-            self.said_of = self.run
-        elif run == self.said_of:
-            self.said_of = None
+        if run != self.run and self.is_published and self.published_run is None:
+            self.published_run = self.run
+        elif run == self.published_run:
+            self.published_run = None
         self.run, self.piece_us, self.is_dirty = run, piece_us, True
 
 
@@ -180,16 +181,16 @@ def find_run(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
         runs: All runs of the job id.
     """
     _step, node, launched_us = row.key
-    found = [
+    candidates = [
         run
         for run in runs
         if _contains_time(run, launched_us) and _has_node(run, node) and _has_same_user(run, row)
     ]
-    if len(found) > 1:
+    if len(candidates) > 1:
         restarts = row.restarts
-        found = [run for run in found if run.run.restarts == restarts] or found
+        candidates = [run for run in candidates if run.run.restarts == restarts] or candidates
     # Of several candidates, the one that began last.
-    return max(found, key=_get_begin_us, default=None)
+    return max(candidates, key=_get_begin_us, default=None)
 
 
 def _get_begin_us(run: RunView) -> int:
@@ -200,7 +201,7 @@ def _get_begin_us(run: RunView) -> int:
 
 def _contains_time(run: RunView, launched_us: int) -> bool:
     """Return True if a launch time lies within a run, with some tolerance."""
-    if run.is_over and run.record.start is None and run.is_sure:
+    if run.is_over and run.record.start is None and run.has_reported_end:
         return False
     if launched_us < _get_begin_us(run) - SLACK_US:
         return False
@@ -211,7 +212,7 @@ def _contains_time(run: RunView, launched_us: int) -> bool:
 
 def _has_node(run: RunView, node: str) -> bool:
     """Return True if a run is known to have had a node."""
-    return any(node == nodes or node in _expand_nodes(nodes) for nodes in run.nodelists())
+    return any(node == nodes or node in _expand_nodes(nodes) for nodes in run.list_nodelists())
 
 
 def _has_same_user(run: RunView, row: LaunchRow) -> bool:
@@ -229,11 +230,11 @@ def _expand_nodes(nodelist: str) -> frozenset[str]:
         return frozenset()
 
 
-def _choose_report(known: _T | None, new: _T) -> _T:
+def _choose_report(old: _T | None, new: _T) -> _T:
     """Choose between two versions of one report, always the same one."""
-    if known is None or known == new:
+    if old is None or old == new:
         return new
-    return max(known, new, key=msgspec.json.encode)
+    return max(old, new, key=msgspec.json.encode)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -270,10 +271,10 @@ def load_accounted(
         "AND job_id IN (SELECT value FROM json_each(?)) ORDER BY job_id, submit, step",
         (cluster, _encode(list(job_ids)).decode()),
     )
-    found: dict[int, list[UsageLine]] = {}
+    lines_by_id: dict[int, list[UsageLine]] = {}
     for job_id, line in rows:
-        found.setdefault(job_id, []).append(_decode_line(line))
-    return found
+        lines_by_id.setdefault(job_id, []).append(_decode_line(line))
+    return lines_by_id
 
 
 def put_accounted(connection: Connection, cluster: str, facts: AccountedStep) -> None:
@@ -313,19 +314,32 @@ def load_steps(
 
 def _group_rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
     """Group the launches of a query by job id."""
-    found: dict[int, dict[LaunchKey, LaunchRow]] = {}
+    launches_by_id: dict[int, dict[LaunchKey, LaunchRow]] = {}
     for row in rows:
         job_id, launch = row_to_launch(row)
-        found.setdefault(job_id, {})[launch.key] = launch
-    return found
+        launches_by_id.setdefault(job_id, {})[launch.key] = launch
+    return launches_by_id
 
 
 def row_to_launch(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
     """Convert a row of the table into job id and launch."""
-    job_id, step, node, launched, submit, restarts, piece, ended, seen, said, summed, facts = row
+    (
+        job_id,
+        step,
+        node,
+        launched,
+        submit,
+        restarts,
+        piece,
+        ended,
+        seen_us,
+        published,
+        summed,
+        facts,
+    ) = row
     run = None if submit is None else (submit, restarts)
-    fields = ((step, node, launched), run, piece, bool(ended), seen, said or "")
-    return job_id, LaunchRow(*fields, packed=facts, summed=summed)
+    fields = ((step, node, launched), run, piece, bool(ended), seen_us, published or "")
+    return job_id, LaunchRow(*fields, packed_facts=facts, packed_usage=summed)
 
 
 def put_launches(
@@ -337,14 +351,14 @@ def put_launches(
 
 def _to_row(cluster: str, job_id: int, row: LaunchRow) -> tuple[object, ...]:
     """Convert a launch to a row."""
-    if row.open_facts is not None:
-        data = _encode(row.open_facts)
-        row.packed = zlib.compress(data, 1) if row.ended else data
-        is_many = len(row.open_facts.tasks) > _MAX_UNSTORED_TASKS
-        row.summed = _encode(row.spent()) if is_many else None
-        row.is_news = False
+    if row.decoded_facts is not None:
+        data = _encode(row.decoded_facts)
+        row.packed_facts = zlib.compress(data, 1) if row.ended else data
+        is_many = len(row.decoded_facts.tasks) > _MAX_UNSTORED_TASKS
+        row.packed_usage = _encode(row.sum_usage()) if is_many else None
+        row.has_news = False
     submit, restarts = row.run or (None, None)
     return (
         *(cluster, job_id, *row.key, submit, restarts, row.piece_us, int(row.ended)),
-        *(row.seen_us, row.said or None, row.summed, row.packed),
+        *(row.last_report_us, row.published or None, row.packed_usage, row.packed_facts),
     )

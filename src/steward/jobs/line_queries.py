@@ -148,77 +148,85 @@ class _NamedBinder:
         self.bound[name] = value
         return f"${name}"
 
-    def one_of(self, column: str, values: Iterable[object]) -> str:
+    def match_any(self, column: str, values: Iterable[object]) -> str:
         """Return the condition that a column has one of these values."""
-        chosen = [str(value) if type(value) is int else self.bind(value) for value in values]
+        placeholders = [str(value) if type(value) is int else self.bind(value) for value in values]
         return (
-            f"{column} = {chosen[0]}" if len(chosen) == 1 else f"{column} IN ({_join_list(chosen)})"
+            f"{column} = {placeholders[0]}"
+            if len(placeholders) == 1
+            else f"{column} IN ({_join_list(placeholders)})"
         )
 
 
 def build_statement(
-    wanted: LineFilter,
+    line_filter: LineFilter,
     columns: Sequence[str],
     *,
     table: str = "line",
     steps: bool = True,
     by_index: bool = True,
-    only: str = "",
-    holds: TaskCondition,
+    extra_condition: str = "",
+    match_tasks: TaskCondition,
 ) -> LineQuery:
     """Build the query for a filter, in sacct's order: the mark, then the columns.
 
     Args:
-        wanted: The filter.
+        line_filter: The filter.
         columns: SQL of each column after the mark.
         table: A table, or a source that DuckDB reads.
         steps: Include lines of steps.
         by_index: Find the runs by an index first, then their steps. Otherwise scan every row,
             which is faster if most match.
-        only: Additional condition without text values.
-        holds: Builds the source's condition for array tasks.
+        extra_condition: Additional condition without text values.
+        match_tasks: Builds the source's condition for array tasks.
 
     Raises:
         UsageError: Too many jobs are named.
     """
-    values = _NamedBinder()
-    where = _build_scope(wanted, values)
-    run, shown = _build_run_condition(wanted, values, table, holds)
+    binder = _NamedBinder()
+    conditions = _build_scope(line_filter, binder)
+    run_condition, shown_condition = _build_run_condition(line_filter, binder, table, match_tasks)
     if by_index:
-        where.append(f"job_id IN ({_select_candidates(wanted, values, table)})")
-    if only:
-        where.append(only)
+        conditions.append(f"job_id IN ({_select_candidates(line_filter, binder, table)})")
+    if extra_condition:
+        conditions.append(extra_condition)
     if not steps:
         # Without steps, rows need no mark to follow their run.
-        where += [_IS_RUN, run]
+        conditions += [_IS_RUN, run_condition]
     order = _join_list(KEY)
+    selected = _join_list([_build_mark(run_condition, shown_condition), *columns])
     sql = (
-        f"SELECT {_join_list([_build_mark(run, shown), *columns])} FROM {table} "  # noqa: S608 -- bound values
-        f"WHERE {_join_and(where)} ORDER BY {order}"
+        f"SELECT {selected} FROM {table} "  # noqa: S608 -- bound values
+        f"WHERE {_join_and(conditions)} ORDER BY {order}"
     )
     if len(sql) > _MOST_LETTERS:
         raise UsageError("more jobs and steps are named than can be looked for at once")
-    return LineQuery(sql=sql, values=values.bound)
+    return LineQuery(sql=sql, values=binder.bound)
 
 
-def build_candidates(wanted: LineFilter, *, table: str = "line") -> LineQuery:
+def build_candidates(line_filter: LineFilter, *, table: str = "line") -> LineQuery:
     """Build the query for a superset of the matching job ids."""
-    values = _NamedBinder()
-    found = _select_candidates(wanted, values, table)
+    binder = _NamedBinder()
+    candidates = _select_candidates(line_filter, binder, table)
     return LineQuery(
-        sql=f"SELECT DISTINCT job_id FROM ({found}) ORDER BY job_id",  # noqa: S608 -- bound values
-        values=values.bound,
+        sql=f"SELECT DISTINCT job_id FROM ({candidates}) ORDER BY job_id",  # noqa: S608 -- bound values
+        values=binder.bound,
     )
 
 
-def _build_mark(run: str, shown: str) -> str:
+def _build_mark(run_condition: str, shown_condition: str) -> str:
     """Return the SQL of a row's mark."""
 
     def either(yes: int, no: int) -> str:
-        return str(yes) if shown == _ALWAYS else f"CASE WHEN {shown} THEN {yes} ELSE {no} END"
+        return (
+            str(yes)
+            if shown_condition == _ALWAYS
+            else f"CASE WHEN {shown_condition} THEN {yes} ELSE {no} END"
+        )
 
     return (
-        f"CASE WHEN {_IS_RUN} THEN CASE WHEN NOT coalesce({run}, {NOTHING}) THEN {HIDDEN_RUN} "
+        f"CASE WHEN {_IS_RUN} THEN CASE WHEN NOT coalesce({run_condition}, {NOTHING}) THEN "
+        f"{HIDDEN_RUN} "
         f"WHEN piece_us <> 0 THEN {either(SHOWN_PIECE, UNNAMED_PIECE)} "
         f"ELSE {either(SHOWN_RUN, UNNAMED_RUN)} END ELSE {either(SHOWN_STEP, HIDDEN_STEP)} END"
     )
@@ -228,35 +236,37 @@ _IS_RUN: Final = "step = ''"
 _ALWAYS: Final = "1 = 1"
 
 
-def _build_scope(wanted: LineFilter, values: _NamedBinder) -> list[str]:
+def _build_scope(line_filter: LineFilter, binder: _NamedBinder) -> list[str]:
     """Return the conditions that apply to runs and steps alike."""
     parts = []
-    if wanted.clusters:
-        parts.append(values.one_of("cluster", wanted.clusters))
-    if wanted.scopes is not None:
-        parts.append(build_scope_condition(wanted.scopes, values))
+    if line_filter.clusters:
+        parts.append(binder.match_any("cluster", line_filter.clusters))
+    if line_filter.scopes is not None:
+        parts.append(build_scope_condition(line_filter.scopes, binder))
     return parts
 
 
-def _select_candidates(wanted: LineFilter, values: _NamedBinder, table: str) -> str:
+def _select_candidates(line_filter: LineFilter, binder: _NamedBinder, table: str) -> str:
     """Build the SELECT for a superset of the matching job ids, one index for each part."""
-    if wanted.jobs is not None:
-        parts = _named_ids(wanted.jobs, values)
-        if wanted.whole_hetjob:
-            ids = [named.job_id for named in wanted.jobs] or [0]
-            leaders = f"SELECT het_job_id FROM {table} WHERE {values.one_of('job_id', ids)}"  # noqa: S608 -- bound values
+    if line_filter.jobs is not None:
+        parts = _named_ids(line_filter.jobs, binder)
+        if line_filter.whole_hetjob:
+            ids = [named.job_id for named in line_filter.jobs] or [0]
+            leaders = f"SELECT het_job_id FROM {table} WHERE {binder.match_any('job_id', ids)}"  # noqa: S608 -- bound values
             parts.append(f"het_job_id <> 0 AND het_job_id IN ({leaders})")
     else:
-        people = {"uid": wanted.uids, '"user"': wanted.users}
-        parts = [values.one_of(column, of) for column, of in people.items() if of]
-        if not parts and wanted.accounts:
-            parts = [values.one_of("account", wanted.accounts)]
-        # Whatever the state: jobs that ended before the window or came after it are outside.
-        in_time = (f"end_us >= {wanted.since_us}", "end_us = 0")
+        user_columns = {"uid": line_filter.uids, '"user"': line_filter.users}
         parts = [
-            f"{part} AND {ended} AND eligible_us <= {wanted.until_us}"
+            binder.match_any(column, chosen) for column, chosen in user_columns.items() if chosen
+        ]
+        if not parts and line_filter.accounts:
+            parts = [binder.match_any("account", line_filter.accounts)]
+        # Whatever the state: jobs that ended before the window or came after it are outside.
+        end_conditions = (f"end_us >= {line_filter.since_us}", "end_us = 0")
+        parts = [
+            f"{part} AND {end_condition} AND eligible_us <= {line_filter.until_us}"
             for part in parts or [_ALWAYS]
-            for ended in in_time
+            for end_condition in end_conditions
         ]
     return " UNION ALL ".join(
         f"SELECT job_id FROM {table} WHERE {_IS_RUN} AND {part}"  # noqa: S608 -- bound values
@@ -264,173 +274,182 @@ def _select_candidates(wanted: LineFilter, values: _NamedBinder, table: str) -> 
     )
 
 
-def _named_ids(jobs: Sequence[NamedJob], values: _NamedBinder) -> list[str]:
+def _named_ids(jobs: Sequence[NamedJob], binder: _NamedBinder) -> list[str]:
     """Return conditions that select the ids of named jobs, one index each."""
     ids = sorted({named.job_id for named in jobs if not named.sluid})
     sluids = sorted({named.sluid for named in jobs if named.sluid})
-    parts = [values.one_of("sluid", sluids)] if sluids else []
+    parts = [binder.match_any("sluid", sluids)] if sluids else []
     if ids:
-        parts.append(values.one_of("job_id", ids))
+        parts.append(binder.match_any("job_id", ids))
         parts += [
-            f"{column} <> 0 AND {values.one_of(column, ids)}"
+            f"{column} <> 0 AND {binder.match_any(column, ids)}"
             for column in ("array_job_id", "het_job_id")
         ]
     return parts or [NOTHING]
 
 
 def _build_run_condition(
-    wanted: LineFilter, values: _NamedBinder, table: str, holds: TaskCondition
+    line_filter: LineFilter, binder: _NamedBinder, table: str, match_tasks: TaskCondition
 ) -> tuple[str, str]:
     """Return two conditions: a run matches, by its own line; and one of its lines is shown."""
     parts = [
-        *_match_line_columns(wanted, values),
-        *_match_numbers(wanted),
-        _match_window(wanted, values),
+        *_match_line_columns(line_filter, binder),
+        *_match_numbers(line_filter),
+        _match_window(line_filter, binder),
     ]
-    shown = _ALWAYS
-    if wanted.jobs is not None:
-        whole = [named for named in wanted.jobs if not named.step]
-        stepped: dict[str, list[NamedJob]] = {}
-        for named in wanted.jobs:
+    shown_condition = _ALWAYS
+    if line_filter.jobs is not None:
+        unstepped = [named for named in line_filter.jobs if not named.step]
+        jobs_by_step: dict[str, list[NamedJob]] = {}
+        for named in line_filter.jobs:
             if named.step:
-                stepped.setdefault(named.step, []).append(named)
-        if len(wanted.jobs) > MAX_NAMED_JOBS:
+                jobs_by_step.setdefault(named.step, []).append(named)
+        if len(line_filter.jobs) > MAX_NAMED_JOBS:
             raise UsageError(
-                f"{len(wanted.jobs)} jobs are too many to name at once: give at most "
+                f"{len(line_filter.jobs)} jobs are too many to name at once: give at most "
                 f"{MAX_NAMED_JOBS}"
             )
-        names = _NameConditions(wanted, values, table, holds)
-        by_name = names.any_of(whole)
+        conditions = _NameConditions(line_filter, binder, table, match_tasks)
+        by_name = conditions.match_any(unstepped)
         by_step = [
-            f"({names.any_of(of)} AND step = {values.bind(step)})" for step, of in stepped.items()
+            f"({conditions.match_any(step_jobs)} AND step = {binder.bind(step)})"
+            for step, step_jobs in jobs_by_step.items()
         ]
-        parts.append(names.any_of(wanted.jobs))
-        shown = join_or([by_name, *by_step]) if stepped else shown
-    return _join_and(parts), shown
+        parts.append(conditions.match_any(line_filter.jobs))
+        shown_condition = join_or([by_name, *by_step]) if jobs_by_step else shown_condition
+    return _join_and(parts), shown_condition
 
 
 class _NameConditions:
     """Builder of conditions for named jobs."""
 
     def __init__(
-        self, wanted: LineFilter, values: _NamedBinder, table: str, holds: TaskCondition
+        self, line_filter: LineFilter, binder: _NamedBinder, table: str, match_tasks: TaskCondition
     ) -> None:
         self._table = table
-        self._whole_hetjob = wanted.whole_hetjob
-        self._values = values
-        self._holds = holds
+        self._whole_hetjob = line_filter.whole_hetjob
+        self._binder = binder
+        self._match_tasks = match_tasks
 
-    def any_of(self, named: Sequence[NamedJob]) -> str:
+    def match_any(self, jobs: Sequence[NamedJob]) -> str:
         """Return the condition that a job is one of these; no job if there are none."""
-        ids = sorted({name.job_id for name in named if _is_whole(name)})
+        ids = sorted({job.job_id for job in jobs if _is_whole(job)})
         parts = []
         if ids:
             parts += [
-                self._values.one_of("job_id", ids),
-                f"(array_job_id <> 0 AND {self._values.one_of('array_job_id', ids)})",
+                self._binder.match_any("job_id", ids),
+                f"(array_job_id <> 0 AND {self._binder.match_any('array_job_id', ids)})",
             ]
             if self._whole_hetjob is not False:
-                parts.append(f"(het_job_id <> 0 AND {self._values.one_of('het_job_id', ids)})")
+                parts.append(f"(het_job_id <> 0 AND {self._binder.match_any('het_job_id', ids)})")
             if self._whole_hetjob:
-                parts.append(self._whole(self._values.one_of("job_id", ids)))
-        sluids = sorted({name.sluid for name in named if name.sluid})
+                parts.append(self._match_whole_hetjobs(self._binder.match_any("job_id", ids)))
+        sluids = sorted({job.sluid for job in jobs if job.sluid})
         if sluids:
-            parts.append(self._values.one_of("sluid", sluids))
-        parts += self._components(named)
+            parts.append(self._binder.match_any("sluid", sluids))
+        parts += self._match_components(jobs)
         arrays: dict[int, set[int]] = {}
-        for name in named:
-            if name.tasks:
-                arrays.setdefault(name.job_id, set()).update(name.tasks)
+        for job in jobs:
+            if job.tasks:
+                arrays.setdefault(job.job_id, set()).update(job.tasks)
         if arrays:
             # One condition for all tasks: 20,000 conditions would take gigabytes.
-            held = self._holds({job_id: frozenset(tasks) for job_id, tasks in arrays.items()})
-            parts.append(f"({self._values.one_of('array_job_id', sorted(arrays))} AND {held})")
+            task_condition = self._match_tasks(
+                {job_id: frozenset(tasks) for job_id, tasks in arrays.items()}
+            )
+            parts.append(
+                f"({self._binder.match_any('array_job_id', sorted(arrays))} AND {task_condition})"
+            )
         return join_or(parts) if parts else NOTHING
 
-    def _components(self, named: Sequence[NamedJob]) -> list[str]:
+    def _match_components(self, jobs: Sequence[NamedJob]) -> list[str]:
         """Return conditions for named het components."""
         by_offset: dict[int, set[int]] = {}
-        for name in named:
-            if name.offset is not None:
-                by_offset.setdefault(name.offset, set()).add(name.job_id)
+        for job in jobs:
+            if job.offset is not None:
+                by_offset.setdefault(job.offset, set()).add(job.job_id)
         if by_offset and self._whole_hetjob:
-            return [self._values.one_of("het_job_id", sorted(set().union(*by_offset.values())))]
+            return [self._binder.match_any("het_job_id", sorted(set().union(*by_offset.values())))]
         return [
-            f"({self._values.one_of('het_job_id', sorted(ids))} AND het_offset = {offset})"
+            f"({self._binder.match_any('het_job_id', sorted(ids))} AND het_offset = {offset})"
             for offset, ids in by_offset.items()
         ]
 
-    def _whole(self, condition: str) -> str:
+    def _match_whole_hetjobs(self, condition: str) -> str:
         """Return the condition for all components of matching het jobs."""
         leaders = f"SELECT het_job_id FROM {self._table} WHERE {condition} AND het_job_id <> 0"  # noqa: S608 -- bound values
         return f"(het_job_id <> 0 AND het_job_id IN ({leaders}))"
 
 
-def _is_whole(name: NamedJob) -> bool:
+def _is_whole(job: NamedJob) -> bool:
     """Return True if a whole job was named, not a task, component or SLUID."""
-    return not name.sluid and not name.tasks and name.offset is None
+    return not job.sluid and not job.tasks and job.offset is None
 
 
-def _match_line_columns(wanted: LineFilter, values: _NamedBinder) -> Iterable[str]:
+def _match_line_columns(line_filter: LineFilter, binder: _NamedBinder) -> Iterable[str]:
     """Yield the conditions on text columns."""
-    people = [values.one_of("uid", wanted.uids)] if wanted.uids else []
-    people += [values.one_of('"user"', wanted.users)] if wanted.users else []
-    groups = [values.one_of("gid", wanted.gids)] if wanted.gids else []
-    groups += [values.one_of('"group"', wanted.groups)] if wanted.groups else []
-    yield from (join_or(either) for either in (people, groups) if either)
+    user_conditions = [binder.match_any("uid", line_filter.uids)] if line_filter.uids else []
+    user_conditions += [binder.match_any('"user"', line_filter.users)] if line_filter.users else []
+    group_conditions = [binder.match_any("gid", line_filter.gids)] if line_filter.gids else []
+    group_conditions += (
+        [binder.match_any('"group"', line_filter.groups)] if line_filter.groups else []
+    )
+    yield from (
+        join_or(conditions) for conditions in (user_conditions, group_conditions) if conditions
+    )
     for column, chosen in (
-        ("account", wanted.accounts),
-        ("qos", wanted.qos),
-        ("wckey", wanted.wckeys),
-        ("name", wanted.names),
-        ("reason", wanted.reasons),
+        ("account", line_filter.accounts),
+        ("qos", line_filter.qos),
+        ("wckey", line_filter.wckeys),
+        ("name", line_filter.names),
+        ("reason", line_filter.reasons),
     ):
         if chosen:
-            yield values.one_of(column, chosen)
-    if wanted.partitions:
-        yield join_or([_match_word("partition", word, values) for word in wanted.partitions])
-    if wanted.flags:
-        yield join_or([f"instr(flags, {values.bind(flag)}) > 0" for flag in wanted.flags])
-    for feature in wanted.constraints:
-        yield f"instr(constraints, {values.bind(feature)}) > 0"
+            yield binder.match_any(column, chosen)
+    if line_filter.partitions:
+        yield join_or([_match_word("partition", word, binder) for word in line_filter.partitions])
+    if line_filter.flags:
+        yield join_or([f"instr(flags, {binder.bind(flag)}) > 0" for flag in line_filter.flags])
+    for feature in line_filter.constraints:
+        yield f"instr(constraints, {binder.bind(feature)}) > 0"
 
 
-def _match_word(column: str, word: str, values: _NamedBinder) -> str:
+def _match_word(column: str, word: str, binder: _NamedBinder) -> str:
     """Return the condition that a comma-separated column contains a word."""
-    return f"instr(',' || {column} || ',', {values.bind(f',{word},')}) > 0"
+    return f"instr(',' || {column} || ',', {binder.bind(f',{word},')}) > 0"
 
 
-def _match_numbers(wanted: LineFilter) -> Iterable[str]:
+def _match_numbers(line_filter: LineFilter) -> Iterable[str]:
     """Yield the conditions on ranges of numbers."""
-    for column, chosen in (
-        ("nodes", wanted.nodes),
-        ("cpus", wanted.cpus),
-        ("time_limit_s", wanted.time_limit_s),
+    for column, limits in (
+        ("nodes", line_filter.nodes),
+        ("cpus", line_filter.cpus),
+        ("time_limit_s", line_filter.time_limit_s),
     ):
-        if chosen is not None:
-            yield f"{column} BETWEEN {chosen.least} AND {chosen.most}"
+        if limits is not None:
+            yield f"{column} BETWEEN {limits.least} AND {limits.most}"
 
 
-def _match_window(wanted: LineFilter, values: _NamedBinder) -> str:
+def _match_window(line_filter: LineFilter, binder: _NamedBinder) -> str:
     """Return the condition for the time window."""
-    since, until = wanted.since_us, wanted.until_us
-    if wanted.states:
-        return join_or([_match_state(state, since, until, values) for state in wanted.states])
+    since, until = line_filter.since_us, line_filter.until_us
+    if line_filter.states:
+        return join_or([_match_state(state, since, until, binder) for state in line_filter.states])
     eligible = f"eligible_us < {until}"
-    if wanted.eligible_only:
+    if line_filter.eligible_only:
         # If only the end of a run was reported, its eligible time is unknown; its start is used.
-        begun = f"(eligible_us = 0 AND start_us <> 0 AND start_us < {until})"
-        eligible = f"((eligible_us <> 0 AND {eligible}) OR {begun})"
+        started = f"(eligible_us = 0 AND start_us <> 0 AND start_us < {until})"
+        eligible = f"((eligible_us <> 0 AND {eligible}) OR {started})"
     return f"((end_us >= {since} OR end_us = 0) AND {eligible})" if since else eligible
 
 
-def _match_state(state: str, since: int, until: int, values: _NamedBinder) -> str:
+def _match_state(state: str, since: int, until: int, binder: _NamedBinder) -> str:
     """Return the condition for a state within the window, as sacct(1) defines --state."""
     if state == "PENDING":
-        waiting = f"(start_us = 0 AND end_us = 0 AND {values.one_of('state', sorted(WAITING))})"
+        waiting = f"(start_us = 0 AND end_us = 0 AND {binder.match_any('state', sorted(WAITING))})"
         waited = f"(start_us = 0 AND end_us > {since})"
         # slurmctld shows no eligible time for a requeued and held run.
-        flags = values.one_of("state", sorted(PENDING - {"PENDING"}))
+        flags = binder.match_any("state", sorted(PENDING - {"PENDING"}))
         held = (
             f"(eligible_us = 0 AND submit_us < {until} AND start_us = 0 AND end_us = 0 AND {flags})"
         )
@@ -443,8 +462,8 @@ def _match_state(state: str, since: int, until: int, values: _NamedBinder) -> st
         if state == "RUNNING":
             return running
         return f"({running} AND (state = 'SUSPENDED' OR suspended_s > 0))"
-    own = f"state = {values.bind(state)}"
-    return f"({own} AND (end_us = 0 OR end_us BETWEEN {since} AND {until}))"
+    has_state = f"state = {binder.bind(state)}"
+    return f"({has_state} AND (end_us = 0 OR end_us BETWEEN {since} AND {until}))"
 
 
 def _join_list(parts: Iterable[str]) -> str:

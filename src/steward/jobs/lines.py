@@ -34,10 +34,10 @@ class LaunchUsage(msgspec.Struct, frozen=True, array_like=True):
         node: NodeName.
         launched_us: Launch time, µs since the epoch.
         ended_us: End time, µs since the epoch; None if not reported.
-        is_startless: Whether no start was reported.
+        lacks_start: Whether no start was reported.
         name: Name of the program.
         started: Number of tasks to run on the node; 0 if unknown.
-        reaped: Number of ended tasks by the node's own count; 0 if unknown.
+        ended_tasks: Number of ended tasks by the node's own count; 0 if unknown.
         known: Number of tasks with reported usage.
         cpus: CPUs allocated to it.
         memory_bytes: Memory limit; None if not set.
@@ -72,10 +72,10 @@ class LaunchUsage(msgspec.Struct, frozen=True, array_like=True):
     node: str
     launched_us: int
     ended_us: int | None = None
-    is_startless: bool = False
+    lacks_start: bool = False
     name: str = ""
     started: int = 0
-    reaped: int = 0
+    ended_tasks: int = 0
     known: int = 0
     cpus: int = 0
     memory_bytes: int | None = None
@@ -106,11 +106,11 @@ class LaunchUsage(msgspec.Struct, frozen=True, array_like=True):
     uid: int | None = None
 
     @property
-    def most_us(self) -> tuple[int | None, int | None]:
+    def cpu_time_us(self) -> tuple[int | None, int | None]:
         """User and system CPU time: the cgroup's if it exceeds the tasks', else the tasks'."""
         return self.cgroup_us or (self.user_us, self.system_us)
 
-    def top(self, name: str) -> tuple[int | None, int | None]:
+    def get_maximum(self, name: str) -> tuple[int | None, int | None]:
         """Return a maximum and its task; `name` is a maximum such as ``max_rss``."""
         value = self.max_rss_bytes if name == "max_rss" else getattr(self, name)
         return value, getattr(self, f"{name}_task")
@@ -132,14 +132,14 @@ def sum_reports(
     end: StepEnd | None,
 ) -> LaunchUsage:
     """Sum up a launch from its parts: reports of its start, its tasks and its end."""
-    spent = LaunchUsage(
+    usage = LaunchUsage(
         node=node,
         launched_us=launched_us,
         ended_us=ended_us if end is not None else None,
-        is_startless=start is None,
+        lacks_start=start is None,
         name=start.name if start else "",
         started=start.tasks if start else 0,
-        reaped=end.tasks if end else 0,
+        ended_tasks=end.tasks if end else 0,
         known=len(tasks),
         cpus=start.cpus if start else 0,
         memory_bytes=start.memory_bytes if start else None,
@@ -149,7 +149,7 @@ def sum_reports(
     changes = _sum_tasks(tasks) if tasks else {}
     if end is not None:
         changes |= _sum_node(end, tasks, changes)
-    return msgspec.structs.replace(spent, **changes) if changes else spent
+    return msgspec.structs.replace(usage, **changes) if changes else usage
 
 
 def _sum_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
@@ -191,11 +191,11 @@ def _sum_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
 
 
 def _sum_node(
-    end: StepEnd, tasks: Sequence[TaskUsage], found: dict[str, object]
+    end: StepEnd, tasks: Sequence[TaskUsage], task_sums: dict[str, object]
 ) -> dict[str, object]:
     """Return what the end report adds: the node's peak and the cgroup's totals."""
     changes: dict[str, object] = {}
-    rss = found.get("max_rss_bytes")
+    rss = task_sums.get("max_rss_bytes")
     is_only = end.tasks == 1 and len(tasks) == 1
     if end.max_rss_bytes is not None and (not isinstance(rss, int) or end.max_rss_bytes > rss):
         changes["max_rss_bytes"] = end.max_rss_bytes
@@ -206,32 +206,34 @@ def _sum_node(
     largest = changes.get("max_rss_bytes", rss)
     changes["peak_bytes"] = end.peak_bytes if end.peak_bytes is not None else largest
     if end.cgroup_user_us is not None and end.cgroup_system_us is not None:
-        mine = sum(task.user_us + task.system_us for task in tasks)
-        if end.cgroup_user_us + end.cgroup_system_us > mine:
+        task_cpu_us = sum(task.user_us + task.system_us for task in tasks)
+        if end.cgroup_user_us + end.cgroup_system_us > task_cpu_us:
             changes["cgroup_us"] = (end.cgroup_user_us, end.cgroup_system_us)
-    for name, theirs in (
+    for name, cgroup_bytes in (
         ("read_bytes", end.cgroup_read_bytes),
         ("written_bytes", end.cgroup_written_bytes),
     ):
-        ours = found.get(name)
-        if theirs is not None and (not isinstance(ours, int) or theirs > ours):
-            changes[name] = theirs
+        task_bytes = task_sums.get(name)
+        if cgroup_bytes is not None and (
+            not isinstance(task_bytes, int) or cgroup_bytes > task_bytes
+        ):
+            changes[name] = cgroup_bytes
     return changes
 
 
-def find_maximum(found: Iterable[Top]) -> Top:
+def find_maximum(values: Iterable[Top]) -> Top:
     """Return the largest value; of equal ones the lowest task, on the first node."""
     best: Top = (None, "", None)
-    for one in found:
-        if one[0] is not None and (best[0] is None or _sort_key(one) < _sort_key(best)):
-            best = one
+    for candidate in values:
+        if candidate[0] is not None and (best[0] is None or _sort_key(candidate) < _sort_key(best)):
+            best = candidate
     return best
 
 
-def find_minimum(found: Iterable[Top]) -> Top:
+def find_minimum(values: Iterable[Top]) -> Top:
     """Return the smallest value; of equal ones the lowest task, on the first node."""
     value, node, task = find_maximum(
-        (None if one[0] is None else -one[0], *one[1:]) for one in found
+        (None if candidate[0] is None else -candidate[0], *candidate[1:]) for candidate in values
     )
     return (None if value is None else -value), node, task
 
@@ -242,9 +244,9 @@ def sum_known(values: Iterable[int | None]) -> int | None:
     return min(sum(known), MAX_INTEGER) if known else None
 
 
-def _sort_key(one: Top) -> tuple[int, int, str]:
+def _sort_key(maximum: Top) -> tuple[int, int, str]:
     """Return the sort key of a maximum: largest value, lowest task, first node."""
-    value, node, task = one
+    value, node, task = maximum
     return -(value or 0), -1 if task is None else task, node
 
 
@@ -263,9 +265,9 @@ COLUMNS: Final = ", ".join(f'"{field}"' for field in USAGE_LINE_FIELDS)
 
 def _declare_column(field: str) -> str:
     """Return the SQL declaration of a column."""
-    kind = "TEXT" if _HINTS[field] is str else "INTEGER"
-    must = " NOT NULL" if field in _KEY else ""
-    return f'"{field}" {kind}{must}'
+    sql_type = "TEXT" if _HINTS[field] is str else "INTEGER"
+    constraint = " NOT NULL" if field in _KEY else ""
+    return f'"{field}" {sql_type}{constraint}'
 
 
 TABLE: Final = f"""
@@ -321,8 +323,8 @@ def rank_step(step: str) -> int:
     rank = _RANKS.get(step)
     if rank is not None:
         return rank
-    numbered = _NUMBERED.fullmatch(step)
-    return int(numbered[1]) if numbered else -1
+    match = _NUMBERED.fullmatch(step)
+    return int(match[1]) if match else -1
 
 
 def line_to_row(line: UsageLine) -> tuple[Any, ...]:
@@ -351,14 +353,14 @@ def load_step_usage(connection: Connection, cluster: str, run: FullRunKey) -> li
         cluster: Cluster name.
         run: Job id, submit time and restart count of the run.
     """
-    found = []
+    lines = []
     for row in connection.execute(_STEPS, (cluster, *run)):
         fields: dict[str, Any] = {
             field: "" if is_text and value is None else value
             for field, is_text, value in zip(_SUMMED, _SUMMED_TEXTS, row, strict=True)
         }
-        found.append(UsageLine(**fields))
-    return found
+        lines.append(UsageLine(**fields))
+    return lines
 
 
 def drop_lines(connection: Connection, cluster: str, runs: Iterable[FullRunKey]) -> None:
@@ -368,23 +370,23 @@ def drop_lines(connection: Connection, cluster: str, runs: Iterable[FullRunKey])
 
 def add_missing_columns(connection: Connection) -> None:
     """Add the columns that UsageLine gained since the table was created."""
-    there = {row[1] for row in connection.execute("PRAGMA table_info(line)")}
+    existing = {row[1] for row in connection.execute("PRAGMA table_info(line)")}
     for field in USAGE_LINE_FIELDS:
-        if field not in there:
+        if field not in existing:
             connection.execute(f"ALTER TABLE line ADD COLUMN {_declare_column(field)}")
 
 
 def put_lines(connection: Connection, lines: Iterable[UsageLine]) -> None:
     """Insert or replace lines, inside a transaction."""
-    used: list[tuple[Any, ...]] = []
-    unused: list[tuple[Any, ...]] = []
+    with_usage: list[tuple[Any, ...]] = []
+    without_usage: list[tuple[Any, ...]] = []
     for line in lines:
         row = line_to_row(line)
         if line.user_us is None and _to_tuple(line)[_FIRST_USED:_LAST_USED] == _UNUSED:
-            unused.append((*row[: _FIRST_USED + 1], *row[_LAST_USED + 1 :]))
+            without_usage.append((*row[: _FIRST_USED + 1], *row[_LAST_USED + 1 :]))
         else:
-            used.append(row)
-    for statement, rows in ((_PUT, used), (_PUT_FEWER, unused)):
+            with_usage.append(row)
+    for statement, rows in ((_PUT, with_usage), (_PUT_FEWER, without_usage)):
         if not rows:
             continue
         try:

@@ -45,18 +45,18 @@ class Outbox:
         self._path = path
         rows = connection.execute("SELECT events FROM outbox ORDER BY number").fetchall()
         self._events: list[Event] = [
-            decode_event(0, kept.kind, kept.cluster, kept.key, bytes(kept.data))
+            decode_event(0, stored.kind, stored.cluster, stored.key, bytes(stored.data))
             for (packed,) in rows
-            for kept in _unpack(packed)
+            for stored in _unpack(packed)
         ]
 
     def put(self, events: Sequence[Event]) -> None:
         """Store events to append, inside a transaction."""
-        kept = [
+        stored_events = [
             _StoredEvent(event.kind, event.cluster, event.key, msgspec.Raw(encode_event(event)))
             for event in events
         ]
-        self._connection.execute("INSERT INTO outbox (events) VALUES (?)", (_pack(kept),))
+        self._connection.execute("INSERT INTO outbox (events) VALUES (?)", (_pack(stored_events),))
 
     def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
         """Append the stored events to the journal, then delete them and move the cursor.

@@ -76,106 +76,114 @@ class ListRow(msgspec.Struct, frozen=True):
 class ListQueries(RunQueries):
     """List and count queries of :class:`Jobs`."""
 
-    def listed(
+    def list_page(
         self,
-        wanted: JobFilter,
+        job_filter: JobFilter,
         order: Order,
         limit: int,
         after: PageStart | None = None,
         *,
-        together: bool = True,
+        group_arrays: bool = True,
     ) -> tuple[list[ListRow], PageStart | None]:
         """Return one page of a list, and where the next begins; None on the last page.
 
         Args:
-            wanted: The filter. An array is listed if one of its tasks matches.
+            job_filter: The filter. An array is listed if one of its tasks matches.
             order: Sort order.
             limit: Maximum number of rows.
             after: Where the page begins; None for the first page.
-            together: List an array as one row, at the place of its first task.
+            group_arrays: List an array as one row, at the place of its first task.
 
         Raises:
-            JobNameError: ``wanted.jobs`` contains an invalid job name.
+            JobNameError: ``job_filter.jobs`` contains an invalid job name.
         """
-        condition, values = build_conditions(wanted)
+        condition, values = build_conditions(job_filter)
         if after is not None:
-            by, sign = _BY[order.removeprefix("-")], "<" if order.startswith("-") else ">"
-            condition += f" AND ({by}, job.job_id, job.number) {sign} (:at_us, :id, :number)"
+            sort_column, sign = _BY[order.removeprefix("-")], "<" if order.startswith("-") else ">"
+            condition += (
+                f" AND ({sort_column}, job.job_id, job.number) {sign} (:at_us, :id, :number)"
+            )
             values |= {"at_us": after.at_us, "id": after.job_id, "number": after.number}
-        found: list[ListRow] = []
-        told: dict[Array, int] = dict.fromkeys(after.told, after.at_us) if after else {}
-        place: PageStart | None = None
+        rows: list[ListRow] = []
+        listed_arrays: dict[Array, int] = dict.fromkeys(after.told, after.at_us) if after else {}
+        position: PageStart | None = None
         with translate_errors(self._path):
             cursor = self._connection.execute(_build_list_query(condition, order), values)
             try:
                 for number, cluster, job_id, at_us, array_id in cursor:
-                    array = (cluster, array_id) if array_id and together else None
-                    if array is None or array not in told:
-                        if len(found) == limit:
-                            return found, _keep_listed_arrays(place, told)
-                        found.append(ListRow(number, array))
+                    array = (cluster, array_id) if array_id and group_arrays else None
+                    if array is None or array not in listed_arrays:
+                        if len(rows) == limit:
+                            return rows, _keep_listed_arrays(position, listed_arrays)
+                        rows.append(ListRow(number, array))
                     if array is not None:
-                        told[array] = at_us
-                    place = PageStart(at_us, job_id, number)
+                        listed_arrays[array] = at_us
+                    position = PageStart(at_us, job_id, number)
             finally:
                 cursor.close()
-        return found, None
+        return rows, None
 
-    def states_of_tasks(self, arrays: Iterable[Array]) -> dict[Array, dict[str, int]]:
+    def count_task_states(self, arrays: Iterable[Array]) -> dict[Array, dict[str, int]]:
         """Count the tasks of each array by state."""
-        wanted = set(arrays)
-        listed = msgspec.json.encode(sorted({array_id for _, array_id in wanted})).decode()
-        found: dict[Array, dict[str, int]] = {}
+        array_set = set(arrays)
+        array_ids = msgspec.json.encode(sorted({array_id for _, array_id in array_set})).decode()
+        counts: dict[Array, dict[str, int]] = {}
         with translate_errors(self._path):
             rows = self._connection.execute(
                 "SELECT cluster, array_job_id, state, count(*) FROM job "
                 "WHERE array_job_id IN (SELECT value FROM json_each(?)) "
                 "GROUP BY array_job_id, cluster, state",
-                (listed,),
+                (array_ids,),
             ).fetchall()
             # Tasks that Slurm has not split off share one record, under the array's own id.
-            shared = self._connection.execute(
+            shared_rows = self._connection.execute(
                 "SELECT cluster, array_job_id, state, array_task FROM job "
                 "WHERE job_id IN (SELECT value FROM json_each(?)) AND array_job_id = job_id",
-                (listed,),
+                (array_ids,),
             ).fetchall()
         for cluster, array_id, state, tasks in rows:
-            if (cluster, array_id) in wanted:
-                found.setdefault((cluster, array_id), {})[state or ""] = tasks
-        for cluster, array_id, state, expression in shared:
-            if (cluster, array_id) in wanted and not (expression or "0").isdecimal():
-                found[cluster, array_id][state or ""] += count_tasks(expression) - 1
-        return found
+            if (cluster, array_id) in array_set:
+                counts.setdefault((cluster, array_id), {})[state or ""] = tasks
+        for cluster, array_id, state, expression in shared_rows:
+            if (cluster, array_id) in array_set and not (expression or "0").isdecimal():
+                counts[cluster, array_id][state or ""] += count_tasks(expression) - 1
+        return counts
 
-    def states_of(self, wanted: JobFilter, *, limit: int = 20_000) -> tuple[dict[str, int], bool]:
+    def count_states(
+        self, job_filter: JobFilter, *, limit: int = 20_000
+    ) -> tuple[dict[str, int], bool]:
         """Count jobs by state; also return True if all were counted.
 
         Args:
-            wanted: The filter.
+            job_filter: The filter.
             limit: Maximum number of jobs to count if the filter must be applied to each job.
 
         Raises:
-            JobNameError: ``wanted.jobs`` contains an invalid job name.
+            JobNameError: ``job_filter.jobs`` contains an invalid job name.
         """
-        condition, values = build_conditions(wanted)
+        condition, values = build_conditions(job_filter)
         # Without filters on people or names the index alone gives the counts.
-        is_narrow = bool(wanted.users or wanted.accounts or wanted.names or wanted.jobs)
-        is_narrow |= any(not scope.everything for scope in (wanted.scopes or {}).values())
-        some = f"(SELECT job.state FROM job WHERE {condition} LIMIT {limit:d})"  # noqa: S608 -- values are bound
-        whole = f"job WHERE {condition}"
-        statement = f"SELECT state, count(*) FROM {some if is_narrow else whole} GROUP BY state"  # noqa: S608 -- values are bound
+        is_narrow = bool(
+            job_filter.users or job_filter.accounts or job_filter.names or job_filter.jobs
+        )
+        is_narrow |= any(not scope.everything for scope in (job_filter.scopes or {}).values())
+        limited_rows = f"(SELECT job.state FROM job WHERE {condition} LIMIT {limit:d})"  # noqa: S608 -- values are bound
+        all_rows = f"job WHERE {condition}"
+        statement = (
+            f"SELECT state, count(*) FROM {limited_rows if is_narrow else all_rows} GROUP BY state"  # noqa: S608 -- values are bound
+        )
         with translate_errors(self._path):
             rows = self._connection.execute(statement, values).fetchall()
-        found = {state or "": jobs for state, jobs in rows}
-        return found, not is_narrow or sum(found.values()) < limit
+        counts = {state or "": jobs for state, jobs in rows}
+        return counts, not is_narrow or sum(counts.values()) < limit
 
-    def last_lines(self, jobs: Sequence[Job]) -> dict[int, UsageLine]:
+    def read_last_lines(self, jobs: Sequence[Job]) -> dict[int, UsageLine]:
         """Return the accounting line of each job's last run, by row number; omit jobs without."""
         statement = (
             f"SELECT {COLUMNS} FROM line WHERE cluster = ? AND job_id = ? AND submit_us = ? "  # noqa: S608 -- our own columns
             "AND restarts = ? AND piece_us = 0 AND step = ''"
         )
-        found: dict[int, UsageLine] = {}
+        lines: dict[int, UsageLine] = {}
         with translate_errors(self._path):
             for job in jobs:
                 key = (*(job.cluster, job.job_id), to_micros_or_zero(job.record.submit))
@@ -183,12 +191,12 @@ class ListQueries(RunQueries):
                     statement, (*key, job.record.restarts)
                 ).fetchone()
                 if row is not None:
-                    found[job.number] = row_to_line(row)
-        return found
+                    lines[job.number] = row_to_line(row)
+        return lines
 
-    def plan_of_list(self, wanted: JobFilter, order: Order) -> str:
+    def explain_page(self, job_filter: JobFilter, order: Order) -> str:
         """Return SQLite's query plan of ``listed``, one step per line."""
-        condition, values = build_conditions(wanted)
+        condition, values = build_conditions(job_filter)
         with translate_errors(self._path):
             plan = f"EXPLAIN QUERY PLAN {_build_list_query(condition, order)}"
             return "\n".join(row[3] for row in self._connection.execute(plan, values))
@@ -196,22 +204,24 @@ class ListQueries(RunQueries):
 
 def _build_list_query(condition: str, order: Order) -> str:
     """Return the SELECT of a job list in an order."""
-    by = _BY[order.removeprefix("-")]
+    sort_column = _BY[order.removeprefix("-")]
     direction = "DESC" if order.startswith("-") else "ASC"
-    ended = f" AND {_ENDED}" if by == _BY["end"] else ""
+    ended = f" AND {_ENDED}" if sort_column == _BY["end"] else ""
     return (
-        f"SELECT job.number, job.cluster, job.job_id, {by}, job.array_job_id FROM job "  # noqa: S608 -- values are bound
+        f"SELECT job.number, job.cluster, job.job_id, {sort_column}, job.array_job_id FROM job "  # noqa: S608 -- values are bound
         f"WHERE {condition}{ended} "
-        f"ORDER BY {by} {direction}, job.job_id {direction}, job.number {direction}"
+        f"ORDER BY {sort_column} {direction}, job.job_id {direction}, job.number {direction}"
     )
 
 
-def _keep_listed_arrays(place: PageStart | None, told: dict[Array, int]) -> PageStart | None:
+def _keep_listed_arrays(
+    position: PageStart | None, listed_arrays: dict[Array, int]
+) -> PageStart | None:
     """Return a position with the arrays whose remaining tasks share its sort key."""
-    if place is None:
+    if position is None:
         return None
-    still = tuple(array for array, at_us in told.items() if at_us == place.at_us)
-    return msgspec.structs.replace(place, told=still)
+    remaining = tuple(array for array, at_us in listed_arrays.items() if at_us == position.at_us)
+    return msgspec.structs.replace(position, told=remaining)
 
 
 _COLUMNS: Final = (
@@ -235,13 +245,13 @@ def list_clusters(settings: Settings) -> list[str]:
         jobs = Jobs(database_path(settings.state_dir))
     except SqliteUnavailable:
         # No jobs.db yet, so no jobs.
-        known = []
+        stored = []
     else:
         try:
-            known = jobs.clusters()
+            stored = jobs.read_clusters()
         finally:
             jobs.close()
-    return list(dict.fromkeys((*settings.cluster, *known))) or [""]
+    return list(dict.fromkeys((*settings.cluster, *stored))) or [""]
 
 
 class Jobs(ListQueries):
@@ -255,7 +265,7 @@ class Jobs(ListQueries):
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(path, open_reader(path, made=True))
+        super().__init__(path, open_reader(path, migrated=True))
         self._connection.create_function("holds_task", 2, _holds_task, deterministic=True)
         self._in_snapshot = False
 
@@ -286,24 +296,26 @@ class Jobs(ListQueries):
             JobNameError: The text is not a job name.
         """
         name = parse_job_name(text)
-        where = "job.cluster = :cluster AND " if cluster else ""
+        cluster_condition = "job.cluster = :cluster AND " if cluster else ""
         with self.snapshot():
             for is_exact in (True, False):
                 condition, values = match_name(name, is_exact=is_exact)
-                jobs = self._select(where + condition, {"cluster": cluster, **values})
+                jobs = self._query_jobs(
+                    cluster_condition + condition, {"cluster": cluster, **values}
+                )
                 if jobs:
                     return jobs
         return []
 
-    def by_numbers(self, numbers: Iterable[int]) -> dict[int, Job]:
+    def find_by_numbers(self, numbers: Iterable[int]) -> dict[int, Job]:
         """Return jobs by row number."""
-        rows = self._select(
+        rows = self._query_jobs(
             "job.number IN (SELECT value FROM json_each(:numbers))",
             {"numbers": _encode_json(list(numbers))},
         )
         return {job.number: job for job in rows}
 
-    def by_script(self, keys: Iterable[str], cluster: str = "") -> dict[str, Job]:
+    def find_by_scripts(self, keys: Iterable[str], cluster: str = "") -> dict[str, Job]:
         """Return the jobs that own these scripts, by key of the job.script event."""
         statement = (
             f"SELECT script.key, {_COLUMNS} FROM script JOIN job ON job.number = script.job "  # noqa: S608 -- our own columns
@@ -315,20 +327,20 @@ class Jobs(ListQueries):
             rows = self._connection.execute(statement, values).fetchall()
         return {row[0]: _row_to_job(row[1:]) for row in rows}
 
-    def script_of(self, job: Job) -> Script | None:
+    def find_script(self, job: Job) -> Script | None:
         """Return the script that a job ran: its own, its array's or its het leader's."""
         if not job.script_key:
             return None
-        scripts = self._scripts("key = ? AND cluster = ?", (job.script_key, job.cluster))
+        scripts = self._query_scripts("key = ? AND cluster = ?", (job.script_key, job.cluster))
         return scripts[0] if scripts else None
 
-    def scripts_of(self, job: Job) -> list[Script]:
+    def list_scripts(self, job: Job) -> list[Script]:
         """Return all scripts stored for the job itself, oldest first."""
-        return self._scripts(
+        return self._query_scripts(
             "cluster = ? AND job_id = ? AND job = ?", (job.cluster, job.job_id, job.number)
         )
 
-    def runs_of(self, job: Job) -> list[Run]:
+    def list_runs(self, job: Job) -> list[Run]:
         """Return the runs of a job, first to last."""
         with translate_errors(self._path):
             rows = self._connection.execute(
@@ -340,7 +352,7 @@ class Jobs(ListQueries):
         # time. Of two runs with the same count, the one with the later submit time is real.
         return list({run.restarts: run for run in map(_row_to_run, rows)}.values())
 
-    def clusters(self) -> list[str]:
+    def read_clusters(self) -> list[str]:
         """Return every cluster with runs or scripts."""
         # One index step for each cluster, however many jobs it has.
         statement = (
@@ -348,14 +360,14 @@ class Jobs(ListQueries):
             "SELECT (SELECT min(cluster) FROM {0} WHERE cluster > name) FROM known "
             "WHERE name IS NOT NULL) SELECT name FROM known WHERE name IS NOT NULL"
         )
-        found: set[str] = set()
+        clusters: set[str] = set()
         with translate_errors(self._path):
             for table in ("run", "script"):
                 rows = self._connection.execute(statement.format(table)).fetchall()
-                found.update(name for (name,) in rows)
-        return sorted(found)
+                clusters.update(name for (name,) in rows)
+        return sorted(clusters)
 
-    def unfinished(self, cluster: str) -> list[JobRecord]:
+    def list_unfinished_records(self, cluster: str) -> list[JobRecord]:
         """Return the latest records of a cluster's jobs that have not ended, as far as known."""
         with translate_errors(self._path):
             rows = self._connection.execute(
@@ -365,7 +377,7 @@ class Jobs(ListQueries):
             ).fetchall()
         return [_decode_record(record) for (record,) in rows]
 
-    def unfinished_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
+    def list_unfinished_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
         """Return a cluster's jobs that have not ended, as far as known, newest first.
 
         Args:
@@ -375,33 +387,33 @@ class Jobs(ListQueries):
         condition = "job.cluster = :cluster AND job.ended = 0 AND job.verified = 1"
         values: dict[str, Any] = {"cluster": cluster}
         if leaders is not None:
-            among = "(SELECT value FROM json_each(:leaders))"
-            condition += f" AND (job.job_id IN {among} OR job.array_job_id IN {among})"
+            leader_ids = "(SELECT value FROM json_each(:leaders))"
+            condition += f" AND (job.job_id IN {leader_ids} OR job.array_job_id IN {leader_ids})"
             values["leaders"] = _encode_json(sorted(leaders))
-        return self._select(condition, values)
+        return self._query_jobs(condition, values)
 
-    def unconfirmed(
+    def list_unconfirmed(
         self, since: datetime, until: datetime, cluster: str = "", limit: int = 1000
     ) -> list[Job]:
         """Return jobs of a period with a captured script that Slurm never showed, newest first."""
-        return self._select(
+        return self._query_jobs(
             "job.verified = 0 AND job.purged = 0 AND job.first_submit >= :since "
             "AND job.first_submit < :until AND (:cluster = '' OR job.cluster = :cluster)",
             {"since": to_micros(since), "until": to_micros(until), "cluster": cluster},
             limit,
         )
 
-    def parts_of(self, job: Job) -> list[Job]:
+    def list_parts(self, job: Job) -> list[Job]:
         """Return the array tasks or het components that have records of their own, newest first.
 
         The array or leader itself is not included.
         """
-        found = self._select(
+        parts = self._query_jobs(
             "job.cluster = :cluster AND (job.array_job_id = :id OR job.het_job_id = :id) "
             "AND job.job_id <> :id",
             {"cluster": job.cluster, "id": job.job_id},
         )
-        return [part for part in found if part.record.uid == job.record.uid]
+        return [part for part in parts if part.record.uid == job.record.uid]
 
     def is_purged(self, cluster: str, key: str) -> bool | None:
         """Return True if a script was purged, by its event's key; None if it never existed."""
@@ -445,9 +457,9 @@ class Jobs(ListQueries):
         """Close the database."""
         self._connection.close()
 
-    def plan(self, wanted: JobFilter) -> str:
+    def explain(self, job_filter: JobFilter) -> str:
         """Return SQLite's query plan of ``list``, one step per line."""
-        condition, values = build_conditions(wanted)
+        condition, values = build_conditions(job_filter)
         values |= {"limit": 1}
         with translate_errors(self._path):
             rows = self._connection.execute(
@@ -455,13 +467,13 @@ class Jobs(ListQueries):
             )
             return "\n".join(row[3] for row in rows)
 
-    def _select(self, condition: str, values: dict[str, Any], limit: int = -1) -> list[Job]:
+    def _query_jobs(self, condition: str, values: dict[str, Any], limit: int = -1) -> list[Job]:
         """Return the jobs that match a condition, newest first."""
         with self.snapshot():
             rows = self._connection.execute(_build_select(condition), {**values, "limit": limit})
-            return self._with_leaders([_row_to_job(row) for row in rows])
+            return self._fill_script_keys([_row_to_job(row) for row in rows])
 
-    def _scripts(self, condition: str, values: tuple[object, ...]) -> list[Script]:
+    def _query_scripts(self, condition: str, values: tuple[object, ...]) -> list[Script]:
         """Return the scripts that match a condition and are not purged."""
         with translate_errors(self._path):
             rows = self._connection.execute(
@@ -474,17 +486,17 @@ class Jobs(ListQueries):
             for key, cluster, body, number in rows
         ]
 
-    def _with_leaders(self, jobs: list[Job]) -> list[Job]:
+    def _fill_script_keys(self, jobs: list[Job]) -> list[Job]:
         """Fill in the script key of array tasks and het components from their leader."""
-        wanted: dict[str, set[int]] = {}
+        leaders_by_cluster: dict[str, set[int]] = {}
         for job in jobs:
             leader = get_leader_id(job.record)
             if leader != job.job_id and not job.script_key:
-                wanted.setdefault(job.cluster, set()).add(leader)
-        if not wanted:
+                leaders_by_cluster.setdefault(job.cluster, set()).add(leader)
+        if not leaders_by_cluster:
             return jobs
-        kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]] = {}
-        for cluster, leaders in wanted.items():
+        scripts: dict[tuple[str, int, int], list[tuple[int, str, bool]]] = {}
+        for cluster, leaders in leaders_by_cluster.items():
             # The uid must match: with a reused id the script may be another user's.
             rows = self._connection.execute(
                 "SELECT script.job_id, job.uid, script.spool_mtime_ns / 1000, script.key, "
@@ -494,12 +506,12 @@ class Jobs(ListQueries):
                 (cluster, _encode_json(sorted(leaders))),
             )
             for leader, uid, mtime_us, key, purged in rows:
-                kept.setdefault((cluster, leader, uid), []).append((mtime_us, key, bool(purged)))
-        return [self._with_leader(job, kept) for job in jobs]
+                scripts.setdefault((cluster, leader, uid), []).append((mtime_us, key, bool(purged)))
+        return [self._fill_script_key(job, scripts) for job in jobs]
 
     @staticmethod
-    def _with_leader(
-        job: Job, kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]]
+    def _fill_script_key(
+        job: Job, scripts: dict[tuple[str, int, int], list[tuple[int, str, bool]]]
     ) -> Job:
         """Fill in the script key of one job: its leader's latest script before the job."""
         leader, uid = get_leader_id(job.record), job.record.uid
@@ -508,7 +520,7 @@ class Jobs(ListQueries):
         latest_us = to_micros(job.first_submit) + PROMPT_US
         keys = [
             "" if purged else key
-            for mtime_us, key, purged in kept.get((job.cluster, leader, uid), ())
+            for mtime_us, key, purged in scripts.get((job.cluster, leader, uid), ())
             if mtime_us <= latest_us
         ]
         return msgspec.structs.replace(job, script_key=keys[-1]) if keys else job
@@ -516,29 +528,29 @@ class Jobs(ListQueries):
     # Keep this method last: below it, ``list`` is no longer the builtin type.
     def list(
         self,
-        wanted: JobFilter,
+        job_filter: JobFilter,
         limit: int = 1000,
         before: ListPosition | None = None,
     ) -> list[Job]:
         """Return jobs by first submit time, newest first; within a second, highest id first.
 
         Args:
-            wanted: The filter.
+            job_filter: The filter.
             limit: Maximum number of jobs.
             before: Return only jobs after this ``Job.position`` in the list.
 
         Raises:
-            JobNameError: ``wanted.jobs`` contains an invalid job name.
+            JobNameError: ``job_filter.jobs`` contains an invalid job name.
         """
-        condition, values = build_conditions(wanted)
+        condition, values = build_conditions(job_filter)
         if before is not None:
             condition += (
                 " AND (job.first_submit, job.job_id, job.number) "
                 "< (:before_us, :before_id, :before_number)"
             )
-            when, job_id, number = before
-            values |= {"before_us": to_micros(when), "before_id": job_id, "before_number": number}
-        return self._select(condition, values, limit)
+            submit, job_id, number = before
+            values |= {"before_us": to_micros(submit), "before_id": job_id, "before_number": number}
+        return self._query_jobs(condition, values, limit)
 
 
 def _build_select(condition: str) -> str:
@@ -568,13 +580,13 @@ def _row_to_job(row: tuple[Any, ...]) -> Job:
 def _row_to_run(row: tuple[bytes]) -> Run:
     """Convert stored facts to a run."""
     facts = unpack_run(row[0])
-    late = facts.late_end_us
+    late_end_us = facts.late_end_us
     return Run(
         restarts=facts.restarts,
         submit=moment(facts.submit_us),
         ended=facts.ending is not None,
-        record=facts.merged(),
-        late_end=moment(late) if late >= 0 and late != facts.end_us else None,
+        record=facts.merge_record(),
+        late_end=moment(late_end_us) if late_end_us >= 0 and late_end_us != facts.end_us else None,
     )
 
 

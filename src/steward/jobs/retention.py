@@ -59,15 +59,15 @@ def forget_scripts(
         "AND key IN (SELECT value FROM json_each(?))",
         (cluster, _encode(list(keys)).decode()),
     )
-    wanted = {key: parsed for key in keys if (parsed := parse_script_key(key)) is not None}
-    wanted |= {key: (job_id, mtime_ns) for key, job_id, mtime_ns in rows}
-    job_ids = list({job_id for job_id, _ in wanted.values()})
+    parsed_keys = {key: parsed for key in keys if (parsed := parse_script_key(key)) is not None}
+    parsed_keys |= {key: (job_id, mtime_ns) for key, job_id, mtime_ns in rows}
+    job_ids = list({job_id for job_id, _ in parsed_keys.values()})
     groups = load_groups(connection, cluster, job_ids)
-    for key, (job_id, mtime_ns) in wanted.items():
+    for key, (job_id, mtime_ns) in parsed_keys.items():
         scripts = groups[job_id].scripts
         body = _encode(JobScript(job_id=job_id, spool_mtime_ns=mtime_ns))
         row = scripts.setdefault(key, ScriptRow(key, mtime_ns))
-        row.purged, row.is_dirty, row.said, row.body = True, True, None, body
+        row.purged, row.is_dirty, row.published, row.body = True, True, None, body
     yield list(groups.values())
     parts = _list_parts(connection, cluster, job_ids)
     for start in range(0, len(parts), limit):
@@ -76,10 +76,10 @@ def forget_scripts(
 
 def parse_script_key(key: str) -> tuple[int, int] | None:
     """Parse a script's key into job id and spool time (ns); None if malformed."""
-    found = _KEY.fullmatch(key)
-    if found is None:
+    match = _KEY.fullmatch(key)
+    if match is None:
         return None
-    job_id, mtime_ns = int(found[1]), int(found[2])
+    job_id, mtime_ns = int(match[1]), int(match[2])
     return (job_id, mtime_ns) if job_id <= MAX_JOB_ID and mtime_ns < 2**63 else None
 
 
@@ -109,7 +109,7 @@ class LeaderScripts:
         self._cluster = cluster
         self._scripts: dict[int, list[tuple[int, bool]]] = {}
 
-    def look_up(self, records: Iterable[JobRecord | None]) -> None:
+    def load(self, records: Iterable[JobRecord | None]) -> None:
         """Read the scripts of the leaders of these jobs in one query."""
         leaders = {
             leader
@@ -133,8 +133,10 @@ class LeaderScripts:
         if job.record is None:
             return False
         scripts = self._scripts.get(get_leader_id(job.record), ())
-        then = [purged for at_us, purged in scripts if at_us <= job.first_submit_us + PROMPT_US]
-        return bool(then) and then[-1]
+        purged_flags = [
+            purged for at_us, purged in scripts if at_us <= job.first_submit_us + PROMPT_US
+        ]
+        return bool(purged_flags) and purged_flags[-1]
 
 
 _ENDED: Final = """
@@ -180,13 +182,13 @@ def drop_expired_events(
     (before_us,) = connection.execute(
         "SELECT coalesce(max(before), 0) FROM expired WHERE cluster = ?", (cluster,)
     ).fetchone()
-    gone = {key for key, end_us in unknown.items() if end_us < before_us}
+    expired_keys = {key for key, end_us in unknown.items() if end_us < before_us}
     return [
         event
         for event in events
         if not isinstance(event.body, JobFacts)
         or event.source == IMPORTED
-        or make_run_key(event) not in gone
+        or make_run_key(event) not in expired_keys
     ]
 
 
@@ -220,7 +222,7 @@ def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
             "SELECT number, submit, restarts FROM run WHERE cluster = ? AND job_id = ? AND job = ?",
             (cluster, job_id, number),
         ).fetchall()
-        for run, submit_us, restarts in runs:
+        for run_number, submit_us, restarts in runs:
             key = (cluster, job_id, submit_us)
             for table, column in (("line", "submit_us"), ("launch", "submit")):
                 connection.execute(
@@ -232,9 +234,11 @@ def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
                 "DELETE FROM accounted WHERE cluster = ? AND job_id = ? AND submit = ?", key
             )
             if has_script:
-                connection.execute("UPDATE run SET told = ? WHERE number = ?", (_EXPIRED_MARK, run))
+                connection.execute(
+                    "UPDATE run SET told = ? WHERE number = ?", (_EXPIRED_MARK, run_number)
+                )
             else:
-                connection.execute("DELETE FROM run WHERE number = ?", (run,))
+                connection.execute("DELETE FROM run WHERE number = ?", (run_number,))
         if not has_script:
             connection.execute("DELETE FROM job WHERE number = ?", (number,))
     connection.execute(

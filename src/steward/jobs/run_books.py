@@ -56,7 +56,7 @@ class AccountingUpdate:
         self._is_silent = is_silent
         self._lines: list[UsageLine] = []
 
-    def settle(
+    def apply(
         self,
         cluster: str,
         resolved: Iterable[tuple[JobIdGroup, Sequence[ResolvedJob], Sequence[bool]]],
@@ -71,125 +71,139 @@ class AccountingUpdate:
         Returns:
             The events to append to the journal.
         """
-        books = [_JobIdUpdate(group, jobs, purged) for group, jobs, purged in resolved]
-        self._complete(cluster, [book for book in books if book.is_whole])
-        for book in books:
-            book.attribute()
+        updates = [_JobIdUpdate(group, jobs, purged) for group, jobs, purged in resolved]
+        self._load_complete(cluster, [update for update in updates if update.needs_rebuild])
+        for update in updates:
+            update.attribute_launches()
         # A launch that moved to another run leaves a gap in the first run's steps.
-        moved = [book for book in books if book.is_whole and not book.is_complete]
-        self._complete(cluster, moved)
-        for book in moved:
-            book.attribute()
-        said: list[Event] = []
-        for book in books:
-            self._write(book)
-            said += self._say(book)
+        with_moved = [
+            update for update in updates if update.needs_rebuild and not update.is_complete
+        ]
+        self._load_complete(cluster, with_moved)
+        for update in with_moved:
+            update.attribute_launches()
+        events: list[Event] = []
+        for update in updates:
+            self._write_lines(update)
+            events += self._make_events(update)
         put_lines(self._connection, self._lines)
         self._lines = []
-        return said
+        return events
 
-    def _complete(self, cluster: str, books: Sequence["_JobIdUpdate"]) -> None:
+    def _load_complete(self, cluster: str, updates: Sequence["_JobIdUpdate"]) -> None:
         """Load all launches and imported step lines of these job ids."""
-        if not books:
+        if not updates:
             return
-        by_id = {book.group.job_id: book for book in books}
+        by_id = {update.group.job_id: update for update in updates}
         for job_id, rows in load_launches(self._connection, cluster, by_id).items():
             launches = by_id[job_id].group.launches
             for key, row in rows.items():
                 launches.setdefault(key, row)
         for job_id, lines in load_accounted(self._connection, cluster, by_id).items():
-            by_id[job_id].accounted = lines
-        for book in books:
-            book.is_complete = True
+            by_id[job_id].imported_lines = lines
+        for update in updates:
+            update.is_complete = True
 
-    def _write(self, book: "_JobIdUpdate") -> None:
+    def _write_lines(self, update: "_JobIdUpdate") -> None:
         """Write the lines of a job id's runs and steps; delete stale ones."""
-        group = book.group
+        group = update.group
         job_id = group.job_id
-        if book.is_complete:
+        if update.is_complete:
             stale = [
                 (job_id, *key)
-                for key, told in group.told.items()
-                if told.has_steps or (key not in book.by_key and told.basis not in _NONE)
+                for key, published in group.told.items()
+                if published.has_steps
+                or (key not in update.by_key and published.basis not in _NONE)
             ]
             if stale:
                 drop_lines(self._connection, group.cluster, stale)
-        steps = book.steps()
-        for view in book.runs:
-            touched = {part: found for part, found in steps.items() if part[0] == view.key}
-            if touched or book.is_complete or view.key in group.dirty_runs:
-                self._lines += self._of_run(book, view, touched)
+        steps = update.group_steps()
+        for view in update.runs:
+            changed_steps = {
+                part: by_step for part, by_step in steps.items() if part[0] == view.key
+            }
+            if changed_steps or update.is_complete or view.key in group.dirty_runs:
+                self._lines += self._build_lines(update, view, changed_steps)
         for key in group.runs:
-            if key not in book.by_key and key not in book.expired:
-                book.tell(key, NO_RUN)
+            if key not in update.by_key and key not in update.expired:
+                update.record_basis(key, NO_RUN)
 
-    def _of_run(
-        self, book: "_JobIdUpdate", view: RunView, touched: dict[_Part, dict[str, list[LaunchRow]]]
+    def _build_lines(
+        self,
+        update: "_JobIdUpdate",
+        view: RunView,
+        changed_steps: dict[_Part, dict[str, list[LaunchRow]]],
     ) -> Iterable[UsageLine]:
         """Yield the lines of a run and of its steps that are updated."""
-        group = book.group
-        told = group.told.setdefault(view.key, PublishedRun())
-        others: list[UsageLine] = []
-        if told.has_steps and not book.is_complete:
-            others = load_step_usage(self._connection, group.cluster, (group.job_id, *view.key))
-        has_steps = bool(others)
-        source = "" if view.run.is_ours else "slurmdbd"
-        facts: list[RunEvent] = [view.fact(group.job_id, piece) for piece in view.parts]
-        for fact in (*facts, view.current(group.job_id)):
-            is_piece = fact.piece_end is not None
+        group = update.group
+        published = group.told.setdefault(view.key, PublishedRun())
+        stored_steps: list[UsageLine] = []
+        if published.has_steps and not update.is_complete:
+            stored_steps = load_step_usage(
+                self._connection, group.cluster, (group.job_id, *view.key)
+            )
+        has_steps = bool(stored_steps)
+        source = "" if view.run.has_own_source else "slurmdbd"
+        piece_events: list[RunEvent] = [
+            view.make_event(group.job_id, piece) for piece in view.parts
+        ]
+        for event in (*piece_events, view.make_current_event(group.job_id)):
+            is_piece = event.piece_end is not None
             is_latest = view.is_latest and not is_piece
-            line = build_run_line(group.cluster, fact, is_latest=is_latest, source=source)
-            mine = touched.get((view.key, line.piece_us), {})
-            fresh = [
+            line = build_run_line(group.cluster, event, is_latest=is_latest, source=source)
+            step_launches = changed_steps.get((view.key, line.piece_us), {})
+            new_steps = [
                 _add_suspension(
                     view,
                     build_summed_step_line(
-                        line, step, [row.spent() for row in rows], is_over=view.is_over
+                        line, step, [row.sum_usage() for row in rows], is_over=view.is_over
                     ),
                 )
-                for step, rows in mine.items()
+                for step, rows in step_launches.items()
             ]
-            fresh += book.imported(view, line, set(mine))
-            has_steps = has_steps or bool(fresh)
-            kept = [
-                other
-                for other in others
-                if other.piece_us == line.piece_us and other.step not in mine
+            new_steps += update.adopt_imported_steps(view, line, set(step_launches))
+            has_steps = has_steps or bool(new_steps)
+            unchanged = [
+                stored
+                for stored in stored_steps
+                if stored.piece_us == line.piece_us and stored.step not in step_launches
             ]
-            yield add_steps(line, [*kept, *fresh])
-            yield from fresh
-        book.tell(view.key, book.basis_of(view), has_steps=has_steps)
+            yield add_steps(line, [*unchanged, *new_steps])
+            yield from new_steps
+        update.record_basis(view.key, update.get_basis(view), has_steps=has_steps)
 
-    def _say(self, book: "_JobIdUpdate") -> list[Event]:
+    def _make_events(self, update: "_JobIdUpdate") -> list[Event]:
         """Collect the events of a job id, and write its launches."""
-        group = book.group
-        sayer = RunEventMaker(group, self._now)
+        group = update.group
+        event_maker = RunEventMaker(group, self._now)
         by_run: dict[RunKey, list[LaunchRow]] = {}
         for row in group.launches.values():
             if row.run is not None:
                 by_run.setdefault(row.run, []).append(row)
         for row in group.launches.values():
-            if row.said_of is not None and row.said_of not in book.expired:
-                sayer.withdraw(row, row.said_of, book.by_key.get(row.said_of))
-        for view in book.runs:
+            if row.published_run is not None and row.published_run not in update.expired:
+                event_maker.withdraw_launch(
+                    row, row.published_run, update.by_key.get(row.published_run)
+                )
+        for view in update.runs:
             launches = by_run.get(view.key, [])
-            sayer.run(view, launches, is_silent=self._is_silent)
+            event_maker.add_run(view, launches, is_silent=self._is_silent)
             for row in launches:
-                if row.is_dirty or not row.is_said or row.is_announced:
-                    sayer.launch(view, row)
+                if row.is_dirty or not row.is_published or row.is_only_start_published:
+                    event_maker.add_launch(view, row)
         dirty = [row for row in group.launches.values() if row.is_dirty]
         if dirty:
             put_launches(self._connection, group.cluster, group.job_id, dirty)
-        self._put_due(book, sayer.due_us)
-        return sayer.said
+        self._put_due(update, event_maker.due_us)
+        return event_maker.events
 
-    def _put_due(self, book: "_JobIdUpdate", due_us: int | None) -> None:
+    def _put_due(self, update: "_JobIdUpdate", due_us: int | None) -> None:
         """Store when to settle the job id again, or clear it."""
-        key = (book.group.cluster, book.group.job_id)
+        key = (update.group.cluster, update.group.job_id)
         if due_us is not None:
-            statement = _LATER if book.is_complete else _SOONER
+            statement = _LATER if update.is_complete else _SOONER
             self._connection.execute(statement, (*key, due_us))
-        elif book.group.is_due:
+        elif update.group.is_due:
             self._connection.execute("DELETE FROM due WHERE cluster = ? AND job_id = ?", key)
 
 
@@ -200,7 +214,7 @@ class _JobIdUpdate:
         self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]
     ) -> None:
         self.group = group
-        self.expired = {key for key, told in group.told.items() if told.basis == EXPIRED}
+        self.expired = {key for key, published in group.told.items() if published.basis == EXPIRED}
         self.runs: list[RunView] = []
         self.is_purged: dict[RunKey, bool] = {}
         for job, is_purged in zip(jobs, purged, strict=True):
@@ -213,91 +227,97 @@ class _JobIdUpdate:
         self._bases = {
             view.key: _digest_basis(view, self.is_purged[view.key]) for view in self.runs
         }
-        then = {key: told.basis for key, told in group.told.items() if told.basis not in _NONE}
-        self.is_whole = group.is_whole or then != self._bases
+        old_bases = {
+            key: published.basis
+            for key, published in group.told.items()
+            if published.basis not in _NONE
+        }
+        self.needs_rebuild = group.needs_rebuild or old_bases != self._bases
         self.is_complete = False
-        self.accounted: list[UsageLine] = []
+        self.imported_lines: list[UsageLine] = []
 
-    def basis_of(self, view: RunView) -> str:
+    def get_basis(self, view: RunView) -> str:
         """Return the digest of what the step lines of a run depend on."""
         return self._bases[view.key]
 
-    def tell(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
+    def record_basis(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
         """Record the digest that a run's lines were made from."""
-        told = self.group.told.setdefault(key, PublishedRun())
-        if (told.basis, told.has_steps) != (basis, has_steps):
-            told.basis, told.has_steps = basis, has_steps
+        published = self.group.told.setdefault(key, PublishedRun())
+        if (published.basis, published.has_steps) != (basis, has_steps):
+            published.basis, published.has_steps = basis, has_steps
             self.group.dirty_runs.add(key)
 
-    def attribute(self) -> None:
+    def attribute_launches(self) -> None:
         """Find the run of each launch to update.
 
         A run launches a step once per node. If a second launch fits too, it belongs to a run that
         slurmctld forgot unseen and whose id it reused.
         """
-        for rows in self._by_place():
-            free = self.runs
+        for rows in self._group_by_place():
+            candidates = self.runs
             for row in rows:
-                view = find_run(row, free)
-                self._attribute(row, view)
-                free = [run for run in free if run is not view]
+                view = find_run(row, candidates)
+                self._attribute_launch(row, view)
+                candidates = [run for run in candidates if run is not view]
 
-    def _by_place(self) -> Iterable[list[LaunchRow]]:
+    def _group_by_place(self) -> Iterable[list[LaunchRow]]:
         """Return the launches to update, grouped by step and node, last first."""
-        found: dict[tuple[str, str], list[LaunchRow]] = {}
+        by_place: dict[tuple[str, str], list[LaunchRow]] = {}
         for (step, node, _launched_us), row in sorted(self.group.launches.items(), reverse=True):
-            found.setdefault((step, node), []).append(row)
+            by_place.setdefault((step, node), []).append(row)
         if self.is_complete:
-            return found.values()
-        return (rows for rows in found.values() if any(row.is_news for row in rows))
+            return by_place.values()
+        return (rows for rows in by_place.values() if any(row.has_news for row in rows))
 
-    def _attribute(self, row: LaunchRow, view: RunView | None) -> None:
+    def _attribute_launch(self, row: LaunchRow, view: RunView | None) -> None:
         """Assign a launch to a run and piece."""
         run = None if view is None else view.key
-        piece_us = 0 if view is None else view.piece_at(row.key[2])
+        piece_us = 0 if view is None else view.find_piece_end(row.key[2])
         if (run, piece_us) != (row.run, row.piece_us):
             if row.run is not None:
-                self.is_whole = True
-            row.move(run, piece_us)
+                self.needs_rebuild = True
+            row.assign(run, piece_us)
         if run is not None and self.is_purged[run]:
-            self._blank(row)
+            self._blank_launch(row)
 
     @staticmethod
-    def _blank(row: LaunchRow) -> None:
+    def _blank_launch(row: LaunchRow) -> None:
         """Remove private text from a launch."""
         start = row.facts.start
         if start is not None and start.name:
-            row.facts.blank()
-            row.is_news = row.is_dirty = True
+            row.facts.blank_private_text()
+            row.has_news = row.is_dirty = True
 
-    def steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
+    def group_steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
         """Return the launches of each step to write, by part of a run."""
-        wanted = {
+        step_keys = {
             (row.run, row.piece_us, row.key[0])
             for row in self.group.launches.values()
             if row.run is not None and (row.is_dirty or self.is_complete)
         }
-        found: dict[_Part, dict[str, list[LaunchRow]]] = {}
+        steps: dict[_Part, dict[str, list[LaunchRow]]] = {}
         for _key, row in sorted(self.group.launches.items()):
             step = row.key[0]
-            if row.run is not None and (row.run, row.piece_us, step) in wanted:
-                found.setdefault((row.run, row.piece_us), {}).setdefault(step, []).append(row)
-        return found
+            if row.run is not None and (row.run, row.piece_us, step) in step_keys:
+                steps.setdefault((row.run, row.piece_us), {}).setdefault(step, []).append(row)
+        return steps
 
-    def imported(self, view: RunView, line: UsageLine, mine: set[str]) -> list[UsageLine]:
+    def adopt_imported_steps(
+        self, view: RunView, line: UsageLine, known_steps: set[str]
+    ) -> list[UsageLine]:
         """Return the step lines that are known only from imported accounting."""
         if line.piece_us:
             return []
         return [
-            adopt_step_line(line, theirs)
-            for theirs in self.accounted
-            if theirs.submit_us == view.run.submit_us and theirs.step not in mine
+            adopt_step_line(line, imported)
+            for imported in self.imported_lines
+            if imported.submit_us == view.run.submit_us and imported.step not in known_steps
         ]
 
 
 def _add_suspension(view: RunView, step: UsageLine) -> UsageLine:
     """Return a step's line with the suspended time of its run, which nodes do not see."""
-    suspended_s = view.suspended_between(step.start_us, step.end_us)
+    suspended_s = view.count_suspended_s(step.start_us, step.end_us)
     return msgspec.structs.replace(step, suspended_s=suspended_s) if suspended_s else step
 
 
@@ -313,6 +333,6 @@ def _digest_basis(view: RunView, is_purged: bool) -> str:
             (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
             [(piece.end, piece.nodelist) for piece in view.parts],
             # For a run that goes on, every suspension would rebuild the lines of all steps.
-            view.is_over and (record.suspended_s, list(view.run.halts.items())),
+            view.is_over and (record.suspended_s, list(view.run.suspensions.items())),
         ]
     )

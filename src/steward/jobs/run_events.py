@@ -61,27 +61,27 @@ def make_identity_events(
 ) -> list[Event]:
     """Return the new job.identity events for a job's scripts."""
     lasting = _digest(_encode([getattr(record, field) for field in _LASTING]))
-    last = job.latest
-    end_us = last.end_us if job.is_over else None
+    latest_run = job.latest
+    end_us = latest_run.end_us if job.is_over else None
     events = []
     for script in job.scripts:
         row = group.scripts[script.key]
         if row.purged:
             continue
         facts = (job.first_submit_us, record.uid, record.user, end_us, lasting)
-        why = _find_change(row.said, facts)
-        if not why:
+        reason = _find_change(row.published, facts)
+        if not reason:
             continue
-        before = row.said.chain if row.said else ""
-        chain = _digest(_encode([before, facts]))
-        row.said = PublishedIdentity(*facts, chain)
+        last_chain = row.published.chain if row.published else ""
+        chain = _digest(_encode([last_chain, facts]))
+        row.published = PublishedIdentity(*facts, chain)
         row.is_dirty = True
         identity = JobIdentity(
             script_key=row.key,
             job_id=group.job_id,
             first_submit=moment(job.first_submit_us),
             record=record,
-            why=why,
+            why=reason,
         )
         events.append(
             Event(
@@ -98,17 +98,17 @@ def make_identity_events(
 
 
 def _find_change(
-    said: PublishedIdentity | None, facts: tuple[int, int | None, str, int | None, str]
+    published: PublishedIdentity | None, facts: tuple[int, int | None, str, int | None, str]
 ) -> str:
     """Return why a script's identity must be published (again), or ""."""
     first_submit_us, uid, user, end_us, lasting = facts
-    if said is None or (said.first_submit_us, said.uid) != (first_submit_us, uid):
+    if published is None or (published.first_submit_us, published.uid) != (first_submit_us, uid):
         return "bound"
-    if said.user != user:
+    if published.user != user:
         return "renamed"
-    if end_us is not None and said.end_us != end_us:
+    if end_us is not None and published.end_us != end_us:
         return "ended"
-    return "updated" if said.lasting != lasting else ""
+    return "updated" if published.lasting != lasting else ""
 
 
 def _digest(data: bytes) -> str:
@@ -134,18 +134,18 @@ class RunEventMaker:
         group: Everything known about the job id; records what was published.
         now: Present time.
 
-    The events are collected in ``said``.
+    The events are collected in ``events``.
     """
 
     def __init__(self, group: JobIdGroup, now: datetime) -> None:
         self._group = group
         self._now = now
         self._now_us = to_micros(now)
-        self.said: list[Event] = []
+        self.events: list[Event] = []
         self.due_us: int | None = None
         """When to settle the job id again without a new event, µs since the epoch; or None."""
 
-    def run(self, view: RunView, launches: list[LaunchRow], *, is_silent: bool = False) -> None:
+    def add_run(self, view: RunView, launches: list[LaunchRow], *, is_silent: bool = False) -> None:
         """Add the new events of a run.
 
         Args:
@@ -154,106 +154,124 @@ class RunEventMaker:
             is_silent: Only record the events of an ended run, because it ended before any consumer
                 existed.
         """
-        told = self._told(view)
-        before = _encode(told)
-        kept = len(self.said)
-        if view.is_over and not told.over_us:
-            told.over_us = self._now_us
+        published = self._get_published(view)
+        old_content = _encode(published)
+        event_count = len(self.events)
+        if view.is_over and not published.over_us:
+            published.over_us = self._now_us
         elif not view.is_over:
-            told.over_us = 0
-        self._start(view, told, launches)
-        self._suspensions(view, told)
+            published.over_us = 0
+        self._publish_start(view, published, launches)
+        self._publish_suspensions(view, published)
         for piece in view.parts:
-            self._piece(view, told, piece)
-        self._end(view, told)
+            self._publish_piece(view, published, piece)
+        self._publish_end(view, published)
         if is_silent and view.is_over:
-            del self.said[kept:]
-        if _encode(told) != before:
+            del self.events[event_count:]
+        if _encode(published) != old_content:
             self._group.dirty_runs.add(view.key)
 
-    def _told(self, view: RunView) -> PublishedRun:
+    def _get_published(self, view: RunView) -> PublishedRun:
         """Return what was published about a run."""
         return self._group.told.setdefault(view.key, PublishedRun())
 
-    def _start(self, view: RunView, told: PublishedRun, launches: list[LaunchRow]) -> None:
+    def _publish_start(
+        self, view: RunView, published: PublishedRun, launches: list[LaunchRow]
+    ) -> None:
         """Publish or correct run.start; without a start time, use the first launch."""
         record = view.record
         is_guess = record.start is None
         if is_guess:
-            if view.is_over or told.start is not None or not launches:
+            if view.is_over or published.start is not None or not launches:
                 return
             first_us = min(row.key[2] for row in launches)
             record = msgspec.structs.replace(record, start=moment(first_us), state="RUNNING")
         start_us = to_micros_or_zero(record.start)
-        if told.start is None:
-            told.start = (start_us, record.nodelist, record.tres_allocated)
-            told.is_guess = is_guess
-            self._say(RUN_START, view, record, at=record.start)
+        if published.start is None:
+            published.start = (start_us, record.nodelist, record.tres_allocated)
+            published.is_guess = is_guess
+            self._add_run_event(RUN_START, view, record, at=record.start)
             return
-        then_us, nodelist, tres = told.start
-        is_same = abs(start_us - then_us) <= (SLACK_US if told.is_guess else 0)
-        if is_same and (nodelist or not record.nodelist) and (tres or not record.tres_allocated):
+        published_us, nodelist, published_tres = published.start
+        is_same = abs(start_us - published_us) <= (SLACK_US if published.is_guess else 0)
+        if (
+            is_same
+            and (nodelist or not record.nodelist)
+            and (published_tres or not record.tres_allocated)
+        ):
             return
         if is_same:
-            start_us = then_us
-        told.start = (start_us, nodelist or record.nodelist, tres or record.tres_allocated)
-        told.is_guess = told.is_guess and is_same
-        self._correct(RUN_START, view, told, record, record.start, told.start)
+            start_us = published_us
+        published.start = (
+            start_us,
+            nodelist or record.nodelist,
+            published_tres or record.tres_allocated,
+        )
+        published.is_guess = published.is_guess and is_same
+        self._add_correction(RUN_START, view, published, record, record.start, published.start)
 
-    def _suspensions(self, view: RunView, told: PublishedRun) -> None:
+    def _publish_suspensions(self, view: RunView, published: PublishedRun) -> None:
         """Publish new suspensions and resumptions of a run."""
-        mine = [found for found in self._group.suspensions if found[0] == view.key]
-        for _key, at_us, seen in sorted(mine, key=lambda found: found[1]):
-            if at_us <= told.suspended_us:
+        suspensions = [
+            suspension for suspension in self._group.suspensions if suspension[0] == view.key
+        ]
+        for _key, at_us, observed in sorted(suspensions, key=lambda suspension: suspension[1]):
+            if at_us <= published.suspended_us:
                 continue
-            told.suspended_us = at_us
+            published.suspended_us = at_us
             record = msgspec.structs.replace(
                 view.record,
-                state=seen.state,
-                suspended_at=seen.suspended_at,
-                suspended_s=seen.suspended_s,
+                state=observed.state,
+                suspended_at=observed.suspended_at,
+                suspended_s=observed.suspended_s,
             )
-            self._say(RUN_SUSPEND, view, record, at=moment(at_us), of=f":{at_us}")
+            self._add_run_event(RUN_SUSPEND, view, record, at=moment(at_us), key_suffix=f":{at_us}")
 
-    def _piece(self, view: RunView, told: PublishedRun, piece: JobRecord) -> None:
+    def _publish_piece(self, view: RunView, published: PublishedRun, piece: JobRecord) -> None:
         """Publish or correct the end of a former size of a resized job."""
         end_us = to_micros_or_zero(piece.end)
-        content = _digest_end(piece)
-        before = told.pieces.get(end_us)
-        if before == content:
+        digest = _digest_end(piece)
+        published_digest = published.pieces.get(end_us)
+        if published_digest == digest:
             return
-        told.pieces[end_us] = content
-        if before is None:
-            self._say(RUN_END, view, piece, at=piece.end, of=f":piece:{end_us}", is_piece=True)
+        published.pieces[end_us] = digest
+        if published_digest is None:
+            self._add_run_event(
+                RUN_END, view, piece, at=piece.end, key_suffix=f":piece:{end_us}", is_piece=True
+            )
         else:
-            self._correct(RUN_END, view, told, piece, piece.end, content, is_piece=True)
+            self._add_correction(RUN_END, view, published, piece, piece.end, digest, is_piece=True)
 
-    def _end(self, view: RunView, told: PublishedRun) -> None:
+    def _publish_end(self, view: RunView, published: PublishedRun) -> None:
         """Publish or correct run.end; wait while the end time is uncertain."""
         if not view.is_over:
             return
-        if not view.is_sure and not told.end and not self._is_due(told.over_us + END_TIME_WAIT_US):
+        if (
+            not view.has_reported_end
+            and not published.end
+            and not self._is_due(published.over_us + END_TIME_WAIT_US)
+        ):
             return
-        content = _digest_end(view.record)
-        if told.end == content:
+        digest = _digest_end(view.record)
+        if published.end == digest:
             return
         # If no source gave the end time, use the time when the end was first noticed.
-        at = view.record.end or moment(told.over_us)
-        if not told.end:
-            told.end = content
-            self._say(RUN_END, view, view.record, at=at)
+        at = view.record.end or moment(published.over_us)
+        if not published.end:
+            published.end = digest
+            self._add_run_event(RUN_END, view, view.record, at=at)
         else:
-            told.end = content
-            self._correct(RUN_END, view, told, view.record, at, content)
+            published.end = digest
+            self._add_correction(RUN_END, view, published, view.record, at, digest)
 
-    def launch(self, view: RunView, row: LaunchRow) -> None:
+    def add_launch(self, view: RunView, row: LaunchRow) -> None:
         """Add the new events of a launch that belongs to this run."""
-        told = self._told(view)
-        if not row.ended and (not row.is_said or row.is_announced):
+        published = self._get_published(view)
+        if not row.ended and (not row.is_published or row.is_only_start_published):
             if not view.is_over:
-                self._announce(view, row)
+                self._publish_launch_start(view, row)
                 return
-            if not self._is_due(max(row.seen_us, told.over_us) + LAUNCH_END_WAIT_US):
+            if not self._is_due(max(row.last_report_us, published.over_us) + LAUNCH_END_WAIT_US):
                 return
         facts = row.facts
         step, node, launched_us = row.key
@@ -271,18 +289,18 @@ class RunEventMaker:
             tasks=tuple(facts.tasks.values()),
             end=facts.end,
             correction=row.has_usage,
-            announced=row.is_announced,
+            announced=row.is_only_start_published,
         )
-        content = make_digest([view.key, _strip_volatile(usage)])
-        if row.said.partition(":")[0] == content:
+        digest = make_digest([view.key, _strip_volatile(usage)])
+        if row.published.partition(":")[0] == digest:
             return
         at = self._now if facts.ended_us is None else moment(facts.ended_us)
-        self._usage(STEP_USAGE, row, content, at, usage)
+        self._add_launch_event(STEP_USAGE, row, digest, at, usage)
 
-    def _announce(self, view: RunView, row: LaunchRow) -> None:
+    def _publish_launch_start(self, view: RunView, row: LaunchRow) -> None:
         """Publish the start of a launch, unless that or its usage was published."""
         start = row.facts.start
-        if start is None or row.is_announced or row.has_usage:
+        if start is None or row.is_only_start_published or row.has_usage:
             return
         step, node, launched_us = row.key
         usage = StepUsage(
@@ -295,9 +313,9 @@ class RunEventMaker:
             launched_us=launched_us,
             start=start,
         )
-        self._usage(STEP_LAUNCH, row, ANNOUNCED, moment(launched_us), usage)
+        self._add_launch_event(STEP_LAUNCH, row, ANNOUNCED, moment(launched_us), usage)
 
-    def withdraw(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
+    def withdraw_launch(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
         """Withdraw what was published about a launch that no longer belongs to a run.
 
         Args:
@@ -318,23 +336,23 @@ class RunEventMaker:
             correction=True,
             withdrawn=True,
         )
-        row.said_of = None
-        if row.is_announced:
-            self._usage(STEP_LAUNCH, row, RETRACTED, self._now, usage)
+        row.published_run = None
+        if row.is_only_start_published:
+            self._add_launch_event(STEP_LAUNCH, row, RETRACTED, self._now, usage)
         else:
-            self._usage(STEP_USAGE, row, WITHDRAWN, self._now, usage)
+            self._add_launch_event(STEP_USAGE, row, WITHDRAWN, self._now, usage)
 
-    def _usage(
+    def _add_launch_event(
         self, kind: str, row: LaunchRow, content: str, at: datetime, usage: StepUsage
     ) -> None:
         """Add an event about a launch, under a new key if it corrects another."""
         key = f"{kind}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
-        if row.has_usage or (row.said and kind == STEP_LAUNCH):
-            key += f":{make_digest([row.said, content])}"
+        if row.has_usage or (row.published and kind == STEP_LAUNCH):
+            key += f":{make_digest([row.published, content])}"
         # The last content, and a digest of all before it: the same content after another is new.
-        row.said = f"{content}:{make_digest([row.said])}"
+        row.published = f"{content}:{make_digest([row.published])}"
         row.is_dirty = True
-        self._event(kind, key, at, usage)
+        self._add_event(kind, key, at, usage)
 
     def _is_due(self, at_us: int) -> bool:
         """Return True if a time has come; otherwise note when to settle again."""
@@ -343,20 +361,20 @@ class RunEventMaker:
         self.due_us = at_us if self.due_us is None else min(self.due_us, at_us)
         return False
 
-    def _say(
+    def _add_run_event(
         self,
         kind: str,
         view: RunView,
         record: JobRecord,
         *,
         at: datetime | None,
-        of: str = "",
+        key_suffix: str = "",
         is_piece: bool = False,
         is_correction: bool = False,
     ) -> None:
         """Add an event about a run."""
         job_id = self._group.job_id
-        fact = RunEvent(
+        body = RunEvent(
             job_id=job_id,
             first_submit=moment(view.first_submit_us),
             restarts=view.run.restarts,
@@ -365,14 +383,14 @@ class RunEventMaker:
             correction=is_correction,
             suspended_before_s=0 if is_piece else view.suspended_before_s,
         )
-        key = f"{kind}:{job_id}:{view.run.submit_us // 1_000_000}:{view.run.restarts}{of}"
-        self._event(kind, key, at or self._now, fact)
+        key = f"{kind}:{job_id}:{view.run.submit_us // 1_000_000}:{view.run.restarts}{key_suffix}"
+        self._add_event(kind, key, at or self._now, body)
 
-    def _correct(
+    def _add_correction(
         self,
         kind: str,
         view: RunView,
-        told: PublishedRun,
+        published: PublishedRun,
         record: JobRecord,
         at: datetime | None,
         content: object,
@@ -380,20 +398,20 @@ class RunEventMaker:
         is_piece: bool = False,
     ) -> None:
         """Add a correction, under a key that depends on all corrections before."""
-        told.chain = make_digest([told.chain, kind, content])
-        self._say(
+        published.chain = make_digest([published.chain, kind, content])
+        self._add_run_event(
             kind,
             view,
             record,
             at=at,
-            of=f":{told.chain}",
+            key_suffix=f":{published.chain}",
             is_piece=is_piece,
             is_correction=True,
         )
 
-    def _event(self, kind: str, key: str, at: datetime, body: RunEvent | StepUsage) -> None:
+    def _add_event(self, kind: str, key: str, at: datetime, body: RunEvent | StepUsage) -> None:
         """Add an event to the list."""
-        self.said.append(
+        self.events.append(
             Event(
                 kind=kind,
                 cluster=self._group.cluster,

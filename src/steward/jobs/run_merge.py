@@ -55,22 +55,22 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
         at_us: Time of the observation, µs since the epoch.
         key: The event's key, to break ties.
         record: The observed record.
-        of_books: Whether slurmctld wrote it down at the end; :data:`OWN` if it wrote it to Steward
+        rank: Whether slurmctld wrote it down at the end; :data:`OWN` if it wrote it to Steward
             rather than to other accounting.
     """
 
     at_us: int
     key: str
     record: JobRecord
-    of_books: bool | int = False
+    rank: bool | int = False
 
-    def stamp(self) -> tuple[int, str]:
+    def get_sort_key(self) -> tuple[int, str]:
         """Return the sort key of observations."""
         return self.at_us, self.key
 
-    def blanked(self) -> "Observation":
+    def without_private_text(self) -> "Observation":
         """Return the observation without private text."""
-        return Observation(self.at_us, self.key, remove_private_text(self.record), self.of_books)
+        return Observation(self.at_us, self.key, remove_private_text(self.record), self.rank)
 
 
 def remove_private_text(record: JobRecord) -> JobRecord:
@@ -89,46 +89,59 @@ def choose_end(
         preempted: The latest report that it was preempted.
     """
     # A job preempted for good may be requeued after its end, which is then reported again.
-    cut = preempted if requeued is None else choose_earlier_end(preempted, requeued)
-    if final is None or cut is None or final.record.end is None:
-        return cut or final
+    interruption = preempted if requeued is None else choose_earlier_end(preempted, requeued)
+    if final is None or interruption is None or final.record.end is None:
+        return interruption or final
     # Two ends that slurmctld wrote to Steward are distinct, even if a second apart.
-    is_ours = min(final.of_books, cut.of_books) == OWN
-    if cut.record.end is None or get_end_us(final) > get_end_us(cut) + (
-        0 if is_ours else _SLACK_US
+    are_both_own = min(final.rank, interruption.rank) == OWN
+    if interruption.record.end is None or get_end_us(final) > get_end_us(interruption) + (
+        0 if are_both_own else _SLACK_US
     ):
         # It went on: a killed slurmctld forgot the preemption or requeue.
         return final
-    return choose_earlier_end(final, cut)
+    return choose_earlier_end(final, interruption)
 
 
-def choose_earlier_end(one: Observation | None, other: Observation) -> Observation:
+def choose_earlier_end(current: Observation | None, candidate: Observation) -> Observation:
     """Return the observation with the earlier end."""
-    if one is None:
-        return other
-    then_us, now_us = get_end_us(one), get_end_us(other)
-    return other if now_us < then_us or (now_us == then_us and _is_preferred(other, one)) else one
+    if current is None:
+        return candidate
+    current_us, candidate_us = get_end_us(current), get_end_us(candidate)
+    return (
+        candidate
+        if candidate_us < current_us
+        or (candidate_us == current_us and _is_preferred(candidate, current))
+        else current
+    )
 
 
-def choose_later_end(one: Observation | None, other: Observation) -> Observation:
+def choose_later_end(current: Observation | None, candidate: Observation) -> Observation:
     """Return the observation of an interruption with the later end.
 
     The run went on in between, because a killed slurmctld forgot the first interruption.
     """
-    if one is None:
-        return other
-    then, now = (-1 if seen.record.end is None else get_end_us(seen) for seen in (one, other))
-    return other if now > then or (now == then and _is_preferred(other, one)) else one
+    if current is None:
+        return candidate
+    current_us, candidate_us = (
+        -1 if observation.record.end is None else get_end_us(observation)
+        for observation in (current, candidate)
+    )
+    return (
+        candidate
+        if candidate_us > current_us
+        or (candidate_us == current_us and _is_preferred(candidate, current))
+        else current
+    )
 
 
-def _is_preferred(one: Observation, other: Observation) -> bool:
+def _is_preferred(candidate: Observation, current: Observation) -> bool:
     """Compare two reports of the same end: accounting wins, then the later report."""
-    return (one.of_books, one.stamp()) > (other.of_books, other.stamp())
+    return (candidate.rank, candidate.get_sort_key()) > (current.rank, current.get_sort_key())
 
 
-def get_end_us(seen: Observation) -> int:
+def get_end_us(observation: Observation) -> int:
     """Return the end time of an observation, µs since the epoch; a very late time if none."""
-    return _NEVER if seen.record.end is None else to_micros(seen.record.end)
+    return _NEVER if observation.record.end is None else to_micros(observation.record.end)
 
 
 # Includes the states that sacct shows for earlier runs of a requeued job.
@@ -218,148 +231,169 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     Attributes:
         submit_us: Submit time of the run, µs since the epoch.
         restarts: Its restart count.
-        shown: The latest complete record, under WHOLE, and by source the latest partial record
-            that is newer.
+        observations: The latest complete record, under WHOLE, and by source the latest partial
+            record that is newer.
         final: Report of its end; of several the one with the earliest end. Interruptions are in
             ``requeued`` and ``preempted``.
         late_end_us: The latest end reported as final.
-        shown_until_us: Until when the job surely had its id: Slurm showed it then, or it ended
+        confirmed_until_us: Until when the job surely had its id: Slurm showed it then, or it ended
             then.
         user: The first name that its uid resolved to.
         user_at: Time of that observation (µs), and the event's key.
         pieces: Former sizes of a resized job, by end time (s since the epoch).
-        is_ours: Whether any source but an import reported it.
+        has_own_source: Whether any source but an import reported it.
         cancelled_by: Uid that cancelled it, from any source.
-        halts: Suspended seconds in total, by time of suspension or resumption (s since the epoch):
-            the latest ones, and the last one of each former size.
+        suspensions: Suspended seconds in total, by time of suspension or resumption (s since the
+            epoch): the latest ones, and the last one of each former size.
         requeued: Report that it ended with a requeue; of several the one with the latest end.
         preempted: Likewise for a preemption, after which the job may be over or not.
-        again: Ends at times other than its own, by start (s since the epoch): a killed slurmctld
-            forgot one and started the run again.
+        repeated_ends: Ends at times other than its own, by start (s since the epoch): a killed
+            slurmctld forgot one and started the run again.
     """
 
     submit_us: int
     restarts: int
-    shown: dict[str, Observation] = msgspec.field(default_factory=dict)
+    observations: dict[str, Observation] = msgspec.field(default_factory=dict)
     final: Observation | None = None
     late_end_us: int = -1
-    shown_until_us: int = 0
+    confirmed_until_us: int = 0
     user: str = ""
     user_at: tuple[int, str] = (_NEVER, "")
     pieces: dict[int, Observation] = msgspec.field(default_factory=dict)
-    is_ours: bool = False
+    has_own_source: bool = False
     cancelled_by: int | None = None
-    halts: dict[int, int] = msgspec.field(default_factory=dict)
+    suspensions: dict[int, int] = msgspec.field(default_factory=dict)
     requeued: Observation | None = None
     preempted: Observation | None = None
-    again: dict[int, Observation] = msgspec.field(default_factory=dict)
+    repeated_ends: dict[int, Observation] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Add one observation of this run (a JobFacts event), in any order."""
         self.__dict__.pop("_merged", None)
         facts: JobFacts = event.body
         record = facts.record
-        seen = Observation(to_micros(event.seen_at), event.key, record, _rank_source(event.source))
+        observation = Observation(
+            to_micros(event.seen_at), event.key, record, _rank_source(event.source)
+        )
         if record.cancelled_by is not None:
             self.cancelled_by = max(record.cancelled_by, self.cancelled_by or 0)
         if record.suspended_at is not None and record.suspended_s is not None:
-            self._add_halt(to_micros(record.suspended_at) // 1_000_000, record.suspended_s)
-        first_look = seen.stamp()
+            self._add_suspension(to_micros(record.suspended_at) // 1_000_000, record.suspended_s)
+        sort_key = observation.get_sort_key()
         if event.source == IMPORTED:
             # All other sources take precedence over an import.
-            seen = Observation(0, event.key, record)
+            observation = Observation(0, event.key, record)
         else:
-            self.is_ours = True
+            self.has_own_source = True
         if event.kind == JOB_END and strip_state_suffix(record.state) == RESIZING:
-            self._add_piece(event, seen)
+            self._add_piece(event, observation)
             return
-        self._add_latest(WHOLE if facts.whole else event.source, seen)
-        if record.user and first_look < self.user_at:
-            self.user, self.user_at = record.user, first_look
-        shown_us = -1 if event.source in _PAST_SOURCES else seen.at_us
+        self._add_latest(WHOLE if facts.whole else event.source, observation)
+        if record.user and sort_key < self.user_at:
+            self.user, self.user_at = record.user, sort_key
+        shown_us = -1 if event.source in _PAST_SOURCES else observation.at_us
         if event.source in _DATED:
             shown_us = to_micros(event.at)
         if _is_final(event.kind, record):
-            self._add_final(seen)
+            self._add_final(observation)
             shown_us = -1 if record.end is None else to_micros(record.end)
-        self.shown_until_us = max(self.shown_until_us, shown_us)
+        self.confirmed_until_us = max(self.confirmed_until_us, shown_us)
 
-    def _add_piece(self, event: Event, seen: Observation) -> None:
+    def _add_piece(self, event: Event, observation: Observation) -> None:
         """Add the end of a former size of a resized job."""
         # Some sources give a piece the expected end of the job.
-        end = min(seen.record.end or event.at, event.at)
+        end = min(observation.record.end or event.at, event.at)
         # Only slurmdbd gives the suspended time of the piece; others give the whole run's.
-        suspended_s = seen.record.suspended_s if event.source in _SLURMDBD else None
-        second = to_micros(end) // 1_000_000
-        former = self.pieces.get(second)
-        if former is not None:
-            suspended_s = _max_known(suspended_s, former.record.suspended_s)
-        if former is not None and former.stamp() <= seen.stamp():
-            seen = former
-        record = msgspec.structs.replace(seen.record, end=end, suspended_s=suspended_s)
-        self.pieces[second] = Observation(seen.at_us, seen.key, record, True)
+        suspended_s = observation.record.suspended_s if event.source in _SLURMDBD else None
+        end_s = to_micros(end) // 1_000_000
+        previous = self.pieces.get(end_s)
+        if previous is not None:
+            suspended_s = _max_known(suspended_s, previous.record.suspended_s)
+        if previous is not None and previous.get_sort_key() <= observation.get_sort_key():
+            observation = previous
+        record = msgspec.structs.replace(observation.record, end=end, suspended_s=suspended_s)
+        self.pieces[end_s] = Observation(observation.at_us, observation.key, record, True)
         self.pieces = dict(sorted(self.pieces.items()))
-        self.shown_until_us = max(self.shown_until_us, to_micros(end))
+        self.confirmed_until_us = max(self.confirmed_until_us, to_micros(end))
 
-    def _add_halt(self, second: int, suspended_s: int) -> None:
+    def _add_suspension(self, moment_s: int, suspended_s: int) -> None:
         """Add a suspension or resumption; keep a limited number."""
-        halts = self.halts | {second: max(suspended_s, self.halts.get(second, 0))}
-        kept = sorted(halts)[-_HALTS_KEPT:]
-        if len(halts) > len(kept):
+        suspensions = self.suspensions | {
+            moment_s: max(suspended_s, self.suspensions.get(moment_s, 0))
+        }
+        kept_times = sorted(suspensions)[-_HALTS_KEPT:]
+        if len(suspensions) > len(kept_times):
             # Gang-scheduled jobs are suspended every half minute.
-            before = [[at for at in halts if at <= end] for end in self.pieces]
-            kept += [max(of_piece) for of_piece in before if of_piece]
-        self.halts = {at: halts[at] for at in sorted(set(kept))}
+            times_by_piece = [
+                [time_s for time_s in suspensions if time_s <= end] for end in self.pieces
+            ]
+            kept_times += [max(piece_times) for piece_times in times_by_piece if piece_times]
+        self.suspensions = {time_s: suspensions[time_s] for time_s in sorted(set(kept_times))}
 
-    def suspended_by(self, us: int) -> int:
+    def count_suspended_s(self, moment_us: int) -> int:
         """Return the suspended time up to a moment (µs), in seconds, as far as known."""
-        return max((total for at, total in self.halts.items() if at * 1_000_000 <= us), default=0)
+        return max(
+            (
+                total_s
+                for time_s, total_s in self.suspensions.items()
+                if time_s * 1_000_000 <= moment_us
+            ),
+            default=0,
+        )
 
-    def _add_latest(self, origin: str, seen: Observation) -> None:
+    def _add_latest(self, source: str, observation: Observation) -> None:
         """Keep an observation if it is the latest of its source."""
-        former = self.shown.get(origin)
-        if former is None or former.stamp() < seen.stamp():
-            self.shown[origin] = seen
-        if len(self.shown) > 1:
+        previous = self.observations.get(source)
+        if previous is None or previous.get_sort_key() < observation.get_sort_key():
+            self.observations[source] = observation
+        if len(self.observations) > 1:
             # A complete record supersedes all older ones. Sort, so that the stored form does not
             # depend on the order of arrival.
-            whole = self.shown.get(WHOLE)
-            self.shown = {
+            complete = self.observations.get(WHOLE)
+            self.observations = {
                 name: other
-                for name, other in sorted(self.shown.items())
-                if whole is None or other is whole or other.stamp() > whole.stamp()
+                for name, other in sorted(self.observations.items())
+                if complete is None
+                or other is complete
+                or other.get_sort_key() > complete.get_sort_key()
             }
 
-    def _add_final(self, seen: Observation) -> None:
+    def _add_final(self, observation: Observation) -> None:
         """Add a report of an end."""
-        if seen.record.end is not None:
-            self.late_end_us = max(self.late_end_us, to_micros(seen.record.end))
-        former = (self.final, self.requeued, self.preempted, *self.again.values())
-        state = strip_state_suffix(seen.record.state)
+        if observation.record.end is not None:
+            self.late_end_us = max(self.late_end_us, to_micros(observation.record.end))
+        previous = (self.final, self.requeued, self.preempted, *self.repeated_ends.values())
+        state = strip_state_suffix(observation.record.state)
         if state == REQUEUED:
-            self.requeued = choose_later_end(self.requeued, seen)
+            self.requeued = choose_later_end(self.requeued, observation)
         elif state == PREEMPTED:
-            self.preempted = choose_later_end(self.preempted, seen)
+            self.preempted = choose_later_end(self.preempted, observation)
         else:
-            self.final = choose_earlier_end(self.final, seen)
-        self._add_again([seen, *(end for end in former if end is not None)])
+            self.final = choose_earlier_end(self.final, observation)
+        self._keep_repeated_ends([observation, *(end for end in previous if end is not None)])
 
-    def _add_again(self, ends: "list[Observation]") -> None:
+    def _keep_repeated_ends(self, ends: "list[Observation]") -> None:
         """Keep the ends at times other than the run's own: it also ran then."""
         by_start: dict[int, Observation] = {}
-        for seen in ends:
-            start, end = seen.record.start, seen.record.end
-            if start is not None and end is not None and start < end and seen.record.nodelist:
-                second = to_micros(start) // 1_000_000
-                by_start[second] = choose_earlier_end(by_start.get(second), seen)
-        again: dict[int, Observation] = {}
-        own = [] if self.ending is None else [self.ending]
-        for second, seen in sorted(by_start.items()):
-            if own and all(
-                _is_apart(seen.record, other.record) for other in [*own, *again.values()]
+        for observation in ends:
+            start, end = observation.record.start, observation.record.end
+            if (
+                start is not None
+                and end is not None
+                and start < end
+                and observation.record.nodelist
             ):
-                again[second] = seen
-        self.again = dict(list(again.items())[:_AGAIN_KEPT])
+                start_s = to_micros(start) // 1_000_000
+                by_start[start_s] = choose_earlier_end(by_start.get(start_s), observation)
+        repeated: dict[int, Observation] = {}
+        own_ends = [] if self.ending is None else [self.ending]
+        for start_s, observation in sorted(by_start.items()):
+            if own_ends and all(
+                _is_apart(observation.record, other.record)
+                for other in [*own_ends, *repeated.values()]
+            ):
+                repeated[start_s] = observation
+        self.repeated_ends = dict(list(repeated.items())[:_AGAIN_KEPT])
 
     @property
     def ending(self) -> Observation | None:
@@ -370,11 +404,12 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         # No source saw the end, the job was only gone; a later observation revokes that.
         return None if self._is_back_after(final) else final
 
-    def _is_back_after(self, gone: Observation) -> bool:
+    def _is_back_after(self, disappearance: Observation) -> bool:
         """Return True if the job was observed again after it seemed gone."""
         return any(
-            seen.stamp() > gone.stamp() and strip_state_suffix(seen.record.state) in _UNDECIDED
-            for seen in self.shown.values()
+            observation.get_sort_key() > disappearance.get_sort_key()
+            and strip_state_suffix(observation.record.state) in _UNDECIDED
+            for observation in self.observations.values()
         )
 
     @property
@@ -383,14 +418,14 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
         A killed slurmctld forgot it, or the run that followed.
         """
-        ending, gone = self.ending, self.final
+        ending, disappearance = self.ending, self.final
         return (
             ending is not None
             and strip_state_suffix(ending.record.state) == REQUEUED
-            and gone is not None
-            and gone.record.end is None
-            and gone.record.reason != FORGOTTEN
-            and not self._is_back_after(gone)
+            and disappearance is not None
+            and disappearance.record.end is None
+            and disappearance.record.reason != FORGOTTEN
+            and not self._is_back_after(disappearance)
         )
 
     @property
@@ -413,14 +448,14 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             return False
         return strip_state_suffix(ending.record.state) != REQUEUED or self.is_lost
 
-    def merged(self) -> JobRecord:
+    def merge_record(self) -> JobRecord:
         """Return the record of this run, merged from all observations."""
         return self._merged
 
     @cached_property
     def _merged(self) -> JobRecord:
         """Merged record, cached until the next observation."""
-        record = self._latest()
+        record = self._merge_observations()
         ending = self.ending
         if ending is not None:
             latest = record
@@ -445,30 +480,39 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             record if record.user == self.user else msgspec.structs.replace(record, user=self.user)
         )
 
-    def _latest(self) -> JobRecord:
+    def _merge_observations(self) -> JobRecord:
         """Return the record merged from observations, without the end."""
-        in_time = sorted(self.shown.values(), key=Observation.stamp)
-        if not in_time:
+        by_time = sorted(self.observations.values(), key=Observation.get_sort_key)
+        if not by_time:
             # Only pieces are known: it went on after the last of them.
             last = list(self.pieces.values())[-1].record
             return msgspec.structs.replace(last, state="RUNNING", end=None)
-        record = in_time[0].record
-        for newer in in_time[1:]:
+        record = by_time[0].record
+        for newer in by_time[1:]:
             record = _update_record(record, newer.record)
         return record
 
-    def blank(self) -> None:
+    def blank_private_text(self) -> None:
         """Remove private text from every observation."""
         self.__dict__.pop("_merged", None)
-        self.shown = {name: seen.blanked() for name, seen in self.shown.items()}
-        self.pieces = {second: seen.blanked() for second, seen in self.pieces.items()}
-        self.again = {second: seen.blanked() for second, seen in self.again.items()}
+        self.observations = {
+            name: observation.without_private_text()
+            for name, observation in self.observations.items()
+        }
+        self.pieces = {
+            time_s: observation.without_private_text()
+            for time_s, observation in self.pieces.items()
+        }
+        self.repeated_ends = {
+            time_s: observation.without_private_text()
+            for time_s, observation in self.repeated_ends.items()
+        }
         if self.final is not None:
-            self.final = self.final.blanked()
+            self.final = self.final.without_private_text()
         if self.requeued is not None:
-            self.requeued = self.requeued.blanked()
+            self.requeued = self.requeued.without_private_text()
         if self.preempted is not None:
-            self.preempted = self.preempted.blanked()
+            self.preempted = self.preempted.without_private_text()
 
 
 def merge_runs(runs: "list[RunFacts]") -> JobRecord:
@@ -477,19 +521,19 @@ def merge_runs(runs: "list[RunFacts]") -> JobRecord:
     Args:
         runs: The job's runs, first to last; at least one.
     """
-    last = runs[-1].merged()
+    last = runs[-1].merge_record()
     if len(runs) == 1:
         return last
     changes: dict[str, object] = {}
     for run in reversed(runs[:-1]):
-        earlier = run.merged()
+        earlier = run.merge_record()
         for field, default in _LASTING:
             if field not in changes and getattr(last, field) == default:
                 value = getattr(earlier, field)
                 if value != default:
                     changes[field] = value
     # The SLUID of the first run, whatever was reported for a later one.
-    originals = [run.merged().original_sluid for run in runs]
+    originals = [run.merge_record().original_sluid for run in runs]
     changes["original_sluid"] = next(filter(None, originals), "")
     # The submitter is the first name that the uid resolved to.
     changes["user"] = min(runs, key=lambda run: run.user_at).user
@@ -518,9 +562,9 @@ def _rank_source(source: str) -> bool | int:
     return OWN if source == _OWN_BOOKS else source in _ACCOUNTING_SOURCES
 
 
-def _max_known(one: int | None, other: int | None) -> int | None:
+def _max_known(first: int | None, second: int | None) -> int | None:
     """Return the larger of two values, of which either may be None."""
-    return max((value for value in (one, other) if value is not None), default=None)
+    return max((value for value in (first, second) if value is not None), default=None)
 
 
 def _get_derived_exit(record: JobRecord) -> tuple[int, int]:
@@ -537,14 +581,14 @@ def _is_refused(record: JobRecord) -> bool:
     return never_ran and record.exit_signal == 1 and not record.exit_code
 
 
-def _is_apart(one: JobRecord, other: JobRecord) -> bool:
+def _is_apart(first: JobRecord, second: JobRecord) -> bool:
     """Return True if two ends belong to different runs; an end without times belongs to any.
 
     Two ends with one start belong to one run, even if it ended in the second of its start.
     """
-    if one.start is None or one.end is None or other.start is None or other.end is None:
+    if first.start is None or first.end is None or second.start is None or second.end is None:
         return False
-    return one.start != other.start and (one.end <= other.start or other.end <= one.start)
+    return first.start != second.start and (first.end <= second.start or second.end <= first.start)
 
 
 def _is_final(kind: str, record: JobRecord) -> bool:
@@ -561,8 +605,8 @@ def _update_record(older: JobRecord, newer: JobRecord) -> JobRecord:
         for field, default, value in values
         if value is not default and value != default
     }
-    for of_the_run in ("job_id", "restarts", "submit"):
-        changes.pop(of_the_run, None)
+    for identity_field in ("job_id", "restarts", "submit"):
+        changes.pop(identity_field, None)
     if newer.state:
         # The reason belongs to the state, so an empty reason replaces the old one.
         changes["reason"] = newer.reason

@@ -62,9 +62,9 @@ class RunQueries:
         self._path = path
         self._connection = connection
 
-    def lines_of(self, job: Job) -> list[UsageLine]:
+    def list_lines(self, job: Job) -> list[UsageLine]:
         """Return the lines of a job: runs in order, each run or piece before its steps."""
-        return self._lines(
+        return self._query_lines(
             "JOIN run ON run.cluster = line.cluster AND run.job_id = line.job_id "
             "AND run.submit = line.submit_us AND run.restarts = line.restarts "
             "WHERE line.cluster = ? AND line.job_id = ? AND run.job = ? "
@@ -73,14 +73,14 @@ class RunQueries:
             (job.cluster, job.job_id, job.number),
         )
 
-    def launches_of(self, job: Job, restarts: int | None = None) -> list[StepUsage]:
+    def list_launches(self, job: Job, restarts: int | None = None) -> list[StepUsage]:
         """Return the launches of a job's steps, by launch time.
 
         Args:
             job: The job.
             restarts: Only those of this run.
         """
-        found = self._launches(
+        launches = self._query_launches(
             "run.job = :job AND launch.cluster = :cluster AND launch.job_id = :job_id "
             "AND (:restarts IS NULL OR launch.restarts = :restarts)",
             {
@@ -90,9 +90,9 @@ class RunQueries:
                 "restarts": restarts,
             },
         )
-        return [kept.usage for kept in found]
+        return [launch.usage for launch in launches]
 
-    def unattributed(
+    def list_unattributed(
         self,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -107,14 +107,14 @@ class RunQueries:
             cluster: Cluster name; "" for any.
             limit: Maximum number.
         """
-        return self._launches(
+        return self._query_launches(
             "launch.submit IS NULL AND launch.launched >= :since AND launch.launched < :until "
             "AND (:cluster = '' OR launch.cluster = :cluster)",
             {**_bind_window(since, until), "cluster": cluster},
             limit,
         )
 
-    def unended_launches(
+    def list_unended_launches(
         self,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -129,7 +129,7 @@ class RunQueries:
             cluster: Cluster name; "" for any.
             limit: Maximum number.
         """
-        return self._launches(
+        return self._query_launches(
             "launch.ended = 0 AND launch.launched >= :since AND launch.launched < :until "
             "AND (:cluster = '' OR launch.cluster = :cluster) "
             "AND EXISTS (SELECT 1 FROM line WHERE line.cluster = launch.cluster "
@@ -140,7 +140,7 @@ class RunQueries:
             limit,
         )
 
-    def stepless(
+    def list_stepless_runs(
         self,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -155,7 +155,7 @@ class RunQueries:
             cluster: Cluster name; "" for any.
             limit: Maximum number.
         """
-        return self._lines(
+        return self._query_lines(
             "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
             "AND line.piece_us = 0 AND line.end_us >= :since AND line.end_us < :until "
             "AND (:cluster = '' OR line.cluster = :cluster) "
@@ -166,7 +166,7 @@ class RunQueries:
             {**_bind_window(since, until), "cluster": cluster, "limit": limit},
         )
 
-    def ended_runs(
+    def list_ended_runs(
         self,
         since: datetime,
         until: datetime,
@@ -184,7 +184,7 @@ class RunQueries:
             limit: Maximum number.
             after: Return only lines after this (end_us, job_id).
         """
-        return self._lines(
+        return self._query_lines(
             "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
             "AND line.end_us >= :since AND line.end_us < :until AND line.cluster = :cluster "
             "AND (line.end_us, line.job_id) > (:after_us, :after_id) "
@@ -198,25 +198,25 @@ class RunQueries:
             },
         )
 
-    def run_facts(self, cluster: str, job_ids: Iterable[int]) -> list[RunEvent]:
+    def list_run_events(self, cluster: str, job_ids: Iterable[int]) -> list[RunEvent]:
         """Return the ended runs, and pieces of runs, under some raw ids, as run.end publishes them.
 
         Args:
             cluster: Cluster name.
             job_ids: The ids; some hundreds at most.
         """
-        found: list[RunEvent] = []
+        events: list[RunEvent] = []
         with translate_errors(self._path):
             groups = load_groups(self._connection, cluster, sorted(set(job_ids)))
         for job_id, group in groups.items():
             for job in resolve_jobs(list(group.runs.values()), list(group.scripts.values())):
                 for view in build_run_views(job):
-                    found += [view.fact(job_id, piece) for piece in view.parts]
+                    events += [view.make_event(job_id, piece) for piece in view.parts]
                     if view.is_over:
-                        found.append(view.fact(job_id))
-        return found
+                        events.append(view.make_event(job_id))
+        return events
 
-    def endless(
+    def list_endless_runs(
         self,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -231,7 +231,7 @@ class RunQueries:
             cluster: Cluster name; "" for any.
             limit: Maximum number.
         """
-        return self._lines(
+        return self._query_lines(
             "WHERE line.step = '' AND line.state = :lost "
             "AND line.submit_us >= :since AND line.submit_us < :until "
             "AND (:cluster = '' OR line.cluster = :cluster) "
@@ -239,7 +239,7 @@ class RunQueries:
             {**_bind_window(since, until), "lost": LOST, "cluster": cluster, "limit": limit},
         )
 
-    def doubtful_steps(
+    def list_doubtful_steps(
         self,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -254,7 +254,7 @@ class RunQueries:
             cluster: Cluster name; "" for any.
             limit: Maximum number.
         """
-        return self._lines(
+        return self._query_lines(
             "WHERE line.step <> '' AND (line.doubts <> '' OR line.cgroup_user_us IS NOT NULL) "
             "AND (line.cluster, line.job_id, line.submit_us, line.restarts, line.piece_us) IN "
             "(SELECT cluster, job_id, submit_us, restarts, piece_us FROM line AS run "
@@ -264,14 +264,16 @@ class RunQueries:
             {**_bind_window(since, until), "cluster": cluster, "limit": limit},
         )
 
-    def gaps(
+    def list_node_losses(
         self, since: datetime | None = None, until: datetime | None = None, cluster: str = ""
     ) -> list[NodeLoss]:
         """Return the losses that nodes reported in a period, oldest first."""
         with translate_errors(self._path):
             return list_gaps(self._connection, since, until, cluster)
 
-    def missed(self, since: datetime, until: datetime, cluster: str, limit: int) -> list[MissedJob]:
+    def list_missed_jobs(
+        self, since: datetime, until: datetime, cluster: str, limit: int
+    ) -> list[MissedJob]:
         """Return jobs whose scripts capture missed in a period, oldest first."""
         with translate_errors(self._path):
             return list_missed(self._connection, since, until, cluster, limit)
@@ -281,7 +283,7 @@ class RunQueries:
         with translate_errors(self._path):
             return count_missed(self._connection, cluster)
 
-    def expirable(self, before: datetime, cluster: str = "") -> int:
+    def count_expirable_jobs(self, before: datetime, cluster: str = "") -> int:
         """Count the jobs that ended before a time and would be deleted; of all clusters for ""."""
         with translate_errors(self._path):
             clusters: Iterable[str] = [cluster]
@@ -290,14 +292,16 @@ class RunQueries:
                 clusters = [name for (name,) in rows]
             return sum(count_expirable(self._connection, name, before) for name in clusters)
 
-    def _lines(self, condition: str, values: Sequence[Any] | dict[str, Any]) -> list[UsageLine]:
+    def _query_lines(
+        self, condition: str, values: Sequence[Any] | dict[str, Any]
+    ) -> list[UsageLine]:
         """Return the lines that match a condition."""
         columns = ", ".join(f"line.{name}" for name in COLUMNS.split(", "))
         with translate_errors(self._path):
             rows = self._connection.execute(f"SELECT {columns} FROM line {condition}", values)  # noqa: S608 -- our own conditions
             return [row_to_line(row) for row in rows]
 
-    def _launches(
+    def _query_launches(
         self, condition: str, values: dict[str, Any], limit: int = -1
     ) -> list[StoredLaunch]:
         """Return the launches that match a condition, by launch time."""
@@ -313,9 +317,9 @@ class RunQueries:
         return [_row_to_stored_launch(row) for row in rows]
 
 
-def _row_to_stored_launch(found: tuple[Any, ...]) -> StoredLaunch:
+def _row_to_stored_launch(values: tuple[Any, ...]) -> StoredLaunch:
     """Convert a row to a stored launch."""
-    cluster, first_submit_us, end_us, *columns = found
+    cluster, first_submit_us, end_us, *columns = values
     job_id, row = row_to_launch(tuple(columns))
     facts = row.facts
     step, node, launched_us = row.key

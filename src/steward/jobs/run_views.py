@@ -31,29 +31,29 @@ class RunView(msgspec.Struct):
             ended, whatever the scheduler expects.
         pieces: Former sizes of a resized job, with their own times.
         is_over: Whether it ended, even with a requeue.
-        is_sure: Whether a source reported the end time; otherwise the end is inferred.
+        has_reported_end: Whether a source reported the end time; otherwise the end is inferred.
         is_latest: Whether it is the job's last run.
         first_submit_us: First submit time of the job, µs since the epoch.
         until_us: Submit time of the next run, µs since the epoch; None for the last run.
-        again: Repetitions of the run after its end, which a killed slurmctld had forgotten.
+        repeated_runs: Repetitions of the run after its end, which a killed slurmctld had forgotten.
     """
 
     run: RunFacts
     record: JobRecord
     pieces: list[JobRecord]
     is_over: bool
-    is_sure: bool
+    has_reported_end: bool
     is_latest: bool
     first_submit_us: int
     until_us: int | None = None
-    again: list[JobRecord] = msgspec.field(default_factory=list)
+    repeated_runs: list[JobRecord] = msgspec.field(default_factory=list)
 
     @property
     def key(self) -> RunKey:
         """Key of the run within its job id."""
         return self.run.submit_us, self.run.restarts
 
-    def fact(self, job_id: int, piece: JobRecord | None = None) -> RunEvent:
+    def make_event(self, job_id: int, piece: JobRecord | None = None) -> RunEvent:
         """Return the body of an event about the run or one of its pieces."""
         return RunEvent(
             job_id=job_id,
@@ -61,62 +61,66 @@ class RunView(msgspec.Struct):
             restarts=self.run.restarts,
             record=self.record if piece is None else piece,
             piece_end=None if piece is None else piece.end,
-            source="" if self.run.is_ours else "slurmdbd",
+            source="" if self.run.has_own_source else "slurmdbd",
             suspended_before_s=self.suspended_before_s if piece is None else 0,
         )
 
-    def current(self, job_id: int) -> RunEvent:
+    def make_current_event(self, job_id: int) -> RunEvent:
         """Return the body for its current size only, which began where the last piece ended."""
-        fact = self.fact(job_id)
+        event = self.make_event(job_id)
         if not self.pieces:
-            return fact
+            return event
         record = msgspec.structs.replace(
             self.record,
             start=self.pieces[-1].end,
             suspended_s=max(0, (self.record.suspended_s or 0) - self.suspended_before_s),
         )
-        return msgspec.structs.replace(fact, record=record, suspended_before_s=0)
+        return msgspec.structs.replace(event, record=record, suspended_before_s=0)
 
     @property
     def parts(self) -> list[JobRecord]:
         """Pieces and repeated runs, which have lines and charges beside the run's own."""
-        return [*self.pieces, *self.again]
+        return [*self.pieces, *self.repeated_runs]
 
     @property
     def suspended_before_s(self) -> int:
         """Suspended time of the former sizes of a resized job, in seconds."""
         return sum(piece.suspended_s or 0 for piece in self.pieces)
 
-    def suspended_between(self, start_us: int, end_us: int) -> int:
+    def count_suspended_s(self, start_us: int, end_us: int) -> int:
         """Return how long the run was suspended while one of its steps ran, in seconds.
 
         Args:
             start_us: Start of the step, µs since the epoch.
             end_us: End of the step; 0 if it runs.
         """
-        whole_s = self.record.suspended_s or 0
-        if self.run.halts:
+        total_s = self.record.suspended_s or 0
+        if self.run.suspensions:
             end_us = end_us or sys.maxsize
-            during_s = self.run.suspended_by(end_us) - self.run.suspended_by(start_us)
-            return min(during_s, self.suspended_before_s + whole_s) if self.is_over else during_s
+            during_s = self.run.count_suspended_s(end_us) - self.run.count_suspended_s(start_us)
+            return min(during_s, self.suspended_before_s + total_s) if self.is_over else during_s
         # The suspension times are unknown; only a step as long as the run surely has all of it.
-        is_all = (
+        covers_run = (
             abs(start_us - to_micros_or_zero(self.record.start)) <= SLACK_US
             and abs(end_us - to_micros_or_zero(self.record.end)) <= SLACK_US
         )
-        return whole_s if is_all and not self.pieces else 0
+        return total_s if covers_run and not self.pieces else 0
 
-    def piece_at(self, us: int) -> int:
+    def find_piece_end(self, moment_us: int) -> int:
         """Return the end (µs) of the piece that contains a moment; 0 for the current size."""
-        for part in self.again:
-            if part.start and part.end and to_micros(part.start) <= us <= to_micros(part.end):
-                return to_micros(part.end)
+        for repeated in self.repeated_runs:
+            if (
+                repeated.start
+                and repeated.end
+                and to_micros(repeated.start) <= moment_us <= to_micros(repeated.end)
+            ):
+                return to_micros(repeated.end)
         for piece in self.pieces:
-            if piece.end is not None and us < to_micros(piece.end):
+            if piece.end is not None and moment_us < to_micros(piece.end):
                 return to_micros(piece.end)
         return 0
 
-    def nodelists(self) -> list[str]:
+    def list_nodelists(self) -> list[str]:
         """Return the node lists of everything it ran on; empty if unknown."""
         lists = [record.nodelist for record in (self.record, *self.parts)]
         return list(dict.fromkeys(filter(None, lists)))
@@ -132,36 +136,36 @@ def build_run_views(job: ResolvedJob, *, is_purged: bool = False) -> list[RunVie
     if job.record is None:
         return []
     runs = _drop_duplicate_runs(job.runs)
-    found: list[RunView] = []
-    before: JobRecord | None = None
-    for number, run in enumerate(runs):
-        follower = runs[number + 1] if number + 1 < len(runs) else None
-        record = job.record if len(job.runs) == 1 else run.merged()
-        if run.pieces and run.shown and not run.is_ours:
-            record = merge_resized_runs([*(seen.record for seen in run.pieces.values()), record])[
-                -1
-            ]
+    views: list[RunView] = []
+    earlier: JobRecord | None = None
+    for index, run in enumerate(runs):
+        next_run = runs[index + 1] if index + 1 < len(runs) else None
+        record = job.record if len(job.runs) == 1 else run.merge_record()
+        if run.pieces and run.observations and not run.has_own_source:
+            record = merge_resized_runs(
+                [*(observation.record for observation in run.pieces.values()), record]
+            )[-1]
         if is_purged:
             record = remove_private_text(record)
-        if before is not None:
-            record = fill_from_earlier_run(record, before)
-        before = record
+        if earlier is not None:
+            record = fill_from_earlier_run(record, earlier)
+        earlier = record
         ending = run.ending
-        is_gone = follower is None and job.is_gone
-        found.append(
+        is_gone = next_run is None and job.is_gone
+        views.append(
             RunView(
                 run=run,
-                record=_complete_times(run, record, follower, is_gone=is_gone),
+                record=_complete_times(run, record, next_run, is_gone=is_gone),
                 pieces=_build_pieces(run, record),
-                is_over=ending is not None or follower is not None or is_gone,
-                is_sure=ending is not None and ending.record.end is not None,
-                is_latest=follower is None,
+                is_over=ending is not None or next_run is not None or is_gone,
+                has_reported_end=ending is not None and ending.record.end is not None,
+                is_latest=next_run is None,
                 first_submit_us=job.first_submit_us,
-                until_us=None if follower is None else follower.submit_us,
-                again=_build_repeated_runs(run, record, is_purged=is_purged),
+                until_us=None if next_run is None else next_run.submit_us,
+                repeated_runs=_build_repeated_runs(run, record, is_purged=is_purged),
             )
         )
-    return found
+    return views
 
 
 def _drop_duplicate_runs(runs: list[RunFacts]) -> list[RunFacts]:
@@ -170,17 +174,17 @@ def _drop_duplicate_runs(runs: list[RunFacts]) -> list[RunFacts]:
     While a requeued job completes, Slurm shows its new restart count with the old submit time.
     That is not a run yet; of the same count, the later submit time is the run's.
     """
-    found: dict[int, RunFacts] = {}
-    before: RunFacts | None = None
+    by_restarts: dict[int, RunFacts] = {}
+    previous: RunFacts | None = None
     for run in runs:
-        is_new = before is None or run.submit_us != before.submit_us or run.ending is not None
+        is_new = previous is None or run.submit_us != previous.submit_us or run.ending is not None
         if is_new:
-            found[run.restarts] = before = run
-    return list(found.values())
+            by_restarts[run.restarts] = previous = run
+    return list(by_restarts.values())
 
 
 def _complete_times(
-    run: RunFacts, record: JobRecord, follower: RunFacts | None, *, is_gone: bool
+    run: RunFacts, record: JobRecord, next_run: RunFacts | None, *, is_gone: bool
 ) -> JobRecord:
     """Return a run's record with its real times and state."""
     changes: dict[str, object] = {"start": _get_start(run, record)}
@@ -190,12 +194,12 @@ def _complete_times(
         changes["end"] = None
     if is_gone:
         changes |= {"state": LOST, "reason": ""}
-    if run.is_lost and follower is not None:
+    if run.is_lost and next_run is not None:
         # It was gone only until its next run became known.
         changes["state"] = REQUEUED
-    if run.ending is None and follower is not None:
+    if run.ending is None and next_run is not None:
         # No source reported the end; it was over when the job was requeued.
-        changes |= {"state": REQUEUED, "end": moment(follower.submit_us)}
+        changes |= {"state": REQUEUED, "end": moment(next_run.submit_us)}
     if all(getattr(record, field) == value for field, value in changes.items()):
         return record
     return msgspec.structs.replace(record, **changes)
@@ -209,55 +213,57 @@ def _get_start(run: RunFacts, record: JobRecord) -> datetime | None:
     """
     if run.ending is None:
         return None if strip_state_suffix(record.state) in WAITING else record.start
-    is_nothing = record.start == record.end and not record.nodelist
-    return None if is_nothing else record.start
+    never_ran = record.start == record.end and not record.nodelist
+    return None if never_ran else record.start
 
 
 def _build_repeated_runs(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobRecord]:
     """Return repeated runs after the run's end as records of their own."""
-    found = []
-    for seen in run.again.values():
-        own = remove_private_text(seen.record) if is_purged else seen.record
+    records = []
+    for observation in run.repeated_ends.values():
+        repeated = remove_private_text(observation.record) if is_purged else observation.record
         submit = moment(run.submit_us)
-        found.append(msgspec.structs.replace(fill_from_earlier_run(own, record), submit=submit))
-    return found
+        records.append(
+            msgspec.structs.replace(fill_from_earlier_run(repeated, record), submit=submit)
+        )
+    return records
 
 
 def _get_suspended_s(
     run: RunFacts, piece: JobRecord, start: datetime | None, end: datetime
 ) -> int | None:
     """Return the suspended seconds of a piece, from slurmdbd or else from the queue."""
-    if piece.suspended_s is not None or not run.halts:
+    if piece.suspended_s is not None or not run.suspensions:
         return piece.suspended_s
-    before_s = 0 if start is None else run.suspended_by(to_micros(start))
-    return run.suspended_by(to_micros(end)) - before_s
+    before_s = 0 if start is None else run.count_suspended_s(to_micros(start))
+    return run.count_suspended_s(to_micros(end)) - before_s
 
 
 def _build_pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
     """Return the former sizes of a run; two reports within seconds count as one."""
-    found: list[JobRecord] = []
+    pieces: list[JobRecord] = []
     if not run.pieces:
-        return found
+        return pieces
     start = _get_start(run, record)
-    for seen in run.pieces.values():
-        piece = seen.record
+    for observation in run.pieces.values():
+        piece = observation.record
         end = piece.end
         if end is None or (start and end <= start):
             continue
-        last = found[-1] if found else None
+        last = pieces[-1] if pieces else None
         if last is not None and last.end is not None and last.nodelist == piece.nodelist:
-            is_told_twice = to_micros(end) - to_micros(last.end) <= SLACK_US
-            if is_told_twice:
+            is_duplicate = to_micros(end) - to_micros(last.end) <= SLACK_US
+            if is_duplicate:
                 continue
-        start = found[-1].end if found else (start or piece.start)
-        full = fill_from_earlier_run(piece, record)
-        found.append(
+        start = pieces[-1].end if pieces else (start or piece.start)
+        completed = fill_from_earlier_run(piece, record)
+        pieces.append(
             msgspec.structs.replace(
-                full,
+                completed,
                 start=start,
                 submit=moment(run.submit_us),
                 eligible=piece.eligible or record.eligible,
                 suspended_s=_get_suspended_s(run, piece, start, end),
             )
         )
-    return found
+    return pieces

@@ -248,7 +248,7 @@ class ScriptRow(StoredScriptFacts):
 
     body: bytes = b""
     job: int | None = None
-    said: PublishedIdentity | None = None
+    published: PublishedIdentity | None = None
     is_dirty: bool = False
 
 
@@ -258,7 +258,7 @@ class JobIdGroup(msgspec.Struct):
     Attributes:
         cluster: Cluster name.
         job_id: The raw id.
-        numbers: Row numbers of the jobs that had this id.
+        job_numbers: Row numbers of the jobs that had this id.
         runs: Runs by submit time (µs) and restart count.
         run_jobs: Row number of each run's job when loaded.
         scripts: The scripts by key.
@@ -266,13 +266,13 @@ class JobIdGroup(msgspec.Struct):
         told: What was published about each run.
         launches: Launches of the steps to update, or all launches.
         suspensions: Suspended or resumed runs: key, time (µs), record.
-        is_whole: Whether everything must be rebuilt.
+        needs_rebuild: Whether everything must be rebuilt.
         is_due: Whether it was loaded because its waiting time was over.
     """
 
     cluster: str
     job_id: int
-    numbers: set[int] = msgspec.field(default_factory=set)
+    job_numbers: set[int] = msgspec.field(default_factory=set)
     runs: dict[tuple[int, int], RunFacts] = msgspec.field(default_factory=dict)
     run_jobs: dict[tuple[int, int], int] = msgspec.field(default_factory=dict)
     scripts: dict[str, ScriptRow] = msgspec.field(default_factory=dict)
@@ -280,7 +280,7 @@ class JobIdGroup(msgspec.Struct):
     told: dict[tuple[int, int], PublishedRun] = msgspec.field(default_factory=dict)
     launches: dict[LaunchKey, LaunchRow] = msgspec.field(default_factory=dict)
     suspensions: list[tuple[tuple[int, int], int, JobRecord]] = msgspec.field(default_factory=list)
-    is_whole: bool = False
+    needs_rebuild: bool = False
     is_due: bool = False
 
 
@@ -320,31 +320,31 @@ def load_groups(
 ) -> dict[int, JobIdGroup]:
     """Load the groups of these ids, with a few queries however many they are."""
     groups = {job_id: JobIdGroup(cluster, job_id) for job_id in job_ids}
-    within = (cluster, _encode(list(groups)).decode())
+    bound_values = (cluster, _encode(list(groups)).decode())
     for job_id, number in connection.execute(
         "SELECT job_id, number FROM job WHERE cluster = ? "
         "AND job_id IN (SELECT value FROM json_each(?))",
-        within,
+        bound_values,
     ):
-        groups[job_id].numbers.add(number)
-    for job_id, job, facts, told in connection.execute(
+        groups[job_id].job_numbers.add(number)
+    for job_id, job, facts, published in connection.execute(
         "SELECT job_id, job, facts, told FROM run WHERE cluster = ? "
         "AND job_id IN (SELECT value FROM json_each(?))",
-        within,
+        bound_values,
     ):
         run = unpack_run(facts)
         key = (run.submit_us, run.restarts)
         groups[job_id].runs[key] = run
         groups[job_id].run_jobs[key] = job
-        if told is not None:
-            groups[job_id].told[key] = _decode_told(told)
-    for job_id, key, mtime_ns, job, purged, said, body in connection.execute(
+        if published is not None:
+            groups[job_id].told[key] = _decode_told(published)
+    for job_id, key, mtime_ns, job, purged, identity, body in connection.execute(
         "SELECT job_id, key, spool_mtime_ns, job, purged, said, body FROM script "
         "WHERE cluster = ? AND job_id IN (SELECT value FROM json_each(?))",
-        within,
+        bound_values,
     ):
         groups[job_id].scripts[key] = ScriptRow(
-            key, mtime_ns, bool(purged), body, job, _decode_said(said) if said else None
+            key, mtime_ns, bool(purged), body, job, _decode_said(identity) if identity else None
         )
     return groups
 

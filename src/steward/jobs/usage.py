@@ -49,24 +49,24 @@ _MAXIMA: Final = {
 
 
 def build_run_line(
-    cluster: str, fact: RunEvent, *, is_latest: bool = True, source: str = ""
+    cluster: str, event: RunEvent, *, is_latest: bool = True, source: str = ""
 ) -> UsageLine:
     """Build the line of a run, or of a piece of one, without its steps' usage.
 
     Args:
         cluster: Cluster name.
-        fact: What is known about the run; for a piece, its record has the piece's times.
+        event: What is known about the run; for a piece, its record has the piece's times.
         is_latest: Whether it is the job's last run and not a former piece.
         source: Where it comes from, see ``UsageLine.source``.
     """
-    record = fact.record
+    record = event.record
     return UsageLine(
         cluster=cluster,
-        job_id=fact.job_id,
+        job_id=event.job_id,
         label=format_job_name(record),
-        first_submit_us=to_micros(fact.first_submit),
-        restarts=fact.restarts,
-        piece_us=to_micros_or_zero(fact.piece_end),
+        first_submit_us=to_micros(event.first_submit),
+        restarts=event.restarts,
+        piece_us=to_micros_or_zero(event.piece_end),
         is_latest=int(is_latest),
         sluid=record.sluid,
         original_sluid=record.original_sluid,
@@ -135,45 +135,49 @@ def build_step_line(
             ``node`` and ``launched_us``.
         is_over: Whether the run ended; None to read that from its line.
     """
-    found = list(launches)
+    reports = list(launches)
     return build_summed_step_line(
-        run, found[0].step, [sum_launch(launch) for launch in found], is_over=is_over
+        run, reports[0].step, [sum_launch(launch) for launch in reports], is_over=is_over
     )
 
 
 def build_summed_step_line(
-    run: UsageLine, step: str, spent: Sequence[LaunchUsage], *, is_over: bool | None = None
+    run: UsageLine, step: str, launches: Sequence[LaunchUsage], *, is_over: bool | None = None
 ) -> UsageLine:
     """Build the line of a step from launches that are already summed up."""
-    over = bool(run.end_us) if is_over is None else is_over
-    nodes = sorted({one.node for one in spent})
-    ends = [one.ended_us for one in spent if one.ended_us is not None]
-    is_ended = over or len(ends) == len(spent)
+    has_ended = bool(run.end_us) if is_over is None else is_over
+    nodes = sorted({launch.node for launch in launches})
+    ends = [launch.ended_us for launch in launches if launch.ended_us is not None]
+    is_ended = has_ended or len(ends) == len(launches)
     end_us = max(ends, default=run.end_us) if is_ended else 0
-    started = sum_known(max(one.started, one.reaped, one.known) for one in spent) or 0
-    state, code, signal = _derive_outcome(run, step, spent, is_ended=is_ended)
-    peak = find_maximum((one.peak_bytes, one.node, None) for one in spent)
-    cpus = sum_known(one.cpus for one in spent) or 0
-    names = [one.name for one in spent if one.name]
+    task_count = (
+        sum_known(max(launch.started, launch.ended_tasks, launch.known) for launch in launches) or 0
+    )
+    state, code, signal = _derive_outcome(run, step, launches, is_ended=is_ended)
+    peak = find_maximum((launch.peak_bytes, launch.node, None) for launch in launches)
+    cpus = sum_known(launch.cpus for launch in launches) or 0
+    names = [launch.name for launch in launches if launch.name]
     fields: dict[str, Any] = {
         "step": step,
         "name": step if step in _NAMED else min(names, default=""),
         "state": state,
         "exit_code": code,
         "exit_signal": signal,
-        "start_us": min(one.launched_us for one in spent),
+        "start_us": min(launch.launched_us for launch in launches),
         "end_us": end_us,
         "nodes": len(nodes),
         "cpus": cpus,
         "nodelist": _fold_nodes(nodes),
-        "tres_allocated": _format_tres(cpus, [one.memory_bytes for one in spent], len(nodes)),
-        "tasks": started,
+        "tres_allocated": _format_tres(
+            cpus, [launch.memory_bytes for launch in launches], len(nodes)
+        ),
+        "tasks": task_count,
         "peak_bytes": peak[0],
         "peak_node": peak[1],
-        "peak_allocated_bytes": _find_allocated_memory(spent, peak[1]),
-        "doubts": _list_doubts(spent, is_over=over),
+        "peak_allocated_bytes": _find_allocated_memory(launches, peak[1]),
+        "doubts": _list_doubts(launches, is_over=has_ended),
     }
-    return _make_step(run, fields | _sum_usage(spent))
+    return _make_step(run, fields | _sum_usage(launches))
 
 
 def add_steps(run: UsageLine, steps: Iterable[UsageLine]) -> UsageLine:
@@ -181,40 +185,42 @@ def add_steps(run: UsageLine, steps: Iterable[UsageLine]) -> UsageLine:
 
     Maxima are the largest of the steps', with node and task; there is no mean over steps.
     """
-    found = list(steps)
-    if not found:
+    step_lines = list(steps)
+    if not step_lines:
         return run
     fields: dict[str, Any] = {
-        name: sum_known(getattr(step, name) for step in found) for name in _SUMS
+        name: sum_known(getattr(step, name) for step in step_lines) for name in _SUMS
     }
     fields["tasks"] = fields["tasks"] or 0
     # If one step's cgroup exceeds its tasks, the other steps count with their tasks' time.
-    for which in ("user", "system"):
-        name = f"cgroup_{which}_us"
+    for kind in ("user", "system"):
+        name = f"cgroup_{kind}_us"
         if fields[name] is not None:
-            counted = (
-                getattr(step, f"{which}_us") if (mine := getattr(step, name)) is None else mine
-                for step in found
+            times = (
+                getattr(step, f"{kind}_us")
+                if (cgroup_us := getattr(step, name)) is None
+                else cgroup_us
+                for step in step_lines
             )
-            fields[name] = sum_known(counted)
+            fields[name] = sum_known(times)
     for name, value in _MAXIMA.items():
         triples = (
             (getattr(step, value), getattr(step, f"{name}_node"), getattr(step, f"{name}_task"))
-            for step in found
+            for step in step_lines
         )
         fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = find_maximum(triples)
     fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = find_minimum(
-        (step.min_cpu_us, step.min_cpu_node, step.min_cpu_task) for step in found
+        (step.min_cpu_us, step.min_cpu_node, step.min_cpu_task) for step in step_lines
     )
-    peak = find_maximum((step.peak_bytes, step.peak_node, None) for step in found)
+    peak = find_maximum((step.peak_bytes, step.peak_node, None) for step in step_lines)
     fields["peak_bytes"], fields["peak_node"], _ = peak
     allocated = [
         step.peak_allocated_bytes
-        for step in found
+        for step in step_lines
         if (step.peak_bytes, step.peak_node) == peak[:2] and step.peak_allocated_bytes is not None
     ]
     fields["peak_allocated_bytes"] = max(allocated, default=None)
-    doubts = {doubt for step in found for doubt in step.doubts.split(",") if doubt}
+    doubts = {doubt for step in step_lines for doubt in step.doubts.split(",") if doubt}
     fields["doubts"] = ",".join(sorted(doubts))
     return msgspec.structs.replace(run, **fields)
 
@@ -270,7 +276,7 @@ _INHERITED: Final = frozenset(
 
 
 def _derive_outcome(
-    run: UsageLine, step: str, spent: Sequence[LaunchUsage], *, is_ended: bool
+    run: UsageLine, step: str, launches: Sequence[LaunchUsage], *, is_ended: bool
 ) -> tuple[str, int | None, int | None]:
     """Return state, exit code and signal of a step as Slurm does: by the highest wait status."""
     if not is_ended:
@@ -278,7 +284,7 @@ def _derive_outcome(
     if step == "extern":
         # Slurm always kills the extern step, so its status says nothing.
         return "COMPLETED", 0, 0
-    statuses = [one.status for one in spent if one.status is not None]
+    statuses = [launch.status for launch in launches if launch.status is not None]
     if not statuses:
         return (run.state if run.end_us else "COMPLETED"), None, None
     status = max(statuses)
@@ -290,61 +296,71 @@ def _derive_outcome(
     return ("FAILED" if code else "COMPLETED"), code, 0
 
 
-def _sum_usage(spent: Sequence[LaunchUsage]) -> dict[str, Any]:
+def _sum_usage(launches: Sequence[LaunchUsage]) -> dict[str, Any]:
     """Sum up the usage fields of a step's launches."""
-    known = sum(one.known for one in spent)
-    with_rss = sum(one.rss_known for one in spent)
-    has_more = any(one.cgroup_us is not None for one in spent)
+    known_tasks = sum(launch.known for launch in launches)
+    rss_count = sum(launch.rss_known for launch in launches)
+    has_cgroup = any(launch.cgroup_us is not None for launch in launches)
     fields: dict[str, Any] = {
-        "user_us": sum_known(one.user_us for one in spent),
-        "system_us": sum_known(one.system_us for one in spent),
-        "cgroup_user_us": sum_known(one.most_us[0] for one in spent) if has_more else None,
-        "cgroup_system_us": sum_known(one.most_us[1] for one in spent) if has_more else None,
-        "minor_faults": sum_known(one.minor_faults for one in spent),
-        "read_bytes": sum_known(one.read_bytes for one in spent),
-        "written_bytes": sum_known(one.written_bytes for one in spent),
-        "ave_rss_bytes": min(sum(one.rss_sum for one in spent), MAX_INTEGER) // with_rss
-        if with_rss
+        "user_us": sum_known(launch.user_us for launch in launches),
+        "system_us": sum_known(launch.system_us for launch in launches),
+        "cgroup_user_us": sum_known(launch.cpu_time_us[0] for launch in launches)
+        if has_cgroup
+        else None,
+        "cgroup_system_us": sum_known(launch.cpu_time_us[1] for launch in launches)
+        if has_cgroup
+        else None,
+        "minor_faults": sum_known(launch.minor_faults for launch in launches),
+        "read_bytes": sum_known(launch.read_bytes for launch in launches),
+        "written_bytes": sum_known(launch.written_bytes for launch in launches),
+        "ave_rss_bytes": min(sum(launch.rss_sum for launch in launches), MAX_INTEGER) // rss_count
+        if rss_count
         else None,
     }
-    if known:
+    if known_tasks:
         cpu_us = sum_known((fields["user_us"], fields["system_us"])) or 0
-        fields["ave_cpu_us"] = cpu_us // known
-        fields["ave_pages"] = (sum_known(one.pages_sum for one in spent) or 0) // known
-        fields["ave_read_bytes"] = (sum_known(one.task_read_sum for one in spent) or 0) // known
+        fields["ave_cpu_us"] = cpu_us // known_tasks
+        fields["ave_pages"] = (
+            sum_known(launch.pages_sum for launch in launches) or 0
+        ) // known_tasks
+        fields["ave_read_bytes"] = (
+            sum_known(launch.task_read_sum for launch in launches) or 0
+        ) // known_tasks
         fields["ave_written_bytes"] = (
-            sum_known(one.task_written_sum for one in spent) or 0
-        ) // known
+            sum_known(launch.task_written_sum for launch in launches) or 0
+        ) // known_tasks
     for name, value in _MAXIMA.items():
-        tops = [(one.top(name), one.node) for one in spent]
+        maxima = [(launch.get_maximum(name), launch.node) for launch in launches]
         fields[value], fields[f"{name}_node"], fields[f"{name}_task"] = find_maximum(
-            (largest, node, task) for (largest, task), node in tops
+            (largest, node, task) for (largest, task), node in maxima
         )
     fields["min_cpu_us"], fields["min_cpu_node"], fields["min_cpu_task"] = find_minimum(
-        (one.min_cpu_us, one.node, one.min_cpu_task) for one in spent
+        (launch.min_cpu_us, launch.node, launch.min_cpu_task) for launch in launches
     )
     return fields
 
 
-def _list_doubts(spent: Sequence[LaunchUsage], *, is_over: bool) -> str:
+def _list_doubts(launches: Sequence[LaunchUsage], *, is_over: bool) -> str:
     """Return what is missing of a step (``no-start``, ``tasks-missing`` …), comma-separated."""
-    found = set()
-    for one in spent:
-        if one.is_startless:
-            found.add("no-start")
-        if one.ended_us is None and is_over:
-            found.add("no-end")
-        if one.ended_us is not None and one.known < max(one.reaped, one.started):
-            found.add("tasks-missing")
-        if one.lost:
-            found.add("lost-lines")
-    return ",".join(sorted(found))
+    doubts = set()
+    for launch in launches:
+        if launch.lacks_start:
+            doubts.add("no-start")
+        if launch.ended_us is None and is_over:
+            doubts.add("no-end")
+        if launch.ended_us is not None and launch.known < max(launch.ended_tasks, launch.started):
+            doubts.add("tasks-missing")
+        if launch.lost:
+            doubts.add("lost-lines")
+    return ",".join(sorted(doubts))
 
 
-def _find_allocated_memory(spent: Sequence[LaunchUsage], node: str) -> int | None:
+def _find_allocated_memory(launches: Sequence[LaunchUsage], node: str) -> int | None:
     """Return the largest memory limit of a step's launches on a node."""
-    known = [one.memory_bytes for one in spent if one.node == node and one.memory_bytes]
-    return max(known, default=None)
+    limits = [
+        launch.memory_bytes for launch in launches if launch.node == node and launch.memory_bytes
+    ]
+    return max(limits, default=None)
 
 
 def _fold_nodes(nodes: Sequence[str]) -> str:
@@ -360,7 +376,7 @@ def _fold_nodes(nodes: Sequence[str]) -> str:
 def _format_tres(cpus: int, memory: Sequence[int | None], nodes: int) -> str:
     """Format allocated TRES of a step."""
     parts = [f"cpu={cpus}"] if cpus else []
-    bytes_ = sum(one or 0 for one in memory)
+    bytes_ = sum(limit or 0 for limit in memory)
     if bytes_:
         size, unit = bytes_ >> 10, "K"
         for larger in "MGT":

@@ -91,27 +91,27 @@ class WriteBatch:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        (newest,) = connection.execute("SELECT coalesce(max(number), 0) FROM job").fetchone()
-        self._next: int = newest + 1
-        self._begin()
+        (max_number,) = connection.execute("SELECT coalesce(max(number), 0) FROM job").fetchone()
+        self._next_number: int = max_number + 1
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Start a new batch."""
         self._new_jobs: list[tuple[Any, ...]] = []
         self._new_scripts: list[tuple[Any, ...]] = []
         self._jobs: list[tuple[Any, ...]] = []
         self._runs: list[tuple[Any, ...]] = []
         self._scripts: list[tuple[Any, ...]] = []
-        self._gone: list[tuple[int]] = []
+        self._deleted: list[tuple[int]] = []
 
-    def put_new(self, cluster: str, key: str, body: JobScript) -> None:
+    def put_new_script(self, cluster: str, key: str, body: JobScript) -> None:
         """Add the first event of a job id, which is a script.
 
         Equivalent to putting a group of only this script, but fast enough for bursts of
         submissions.
         """
-        number = self._next
-        self._next += 1
+        number = self._next_number
+        self._next_number += 1
         name = body.claimed_name or None
         submit_us = floor_to_second(body.spool_mtime_ns // 1000)
         self._new_jobs.append((number, cluster, body.job_id, submit_us, name, key))
@@ -119,7 +119,9 @@ class WriteBatch:
             (key, cluster, body.job_id, body.spool_mtime_ns, number, _encode(body))
         )
 
-    def put(self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]) -> None:
+    def put_group(
+        self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]
+    ) -> None:
         """Add one resolved group.
 
         Args:
@@ -127,11 +129,11 @@ class WriteBatch:
             jobs: Its jobs.
             purged: For each job, whether its private text must be removed.
         """
-        free = set(group.numbers)
+        free_numbers = set(group.job_numbers)
         for job, is_purged in zip(jobs, purged, strict=True):
             number = None
             if job.record is not None or not all(script.purged for script in job.scripts):
-                number = self._number(group, job, free)
+                number = self._assign_number(group, job, free_numbers)
                 self._put_job(group, job, number, is_purged)
             for run in job.runs:
                 self._put_run(group, run, number)
@@ -141,15 +143,15 @@ class WriteBatch:
             if run.is_forgotten:
                 # Otherwise the next batch would take the stored run for a pending one. And a purge
                 # could not find the text of a run without a job.
-                run.blank()
+                run.blank_private_text()
                 self._put_run(group, run, NO_JOB)
-        self._gone += [(number,) for number in free]
+        self._deleted += [(number,) for number in free_numbers]
 
     def flush(self) -> None:
         """Write all rows to the database."""
         execute = self._connection.executemany
-        if self._gone:
-            execute("DELETE FROM job WHERE number = ?", self._gone)
+        if self._deleted:
+            execute("DELETE FROM job WHERE number = ?", self._deleted)
         if self._new_jobs:
             execute(_NEW_JOB, self._new_jobs)
             execute(_NEW_SCRIPT, self._new_scripts)
@@ -159,29 +161,29 @@ class WriteBatch:
             execute(_PUT_RUN, self._runs)
         if self._scripts:
             execute(_PUT_SCRIPT, self._scripts)
-        self._begin()
+        self._reset()
 
-    def _number(self, group: JobIdGroup, job: ResolvedJob, free: set[int]) -> int:
+    def _assign_number(self, group: JobIdGroup, job: ResolvedJob, free_numbers: set[int]) -> int:
         """Return the row number of a job: one it had before, or a new one."""
-        before = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
-        before += [group.scripts[script.key].job for script in job.scripts]
-        for number in before:
-            if number is not None and number in free:
-                free.remove(number)
+        old_numbers = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
+        old_numbers += [group.scripts[script.key].job for script in job.scripts]
+        for number in old_numbers:
+            if number is not None and number in free_numbers:
+                free_numbers.remove(number)
                 return number
-        self._next += 1
-        return self._next - 1
+        self._next_number += 1
+        return self._next_number - 1
 
     def _put_job(self, group: JobIdGroup, job: ResolvedJob, number: int, is_purged: bool) -> None:
         """Add the row of a job."""
-        kept = [script for script in job.scripts if not script.purged]
-        script_key = kept[-1].key if kept else None
+        unpurged = [script for script in job.scripts if not script.purged]
+        script_key = unpurged[-1].key if unpurged else None
         if job.record is None:
-            claimed = _decode_body(group.scripts[job.scripts[-1].key].body).claimed_name
+            claimed_name = _decode_body(group.scripts[job.scripts[-1].key].body).claimed_name
             self._jobs.append(
                 (number, group.cluster, group.job_id, job.first_submit_us, 0, is_purged, 0, 0)
                 + (None,) * 4
-                + (claimed or None,)
+                + (claimed_name or None,)
                 + (None,) * 9
                 + (script_key, None)
             )
@@ -189,7 +191,7 @@ class WriteBatch:
         record = remove_private_text(job.record) if is_purged else job.record
         if get_leader_id(record) != record.job_id:
             script_key = None  # it runs its leader's script; its own is a stand-in
-        last = job.latest
+        latest = job.latest
         self._jobs.append(
             (
                 number,
@@ -199,16 +201,16 @@ class WriteBatch:
                 1,
                 is_purged,
                 job.is_over,
-                last.restarts,
+                latest.restarts,
                 record.uid,
                 record.user or None,
                 record.account or None,
                 record.partition or None,
                 record.name or None,
                 record.state or None,
-                last.submit_us,
+                latest.submit_us,
                 _to_micros(record.start),
-                last.end_us if last.end_us >= 0 else None,
+                latest.end_us if latest.end_us >= 0 else None,
                 record.array_job_id or None,
                 record.array_task or None,
                 record.het_job_id or None,
@@ -224,7 +226,7 @@ class WriteBatch:
         key = (run.submit_us, run.restarts)
         if key not in group.dirty_runs and group.run_jobs.get(key) == number:
             return
-        record = run.merged()
+        record = run.merge_record()
         self._runs.append(
             (
                 group.cluster,
@@ -248,7 +250,7 @@ class WriteBatch:
         """Add the row of a script, if it changed."""
         if not row.is_dirty and row.job == number:
             return
-        said = None if row.said is None else _encode(row.said)
+        identity = None if row.published is None else _encode(row.published)
         self._scripts.append(
             (
                 row.key,
@@ -257,7 +259,7 @@ class WriteBatch:
                 row.spool_mtime_ns,
                 number,
                 row.purged,
-                said,
+                identity,
                 row.body,
             )
         )

@@ -73,43 +73,46 @@ class ReportScope(msgspec.Struct, frozen=True):
     @property
     def bounds_us(self) -> list[int]:
         """Return the start of each period and the end of the last, µs since the epoch."""
-        return [*(to_micros(one.since) for one in self.periods), to_micros(self.periods[-1].until)]
+        return [
+            *(to_micros(period.since) for period in self.periods),
+            to_micros(self.periods[-1].until),
+        ]
 
 
-def _resolve_scope(room: ReportsContext, request: ReportRequest) -> ReportScope:
+def _resolve_scope(context: ReportsContext, request: ReportRequest) -> ReportScope:
     """Resolve clusters, time zone and periods of a request."""
-    clusters = room.clusters(request)
-    name, zone = room.zone(request, clusters)
-    begin, end = resolve_interval(request.since, request.until, room.now(), zone)
+    clusters = context.resolve_clusters(request)
+    name, zone = context.resolve_zone(request, clusters)
+    begin, end = resolve_interval(request.since, request.until, context.now(), zone)
     return ReportScope(
         clusters=clusters, zone=name, periods=divide_interval(begin, end, request.by, zone)
     )
 
 
 def _make_job_report(
-    answer: type[Any], rows: BuildRows
+    reply_type: type[Any], build_rows: BuildRows
 ) -> Callable[[ReportsContext, Asker, Any], Any]:
     """Make the handler of a report on jobs, limited to the jobs the user may see."""
 
-    def run(room: ReportsContext, asker: Asker, request: Any) -> Any:
-        wanted = _resolve_scope(room, request)
-        scopes = room.scopes(asker, wanted.clusters)
+    def run(context: ReportsContext, asker: Asker, request: Any) -> Any:
+        report_scope = _resolve_scope(context, request)
+        scopes = context.get_scopes(asker, report_scope.clusters)
         is_all = all(scope.everything for scope in scopes.values())
-        found = room.runs(
-            *(request, wanted.clusters, None if is_all else scopes, wanted.periods),
-            ALL_FIELDS if answer is WasteReply else FIELDS_WITHOUT_USE,
+        runs = context.iter_runs(
+            *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
+            ALL_FIELDS if reply_type is WasteReply else FIELDS_WITHOUT_USE,
         )
-        return answer(
-            periods=wanted.periods,
-            zone=wanted.zone,
+        return reply_type(
+            periods=report_scope.periods,
+            zone=report_scope.zone,
             is_all=is_all,
-            rows=tuple(rows(found, Periods(wanted.bounds_us), request)),
+            rows=tuple(build_rows(runs, Periods(report_scope.bounds_us), request)),
         )
 
     return run
 
 
-def report_cluster(room: ReportsContext, asker: Asker, request: ClusterRequest) -> ClusterReply:
+def report_cluster(context: ReportsContext, asker: Asker, request: ClusterRequest) -> ClusterReply:
     """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
     Raises:
@@ -119,23 +122,25 @@ def report_cluster(room: ReportsContext, asker: Asker, request: ClusterRequest) 
     """
     if request.accounts or request.users or request.partitions:
         raise UsageError("a cluster's capacity is nobody's alone: ask for 'reports.accounts'")
-    wanted = _resolve_scope(room, request)
-    shown = [name for name in wanted.clusters if room.access.may_see_all(asker, name, "usage")]
-    if len(shown) < len(request.clusters) or not shown:
+    report_scope = _resolve_scope(context, request)
+    clusters = [
+        name for name in report_scope.clusters if context.access.can_see_all(asker, name, "usage")
+    ]
+    if len(clusters) < len(request.clusters) or not clusters:
         raise PermissionRefused("usage of this cluster is shown to operators alone (PrivateData)")
     rows: list[ClusterRow] = []
-    with room.history() as history:
-        for name in shown:
-            found = room.runs(request, (name,), None, wanted.periods, CAPACITY_FIELDS)
+    with context.open_reader() as history:
+        for name in clusters:
+            runs = context.iter_runs(request, (name,), None, report_scope.periods, CAPACITY_FIELDS)
             rows += _build_cluster_rows(
-                name, found, Periods(wanted.bounds_us), wanted.bounds_us, history
+                name, runs, Periods(report_scope.bounds_us), report_scope.bounds_us, history
             )
     rows.sort(key=lambda row: (row.period, row.cluster))
     return ClusterReply(
-        periods=wanted.periods,
-        zone=wanted.zone,
+        periods=report_scope.periods,
+        zone=report_scope.zone,
         rows=tuple(rows),
-        sensor=room.settings.sensor.enabled,
+        sensor=context.settings.sensor.enabled,
     )
 
 
@@ -148,11 +153,11 @@ def _build_cluster_rows(
 ) -> list[ClusterRow]:
     """Build a cluster's rows, one for each period."""
     since_us, until_us = bounds_us[0], bounds_us[-1]
-    begins_us = history.nodes_begin_us([name]) if history else None
+    begins_us = history.find_nodes_begin_us([name]) if history else None
     known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
     known_us -= known_us % _US
-    nodes = history.alike_between(name, since_us, until_us) if history else []
-    reservations = history.reservations_between(name, since_us, until_us) if history else []
+    nodes = history.group_nodes_between(name, since_us, until_us) if history else []
+    reservations = history.list_reservations_between(name, since_us, until_us) if history else []
     reserved = (
         _pair_reservations(history, name, reservations, since_us, until_us) if history else []
     )
@@ -162,24 +167,25 @@ def _build_cluster_rows(
     capacity = Capacity(bounds_s, nodes, reserved)
     jobs = [0] * periods.count
     for run in runs:
-        capacity.add(run, periods)
-        periods.tally(run, jobs)
-    buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
+        capacity.add_run(run, periods)
+        periods.count_run(run, jobs)
+    buckets = [periods.find_period(at_s * _US) for at_s in bounds_s[:-1]]
     cpus, gpus = (
-        _sum_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus)
+        _sum_by_period(counter.compute_parts(), buckets, periods)
+        for counter in (capacity.cpus, capacity.gpus)
     )
     rows = []
-    for number, (begin, end) in enumerate(pairwise(bounds_us)):
+    for index, (begin, end) in enumerate(pairwise(bounds_us)):
         is_known = end > known_us
         rows.append(
             ClusterRow(
-                period=number,
+                period=index,
                 cluster=name,
-                jobs=jobs[number],
-                allocated_cpu_s=cpus[number].allocated,
-                allocated_gpu_s=gpus[number].allocated,
+                jobs=jobs[index],
+                allocated_cpu_s=cpus[index].allocated,
+                allocated_gpu_s=gpus[index].allocated,
                 known_s=max(0, end - max(begin, known_us)) // _US,
-                **(_list_capacity_fields(cpus[number], gpus[number]) if is_known else {}),
+                **(_list_capacity_fields(cpus[index], gpus[index]) if is_known else {}),
                 **_count_nodes_at_end(nodes, end),
             )
         )
@@ -194,14 +200,16 @@ def _pair_reservations(
     until_us: int,
 ) -> list[ReservationNodes]:
     """Pair each reservation with the state spans of its nodes."""
-    named = [expand_reservation_nodes(one) for one in reservations]
+    node_names = [expand_reservation_nodes(reservation) for reservation in reservations]
     spans: dict[str, list[NodeSpan]] = {}
-    every = set().union(*named)
-    for span in history.nodes_between(cluster, since_us, until_us, every) if every else ():
+    all_nodes = set().union(*node_names)
+    for span in (
+        history.list_nodes_between(cluster, since_us, until_us, all_nodes) if all_nodes else ()
+    ):
         spans.setdefault(span.node, []).append(span)
     return [
-        (one, [span for node in names for span in spans.get(node, ())])
-        for one, names in zip(reservations, named, strict=True)
+        (reservation, [span for node in names for span in spans.get(node, ())])
+        for reservation, names in zip(reservations, node_names, strict=True)
     ]
 
 
@@ -209,11 +217,11 @@ def _sum_by_period(
     parts: Sequence[ResourceParts], buckets: Sequence[int | None], periods: Periods
 ) -> list[ResourceParts]:
     """Sum the parts of the buckets in each period."""
-    found = [ResourceParts() for _ in range(periods.count)]
-    for one, number in zip(parts, buckets, strict=True):
-        if number is not None:
-            found[number].add(one)
-    return found
+    sums = [ResourceParts() for _ in range(periods.count)]
+    for part, index in zip(parts, buckets, strict=True):
+        if index is not None:
+            sums[index].add(part)
+    return sums
 
 
 def _list_capacity_fields(cpus: ResourceParts, gpus: ResourceParts) -> dict[str, int]:
@@ -233,16 +241,16 @@ def _list_capacity_fields(cpus: ResourceParts, gpus: ResourceParts) -> dict[str,
 
 def _count_nodes_at_end(nodes: Iterable[NodeGroupSpan], end_us: int) -> dict[str, int]:
     """Count nodes, CPUs and GPUs at the end of a period."""
-    there = [alike for alike in nodes if alike.from_us < end_us <= alike.until_us]
+    groups = [group for group in nodes if group.from_us < end_us <= group.until_us]
     return {
-        "cpus": sum(alike.cpus for alike in there),
-        "gpus": sum(alike.gpus for alike in there),
-        "nodes": sum(alike.nodes for alike in there),
+        "cpus": sum(group.cpus for group in groups),
+        "gpus": sum(group.gpus for group in groups),
+        "nodes": sum(group.nodes for group in groups),
     }
 
 
 def _build_report_actions() -> Iterable[Action]:
-    on_jobs: tuple[tuple[str, str, type, type, BuildRows], ...] = (
+    job_reports: tuple[tuple[str, str, type, type, BuildRows], ...] = (
         (
             *("accounts", "Who used what, by account and user."),
             *(AccountsRequest, AccountsReply),
@@ -282,13 +290,13 @@ def _build_report_actions() -> Iterable[Action]:
         run=report_cluster,
         only_reads=True,
     )
-    for name, text, request, answer, rows in on_jobs:
+    for name, help_text, request, reply_type, build_rows in job_reports:
         yield Action(
             name=f"reports.{name}",
-            help=text,
+            help=help_text,
             request=request,
-            answer=answer,
-            run=_make_job_report(answer, rows),
+            answer=reply_type,
+            run=_make_job_report(reply_type, build_rows),
             only_reads=True,
         )
 

@@ -90,13 +90,13 @@ class BucketSums:
         self._full[first] += amount
         self._full[last] -= amount
 
-    def sums(self) -> list[int]:
+    def compute_sums(self) -> list[int]:
         """Return the sum of each bucket."""
-        whole = accumulate(self._full)
+        running = accumulate(self._full)
         return [
             part + amount * (until - begin)
             for part, amount, (begin, until) in zip(
-                self._part, whole, pairwise(self._bounds), strict=False
+                self._part, running, pairwise(self._bounds), strict=False
             )
         ]
 
@@ -146,21 +146,24 @@ class ResourceCounter:
             BucketSums(bounds_s) for _ in range(5)
         )
 
-    def parts(self) -> list[ResourceParts]:
+    def compute_parts(self) -> list[ResourceParts]:
         """Return the capped amounts of each bucket."""
         return [
             _cap_parts(
                 ResourceParts(
-                    allocated=one[0],
-                    down=one[1],
-                    planned_down=one[2],
-                    planned=one[3],
-                    reported=one[4],
+                    allocated=sums[0],
+                    down=sums[1],
+                    planned_down=sums[2],
+                    planned=sums[3],
+                    reported=sums[4],
                 )
             )
-            for one in zip(
-                *(of.sums() for of in (self.allocated, self.down, self.planned_down)),
-                *(self.planned.sums(), self.reported.sums()),
+            for sums in zip(
+                *(
+                    bucket_sums.compute_sums()
+                    for bucket_sums in (self.allocated, self.down, self.planned_down)
+                ),
+                *(self.planned.compute_sums(), self.reported.compute_sums()),
                 strict=True,
             )
         ]
@@ -174,11 +177,11 @@ def _cap_parts(parts: ResourceParts) -> ResourceParts:
         return ResourceParts(allocated=parts.allocated)
     parts.allocated = min(parts.allocated, total)
     parts.down = max(0, min(parts.down, total - parts.allocated))
-    left = total - parts.allocated - parts.down
-    parts.planned_down = max(0, min(parts.planned_down, left))
-    left -= parts.planned_down
-    parts.planned = max(0, min(parts.planned, left))
-    parts.idle = left - parts.planned
+    remaining = total - parts.allocated - parts.down
+    parts.planned_down = max(0, min(parts.planned_down, remaining))
+    remaining -= parts.planned_down
+    parts.planned = max(0, min(parts.planned, remaining))
+    parts.idle = remaining - parts.planned
     return parts
 
 
@@ -203,58 +206,58 @@ class Capacity:
         self._reserved: dict[str, list[Span]] = {}
         for reservation, spans in reserved:
             self._add_reservation(reservation, spans)
-        for alike in nodes:
-            self._add_nodes(alike)
+        for group in nodes:
+            self._add_nodes(group)
 
-    def _seconds(self, from_us: int, until_us: int) -> Span:
+    def _to_seconds(self, from_us: int, until_us: int) -> Span:
         return from_us // _US, self._end_s if until_us >= OPEN_US else until_us // _US
 
-    def _add_nodes(self, alike: NodeGroupSpan) -> None:
+    def _add_nodes(self, group: NodeGroupSpan) -> None:
         """Count a group of nodes as reported, and as down or planned down by its state."""
-        begin, end = self._seconds(alike.from_us, alike.until_us)
-        kind = _classify_node_state(alike.state)
-        for ledger, amount in ((self.cpus, alike.cpus), (self.gpus, alike.gpus)):
+        begin, end = self._to_seconds(group.from_us, group.until_us)
+        kind = _classify_node_state(group.state)
+        for counter, amount in ((self.cpus, group.cpus), (self.gpus, group.gpus)):
             if not amount:
                 continue
-            ledger.reported.add(begin, end, amount)
+            counter.reported.add(begin, end, amount)
             if kind == "planned_down":
-                ledger.planned_down.add(begin, end, amount)
+                counter.planned_down.add(begin, end, amount)
             elif kind == "down":
-                ledger.down.add(begin, end, amount)
+                counter.down.add(begin, end, amount)
 
     def _add_reservation(self, reservation: ReservationSpan, spans: Iterable[NodeSpan]) -> None:
         """Count the nodes of a reservation as allocated, or as planned down for maintenance."""
         flags = reservation.flags.split(",")
         is_maintenance, is_counted = _MAINT in flags, _IGNORES not in flags
-        begin, end = self._seconds(reservation.from_us, reservation.until_us)
+        begin, end = self._to_seconds(reservation.from_us, reservation.until_us)
         if is_counted:
             self._reserved.setdefault(reservation.name, []).append((begin, end))
         for span in spans:
-            since, until = self._seconds(span.from_us, span.until_us)
+            since, until = self._to_seconds(span.from_us, span.until_us)
             since, until = max(since, begin), min(until, end)
             if since >= until or span.state == REMOVED:
                 continue
             if is_maintenance:
-                self._maintain(span, since, until, is_counted=is_counted)
+                self._add_maintenance(span, since, until, is_counted=is_counted)
             elif is_counted and _classify_node_state(span.state) not in ("down", "planned_down"):
                 self.cpus.allocated.add(since, until, span.cpus)
                 self.gpus.allocated.add(since, until, span.gpus)
 
-    def _maintain(self, span: NodeSpan, begin: int, end: int, *, is_counted: bool) -> None:
+    def _add_maintenance(self, span: NodeSpan, begin: int, end: int, *, is_counted: bool) -> None:
         """Count a node in a maintenance reservation as planned down; move its down time there too.
 
         If the reservation ignores jobs (IGNORE_JOBS), running jobs cannot be told apart, so only
         the nodes that are down are counted.
         """
         kind = _classify_node_state(span.state)
-        for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
+        for counter, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
             if kind == "down":
-                ledger.down.add(begin, end, -amount)
-                ledger.planned_down.add(begin, end, amount)
+                counter.down.add(begin, end, -amount)
+                counter.planned_down.add(begin, end, amount)
             elif is_counted and kind != "planned_down":
-                ledger.planned_down.add(begin, end, amount)
+                counter.planned_down.add(begin, end, amount)
 
-    def add(self, run: RunPieces, periods: Periods) -> None:
+    def add_run(self, run: RunPieces, periods: Periods) -> None:
         """Count the resources of a run, and the CPUs it waited for while eligible.
 
         Args:
@@ -272,7 +275,9 @@ class Capacity:
                 tasks = 1 if start_us else max(1, count_tasks(piece.array_task))
                 self._plan(piece.eligible_us // _US, begin, piece.requested_cpus * tasks)
             if begin < end:
-                spans = ((begin, end - begin),) if not piece.suspended_s else periods.spans(piece)
+                spans = (
+                    ((begin, end - begin),) if not piece.suspended_s else periods.iter_spans(piece)
+                )
                 gpus = piece.gpus
                 for since, seconds in spans:
                     self._allocate(since, since + seconds, piece.cpus)

@@ -39,7 +39,7 @@ class ReportsContext:
         self.now = now
         self.books = AccountingContext(settings, access=access, now=now)
 
-    def clusters(self, request: ReportRequest) -> tuple[str, ...]:
+    def resolve_clusters(self, request: ReportRequest) -> tuple[str, ...]:
         """Return the requested clusters, or all if the request names none.
 
         Raises:
@@ -48,7 +48,7 @@ class ReportsContext:
         self.books.check_clusters(request.clusters)
         return request.clusters or self.books.clusters
 
-    def zone(self, request: ReportRequest, clusters: Sequence[str]) -> tuple[str, tzinfo]:
+    def resolve_zone(self, request: ReportRequest, clusters: Sequence[str]) -> tuple[str, tzinfo]:
         """Return name and time zone of the report: the requested one, or the first cluster's.
 
         The name "" is this host's zone.
@@ -56,19 +56,19 @@ class ReportsContext:
         Raises:
             TimeError: The zone does not exist.
         """
-        name = request.zone or self.books.zone(clusters[0])
+        name = request.zone or self.books.get_zone(clusters[0])
         return name, load_zone(name)
 
-    def scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, VisibleJobs]:
+    def get_scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, VisibleJobs]:
         """Return the jobs to count, by cluster: all for operators, else those the user may see."""
-        return {name: self._scope(asker, name) for name in clusters}
+        return {name: self._get_scope(asker, name) for name in clusters}
 
-    def _scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def _get_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
         if self.access.is_operator(asker, cluster):
             return VisibleJobs(everything=True)
-        return VisibleJobs(uid=asker.uid, accounts=self.access.led(asker, cluster))
+        return VisibleJobs(uid=asker.uid, accounts=self.access.list_led(asker, cluster))
 
-    def runs(
+    def iter_runs(
         self,
         request: ReportRequest,
         clusters: Sequence[str],
@@ -87,7 +87,7 @@ class ReportsContext:
         """
         names = tuple(user for user in request.users if not user.isdecimal())
         uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
-        wanted = LineFilter(
+        line_filter = LineFilter(
             clusters=tuple(clusters),
             scopes=scopes,
             users=names,
@@ -100,13 +100,13 @@ class ReportsContext:
             eligible_only=False,
         )
         try:
-            source = open_books(self.books, wanted, duplicates=True)
+            source = open_books(self.books, line_filter, duplicates=True)
         except SqliteUnavailable:
             # No job was recorded yet: an empty report, not an error.
             return iter(())
-        return read_runs(source, wanted, fields)
+        return read_runs(source, line_filter, fields)
 
-    def history(self) -> AbstractContextManager[HistoryReader | None]:
+    def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the node history; None if there is none yet."""
         return open_history(self.settings.state_dir)
 

@@ -100,8 +100,8 @@ def _describe_change(body: Any) -> str:
 
 def _describe_reason(body: Any) -> str:
     if isinstance(body, NodeState):
-        who = f" [{body.reason_user}]" if body.reason_user else ""
-        return f"{body.reason}{who}" if body.reason else ""
+        author = f" [{body.reason_user}]" if body.reason_user else ""
+        return f"{body.reason}{author}" if body.reason else ""
     if isinstance(body, RuleExecution | ControllerState):
         return body.message
     return ""

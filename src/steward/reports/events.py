@@ -71,22 +71,22 @@ class EventsContext:
         self._access = access
         self.now = now
 
-    def reader(self) -> JournalReader:
+    def open_reader(self) -> JournalReader:
         """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
-    def shows(self, asker: Asker, event: Event) -> bool:
+    def can_see(self, asker: Asker, event: Event) -> bool:
         """Return whether the user may see an event."""
-        word = PRIVATE_DATA_WORDS.get(event.kind)
-        if word is not None:
-            return self._access.may_see_all(asker, event.cluster, word)
+        keyword = PRIVATE_DATA_WORDS.get(event.kind)
+        if keyword is not None:
+            return self._access.can_see_all(asker, event.cluster, keyword)
         if event.kind in _PUBLIC_KINDS or self._access.is_operator(asker, event.cluster):
             return True
         if isinstance(event.body, JobFacts):
             record = event.body.record
-            return self._access.may_see_job(asker, event.cluster, record.uid, record.account)
+            return self._access.can_see_job(asker, event.cluster, record.uid, record.account)
         if isinstance(event.body, BankThreshold):
-            return event.body.account in self._access.led(asker, event.cluster)
+            return event.body.account in self._access.list_led(asker, event.cluster)
         return False
 
 
@@ -155,31 +155,33 @@ class EventsReply(Answer, frozen=True, kw_only=True):
     position: int
 
 
-def _list_journal_events(room: EventsContext, asker: Asker, request: EventsRequest) -> EventsReply:
+def _list_journal_events(
+    context: EventsContext, asker: Asker, request: EventsRequest
+) -> EventsReply:
     """List journal events that match the request and that the user may see."""
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join((*DEFAULT_KINDS, JOB_STATE, JOB_END))
         raise UsageError(f"there is no kind {min(unknown)!r}: among the kinds are {kinds}")
     limit = max(1, min(request.limit, _MAX_EVENTS))
-    chosen = _make_event_filter(room, asker, request)
-    reader = room.reader()
+    matches = _make_event_filter(context, asker, request)
+    reader = context.open_reader()
     try:
         head = reader.head()
         if request.after is None:
-            found, position = _read_newest_events(reader, request, chosen, limit, head), head
+            matching, position = _read_newest_events(reader, request, matches, limit, head), head
         else:
-            found, position = _read_events_after(reader, request, chosen, limit, head)
+            matching, position = _read_events_after(reader, request, matches, limit, head)
     finally:
         reader.close()
-    return EventsReply(events=tuple(map(make_event_item, found)), position=position)
+    return EventsReply(events=tuple(map(make_event_item, matching)), position=position)
 
 
 def _make_event_filter(
-    room: EventsContext, asker: Asker, request: EventsRequest
+    context: EventsContext, asker: Asker, request: EventsRequest
 ) -> Callable[[Event], bool]:
     """Make a filter for the events of a request that the user may see."""
-    zone, now = load_zone(request.zone), room.now()
+    zone, now = load_zone(request.zone), context.now()
     since = parse_time(request.since, now, zone) if request.since else None
     until = parse_time(request.until, now, zone) if request.until else None
     nodes = frozenset(expand_nodelist(request.nodes)) if request.nodes else None
@@ -194,7 +196,7 @@ def _make_event_filter(
             return False
         if request.failed and not (isinstance(body, NodeState) and body.failed):
             return False
-        return isinstance(body, BODIES.get(event.kind, NodeState)) and room.shows(asker, event)
+        return isinstance(body, BODIES.get(event.kind, NodeState)) and context.can_see(asker, event)
 
     return is_chosen
 
@@ -206,61 +208,61 @@ def _get_requested_kinds(request: EventsRequest) -> Iterable[str]:
 def _read_events_after(
     reader: JournalReader,
     request: EventsRequest,
-    chosen: Callable[[Event], bool],
+    matches: Callable[[Event], bool],
     limit: int,
     head: int,
 ) -> tuple[list[Event], int]:
     """Return the first matching events after a position, and the position to continue from."""
     # A position beyond the head is from an older journal: read the new journal from its start.
     position = request.after if request.after is not None and request.after <= head else 0
-    found: list[Event] = []
-    while position < head and len(found) < limit:
+    matching: list[Event] = []
+    while position < head and len(matching) < limit:
         events, upto = reader.read(position, _get_requested_kinds(request), _READ_BATCH)
         for event in events:
-            if chosen(event):
-                found.append(event)
-                if len(found) == limit:
-                    return found, event.id
+            if matches(event):
+                matching.append(event)
+                if len(matching) == limit:
+                    return matching, event.id
         position = max(position, upto)
-    return found, position
+    return matching, position
 
 
 def _read_newest_events(
     reader: JournalReader,
     request: EventsRequest,
-    chosen: Callable[[Event], bool],
+    matches: Callable[[Event], bool],
     limit: int,
     head: int,
 ) -> list[Event]:
     """Return the last matching events, reading backwards in steps that double in size."""
-    oldest, span = reader.oldest(), _READ_BATCH
-    found: list[Event] = []
+    oldest, span = reader.get_oldest(), _READ_BATCH
+    matching: list[Event] = []
     end = head
-    while end >= oldest > 0 and len(found) < limit:
+    while end >= oldest > 0 and len(matching) < limit:
         begin = max(oldest - 1, end - span)
-        found = _read_events_between(reader, request, chosen, begin, end) + found
+        matching = _read_events_between(reader, request, matches, begin, end) + matching
         end, span = begin, span * 2
         if end < oldest:
             break
-    return found[-limit:]
+    return matching[-limit:]
 
 
 def _read_events_between(
     reader: JournalReader,
     request: EventsRequest,
-    chosen: Callable[[Event], bool],
+    matches: Callable[[Event], bool],
     after: int,
     upto: int,
 ) -> list[Event]:
     """Return the matching events between two positions."""
-    found: list[Event] = []
+    matching: list[Event] = []
     while after < upto:
-        events, reached = reader.read(after, _get_requested_kinds(request), _READ_BATCH)
-        found += [event for event in events if event.id <= upto and chosen(event)]
-        if reached <= after:
+        events, next_position = reader.read(after, _get_requested_kinds(request), _READ_BATCH)
+        matching += [event for event in events if event.id <= upto and matches(event)]
+        if next_position <= after:
             break
-        after = reached
-    return found
+        after = next_position
+    return matching
 
 
 ACTIONS = (

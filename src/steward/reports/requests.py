@@ -426,20 +426,20 @@ def divide_interval(
     """
     if not by:
         return (Period(since=begin, until=end),)
-    found: list[Period] = []
+    periods: list[Period] = []
     day = _find_period_start(begin.astimezone(zone).date(), by)
-    for following in _iterate_period_starts(day, by):
+    for next_day in _iterate_period_starts(day, by):
         since, until = (
             max(begin, _find_midnight(day, zone)),
-            min(end, _find_midnight(following, zone)),
+            min(end, _find_midnight(next_day, zone)),
         )
         if since < until:
-            found.append(Period(label=_format_period_label(day, by), since=since, until=until))
+            periods.append(Period(label=_format_period_label(day, by), since=since, until=until))
         if until >= end:
-            return tuple(found)
-        if len(found) > _MAX_PERIODS:
+            return tuple(periods)
+        if len(periods) > _MAX_PERIODS:
             break
-        day = following
+        day = next_day
     raise UsageError(f"that would be more than {_MAX_PERIODS} periods: ask for weeks or months", by)
 
 

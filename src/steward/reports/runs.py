@@ -83,29 +83,29 @@ RunPieces = Sequence[RunPiece]
 """The pieces of one run, in order of start."""
 
 
-def read_runs(source: LineSource, wanted: LineFilter, fields: int) -> Iterator[RunPieces]:
+def read_runs(source: LineSource, line_filter: LineFilter, fields: int) -> Iterator[RunPieces]:
     """Yield the runs that match a filter, each once.
 
     Args:
         source: The job records.
-        wanted: Filter for the runs.
+        line_filter: Filter for the runs.
         fields: Number of leading fields to read; the others are None. Reading a field takes longer
             than counting with it.
     """
     pieces: list[RunPiece] = []
-    key: tuple[object, ...] = ()
-    make, unread = RunPiece._make, (None,) * (ALL_FIELDS - fields)
-    for batch in source.rows(wanted, _COLUMNS[:fields], steps=False):
+    run_key: tuple[object, ...] = ()
+    make_piece, unread = RunPiece._make, (None,) * (ALL_FIELDS - fields)
+    for batch in source.rows(line_filter, _COLUMNS[:fields], steps=False):
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue
             # Rows are ordered by cluster, job and run: the pieces of a run follow each other.
-            own = row[_RUN_KEY]
-            if own != key:
+            row_key = row[_RUN_KEY]
+            if row_key != run_key:
                 if pieces:
                     yield _sort_pieces(pieces)
-                pieces, key = [], own
-            pieces.append(make(row[1:] + unread))
+                pieces, run_key = [], row_key
+            pieces.append(make_piece(row[1:] + unread))
     if pieces:
         yield _sort_pieces(pieces)
 
@@ -128,12 +128,12 @@ class Periods:
         self._since_us, self._until_us = bounds_us[0], bounds_us[-1]
         self.count = len(bounds_us) - 1
 
-    def of(self, at_us: int) -> int | None:
+    def find_period(self, at_us: int) -> int | None:
         """Return the index of the period that contains a moment; None if outside."""
-        number = bisect_right(self._bounds, at_us) - 1
-        return number if 0 <= number < self.count else None
+        index = bisect_right(self._bounds, at_us) - 1
+        return index if 0 <= index < self.count else None
 
-    def of_end(self, run: RunPieces) -> int | None:
+    def find_end_period(self, run: RunPieces) -> int | None:
         """Return the index of the period in which a started run ended; None if there is none.
 
         A run that ends exactly at the end of a period belongs to that period, in which it ran, not
@@ -142,18 +142,18 @@ class Periods:
         last = run[-1]
         if not (last.is_run and last.end_us and run[0].start_us):
             return None
-        return self.of(max(last.start_us, last.end_us - 1))
+        return self.find_period(max(last.start_us, last.end_us - 1))
 
-    def tally(self, run: RunPieces, counts: list[int]) -> None:
+    def count_run(self, run: RunPieces, counts: list[int]) -> None:
         """Increment the count of each period in which the run was active."""
         if len(run) == 1:
-            for number, _ in self.shares(run[0]):
-                counts[number] += 1
+            for index, _ in self.split_seconds(run[0]):
+                counts[index] += 1
             return
-        for number in {number for piece in run for number, _ in self.shares(piece)}:
-            counts[number] += 1
+        for index in {index for piece in run for index, _ in self.split_seconds(piece)}:
+            counts[index] += 1
 
-    def shares(self, piece: RunPiece) -> Iterable[tuple[int, int]]:
+    def split_seconds(self, piece: RunPiece) -> Iterable[tuple[int, int]]:
         """Return the periods in which a piece ran, with its seconds in each, less suspended time.
 
         Slurm reports whole seconds: a piece that ended within one second ran for 0 s in one period.
@@ -164,17 +164,17 @@ class Periods:
         if not start_us or start_us >= self._until_us:
             return ()
         if end_us and end_us <= start_us:
-            number = self.of(start_us)
-            return () if number is None else ((number, 0),)
+            index = self.find_period(start_us)
+            return () if index is None else ((index, 0),)
         if not end_us or end_us > self._until_us:
             end_us = self._until_us
         begin_us = max(start_us, self._since_us)
         first = bisect_right(self._bounds, begin_us) - 1
         if not piece.suspended_s and end_us <= self._bounds[first + 1]:
             return ((first, (end_us - begin_us) // _US),) if begin_us < end_us else ()
-        return [(number, seconds) for number, _, seconds in self._parts(piece, first, end_us)]
+        return [(index, seconds) for index, _, seconds in self._split_piece(piece, first, end_us)]
 
-    def spans(self, piece: RunPiece) -> Iterator[tuple[int, int]]:
+    def iter_spans(self, piece: RunPiece) -> Iterator[tuple[int, int]]:
         """Yield when a piece began in each period (s since the epoch) and how many seconds it ran.
 
         Suspended time is taken off the ends, as in :meth:`shares`.
@@ -183,21 +183,23 @@ class Periods:
             return
         end_us = min(piece.end_us or self._until_us, self._until_us)
         first = bisect_right(self._bounds, max(piece.start_us, self._since_us)) - 1
-        for _, begin_us, seconds in self._parts(piece, first, end_us):
+        for _, begin_us, seconds in self._split_piece(piece, first, end_us):
             yield begin_us // _US, seconds
 
-    def _parts(self, piece: RunPiece, first: int, end_us: int) -> Iterator[tuple[int, int, int]]:
+    def _split_piece(
+        self, piece: RunPiece, first: int, end_us: int
+    ) -> Iterator[tuple[int, int, int]]:
         """Yield for each period its number, when the piece began in it (µs), and its seconds."""
         bounds = self._bounds
         lasted_us = max(1, (piece.end_us or end_us) - piece.start_us)
-        for number in range(first, self.count):
-            begin = max(piece.start_us, bounds[number])
-            until = min(end_us, bounds[number + 1])
+        for index in range(first, self.count):
+            begin = max(piece.start_us, bounds[index])
+            until = min(end_us, bounds[index + 1])
             if begin >= end_us:
                 return
             if begin < until:
                 off_us = min(piece.suspended_s * _US, lasted_us) * (until - begin) // lasted_us
-                yield number, begin, (until - begin - off_us) // _US
+                yield index, begin, (until - begin - off_us) // _US
 
 
 @lru_cache(maxsize=8192)
@@ -205,9 +207,9 @@ def count_gpus(text: str) -> int:
     """Return the number of GPUs in a TRES string; typed ones if only those are counted."""
     if _GPU not in text:
         return 0
-    found = parse_tres(text)
-    typed = sum(amount for name, amount in found.items() if name.startswith(f"{_GPU}:"))
-    return found.get(_GPU, typed)
+    amounts = parse_tres(text)
+    typed = sum(amount for name, amount in amounts.items() if name.startswith(f"{_GPU}:"))
+    return amounts.get(_GPU, typed)
 
 
 @lru_cache(maxsize=8192)

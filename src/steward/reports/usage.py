@@ -67,57 +67,59 @@ def sum_usage(
         periods: The periods to count them in.
         key_of: Returns the group of a piece.
     """
-    found: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
     for run in runs:
         if len(run) == 1:
             piece = run[0]
-            for period, seconds in periods.shares(piece):
-                one = found[period, key_of(piece)]
-                one.jobs += 1
-                one.add(piece, seconds)
+            for period, seconds in periods.split_seconds(piece):
+                usage = sums[period, key_of(piece)]
+                usage.jobs += 1
+                usage.add(piece, seconds)
             continue
         counted: set[tuple[int, GroupKey]] = set()
         for piece in run:
             key = key_of(piece)
-            for period, seconds in periods.shares(piece):
-                where = period, key
-                one = found[where]
-                one.add(piece, seconds)
-                if where not in counted:
-                    counted.add(where)
-                    one.jobs += 1
-    return found
+            for period, seconds in periods.split_seconds(piece):
+                group = period, key
+                usage = sums[group]
+                usage.add(piece, seconds)
+                if group not in counted:
+                    counted.add(group)
+                    usage.jobs += 1
+    return sums
 
 
 def report_accounts(runs: Iterable[RunPieces], periods: Periods) -> list[AccountRow]:
     """Report usage by account: a total row for each account, then its users, largest first."""
-    by_user = sum_usage(runs, periods, lambda one: (one.cluster, one.account, one.user, one.uid))
-    whole: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
-    for (period, (cluster, account, _, _)), one in by_user.items():
-        total = whole[period, cluster, account]
-        total.jobs += one.jobs
-        total.cpu_s += one.cpu_s
-        total.gpu_s += one.gpu_s
-        total.node_s += one.node_s
-    rows = [
+    by_user = sum_usage(
+        runs, periods, lambda usage: (usage.cluster, usage.account, usage.user, usage.uid)
+    )
+    by_account: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
+    for (period, (cluster, account, _, _)), usage in by_user.items():
+        total = by_account[period, cluster, account]
+        total.jobs += usage.jobs
+        total.cpu_s += usage.cpu_s
+        total.gpu_s += usage.gpu_s
+        total.node_s += usage.node_s
+    user_rows = [
         (
-            (period, cluster, account, -one.cpu_s, user),
+            (period, cluster, account, -usage.cpu_s, user),
             AccountRow(
-                period=period, cluster=cluster, account=account, user=user, uid=uid, **one.amounts
+                period=period, cluster=cluster, account=account, user=user, uid=uid, **usage.amounts
             ),
         )
-        for (period, (cluster, account, user, uid)), one in by_user.items()
+        for (period, (cluster, account, user, uid)), usage in by_user.items()
     ]
-    heads = [
+    account_rows = [
         (
             (period, cluster, account, float("-inf"), ""),
             AccountRow(
-                period=period, cluster=cluster, account=account, user="", uid=None, **one.amounts
+                period=period, cluster=cluster, account=account, user="", uid=None, **usage.amounts
             ),
         )
-        for (period, cluster, account), one in whole.items()
+        for (period, cluster, account), usage in by_account.items()
     ]
-    return [row for _, row in sorted([*heads, *rows], key=lambda one: one[0])]
+    return [row for _, row in sorted([*account_rows, *user_rows], key=lambda usage: usage[0])]
 
 
 class _UserSum(UsageSum):
@@ -134,34 +136,34 @@ def report_users(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[
         periods: The periods to count them in.
         top: Number of users for each cluster and period; 0 for all.
     """
-    found: dict[tuple[int, str, str, int | None], _UserSum] = defaultdict(_UserSum)
+    sums: dict[tuple[int, str, str, int | None], _UserSum] = defaultdict(_UserSum)
     for run in runs:
         counted: set[int] = set()
         for piece in run:
-            for period, seconds in periods.shares(piece):
-                one = found[period, piece.cluster, piece.user, piece.uid]
-                one.add(piece, seconds)
-                one.accounts.add(piece.account)
+            for period, seconds in periods.split_seconds(piece):
+                user_sum = sums[period, piece.cluster, piece.user, piece.uid]
+                user_sum.add(piece, seconds)
+                user_sum.accounts.add(piece.account)
                 if period not in counted:
                     counted.add(period)
-                    one.jobs += 1
-        last, ended = run[-1], periods.of_end(run)
+                    user_sum.jobs += 1
+        last, ended = run[-1], periods.find_end_period(run)
         if ended is not None and last.state in FINISHED:
-            one = found[ended, last.cluster, last.user, last.uid]
-            one.completed += last.state == _SUCCESS_STATE
-            one.failed += last.state != _SUCCESS_STATE
+            user_sum = sums[ended, last.cluster, last.user, last.uid]
+            user_sum.completed += last.state == _SUCCESS_STATE
+            user_sum.failed += last.state != _SUCCESS_STATE
     rows = [
         UserRow(
             period=period,
             cluster=cluster,
             user=user,
             uid=uid,
-            accounts=tuple(sorted(filter(None, one.accounts))),
-            completed=one.completed,
-            failed=one.failed,
-            **one.amounts,
+            accounts=tuple(sorted(filter(None, user_sum.accounts))),
+            completed=user_sum.completed,
+            failed=user_sum.failed,
+            **user_sum.amounts,
         )
-        for (period, cluster, user, uid), one in found.items()
+        for (period, cluster, user, uid), user_sum in sums.items()
     ]
     rows.sort(key=lambda row: (row.period, row.cluster, -row.cpu_s, row.user))
     return _limit_rows(rows, top)
@@ -169,29 +171,29 @@ def report_users(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[
 
 def _limit_rows(rows: list[Any], top: int) -> list[Any]:
     """Return the first rows of each period and cluster; all if ``top`` is 0."""
-    seen: dict[tuple[int, str], int] = defaultdict(int)
-    kept = []
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    limited = []
     for row in rows:
-        seen[row.period, row.cluster] += 1
-        if top <= 0 or seen[row.period, row.cluster] <= top:
-            kept.append(row)
-    return kept
+        counts[row.period, row.cluster] += 1
+        if top <= 0 or counts[row.period, row.cluster] <= top:
+            limited.append(row)
+    return limited
 
 
 def collect_wait_times(
     runs: Iterable[RunPieces], periods: Periods, key_of: Callable[[RunPiece], GroupKey]
 ) -> dict[tuple[int, GroupKey], list[int]]:
     """Collect the wait times of runs that started in a period, in seconds, sorted, by group."""
-    found: dict[tuple[int, GroupKey], list[int]] = defaultdict(list)
+    waits_by_group: dict[tuple[int, GroupKey], list[int]] = defaultdict(list)
     for run in runs:
         first = run[0]
-        period = periods.of(first.start_us) if first.start_us else None
+        period = periods.find_period(first.start_us) if first.start_us else None
         if period is not None and first.eligible_us:
             wait_s = max(0, first.start_us - first.eligible_us) // _US
-            found[period, key_of(first)].append(wait_s)
-    for waits in found.values():
+            waits_by_group[period, key_of(first)].append(wait_s)
+    for waits in waits_by_group.values():
         waits.sort()
-    return found
+    return waits_by_group
 
 
 def _summarize_wait_times(waits: Sequence[int]) -> dict[str, int]:
@@ -209,31 +211,31 @@ def _summarize_wait_times(waits: Sequence[int]) -> dict[str, int]:
 def report_partitions(runs: Iterable[RunPieces], periods: Periods) -> list[PartitionRow]:
     """Report usage and wait times by partition."""
 
-    def key(one: RunPiece) -> GroupKey:
-        return one.cluster, one.partition
+    def key(piece: RunPiece) -> GroupKey:
+        return piece.cluster, piece.partition
 
-    every = list(runs)
-    used, waits = sum_usage(every, periods, key), collect_wait_times(every, periods, key)
+    all_runs = list(runs)
+    usage, waits = sum_usage(all_runs, periods, key), collect_wait_times(all_runs, periods, key)
     return [
         PartitionRow(
             period=period,
             cluster=cluster,
             partition=partition,
-            **used.get((period, (cluster, partition)), UsageSum()).amounts,
+            **usage.get((period, (cluster, partition)), UsageSum()).amounts,
             **_summarize_wait_times(waits.get((period, (cluster, partition)), ())),
         )
-        for period, (cluster, partition) in sorted({*used, *waits})
+        for period, (cluster, partition) in sorted({*usage, *waits})
     ]
 
 
 def make_size_classifier(bounds: Sequence[int]) -> Callable[[RunPiece], SizeClass]:
     """Make a function that returns a run's size class: least and most CPUs, 0 for unbounded."""
-    parts = sorted({bound for bound in bounds if bound > 0})
+    ordered = sorted({bound for bound in bounds if bound > 0})
 
     def size(piece: RunPiece) -> SizeClass:
-        number = bisect_right(parts, piece.cpus or piece.requested_cpus)
-        least = parts[number - 1] if number else 0
-        return least, parts[number] - 1 if number < len(parts) else 0
+        number = bisect_right(ordered, piece.cpus or piece.requested_cpus)
+        least = ordered[number - 1] if number else 0
+        return least, ordered[number] - 1 if number < len(ordered) else 0
 
     return size
 
@@ -243,14 +245,16 @@ def report_waits(
 ) -> list[WaitRow]:
     """Report wait times by partition and by the requested group."""
     size = make_size_classifier(bounds)
-    kinds: dict[str, Callable[[RunPiece], tuple[str, str, SizeClass]]] = {
+    group_keys: dict[str, Callable[[RunPiece], tuple[str, str, SizeClass]]] = {
         "": lambda _one: ("", "", (0, 0)),
         "size": lambda one: ("", "", size(one)),
         "account": lambda one: (one.account, "", (0, 0)),
         "user": lambda one: ("", one.user, (0, 0)),
     }
-    kind = kinds[group]
-    found = collect_wait_times(runs, periods, lambda one: (one.cluster, one.partition, *kind(one)))
+    get_group_key = group_keys[group]
+    waits = collect_wait_times(
+        runs, periods, lambda one: (one.cluster, one.partition, *get_group_key(one))
+    )
     return [
         WaitRow(
             period=period,
@@ -261,10 +265,10 @@ def report_waits(
             least_cpus=least,
             most_cpus=most,
             **_summarize_wait_times(
-                found[period, (cluster, partition, account, user, (least, most))]
+                waits[period, (cluster, partition, account, user, (least, most))]
             ),
         )
-        for period, (cluster, partition, account, user, (least, most)) in sorted(found)
+        for period, (cluster, partition, account, user, (least, most)) in sorted(waits)
     ]
 
 
@@ -277,21 +281,21 @@ def report_job_counts(
     second where it ran: a count of failures must include both.
     """
     size = make_size_classifier(bounds)
-    found: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
     for run in runs:
         counted: set[int] = set()
         last = run[-1]
         for piece in run:
             key = (piece.cluster, piece.account, size(piece), last.state)
-            for period, seconds in periods.shares(piece):
-                one = found[period, key]
-                one.add(piece, seconds)
-                one.jobs += period not in counted
+            for period, seconds in periods.split_seconds(piece):
+                usage = sums[period, key]
+                usage.add(piece, seconds)
+                usage.jobs += period not in counted
                 counted.add(period)
         if not last.start_us and last.end_us:
-            ended = periods.of(last.end_us)
+            ended = periods.find_period(last.end_us)
             if ended is not None:
-                found[ended, (last.cluster, last.account, size(last), last.state)].jobs += 1
+                sums[ended, (last.cluster, last.account, size(last), last.state)].jobs += 1
     return [
         JobCountsRow(
             period=period,
@@ -300,12 +304,12 @@ def report_job_counts(
             least_cpus=least,
             most_cpus=most,
             state=state,
-            jobs=one.jobs,
-            cpu_s=one.cpu_s,
-            gpu_s=one.gpu_s,
+            jobs=usage.jobs,
+            cpu_s=usage.cpu_s,
+            gpu_s=usage.gpu_s,
         )
-        for (period, (cluster, account, (least, most), state)), one in sorted(
-            found.items(), key=lambda item: item[0]
+        for (period, (cluster, account, (least, most), state)), usage in sorted(
+            sums.items(), key=lambda item: item[0]
         )
     ]
 
@@ -340,14 +344,14 @@ def report_waste(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[
         periods: A run counts in the period of its end.
         top: Number of users for each cluster and period; 0 for all.
     """
-    found: dict[tuple[int, str, str, str, int | None], _WasteSum] = defaultdict(_WasteSum)
+    sums: dict[tuple[int, str, str, str, int | None], _WasteSum] = defaultdict(_WasteSum)
     for run in runs:
-        last, period = run[-1], periods.of_end(run)
+        last, period = run[-1], periods.find_end_period(run)
         if period is None:
             continue
-        one = found[period, last.cluster, last.account, last.user, last.uid]
-        one.jobs += 1
-        _add_waste(one, run)
+        waste = sums[period, last.cluster, last.account, last.user, last.uid]
+        waste.jobs += 1
+        _add_waste(waste, run)
     rows = [
         WasteRow(
             period=period,
@@ -355,44 +359,44 @@ def report_waste(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[
             account=account,
             user=user,
             uid=uid,
-            **one.amounts,
+            **waste.amounts,
         )
-        for (period, cluster, account, user, uid), one in found.items()
+        for (period, cluster, account, user, uid), waste in sums.items()
     ]
     rows.sort(key=lambda row: (row.period, row.cluster, row.used_cpu_s - row.cpu_s, row.user))
     return _limit_rows(rows, top)
 
 
-def _add_waste(one: _WasteSum, run: RunPieces) -> None:
+def _add_waste(waste: _WasteSum, run: RunPieces) -> None:
     """Add a run's allocated and used resources to the sums."""
     lasted_s = 0
     used = [_get_used_cpu_us(piece) for piece in run]
-    is_measured = any(known is not None for known in used)
-    one.measured += is_measured
-    is_remembered = False
+    is_measured = any(cpu_us is not None for cpu_us in used)
+    waste.measured += is_measured
+    is_memory_known = False
     for piece, used_us in zip(run, used, strict=True):
         elapsed_s = max(0, (piece.end_us - piece.start_us) // _US - piece.suspended_s)
         lasted_s += elapsed_s
         if is_measured:
-            one.cpu_s += piece.cpus * elapsed_s
-            one.used_us += used_us or 0
-        asked, most = _estimate_memory(piece)
-        if asked and most is not None:
-            is_remembered = True
-            one.memory_byte_s += asked * elapsed_s
-            one.used_memory_byte_s += most * elapsed_s
-    one.memory_measured += is_remembered
+            waste.cpu_s += piece.cpus * elapsed_s
+            waste.used_us += used_us or 0
+        allocated, peak = _estimate_memory(piece)
+        if allocated and peak is not None:
+            is_memory_known = True
+            waste.memory_byte_s += allocated * elapsed_s
+            waste.used_memory_byte_s += peak * elapsed_s
+    waste.memory_measured += is_memory_known
     limit_s = run[-1].time_limit_s
     if limit_s:
-        one.limited += 1
-        one.limit_s += limit_s
-        one.elapsed_s += lasted_s
+        waste.limited += 1
+        waste.limit_s += limit_s
+        waste.elapsed_s += lasted_s
 
 
 def _get_used_cpu_us(piece: RunPiece) -> int | None:
     """Return the known CPU time: of the tasks, or of the cgroups if larger; None if unknown."""
     known = (piece.user_us, piece.system_us, piece.cgroup_user_us)
-    if all(one is None for one in known):
+    if all(value is None for value in known):
         return None
     tasks = (piece.user_us or 0) + (piece.system_us or 0)
     return max(tasks, (piece.cgroup_user_us or 0) + (piece.cgroup_system_us or 0))
@@ -403,8 +407,8 @@ def _estimate_memory(piece: RunPiece) -> tuple[int, int | None]:
 
     The peak is measured on one node; the others are assumed to use the same share.
     """
-    asked, peak = parse_memory_bytes(piece.tres_allocated), piece.peak_bytes
-    if peak is None or not asked:
-        return asked, None
-    there = piece.peak_allocated_bytes or asked // max(1, piece.nodes)
-    return asked, min(asked, asked * peak // max(1, there))
+    allocated, peak = parse_memory_bytes(piece.tres_allocated), piece.peak_bytes
+    if peak is None or not allocated:
+        return allocated, None
+    node_allocated = piece.peak_allocated_bytes or allocated // max(1, piece.nodes)
+    return allocated, min(allocated, allocated * peak // max(1, node_allocated))

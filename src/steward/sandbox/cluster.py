@@ -65,15 +65,15 @@ class SandboxProcess(subprocess.Popen[Any]):
     """
 
     def __init__(
-        self, argv: Sequence[str], *, begins_within_s: float = 10.0, **options: Any
+        self, argv: Sequence[str], *, start_timeout_s: float = 10.0, **options: Any
     ) -> None:
-        self._begins_within_s = begins_within_s
+        self._start_timeout_s = start_timeout_s
         super().__init__(argv, **options)
 
     @property
     def inner_pid(self) -> int:
         """Return its process id as seen from outside; 0 if it has not begun or has ended."""
-        deadline = time.monotonic() + self._begins_within_s
+        deadline = time.monotonic() + self._start_timeout_s
         while self.poll() is None and time.monotonic() < deadline:
             children = _list_children(self.pid)
             if children:
@@ -120,20 +120,20 @@ class Sandbox:
         spec: SandboxSpec | None = None,
         *,
         detached: bool = False,
-        say: Callable[[str], None] = _ignore_line,
+        report: Callable[[str], None] = _ignore_line,
     ) -> Self:
         """Bring up a cluster, and wait until it is ready for jobs.
 
         Args:
             spec: The cluster's properties; without a directory it uses a new temporary one.
             detached: Whether it lives on when the caller ends, until :meth:`down`.
-            say: Called with progress lines of long work.
+            report: Called with progress lines of long work.
 
         Raises:
             SlurmMissing: This Slurm is not available.
             SandboxError: The directory is in use, or a daemon does not come up.
         """
-        plan, ports = layout.prepare_directory(spec or SandboxSpec(), say)
+        plan, ports = layout.prepare_directory(spec or SandboxSpec(), report)
         try:
             keeper = keeper_client.launch_keeper(plan, ports, detached=detached)
         except BaseException:
@@ -203,7 +203,7 @@ class Sandbox:
         """Return the words that start Slurm's programs in their root directory, as root, inside."""
         return ("chroot", self.plan.root) if self.plan.root else ()
 
-    def cluster_settings(self) -> ClusterSettings:
+    def make_cluster_settings(self) -> ClusterSettings:
         """Return the [cluster.NAME] settings for a Steward that runs inside."""
         return ClusterSettings(
             spool=self.spool,
@@ -217,7 +217,7 @@ class Sandbox:
         keepers = keeper_client.read_keepers(self.directory)
         return keepers is not None and is_alive(keepers.init)
 
-    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    def make_environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of programs inside: the caller's, this cluster's, and ``env``."""
         base = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
         path = [os.path.join(sys.prefix, "bin"), *base.get("PATH", os.defpath).split(":")]
@@ -228,7 +228,7 @@ class Sandbox:
         base["STEWARD_SANDBOX"] = self.directory
         return base | dict(env or {})
 
-    def command(self, argv: Sequence[str], *, user: str = "", cwd: str = "") -> list[str]:
+    def make_command(self, argv: Sequence[str], *, user: str = "", cwd: str = "") -> list[str]:
         """Return the command line that, run outside, runs ``argv`` inside.
 
         Args:
@@ -241,15 +241,15 @@ class Sandbox:
             SandboxError: The sandbox is not up, or has no such user.
         """
         if user and user not in self.users and user not in ("root", self.plan.spec.slurm_user):
-            known = ", ".join(self.users)
-            raise SandboxError(f"the sandbox has no user {user!r}, only {known}", user)
+            names = ", ".join(self.users)
+            raise SandboxError(f"the sandbox has no user {user!r}, only {names}", user)
         keepers = keeper_client.read_keepers(self.directory)
         if keepers is None or not is_alive(keepers.init):
             raise SandboxError(f"no sandbox is up in {self.directory}", self.directory)
         init = keepers.init.pid if self.plan.contained else 0
-        where = cwd or (self.users[user].home if user in self.users else os.getcwd())
-        enter = [sys.executable, "-I", "-S", namespaces.__file__]
-        return [*enter, str(init), user, where, *argv]
+        directory = cwd or (self.users[user].home if user in self.users else os.getcwd())
+        prefix = [sys.executable, "-I", "-S", namespaces.__file__]
+        return [*prefix, str(init), user, directory, *argv]
 
     def popen(
         self,
@@ -265,8 +265,8 @@ class Sandbox:
         Raises:
             SandboxError: The sandbox is not up, or has no such user.
         """
-        command = self.command(argv, user=user, cwd=cwd)
-        return SandboxProcess(command, env=self.environment(env), **options)
+        command = self.make_command(argv, user=user, cwd=cwd)
+        return SandboxProcess(command, env=self.make_environment(env), **options)
 
     def run(
         self,
@@ -320,19 +320,19 @@ class Sandbox:
                 process.kill()
                 raise
         if check and process.returncode:
-            said = err if text else err.decode(errors="replace")
+            output = err if text else err.decode(errors="replace")
             raise SandboxError(
-                f"{shlex.join(argv)} ended with {process.returncode}: {said.strip()}", argv
+                f"{shlex.join(argv)} ended with {process.returncode}: {output.strip()}", argv
             )
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
-    def status(self) -> dict[str, int]:
+    def get_status(self) -> dict[str, int]:
         """Return the services by name with their process id inside; 0 for an ended one.
 
         Raises:
             SandboxError: The sandbox is not up.
         """
-        return self._order(InitOrder(do="status")).running
+        return self._send_order(InitOrder(do="status")).running
 
     def stop_service(self, name: str, number: int = signal.SIGTERM) -> None:
         """Send a signal to a service; after SIGTERM or SIGKILL, wait for its end.
@@ -344,7 +344,7 @@ class Sandbox:
         Raises:
             SandboxError: It is not running.
         """
-        self._order(InitOrder(do="signal", service=name, number=number))
+        self._send_order(InitOrder(do="signal", service=name, number=number))
 
     def start_service(self, name: str, *arguments: str) -> None:
         """Start a service again, with additional arguments.
@@ -352,7 +352,7 @@ class Sandbox:
         Raises:
             SandboxError: It is running, or has an unknown name.
         """
-        self._order(InitOrder(do="start", service=name, arguments=arguments))
+        self._send_order(InitOrder(do="start", service=name, arguments=arguments))
 
     def restart_service(self, name: str, *arguments: str) -> None:
         """Stop a service, if it runs, and start it; it may need a moment to answer.
@@ -364,7 +364,7 @@ class Sandbox:
         Raises:
             SandboxError: The name is unknown, or the service does not end.
         """
-        if self.status().get(name):
+        if self.get_status().get(name):
             self.stop_service(name)
         self.start_service(name, *arguments)
 
@@ -380,7 +380,7 @@ class Sandbox:
         """
         layout.change_slurm_conf(self.plan, lines)
 
-    def upgrade(self, version: str, *, say: Callable[[str], None] = _ignore_line) -> None:
+    def upgrade(self, version: str, *, report: Callable[[str], None] = _ignore_line) -> None:
         """Switch to another version of Slurm, for commands and for daemons started from now on.
 
         Running daemons keep the old version until they are restarted, in the caller's order. Jobs
@@ -388,14 +388,14 @@ class Sandbox:
 
         Args:
             version: ``24.11`` or ``26.05``.
-            say: Called with progress lines of long work.
+            report: Called with progress lines of long work.
 
         Raises:
             SlurmMissing: This Slurm is not available.
             SandboxError: Root and namespaces are required, or the sandbox is not up.
         """
-        self.plan = layout.upgrade_slurm(self.plan, version, say)
-        self._order(InitOrder(do="plan"))
+        self.plan = layout.upgrade_slurm(self.plan, version, report)
+        self._send_order(InitOrder(do="plan"))
 
     def kill_controller(self) -> None:
         """Kill slurmctld with SIGKILL, as a crash would."""
@@ -456,7 +456,7 @@ class Sandbox:
         if not keep:
             layout.remove_directory(self.directory)
 
-    def _order(self, order: InitOrder) -> InitReply:
+    def _send_order(self, order: InitOrder) -> InitReply:
         """Send an order to the init; return its reply."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -464,9 +464,9 @@ class Sandbox:
                 sock.connect(self.plan.control_socket)
                 sock.sendall(msgspec.json.encode(order) + b"\n")
                 with sock.makefile("rb") as stream:
-                    answer = msgspec.json.decode(stream.readline(), type=InitReply)
+                    reply = msgspec.json.decode(stream.readline(), type=InitReply)
         except (OSError, msgspec.MsgspecError) as error:
             raise SandboxError(f"the sandbox does not answer: {error}", self.directory) from error
-        if answer.error:
-            raise SandboxError(answer.error, order)
-        return answer
+        if reply.error:
+            raise SandboxError(reply.error, order)
+        return reply

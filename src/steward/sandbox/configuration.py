@@ -51,14 +51,14 @@ def find_mariadb_program(name: str) -> str:
     Raises:
         SlurmMissing: It is not installed.
     """
-    found = shutil.which(name, path=os.pathsep.join(_SEARCH_PATH))
-    if found is None:
+    program = shutil.which(name, path=os.pathsep.join(_SEARCH_PATH))
+    if program is None:
         raise SlurmMissing(
             f"{name} is not installed, which slurmdbd needs: install MariaDB "
             "(Debian: apt-get install mariadb-server slurmdbd)",
             name,
         )
-    return found
+    return program
 
 
 def make_mariadb_service(directory: str, user: str) -> SandboxService:
@@ -208,8 +208,8 @@ def check_slurm_conf(spec: SandboxSpec) -> None:
     if not spec.cluster.isidentifier() or not spec.cluster.isascii() or len(spec.cluster) > 40:
         raise SandboxError(f"{spec.cluster!r} cannot be a cluster's name: use letters", spec)
     check_accounts(spec)
-    words = (spec.private_data, spec.slurm_user, *spec.job_submit, *spec.plugin_dirs)
-    lines = [(line, "slurm.conf") for line in (*words, *spec.extra)]
+    values = (spec.private_data, spec.slurm_user, *spec.job_submit, *spec.plugin_dirs)
+    lines = [(line, "slurm.conf") for line in (*values, *spec.extra)]
     lines += [(line, "plugstack.conf") for line in spec.plugstack]
     for line, file in lines:
         if (line and not line.isprintable()) or line.endswith("\\"):  # which would join lines

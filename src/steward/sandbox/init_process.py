@@ -72,9 +72,9 @@ class InitProcess:
         self.plan = plan
         self.running: dict[str, int] = {}
         self.ended: dict[int, int] = {}
-        self.roots: set[str] = set()
-        self.asked_to_end = False
-        self._listening: socket.socket | None = None
+        self.mounted_roots: set[str] = set()
+        self.is_end_requested = False
+        self._listener: socket.socket | None = None
         self._etc: EtcFiles | None = None
 
     def start(self) -> None:
@@ -84,43 +84,45 @@ class InitProcess:
             SandboxError: A service ended at once, or the nodes do not come up.
             OSError: Something cannot be mounted.
         """
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_fd, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_end)
+        signal.signal(signal.SIGTERM, self._request_end)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
             namespaces.set_up_namespace(self.plan.host)
             self._etc = _mount_all(self.plan)
-            self.roots.add(self.plan.root)
+            self.mounted_roots.add(self.plan.root)
         else:
             namespaces.adopt_orphans()
         for service in self.plan.services:
-            self._bring_up(service)
-        self._until(self.plan.services[-1].name, self._nodes_are_idle)
-        self._listening = self._listen()
+            self._start_service(service)
+        self._wait_until(self.plan.services[-1].name, self._are_nodes_idle)
+        self._listener = self._open_socket()
 
-    def _bring_up(self, service: SandboxService) -> None:
+    def _start_service(self, service: SandboxService) -> None:
         """Start a service, and wait until the next ones may start."""
         if service.name == MARIADB:
-            self._command(
+            self._run_command(
                 configuration.make_install_command(self.plan.directory, self.plan.slurm_user)
             )
         self._spawn(service)
         if service.name == "munged":
-            self._until(service.name, lambda: os.path.exists(self.plan.munge_socket))
+            self._wait_until(service.name, lambda: os.path.exists(self.plan.munge_socket))
         elif service.name == MARIADB:
             socket_path = get_mariadb_socket(self.plan.directory)
-            self._until(service.name, lambda: os.path.exists(socket_path))
+            self._wait_until(service.name, lambda: os.path.exists(socket_path))
         elif service.name == SLURMDBD:
-            self._until(service.name, lambda: _is_listening(self.plan.slurmdbd_port))
+            self._wait_until(service.name, lambda: _is_listening(self.plan.slurmdbd_port))
             for words in configuration.list_sacctmgr_commands(self.plan):
-                self._command((f"{self.plan.slurm_bin}/sacctmgr", "-i", *words))
+                self._run_command((f"{self.plan.slurm_bin}/sacctmgr", "-i", *words))
         elif service.name == CONTROLLER:
-            self._until(service.name, lambda: _is_listening(self.plan.ports[0]))
+            self._wait_until(service.name, lambda: _is_listening(self.plan.ports[0]))
         elif service.name == BACKUP_CONTROLLER:
-            self._until(service.name, lambda: _is_listening(self.plan.ports[0], BACKUP_ADDRESS))
+            self._wait_until(
+                service.name, lambda: _is_listening(self.plan.ports[0], BACKUP_ADDRESS)
+            )
 
-    def _command(self, argv: tuple[str, ...]) -> str:
+    def _run_command(self, argv: tuple[str, ...]) -> str:
         """Run a command to its end; return its output.
 
         Raises:
@@ -138,8 +140,8 @@ class InitProcess:
                 check=True,
             )
         except subprocess.CalledProcessError as error:
-            said = (error.stdout + error.stderr).strip().splitlines() or ["nothing"]
-            raise SandboxError(f"{' '.join(argv)} failed and said: {said[-1]}", argv) from None
+            output = (error.stdout + error.stderr).strip().splitlines() or ["nothing"]
+            raise SandboxError(f"{' '.join(argv)} failed and said: {output[-1]}", argv) from None
         except subprocess.TimeoutExpired:
             raise SandboxError(
                 f"{' '.join(argv)} did not end within {START_TIMEOUT_S:.0f} s", argv
@@ -148,25 +150,25 @@ class InitProcess:
 
     def serve(self) -> None:
         """Reap services and execute orders until asked to end."""
-        if self._listening is None:
+        if self._listener is None:
             raise SandboxError("the sandbox was not started", self.plan)
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._listening, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        poller.register(self._listener, select.POLLIN)
         if self._etc is not None:
-            poll.register(self._etc.changes, select.POLLPRI)
-        while not self.asked_to_end:
-            is_whole = self._etc is None or self._etc.restore()
-            ready = {fd for fd, _ in poll.poll(None if is_whole else _RETRY_MS)}
-            if self._wake in ready:
-                os.read(self._wake, 512)
+            poller.register(self._etc.changes, select.POLLPRI)
+        while not self.is_end_requested:
+            is_bound = self._etc is None or self._etc.restore()
+            ready = {fd for fd, _ in poller.poll(None if is_bound else _RETRY_MS)}
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, 512)
             self._reap()
-            if self._listening.fileno() in ready:
-                self._take_order(self._listening)
-        self._stop()
+            if self._listener.fileno() in ready:
+                self._handle_order(self._listener)
+        self._stop_services()
 
-    def _on_end(self, _number: int, _frame: object) -> None:
-        self.asked_to_end = True
+    def _request_end(self, _number: int, _frame: object) -> None:
+        self.is_end_requested = True
 
     def _spawn(self, service: SandboxService, arguments: tuple[str, ...] = ()) -> None:
         """Start a service's process with its log."""
@@ -200,29 +202,32 @@ class InitProcess:
                 return
             if pid == 0:
                 return
-            for name, running in self.running.items():
-                if running == pid:
+            for name, service_pid in self.running.items():
+                if service_pid == pid:
                     self.running[name] = 0
                     self.ended[pid] = os.waitstatus_to_exitcode(status)
 
-    def _until(self, name: str, ready: Callable[[], bool]) -> None:
+    def _wait_until(self, name: str, is_ready: Callable[[], bool]) -> None:
         """Wait until a service is ready."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready():
+        while not is_ready():
             self._reap()
-            if self.asked_to_end:
+            if self.is_end_requested:
                 raise SandboxError("the sandbox was asked to end before it was up", self.plan)
             dead = [other for other, pid in self.running.items() if pid == 0]
             if dead:
-                raise SandboxError(f"{dead[0]} has ended: {self._last_words(dead[0])}", self.plan)
+                raise SandboxError(
+                    f"{dead[0]} has ended: {self._get_last_error(dead[0])}", self.plan
+                )
             if time.monotonic() > deadline:
                 raise SandboxError(
-                    f"{name} is not ready after {START_TIMEOUT_S:.0f} s: {self._last_words(name)}",
+                    f"{name} is not ready after {START_TIMEOUT_S:.0f} s: "
+                    f"{self._get_last_error(name)}",
                     self.plan,
                 )
             time.sleep(_POLL_S)
 
-    def _last_words(self, name: str) -> str:
+    def _get_last_error(self, name: str) -> str:
         """Return the last error line in a service's log."""
         log = f"{self.plan.directory}/log/{name}"
         for path in (f"{log}.log", f"{log}.out"):
@@ -232,47 +237,49 @@ class InitProcess:
             except FileNotFoundError:
                 continue
             if lines:
-                wrong = [line for line in lines if "error" in line or "fatal" in line]
-                return f"{(wrong or lines)[-1]} (see {path})"
+                errors = [line for line in lines if "error" in line or "fatal" in line]
+                return f"{(errors or lines)[-1]} (see {path})"
         return "it said nothing"
 
-    def _nodes_are_idle(self) -> bool:
+    def _are_nodes_idle(self) -> bool:
         # Only nodes with a slurmd: a spec may add others without one.
         names = ",".join(list_node_names(self.plan.spec))
         command = f"{self.plan.slurm_bin}/sinfo"
         sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
         try:
-            return self._command(sinfo).split() == ["idle"] * self.plan.spec.nodes
+            return self._run_command(sinfo).split() == ["idle"] * self.plan.spec.nodes
         except SandboxError:
             return False  # slurmctld is not ready
 
-    def _listen(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(self.plan.control_socket)
-        listening.listen(16)
-        return listening
+    def _open_socket(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self.plan.control_socket)
+        listener.listen(16)
+        return listener
 
-    def _take_order(self, listening: socket.socket) -> None:
+    def _handle_order(self, listener: socket.socket) -> None:
         """Read an order from the control socket, execute it and reply."""
-        connection, _ = listening.accept()
+        connection, _ = listener.accept()
         with connection, connection.makefile("rwb") as stream:
             connection.settimeout(STOP_TIMEOUT_S)
             try:
                 order = msgspec.json.decode(stream.readline(), type=InitOrder)
-                error = self._obey(order)
-                answer = InitReply(error=error, running=self.running)
-                stream.write(msgspec.json.encode(answer) + b"\n")
+                error = self._execute_order(order)
+                reply = InitReply(error=error, running=self.running)
+                stream.write(msgspec.json.encode(reply) + b"\n")
                 stream.flush()
             except (OSError, msgspec.MsgspecError):
                 return  # the client has gone or sent nonsense: no reply
 
-    def _obey(self, order: InitOrder) -> str:
+    def _execute_order(self, order: InitOrder) -> str:
         """Execute an order; return the error, or ""."""
         if order.do == "status":
             return ""
         if order.do == "plan":
-            return self._take_plan()
-        service = next((one for one in self.plan.services if one.name == order.service), None)
+            return self._reload_plan()
+        service = next(
+            (candidate for candidate in self.plan.services if candidate.name == order.service), None
+        )
         if service is None:
             return f"there is no service {order.service!r}"
         if order.do == "start":
@@ -281,22 +288,22 @@ class InitProcess:
             self._spawn(service, order.arguments)
             return ""
         if order.do == "signal":
-            return self._signal(service.name, order.number)
+            return self._signal_service(service.name, order.number)
         return f"there is no order {order.do!r}"
 
-    def _take_plan(self) -> str:
+    def _reload_plan(self) -> str:
         """Read the plan again; running daemons stay as they are."""
         try:
             plan = layout.read_plan(self.plan.directory)
-            if self._etc is not None and plan.root and plan.root not in self.roots:
+            if self._etc is not None and plan.root and plan.root not in self.mounted_roots:
                 _enter_root(plan, self._etc)
-                self.roots.add(plan.root)
+                self.mounted_roots.add(plan.root)
         except (SandboxError, OSError) as error:
             return str(error)
         self.plan = plan
         return ""
 
-    def _signal(self, name: str, number: int) -> str:
+    def _signal_service(self, name: str, number: int) -> str:
         """Send a service a signal, and wait for its end; return the error, or ""."""
         pid = self.running.get(name, 0)
         if not pid:
@@ -310,7 +317,7 @@ class InitProcess:
             self._reap()
         return ""
 
-    def _stop(self) -> None:
+    def _stop_services(self) -> None:
         # slurmctld first, with time to save its state; the others need no care.
         for name in sorted(
             self.running, key=lambda name: name not in (CONTROLLER, BACKUP_CONTROLLER)
@@ -345,7 +352,7 @@ class EtcFiles:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._places: list[tuple[str, str, os.stat_result]] = []
+        self._binds: list[tuple[str, str, os.stat_result]] = []
         # Readable by priority when mounts of this namespace change, see proc_pid_mountinfo(5).
         self.changes = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -357,7 +364,7 @@ class EtcFiles:
         """
         for name in ("passwd", "group", "hosts"):
             etc = os.stat(f"{root}/etc")
-            self._places.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc))
+            self._binds.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc))
         self.restore()
 
     def restore(self) -> bool:
@@ -366,16 +373,16 @@ class EtcFiles:
         Raises:
             OSError: It is not permitted.
         """
-        is_whole = True
-        for ours, place, etc in self._places:
+        is_bound = True
+        for source, target, etc in self._binds:
             try:
-                if not os.path.samestat(os.stat(os.path.dirname(place)), etc):
+                if not os.path.samestat(os.stat(os.path.dirname(target)), etc):
                     continue
-                if os.path.exists(ours) and not os.path.samefile(ours, place):
-                    mount(ours, place, flags=MS_BIND)
+                if os.path.exists(source) and not os.path.samefile(source, target):
+                    mount(source, target, flags=MS_BIND)
             except FileNotFoundError:
-                is_whole = False  # being replaced right now
-        return is_whole
+                is_bound = False  # being replaced right now
+        return is_bound
 
 
 def _mount_all(plan: SandboxPlan) -> EtcFiles:
@@ -401,12 +408,12 @@ def _enter_root(plan: SandboxPlan, etc: EtcFiles) -> None:
     mount("proc", f"{plan.root}/proc", "proc")
     mount("/tmp", f"{plan.root}/tmp", flags=MS_BIND | MS_REC)  # noqa: S108 - jobs expect the same
     for directory in plan.opened:
-        there = plan.root + directory
-        if os.path.isdir(there) and not os.stat(there).st_mode & stat.S_IXOTH:
-            _open_to_all(there)
-    inside = plan.root + plan.directory
-    os.makedirs(inside, exist_ok=True)
-    mount(plan.directory, inside, flags=MS_BIND)
+        path = plan.root + directory
+        if os.path.isdir(path) and not os.stat(path).st_mode & stat.S_IXOTH:
+            _open_to_all(path)
+    target = plan.root + plan.directory
+    os.makedirs(target, exist_ok=True)
+    mount(plan.directory, target, flags=MS_BIND)
 
 
 def _open_to_all(directory: str) -> None:
@@ -416,11 +423,11 @@ def _open_to_all(directory: str) -> None:
     is bind-mounted there under its name.
     """
     # By descriptor: the path, perhaps the sandbox's too, is about to be covered.
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mount("tmpfs", directory, "tmpfs", data="mode=711,size=1m")
-        for entry in os.scandir(held):
-            source, target = f"/proc/self/fd/{held}/{entry.name}", f"{directory}/{entry.name}"
+        for entry in os.scandir(fd):
+            source, target = f"/proc/self/fd/{fd}/{entry.name}", f"{directory}/{entry.name}"
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
                 os.symlink(os.readlink(source), target)
@@ -431,4 +438,4 @@ def _open_to_all(directory: str) -> None:
                 os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             mount(source, target, flags=MS_BIND | MS_REC)
     finally:
-        os.close(held)
+        os.close(fd)

@@ -33,16 +33,16 @@ REPORT_FD = 1
 
 def main(argv: list[str]) -> NoReturn:
     """Run as ``python -m steward.sandbox.keeper DIRECTORY tied|detached``."""
-    directory, manner = argv[1:3]
+    directory, mode = argv[1:3]
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all that runs inside would inherit it
     plan = layout.read_plan(directory)
-    if manner == "detached" and os.fork():
+    if mode == "detached" and os.fork():
         os._exit(0)  # the caller waits only for this process
-    held = layout.lock_directory(directory)
-    if held is None:
+    lock = layout.lock_directory(directory)
+    if lock is None:
         _report_line(f"error a sandbox is up in {directory} already")
         os._exit(1)
-    code = SandboxKeeper(plan, held).run()
+    code = SandboxKeeper(plan, lock).run()
     os._exit(code)
 
 
@@ -54,48 +54,48 @@ class SandboxKeeper:
 
     Args:
         plan: The sandbox's plan.
-        lock: Descriptor that holds the directory's lock.
+        lock_fd: Descriptor that holds the directory's lock.
     """
 
-    def __init__(self, plan: SandboxPlan, lock: int) -> None:
+    def __init__(self, plan: SandboxPlan, lock_fd: int) -> None:
         self.plan = plan
-        self.lock = lock
-        self.tied = True
-        self.init = 0
-        self.asked_to_end = False
+        self.lock_fd = lock_fd
+        self.is_tied = True
+        self.init_pid = 0
+        self.is_end_requested = False
 
     def run(self) -> int:
         """Start the init, and stay until it or the caller has ended."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_end)
+            signal.signal(number, self._request_end)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
             namespaces.leave_namespaces(uid=os.geteuid(), gid=os.getegid())
         else:
             namespaces.adopt_orphans()
         alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
-        self.init = os.fork()
-        if self.init == 0:
+        self.init_pid = os.fork()
+        if self.init_pid == 0:
             os.close(alive_write)
             _run_init(self.plan, alive_read)
         os.close(alive_read)
-        self._write_down()
+        self._write_process_ids()
         _release_descriptor(REPORT_FD)
         self._wait(wake_read)
         if not self.plan.contained:
             kill_strays(self.plan)
-        if self.tied and self._caller_is_gone():
-            os.close(self.lock)
+        if self.is_tied and self._has_caller_ended():
+            os.close(self.lock_fd)
             layout.remove_directory(self.plan.directory)
         return 0
 
-    def _write_down(self) -> None:
+    def _write_process_ids(self) -> None:
         """Write the process ids of keeper and init to ``keeper/pids.json``."""
         keepers = KeeperProcesses(
             keeper=ProcessId(pid=os.getpid(), started=get_start_time(os.getpid())),
-            init=ProcessId(pid=self.init, started=get_start_time(self.init)),
+            init=ProcessId(pid=self.init_pid, started=get_start_time(self.init_pid)),
         )
         path = f"{self.plan.directory}/keeper/pids.json"
         with open(f"{path}.new", "wb") as file:
@@ -104,49 +104,51 @@ class SandboxKeeper:
 
     def _wait(self, wake_read: int) -> None:
         """Wait until the init ends; end it if the caller ends or a signal asks to."""
-        poll = select.poll()
-        poll.register(wake_read, select.POLLIN)
-        poll.register(0, select.POLLIN)
-        told = False
-        while not self._init_has_ended():
-            ready = {fd for fd, _ in poll.poll()}
+        poller = select.poll()
+        poller.register(wake_read, select.POLLIN)
+        poller.register(0, select.POLLIN)
+        is_end_sent = False
+        while not self._has_init_ended():
+            ready = {fd for fd, _ in poller.poll()}
             if wake_read in ready:
                 os.read(wake_read, 512)
             if 0 in ready:
-                poll.unregister(0)
-                self.tied = not os.read(0, 16)
-                if self.tied:
-                    os.kill(self.init, signal.SIGKILL if self.plan.contained else signal.SIGTERM)
-            elif self.asked_to_end and not told:
-                told = True
-                os.kill(self.init, signal.SIGTERM)
+                poller.unregister(0)
+                self.is_tied = not os.read(0, 16)
+                if self.is_tied:
+                    os.kill(
+                        self.init_pid, signal.SIGKILL if self.plan.contained else signal.SIGTERM
+                    )
+            elif self.is_end_requested and not is_end_sent:
+                is_end_sent = True
+                os.kill(self.init_pid, signal.SIGTERM)
 
-    def _init_has_ended(self) -> bool:
+    def _has_init_ended(self) -> bool:
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return True
-            if pid == self.init:
+            if pid == self.init_pid:
                 return True
             if pid == 0:
                 return False
 
-    def _caller_is_gone(self) -> bool:
-        poll = select.poll()
-        poll.register(0, 0)
-        return bool(poll.poll(0))
+    def _has_caller_ended(self) -> bool:
+        poller = select.poll()
+        poller.register(0, 0)
+        return bool(poller.poll(0))
 
-    def _on_end(self, _number: int, _frame: object) -> None:
-        self.asked_to_end = True
+    def _request_end(self, _number: int, _frame: object) -> None:
+        self.is_end_requested = True
 
 
-def _run_init(plan: SandboxPlan, alive: int) -> NoReturn:
+def _run_init(plan: SandboxPlan, alive_fd: int) -> NoReturn:
     """Run the init in the keeper's child; never return."""
     code = 1
     try:
         namespaces.die_with_parent(signal.SIGKILL if plan.contained else signal.SIGTERM)
-        if select.select([alive], [], [], 0)[0]:
+        if select.select([alive_fd], [], [], 0)[0]:
             os._exit(1)  # the keeper ended before the call
         init = InitProcess(plan)
         init.start()
@@ -162,7 +164,7 @@ def _run_init(plan: SandboxPlan, alive: int) -> NoReturn:
         traceback.print_exc()  # to the log, which the caller shows the end of
     finally:
         if not plan.contained:
-            kill_strays(plan, but=os.getppid())
+            kill_strays(plan, spared_pid=os.getppid())
         os._exit(code)
 
 
@@ -171,27 +173,27 @@ def _report_line(line: str) -> None:
 
 
 def _release_descriptor(fd: int) -> None:
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), fd)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), fd)
 
 
-def kill_strays(plan: SandboxPlan, but: int = 0) -> None:
+def kill_strays(plan: SandboxPlan, spared_pid: int = 0) -> None:
     """Kill every process whose environment names this sandbox's slurm.conf.
 
     Args:
         plan: Plan of a sandbox without namespaces.
-        but: A process to spare, besides this one.
+        spared_pid: A process to spare, besides this one.
 
     Raises:
         SandboxError: Some processes cannot be killed.
     """
     mark = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
-    spared = {os.getpid(), but}
+    spared = {os.getpid(), spared_pid}
     for _ in range(100):
-        found = [pid for pid in _list_processes() if pid not in spared and _is_marked(pid, mark)]
-        if not found:
+        pids = [pid for pid in _list_processes() if pid not in spared and _is_marked(pid, mark)]
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -42,11 +42,11 @@ def launch_keeper(
         ports: Sockets that reserve the sandbox's ports; the keeper owns them from here on.
         detached: Whether it shall outlive the caller, see :func:`detach_keeper`.
     """
-    manner = "detached" if detached else "tied"
+    mode = "detached" if detached else "tied"
     try:
         with open(f"{plan.directory}/log/keeper.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "steward.sandbox.keeper", plan.directory, manner],
+                [sys.executable, "-m", "steward.sandbox.keeper", plan.directory, mode],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -103,8 +103,8 @@ def read_report(keeper: subprocess.Popen[bytes]) -> str:
     poller.register(stream, select.POLLIN)
     if not poller.poll(UP_TIMEOUT_S * 1000):
         return f"nothing was heard of it for {UP_TIMEOUT_S:.0f} s"
-    word, _, rest = stream.readline().decode(errors="replace").strip().partition(" ")
-    if word == "up":
+    status, _, rest = stream.readline().decode(errors="replace").strip().partition(" ")
+    if status == "up":
         return ""
     return rest or "its keeper ended without a word"
 

@@ -65,13 +65,13 @@ _PORT_RANGE: Final = (20000, 32000)
 
 
 def prepare_directory(
-    spec: SandboxSpec, say: Callable[[str], None]
+    spec: SandboxSpec, report: Callable[[str], None]
 ) -> tuple[SandboxPlan, list[socket.socket]]:
     """Create a sandbox's directory, ready for its keeper.
 
     Args:
         spec: The cluster's properties.
-        say: Called with progress lines of long work.
+        report: Called with progress lines of long work.
 
     Returns:
         The plan, also stored in the directory, and sockets that reserve its ports.
@@ -81,23 +81,23 @@ def prepare_directory(
         SlurmMissing: This Slurm is not available.
     """
     check_slurm_conf(spec)
-    slurm = find_slurm(spec.slurm, say)
+    slurm = find_slurm(spec.slurm, report)
     contained = spec.contained and _has_namespaces()
     _check_root_needed(slurm, contained=contained)
     directory = claim_directory(spec.directory)
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
-        ports, held = reserve_ports(count_ports(spec))
+        ports, sockets = reserve_ports(count_ports(spec))
         plan = make_plan(spec, slurm, directory, contained=contained, ports=ports)
         # First, so that an interrupted run leaves a directory that is recognized as a sandbox's.
         _write_new(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
         _fill_directory(plan, slurm)
     except BaseException:
-        for sock in held:
+        for sock in sockets:
             sock.close()
         shutil.rmtree(directory)
         raise
-    return plan, held
+    return plan, sockets
 
 
 def read_plan(directory: str) -> SandboxPlan:
@@ -119,7 +119,7 @@ def read_plan(directory: str) -> SandboxPlan:
         raise SandboxError(f"{directory}/{MARKER} cannot be read: {error}", directory) from error
 
 
-def upgrade_slurm(plan: SandboxPlan, version: str, say: Callable[[str], None]) -> SandboxPlan:
+def upgrade_slurm(plan: SandboxPlan, version: str, report: Callable[[str], None]) -> SandboxPlan:
     """Switch a sandbox to another version of Slurm, with the same state and configuration.
 
     Running daemons stay as they are; the caller must notify the keeper.
@@ -127,7 +127,7 @@ def upgrade_slurm(plan: SandboxPlan, version: str, say: Callable[[str], None]) -
     Args:
         plan: Plan of a sandbox that is up.
         version: Version, such as ``24.11``.
-        say: Called with progress lines of long work.
+        report: Called with progress lines of long work.
 
     Returns:
         The new plan, also stored in the directory.
@@ -136,20 +136,22 @@ def upgrade_slurm(plan: SandboxPlan, version: str, say: Callable[[str], None]) -
         SandboxError: The sandbox has no namespaces, or is not root's.
         SlurmMissing: This Slurm is not available.
     """
-    slurm = find_slurm(version, say)
+    slurm = find_slurm(version, report)
     _check_root_needed(slurm, contained=plan.contained)
     spec = msgspec.structs.replace(plan.spec, slurm=version)
-    new = make_plan(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
+    new_plan = make_plan(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
     # Keep the users: one of their ids may have been assigned on the machine.
-    new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
-    plugins = _install_commands(new, slurm)
-    _write_cgroup_conf(new)
-    line = _format_plugin_dir(new, plugins)
-    change_slurm_conf(plan, [f"PluginDir={line}"] if line else [], without=("PluginDir",))
+    new_plan = msgspec.structs.replace(new_plan, users=plan.users, opened=plan.opened)
+    plugins = _install_commands(new_plan, slurm)
+    _write_cgroup_conf(new_plan)
+    plugin_dir = _format_plugin_dir(new_plan, plugins)
+    change_slurm_conf(
+        plan, [f"PluginDir={plugin_dir}"] if plugin_dir else [], removed=("PluginDir",)
+    )
     if spec.accounting:
-        _write_slurmdbd_conf(new, plugins)
-    _replace_file(f"{plan.directory}/{MARKER}", msgspec.json.encode(new), 0o644)
-    return new
+        _write_slurmdbd_conf(new_plan, plugins)
+    _replace_file(f"{plan.directory}/{MARKER}", msgspec.json.encode(new_plan), 0o644)
+    return new_plan
 
 
 def _check_root_needed(slurm: SlurmInstallation, *, contained: bool) -> None:
@@ -163,25 +165,27 @@ def _check_root_needed(slurm: SlurmInstallation, *, contained: bool) -> None:
 
 
 def change_slurm_conf(
-    plan: SandboxPlan, lines: Iterable[str], *, without: Iterable[str] = ()
+    plan: SandboxPlan, lines: Iterable[str], *, removed: Iterable[str] = ()
 ) -> None:
     """Replace lines of a sandbox's slurm.conf that set the same options.
 
     Args:
         plan: The sandbox's plan.
         lines: The new lines.
-        without: Options whose lines are removed.
+        removed: Options whose lines are removed.
 
     Raises:
         SandboxError: A line contains a line break.
     """
-    new = tuple(lines)
-    check_slurm_conf(msgspec.structs.replace(plan.spec, extra=new))
-    options = [*(line.partition("=")[0] for line in new), *without]
+    new_lines = tuple(lines)
+    check_slurm_conf(msgspec.structs.replace(plan.spec, extra=new_lines))
+    options = [*(line.partition("=")[0] for line in new_lines), *removed]
     keys = tuple(f"{option.lower()}=" for option in options)
     with open(plan.slurm_conf, encoding="utf-8") as file:
-        kept = [line for line in file.read().splitlines() if not line.lower().startswith(keys)]
-    _replace_file(plan.slurm_conf, "".join(f"{line}\n" for line in (*kept, *new)).encode(), 0o644)
+        old_lines = [line for line in file.read().splitlines() if not line.lower().startswith(keys)]
+    _replace_file(
+        plan.slurm_conf, "".join(f"{line}\n" for line in (*old_lines, *new_lines)).encode(), 0o644
+    )
 
 
 def lock_directory(directory: str) -> int | None:
@@ -201,9 +205,9 @@ def lock_directory(directory: str) -> int | None:
 
 def find_free_directory() -> str:
     """Return the usual directory of a sandbox, or one beside it if a sandbox is up there."""
-    usual = get_default_directory()
-    beside = (f"{usual}-{number}" for number in range(2, _MOST_DIRECTORIES))
-    return next((one for one in (usual, *beside) if not _is_up(one)), usual)
+    default = get_default_directory()
+    others = (f"{default}-{number}" for number in range(2, _MOST_DIRECTORIES))
+    return next((path for path in (default, *others) if not _is_up(path)), default)
 
 
 def _is_up(directory: str) -> bool:
@@ -212,10 +216,10 @@ def _is_up(directory: str) -> bool:
         return False
     if os.stat(directory).st_uid != os.geteuid():
         return True  # another user's, whatever its state
-    free = lock_directory(directory)
-    if free is not None:
-        os.close(free)
-    return free is None
+    lock = lock_directory(directory)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
 
 
 def remove_directory(directory: str) -> None:
@@ -226,15 +230,15 @@ def remove_directory(directory: str) -> None:
     """
     if os.path.islink(directory) or not os.path.exists(f"{directory}/keeper"):
         return
-    free = lock_directory(directory)
-    if free is None:
+    lock = lock_directory(directory)
+    if lock is None:
         raise SandboxError(
             f"the sandbox in {directory} is up still: end it from outside of it", directory
         )
     try:
         shutil.rmtree(directory)
     finally:
-        os.close(free)
+        os.close(lock)
 
 
 def _has_namespaces() -> bool:
@@ -248,11 +252,11 @@ def _has_namespaces() -> bool:
     return result.returncode == 0
 
 
-def claim_directory(wanted: str) -> str:
+def claim_directory(path: str) -> str:
     """Create or take over the directory for a sandbox.
 
     Args:
-        wanted: Its path; if empty, a new one in the system's temporary directory.
+        path: Its path; if empty, a new one in the system's temporary directory.
 
     Returns:
         Its real path.
@@ -260,11 +264,11 @@ def claim_directory(wanted: str) -> str:
     Raises:
         SandboxError: It is in use, holds other files, or its path is too long for sockets.
     """
-    if not wanted:
+    if not path:
         directory = tempfile.mkdtemp(prefix="steward-sandbox-")
         os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
         return directory
-    parent, name = os.path.split(os.path.abspath(wanted))
+    parent, name = os.path.split(os.path.abspath(path))
     directory = os.path.join(os.path.realpath(parent), name)
     if len(os.fsencode(directory)) > _LONGEST_DIRECTORY or any(c.isspace() for c in directory):
         raise SandboxError(
@@ -276,7 +280,7 @@ def claim_directory(wanted: str) -> str:
         os.makedirs(parent, exist_ok=True)
         _take_directory(directory)
     except OSError as error:
-        raise SandboxError(f"{wanted}: {error.strerror}", wanted) from error
+        raise SandboxError(f"{path}: {error.strerror}", path) from error
     return directory
 
 
@@ -285,8 +289,8 @@ def _take_directory(directory: str) -> None:
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
-        found = os.lstat(directory)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        info = os.lstat(directory)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
             raise SandboxError(f"{directory} is not a directory of yours", directory) from None
         entries = os.listdir(directory)
         if MARKER in entries:
@@ -300,14 +304,14 @@ def _take_directory(directory: str) -> None:
 
 def _remove_ended(directory: str) -> None:
     """Remove what an ended sandbox left in the directory."""
-    free = lock_directory(directory)
-    if free is None:
+    lock = lock_directory(directory)
+    if lock is None:
         raise SandboxError(
             f"a sandbox is up in {directory} already: use it, or end it with "
             f"`steward sandbox down --dir {directory}`",
             directory,
         )
-    os.close(free)
+    os.close(lock)
     shutil.rmtree(directory)
     os.mkdir(directory, 0o755)
 
@@ -323,7 +327,7 @@ def reserve_ports(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
     """
     # Bound without SO_REUSEADDR, so that a used port is skipped; the option set afterwards lets the
     # daemons, which set it too, listen there while it is reserved.
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     span = _PORT_RANGE[1] - _PORT_RANGE[0]
     first = secrets.randbelow(span)
     for offset in range(span):
@@ -334,9 +338,9 @@ def reserve_ports(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
             sock.close()
             continue
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.append(sock)
-        if len(held) == count:
-            return tuple(sock.getsockname()[1] for sock in held), held
+        sockets.append(sock)
+        if len(sockets) == count:
+            return tuple(sock.getsockname()[1] for sock in sockets), sockets
     raise SandboxError(
         f"fewer than {count} TCP ports are free from {_PORT_RANGE[0]} on", _PORT_RANGE
     )
@@ -429,18 +433,18 @@ def _write_script(script: str, target: str) -> None:
 
 def _format_plugin_dir(plan: SandboxPlan, plugins: str) -> str:
     """Return PluginDir with the spec's directories last; "" for the built-in one."""
-    ours = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
-    return ":".join([plugins or find_plugin_directory(), *ours]) if ours else plugins
+    extra = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
+    return ":".join([plugins or find_plugin_directory(), *extra]) if extra else plugins
 
 
 def _write_users(plan: SandboxPlan, slurm_user: SandboxUser) -> None:
     """Write passwd and group files, and create the homes."""
-    everybody: Iterable[SandboxUser] = plan.users
+    users: Iterable[SandboxUser] = plan.users
     if slurm_user.home == "/nonexistent" and slurm_user.uid == SLURM_UID:
-        everybody = (*plan.users, slurm_user)
+        users = (*plan.users, slurm_user)
     etc = f"{plan.directory}/etc"
-    passwd = format_passwd(everybody).encode(errors="surrogateescape")
-    group = format_group(everybody, plan.spec.groups).encode(errors="surrogateescape")
+    passwd = format_passwd(users).encode(errors="surrogateescape")
+    group = format_group(users, plan.spec.groups).encode(errors="surrogateescape")
     _write_new(f"{etc}/passwd", passwd, 0o644)
     _write_new(f"{etc}/group", group, 0o644)
     for user in plan.users:
@@ -467,21 +471,21 @@ def _wrap_commands(plan: SandboxPlan) -> str:
     Only root may chroot(2). The root's own loader and libraries start its programs for all users,
     with the caller's files and working directory.
     """
-    how = slurm_install.get_loader_paths(plan.root)
+    loader_paths = slurm_install.get_loader_paths(plan.root)
     for name in COMMANDS:
         program = f"{plan.root}/usr/bin/{name}"
         if os.path.exists(program):
-            words = [
-                how.loader,
+            command = [
+                loader_paths.loader,
                 "--library-path",
-                ":".join(how.libraries),
+                ":".join(loader_paths.libraries),
                 "--argv0",
                 name,
                 program,
             ]
-            script = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+            script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
             _write_new(f"{plan.directory}/bin/{name}", script.encode(), 0o755)
-    return how.plugins
+    return loader_paths.plugins
 
 
 def _write_new(path: str, data: bytes, mode: int) -> None:

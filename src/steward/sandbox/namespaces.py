@@ -38,10 +38,10 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _check_result(result: int, what: str) -> None:
+def _check_result(result: int, operation: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), operation)
 
 
 def unshare(flags: int) -> None:
@@ -169,14 +169,14 @@ def _change_directory(directory: str, env: Mapping[str, str]) -> None:
             return
 
 
-def _exec_program(user: str, directory: str, argv: Sequence[str], alive: int) -> NoReturn:
+def _exec_program(user: str, directory: str, argv: Sequence[str], alive_fd: int) -> NoReturn:
     """In the child: become the user and exec the program."""
     env = dict(os.environ)
     try:
         if user:
             _switch_user(user, env)
         die_with_parent(signal.SIGKILL)
-        if select.select([alive], [], [], 0)[0]:  # the parent ended before the call
+        if select.select([alive_fd], [], [], 0)[0]:  # the parent ended before the call
             os._exit(CANNOT_START)
         _change_directory(directory, env)
         for number in IGNORED_BY_PYTHON:

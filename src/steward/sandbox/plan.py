@@ -82,11 +82,11 @@ def format_passwd(users: Iterable[SandboxUser]) -> str:
     The password field is ``*``, not ``x``: the users have no entry in /etc/shadow, where su(1)
     would look for one. slurmd runs su to get the environment of scrontab's jobs.
     """
-    ours = {
+    lines = {
         user.name: f"{user.name}:*:{user.uid}:{user.gid}:{user.name}:{user.home}:/bin/bash"
         for user in users
     }
-    return _prepend_lines(ours, "/etc/passwd")
+    return _prepend_lines(lines, "/etc/passwd")
 
 
 def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str]]) -> str:
@@ -95,17 +95,17 @@ def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str
     Raises:
         SandboxError: A group name is invalid.
     """
-    people = tuple(users)
-    ours = {user.name: f"{user.name}:x:{user.gid}:" for user in people}
-    gid = max((user.gid for user in people), default=FIRST_UID) + 100
+    user_list = tuple(users)
+    lines = {user.name: f"{user.name}:x:{user.gid}:" for user in user_list}
+    gid = max((user.gid for user in user_list), default=FIRST_UID) + 100
     for name, members in groups.items():
         if not _VALID_NAME.fullmatch(name):
             raise SandboxError(f"{name!r} cannot be a group's name: use letters and digits", name)
         while _is_id_taken(gid):
             gid += 1
-        ours[name] = f"{name}:x:{gid}:{','.join(members)}"
+        lines[name] = f"{name}:x:{gid}:{','.join(members)}"
         gid += 1
-    return _prepend_lines(ours, "/etc/group")
+    return _prepend_lines(lines, "/etc/group")
 
 
 def format_hosts(host: str) -> str:
@@ -114,8 +114,8 @@ def format_hosts(host: str) -> str:
 
 
 def _prepend_lines(lines: Mapping[str, str], path: str) -> str:
-    theirs = [line for line in _read_text(path).splitlines() if line.partition(":")[0] not in lines]
-    return "\n".join([*lines.values(), *theirs]) + "\n"
+    others = [line for line in _read_text(path).splitlines() if line.partition(":")[0] not in lines]
+    return "\n".join([*lines.values(), *others]) + "\n"
 
 
 def _read_text(path: str) -> str:
@@ -158,12 +158,12 @@ def make_plan(
         SandboxError: A backup controller is requested but impossible.
         SlurmMissing: A requested program is not installed.
     """
-    as_root = os.geteuid() == 0
-    own = as_root and contained
-    if spec.backup and not own:
+    is_root = os.geteuid() == 0
+    is_isolated = is_root and contained
+    if spec.backup and not is_isolated:
         raise SandboxError("a second slurmctld takes root and namespaces: run this as root", spec)
     caller = get_calling_user()
-    slurm_user = get_slurm_user(spec.slurm_user).name if own else caller.name
+    slurm_user = get_slurm_user(spec.slurm_user).name if is_isolated else caller.name
     host = spec.cluster if contained else os.uname().nodename.partition(".")[0] or "localhost"
     return SandboxPlan(
         directory=directory,
@@ -172,10 +172,10 @@ def make_plan(
         slurm_version=slurm.version,
         root=slurm.root,
         slurm_bin=f"{directory}/bin" if slurm.root else slurm.commands,
-        users=make_users(spec.user_names, f"{directory}/home") if own else (caller,),
+        users=make_users(spec.user_names, f"{directory}/home") if is_isolated else (caller,),
         slurm_user=slurm_user,
         services=tuple(_list_services(spec, slurm, directory, host, slurm_user)),
-        opened=_list_closed_directories(directory) if own else (),
+        opened=_list_closed_directories(directory) if is_isolated else (),
         ports=ports,
         spec=spec,
     )
@@ -186,10 +186,10 @@ def count_ports(spec: SandboxSpec) -> int:
     return spec.nodes + 1 + int(spec.accounting)
 
 
-def is_at_least_version(version: str, wanted: tuple[int, int]) -> bool:
+def is_at_least_version(version: str, least: tuple[int, int]) -> bool:
     """Return True if a Slurm version, ``24.11.5``, is of this series or a later one."""
     major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) >= wanted
+    return (int(major), int(minor)) >= least
 
 
 def _list_services(
@@ -197,7 +197,7 @@ def _list_services(
 ) -> Iterator[SandboxService]:
     """Yield the services in the order in which they start."""
     log = f"{directory}/log"
-    munged = slurm.argv(
+    munged = slurm.make_argv(
         "munged",
         *("--foreground", "--force", "--num-threads=2"),
         f"--key-file={directory}/etc/munge.key",
@@ -210,7 +210,7 @@ def _list_services(
         yield configuration.make_mariadb_service(directory, slurm_user)
         yield SandboxService(
             name="slurmdbd",
-            argv=slurm.argv("slurmdbd", "-D"),
+            argv=slurm.make_argv("slurmdbd", "-D"),
             log=f"{log}/slurmdbd.out",
             env=configuration.make_mariadb_environment(directory),
         )
@@ -218,7 +218,7 @@ def _list_services(
     for node in list_node_names(spec):
         yield SandboxService(
             name=f"slurmd.{node}",
-            argv=slurm.argv("slurmd", "-D", "-N", node),
+            argv=slurm.make_argv("slurmd", "-D", "-N", node),
             log=f"{log}/slurmd.{node}.out",
         )
 
@@ -231,7 +231,7 @@ def _list_controllers(
     env = {
         key: value.replace("{directory}", directory) for key, value in spec.controller_env.items()
     }
-    argv = slurm.argv("slurmctld", "-D")
+    argv = slurm.make_argv("slurmctld", "-D")
     yield SandboxService(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
     if spec.backup:
         # A controller recognizes itself by its host name, and ends the process in its PID file;
@@ -241,8 +241,8 @@ def _list_controllers(
             f"echo {name} > /proc/sys/kernel/hostname && "
             f'mount --bind {pid}.backup {slurm.root}{pid} && exec "$@"'
         )
-        words = ("/usr/bin/unshare", "--uts", "--mount", "/bin/sh", "-c", script, "sh")
-        argv = (*words, *argv, "-L", f"{log}/{BACKUP_CONTROLLER}.log")
+        wrapper = ("/usr/bin/unshare", "--uts", "--mount", "/bin/sh", "-c", script, "sh")
+        argv = (*wrapper, *argv, "-L", f"{log}/{BACKUP_CONTROLLER}.log")
         yield SandboxService(
             name=BACKUP_CONTROLLER, argv=argv, log=f"{log}/{BACKUP_CONTROLLER}.out", env=env
         )
@@ -251,11 +251,11 @@ def _list_controllers(
 def _list_closed_directories(directory: str) -> tuple[str, ...]:
     """List directories that keep users from this Python, Steward or the sandbox."""
     needed = {directory, sys.prefix, sys.base_prefix, os.path.dirname(__file__)}
-    found: set[str] = set()
+    closed: set[str] = set()
     for path in needed | {os.path.realpath(path) for path in needed}:
-        above = os.path.dirname(path)
-        while above != "/":
-            if not os.stat(above).st_mode & stat.S_IXOTH:
-                found.add(os.path.realpath(above))
-            above = os.path.dirname(above)
-    return tuple(sorted(found, key=len))
+        parent = os.path.dirname(path)
+        while parent != "/":
+            if not os.stat(parent).st_mode & stat.S_IXOTH:
+                closed.add(os.path.realpath(parent))
+            parent = os.path.dirname(parent)
+    return tuple(sorted(closed, key=len))

@@ -54,12 +54,12 @@ def get_cache_directory() -> str:
     return os.path.realpath(os.environ.get("STEWARD_ROOTS") or _DEFAULT_CACHE)
 
 
-def ensure_root(version: str, say: Callable[[str], None]) -> str:
+def ensure_root(version: str, report: Callable[[str], None]) -> str:
     """Return the root directory with a version of Slurm; make it if it does not exist.
 
     Args:
         version: ``24.11``, or with patch level ``24.11.5``.
-        say: Called with progress lines.
+        report: Called with progress lines.
 
     Raises:
         SlurmMissing: The version is not in ``SUITES``, or debootstrap is not installed.
@@ -68,16 +68,16 @@ def ensure_root(version: str, say: Callable[[str], None]) -> str:
     series = ".".join(version.split(".")[:2])
     suite = SUITES.get(series)
     if suite is None:
-        known = " and ".join(SUITES)
-        raise SlurmMissing(f"Slurm {version} cannot be had here, only {known}", version)
+        versions = " and ".join(SUITES)
+        raise SlurmMissing(f"Slurm {version} cannot be had here, only {versions}", version)
     if os.geteuid() != 0:
         raise SlurmMissing(f"Slurm {version} takes root: run this as root", version)
     root = f"{get_cache_directory()}/{series}"
     try:
         os.makedirs(get_cache_directory(), mode=0o755, exist_ok=True)
-        with _lock_file(f"{root}.lock", say):
+        with _lock_file(f"{root}.lock", report):
             if not os.path.exists(f"{root}/{_COMPLETE_MARKER}"):
-                _make_root(root, series, suite, say)
+                _make_root(root, series, suite, report)
     except OSError as error:
         raise SandboxError(f"{error.filename or root}: {error.strerror}", root) from error
     return root
@@ -98,56 +98,56 @@ def get_loader_paths(root: str) -> LoaderPaths:
 
 
 @contextmanager
-def _lock_file(path: str, say: Callable[[str], None]) -> Iterator[None]:
+def _lock_file(path: str, report: Callable[[str], None]) -> Iterator[None]:
     """Hold a lock file during the block, waiting for another holder."""
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another process that is making the same root directory")
+            report("waiting for another process that is making the same root directory")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
 
 
-def _make_root(root: str, series: str, suite: str, say: Callable[[str], None]) -> None:
+def _make_root(root: str, series: str, suite: str, report: Callable[[str], None]) -> None:
     """Make a root directory in a temporary place, then rename it."""
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
         raise SlurmMissing(
             f"Slurm {series} is taken from Debian by debootstrap: apt-get install debootstrap",
             series,
         )
-    say(f"making a root directory with Slurm {series} from Debian {suite}, once")
-    for left in glob(f"{root}.new-*"):
-        shutil.rmtree(left)  # left by a killed run; this process holds the lock
-    work = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
+    report(f"making a root directory with Slurm {series} from Debian {suite}, once")
+    for leftover in glob(f"{root}.new-*"):
+        shutil.rmtree(leftover)  # left by a killed run; this process holds the lock
+    staging = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
     try:
-        os.chmod(work, 0o755)  # noqa: S103 - a root directory is everybody's to enter
-        _disable_services(work)
-        _run_debootstrap(work, suite, say)
-        _finish_root(work, root, series)
+        os.chmod(staging, 0o755)  # noqa: S103 - a root directory is everybody's to enter
+        _disable_services(staging)
+        _run_debootstrap(staging, suite, report)
+        _finish_root(staging, root, series)
         if os.path.exists(root):
             shutil.rmtree(root)
-        os.rename(work, root)
+        os.rename(staging, root)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
-    say(f"made {root}")
+    report(f"made {root}")
 
 
-def _disable_services(work: str) -> None:
+def _disable_services(staging: str) -> None:
     """Forbid packages to start services while they are installed in the root."""
     # invoke-rc.d(8): 101 forbids the start of a service while its package is installed.
-    os.makedirs(f"{work}/usr/sbin")
-    path = f"{work}/usr/sbin/policy-rc.d"
+    os.makedirs(f"{staging}/usr/sbin")
+    path = f"{staging}/usr/sbin/policy-rc.d"
     with open(path, "w") as file:
         file.write("#!/bin/sh\nexit 101\n")
     os.chmod(path, 0o755)  # noqa: S103 - a script that packages of the root run
 
 
-def _run_debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
+def _run_debootstrap(staging: str, suite: str, report: Callable[[str], None]) -> None:
     """Run debootstrap, reporting its progress."""
     mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
     script = f"{_SCRIPTS}/{suite}"
@@ -155,7 +155,7 @@ def _run_debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         # Its mounts and processes end with it, whatever ends it.
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
-        *(suite, work, mirror),
+        *(suite, staging, mirror),
         # A suite newer than the installed debootstrap is made like sid.
         *(() if os.path.exists(script) else (f"{_SCRIPTS}/sid",)),
     ]
@@ -175,7 +175,7 @@ def _run_debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         errors="replace",
     ) as process:
         try:
-            last = _report_progress(process, say)
+            last = _report_progress(process, report)
             code = process.wait(60)
         except BaseException:
             process.kill()
@@ -185,44 +185,46 @@ def _run_debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)
 
 
-def _report_progress(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str:
+def _report_progress(process: "subprocess.Popen[str]", report: Callable[[str], None]) -> str:
     """Read debootstrap's output and report progress; return its last line."""
-    started = said = time.monotonic()
+    started = reported_at = time.monotonic()
     last = ""
     for line in process.stdout or ():
         now = time.monotonic()
         if now - started > _TIMEOUT_S:
             raise SandboxError(f"debootstrap took longer than {_TIMEOUT_S:.0f} s", process)
         last = line.strip() or last
-        if now - said >= _SAY_EVERY_S:
-            said = now
-            say(f"  {now - started:3.0f} s  {last.removeprefix('I: ')}")
+        if now - reported_at >= _SAY_EVERY_S:
+            reported_at = now
+            report(f"  {now - started:3.0f} s  {last.removeprefix('I: ')}")
     return last
 
 
-def _finish_root(work: str, root: str, series: str) -> None:
+def _finish_root(staging: str, root: str, series: str) -> None:
     """Check the root's Slurm version, remove caches, and mark the root as complete."""
     result = subprocess.run(
-        ["/usr/sbin/chroot", work, "/usr/sbin/slurmctld", "-V"],
+        ["/usr/sbin/chroot", staging, "/usr/sbin/slurmctld", "-V"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     if f" {series}." not in result.stdout:
-        said = (result.stdout + result.stderr).strip()
-        raise SlurmMissing(f"Debian does not have Slurm {series} there any more but {said}", series)
-    for leftover in glob(f"{work}/var/cache/apt/archives/*.deb") + glob(
-        f"{work}/var/lib/apt/lists/*_*"
+        output = (result.stdout + result.stderr).strip()
+        raise SlurmMissing(
+            f"Debian does not have Slurm {series} there any more but {output}", series
+        )
+    for leftover in glob(f"{staging}/var/cache/apt/archives/*.deb") + glob(
+        f"{staging}/var/lib/apt/lists/*_*"
     ):
         os.unlink(leftover)
-    with open(f"{work}/etc/hosts", "ab"):
+    with open(f"{staging}/etc/hosts", "ab"):
         pass  # a sandbox's own file is mounted over it
     # slurm.conf names the plugins once, for daemons inside the root and commands outside: inside,
     # the root's own path must lead to the root.
-    os.makedirs(os.path.dirname(work + root), exist_ok=True)
-    os.symlink("/", work + root)
-    with open(f"{work}/{_COMPLETE_MARKER}", "w") as file:
+    os.makedirs(os.path.dirname(staging + root), exist_ok=True)
+    os.symlink("/", staging + root)
+    with open(f"{staging}/{_COMPLETE_MARKER}", "w") as file:
         file.write(f"{series}\n")
 
 
@@ -261,7 +263,7 @@ class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
     daemons: dict[str, str]
     commands: str
 
-    def argv(self, daemon: str, *arguments: str) -> tuple[str, ...]:
+    def make_argv(self, daemon: str, *arguments: str) -> tuple[str, ...]:
         """Return the command line of a daemon.
 
         Raises:
@@ -278,9 +280,9 @@ class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
 def find_installed() -> SlurmInstallation | None:
     """Return the Slurm installed on this machine; None if it is incomplete."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_DAEMON_DIRECTORIES])
-    found = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
-    paths = {name: os.path.abspath(where) for name, where in found.items() if where}
-    if len(paths) < len(found):
+    located = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
+    paths = {name: os.path.abspath(program) for name, program in located.items() if program}
+    if len(paths) < len(located):
         return None
     commands = os.path.dirname(paths.pop("sbatch"))
     slurmdbd = shutil.which("slurmdbd", path=path)
@@ -291,30 +293,30 @@ def find_installed() -> SlurmInstallation | None:
     )
 
 
-def find_slurm(version: str, say: Callable[[str], None]) -> SlurmInstallation:
+def find_slurm(version: str, report: Callable[[str], None]) -> SlurmInstallation:
     """Return the Slurm of a version; make its root first if needed.
 
     Args:
         version: ``24.11`` or ``24.11.5``; "" for the installed one.
-        say: Called with progress lines of long work.
+        report: Called with progress lines of long work.
 
     Raises:
         SlurmMissing: The version is neither installed nor available.
     """
-    here = find_installed()
+    installed = find_installed()
     if not version:
-        if here is None:
+        if installed is None:
             raise SlurmMissing(
                 "no complete Slurm is installed: install slurmctld, slurmd, the client commands "
                 "and munge (Debian: apt-get install slurmctld slurmd slurm-client munge)"
             )
-        return here
-    if here is not None and f"{here.version}.".startswith(f"{version}."):
-        return here
-    root = ensure_root(version, say)
+        return installed
+    if installed is not None and f"{installed.version}.".startswith(f"{version}."):
+        return installed
+    root = ensure_root(version, report)
     daemons = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
-    exact = _get_version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
-    return SlurmInstallation(version=exact, root=root, daemons=daemons, commands="/usr/bin")
+    exact_version = _get_version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
+    return SlurmInstallation(version=exact_version, root=root, daemons=daemons, commands="/usr/bin")
 
 
 def find_plugin_directory() -> str:
@@ -344,6 +346,6 @@ def _get_version(argv: tuple[str, ...]) -> str:
         raise SandboxError(f"{argv[-1]} does not run: {error}", argv) from error
     match = re.search(r"\d+\.\d+\.\d+", result.stdout)
     if match is None:
-        said = (result.stdout + result.stderr).strip()
-        raise SandboxError(f"{argv[-1]} -V did not name its version but said: {said!r}", argv)
+        output = (result.stdout + result.stderr).strip()
+        raise SandboxError(f"{argv[-1]} -V did not name its version but said: {output!r}", argv)
     return match.group()

@@ -113,15 +113,15 @@ class SlurmdbdClient:
         self,
         commands: CommandRunner,
         cluster: str,
-        offered: Callable[[str], Collection[str]],
-        people: NameResolver,
+        list_fields: Callable[[str], Collection[str]],
+        resolver: NameResolver,
     ) -> None:
         self._commands = commands
         self._cluster = cluster
-        self._people = people
-        self._offered = offered
+        self._resolver = resolver
+        self._list_fields = list_fields
 
-    def officers(self) -> dict[str, str]:
+    def read_admin_levels(self) -> dict[str, str]:
         """Return the AdminLevel (``Operator`` or ``Administrator``) of each user who has one.
 
         Raises:
@@ -131,7 +131,7 @@ class SlurmdbdClient:
         pairs = (line.rpartition("|") for line in decode_text(out).splitlines())
         return {user: level for user, _, level in pairs if user and level in _ADMIN_LEVELS}
 
-    def coordinators(self) -> dict[str, frozenset[str]]:
+    def read_coordinators(self) -> dict[str, frozenset[str]]:
         """Return the coordinators of each account that has any.
 
         Raises:
@@ -140,17 +140,17 @@ class SlurmdbdClient:
         out = self._commands.run(
             "sacctmgr", "-n", "-P", "show", "account", "WithCoord", "format=Account,Coordinators"
         )
-        found: dict[str, frozenset[str]] = {}
+        coordinators: dict[str, frozenset[str]] = {}
         # Split at "\n" only and skip malformed rows: a user who can choose an account's name must
         # not be able to name coordinators of other accounts.
         for line in decode_text(out).split("\n"):
             account, bar, names = line.partition("|")
             users = frozenset(name for name in names.split(",") if name)
-            if account and bar and users and "|" not in names and account not in found:
-                found[account] = users
-        return found
+            if account and bar and users and "|" not in names and account not in coordinators:
+                coordinators[account] = users
+        return coordinators
 
-    def members(self) -> tuple[dict[int, str], dict[str, str], dict[str, str]]:
+    def read_people(self) -> tuple[dict[int, str], dict[str, str], dict[str, str]]:
         """Return user names by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
         Raises:
@@ -158,14 +158,14 @@ class SlurmdbdClient:
         """
         from steward.slurm.cluster_model import parse_people
 
-        ask = ("sacctmgr", "-n", "-P", "show")
-        users = self._commands.run(*ask, "user", "format=User,DefaultAccount")
-        of_cluster = ("where", f"cluster={self._cluster}")
+        command = ("sacctmgr", "-n", "-P", "show")
+        users = self._commands.run(*command, "user", "format=User,DefaultAccount")
+        cluster_filter = ("where", f"cluster={self._cluster}")
         fields = "format=Account,User,DefaultQOS,Partition"
-        associations = self._commands.run(*ask, "assoc", *of_cluster, fields)
-        return parse_people(users, associations, self._people)
+        associations = self._commands.run(*command, "assoc", *cluster_filter, fields)
+        return parse_people(users, associations, self._resolver)
 
-    def associations(self) -> Associations:
+    def read_associations(self) -> Associations:
         """Return the cluster's associations and account coordinators.
 
         Raises:
@@ -177,10 +177,10 @@ class SlurmdbdClient:
         )
         rows = [line.split("|") for line in decode_text(out).split("\n")]
         # A name that contains "|" makes a row of the wrong length, which is skipped.
-        found = tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[0])
-        return Associations(rows=found, coordinators=self.coordinators())
+        valid_rows = tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[0])
+        return Associations(rows=valid_rows, coordinators=self.read_coordinators())
 
-    def jobs(self, job_id: int, *, texts: bool = True) -> list[JobRecord]:
+    def query_jobs(self, job_id: int, *, texts: bool = True) -> list[JobRecord]:
         """Return the records of a job id: array tasks and het components included; [] if unknown.
 
         Args:
@@ -191,17 +191,17 @@ class SlurmdbdClient:
         Raises:
             SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
-        offered = self._offered("sacct")
-        fields = [*_FIELDS, *(name for name in _OFFERED if name.lower() in offered)]
-        rows = self._ask(str(job_id), ",".join(fields)).decode("ascii", "backslashreplace")
+        available = self._list_fields("sacct")
+        fields = [*_FIELDS, *(name for name in _OFFERED if name.lower() in available)]
+        output = self._query_job(str(job_id), ",".join(fields)).decode("ascii", "backslashreplace")
         records = merge_resized_runs(
-            [self._record(row, fields) for row in rows.splitlines() if row]
+            [self._parse_record(row, fields) for row in output.splitlines() if row]
         )
         if len(records) != 1 or not texts:
             return records
-        return [msgspec.structs.replace(records[0], **self._texts(job_id))]
+        return [msgspec.structs.replace(records[0], **self._read_texts(job_id))]
 
-    def stored(self, record: JobRecord) -> StoredScript:
+    def read_stored_script(self, record: JobRecord) -> StoredScript:
         """Read the script and environment that slurmdbd stored for a run (AccountingStoreFlags).
 
         For an array or het job, name one task or component: sacct prints the scripts of all of
@@ -214,11 +214,11 @@ class SlurmdbdClient:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         return StoredScript(
-            script=self._stored(record, "--batch-script"),
-            environment=self._stored(record, "--env-vars"),
+            script=self._read_stored(record, "--batch-script"),
+            environment=self._read_stored(record, "--env-vars"),
         )
 
-    def submit_line(self, record: JobRecord) -> str:
+    def read_submit_line(self, record: JobRecord) -> str:
         """Return the submit line of a run, or "" if slurmdbd has none.
 
         Args:
@@ -227,7 +227,7 @@ class SlurmdbdClient:
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
-        out = self._of_run(record, "-X", "-P", "-o", "SubmitLine")
+        out = self._query_run(record, "-X", "-P", "-o", "SubmitLine")
         lines = decode_text(out.removesuffix(b"\n")).split("\n")
         for count in range(1, len(lines)):
             # sacct repeats the line for each array task; the line itself may contain newlines.
@@ -235,7 +235,7 @@ class SlurmdbdClient:
                 return "\n".join(lines[:count])
         return "\n".join(lines)
 
-    def _of_run(self, record: JobRecord, *options: str) -> bytes:
+    def _query_run(self, record: JobRecord, *options: str) -> bytes:
         """Run sacct for one run, array task or het component and return its output."""
         name = str(record.job_id)
         if record.array_job_id:
@@ -250,74 +250,74 @@ class SlurmdbdClient:
             times += ["-E", _format_slurm_time(record.end)]
         return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
 
-    def _stored(self, record: JobRecord, option: str) -> bytes | None:
+    def _read_stored(self, record: JobRecord, option: str) -> bytes | None:
         """Return sacct's output for --batch-script or --env-vars, or None if nothing is stored."""
-        out = self._of_run(record, option)
+        out = self._query_run(record, option)
         heading = _HEADING.match(out)
         if heading is not None:
             # Slurm 22.05 prints a heading despite -n, and adds a newline to the content.
             out = out[heading.end() :].removesuffix(b"\n")
         return None if out in (b"", _NONE) else out
 
-    def _ask(self, job_id: str, fields: str) -> bytes:
+    def _query_job(self, job_id: str, fields: str) -> bytes:
         """Run sacct for all runs of a job id and return its output."""
         return self._commands.run(
             "sacct", *("-X", "-n", "-P", "-D", "-M", self._cluster, "-j", job_id, "-o", fields)
         )
 
-    def _texts(self, job_id: int) -> dict[str, str]:
+    def _read_texts(self, job_id: int) -> dict[str, str]:
         """Read the text fields of a job, one sacct call for each."""
         return {
-            name: decode_text(self._ask(str(job_id), field).removesuffix(b"\n"))
+            name: decode_text(self._query_job(str(job_id), field).removesuffix(b"\n"))
             for field, name in _TEXTS
         }
 
-    def _record(self, row: str, fields: Sequence[str]) -> JobRecord:
+    def _parse_record(self, row: str, fields: Sequence[str]) -> JobRecord:
         """Parse a row of sacct into a record."""
         parts = row.split("|")
-        shown = dict(zip(fields, parts, strict=False))
-        named = _JOB_ID.fullmatch(shown.get("JobID", ""))
-        if len(parts) != len(fields) or named is None or not shown["JobIDRaw"].isdigit():
+        values = dict(zip(fields, parts, strict=False))
+        name_match = _JOB_ID.fullmatch(values.get("JobID", ""))
+        if len(parts) != len(fields) or name_match is None or not values["JobIDRaw"].isdigit():
             raise SlurmError("a row of sacct is not understood", ("sacct",), row)
-        uid, gid = parse_number(shown["UID"]), parse_number(shown["GID"])
-        state, _, by = shown["State"].partition(" ")
-        derived = parse_exit_status(shown["DerivedExitCode"])
-        status = parse_exit_status(shown["ExitCode"])
-        limit = parse_number(shown["TimelimitRaw"])
-        is_array, is_het = "_" in named[0], named[4] is not None
+        uid, gid = parse_number(values["UID"]), parse_number(values["GID"])
+        state, _, canceller = values["State"].partition(" ")
+        derived_status = parse_exit_status(values["DerivedExitCode"])
+        status = parse_exit_status(values["ExitCode"])
+        limit_min = parse_number(values["TimelimitRaw"])
+        is_array, is_het = "_" in name_match[0], name_match[4] is not None
         return JobRecord(
-            job_id=int(shown["JobIDRaw"]),
+            job_id=int(values["JobIDRaw"]),
             uid=uid,
-            user="" if uid is None else self._people.user(uid),
+            user="" if uid is None else self._resolver.user(uid),
             gid=gid,
-            group="" if gid is None else self._people.group(gid),
+            group="" if gid is None else self._resolver.group(gid),
             state=state,
-            array_job_id=int(named[1]) if is_array else 0,
-            array_task=(named[2] or named[3]) if is_array else "",
-            het_job_id=int(named[1]) if is_het else 0,
-            het_offset=int(named[4]) if is_het else 0,
-            sluid=shown.get("SLUID", ""),
-            original_sluid=shown.get("OriginalSLUID", ""),
-            restarts=parse_number(shown.get("Restarts", "")) or 0,
-            submit=parse_moment(shown["Submit"]),
-            eligible=parse_moment(shown["Eligible"]),
-            start=parse_moment(shown["Start"]),
-            end=parse_moment(shown["End"]),
-            time_limit_s=None if limit is None else limit * 60,
-            nodes=parse_number(shown["NNodes"]),
-            cpus=parse_number(shown["NCPUS"]),
-            tres_requested=shown["ReqTRES"],
-            tres_allocated=shown["AllocTRES"],
-            nodelist="" if shown["NodeList"] == "None assigned" else shown["NodeList"],
+            array_job_id=int(name_match[1]) if is_array else 0,
+            array_task=(name_match[2] or name_match[3]) if is_array else "",
+            het_job_id=int(name_match[1]) if is_het else 0,
+            het_offset=int(name_match[4]) if is_het else 0,
+            sluid=values.get("SLUID", ""),
+            original_sluid=values.get("OriginalSLUID", ""),
+            restarts=parse_number(values.get("Restarts", "")) or 0,
+            submit=parse_moment(values["Submit"]),
+            eligible=parse_moment(values["Eligible"]),
+            start=parse_moment(values["Start"]),
+            end=parse_moment(values["End"]),
+            time_limit_s=None if limit_min is None else limit_min * 60,
+            nodes=parse_number(values["NNodes"]),
+            cpus=parse_number(values["NCPUS"]),
+            tres_requested=values["ReqTRES"],
+            tres_allocated=values["AllocTRES"],
+            nodelist="" if values["NodeList"] == "None assigned" else values["NodeList"],
             exit_code=status[0] if status else None,
             exit_signal=status[1] if status else None,
-            derived_exit_code=derived[0] if derived else None,
-            derived_exit_signal=derived[1] if derived else None,
+            derived_exit_code=derived_status[0] if derived_status else None,
+            derived_exit_signal=derived_status[1] if derived_status else None,
             # "CANCELLED by 1000": the uid of the user who cancelled the job.
-            cancelled_by=parse_number(by.removeprefix("by ")),
-            suspended_s=parse_seconds(shown["Suspended"]),
-            requested_cpus=parse_number(shown["ReqCPUS"]),
-            priority=parse_number(shown["Priority"]),
+            cancelled_by=parse_number(canceller.removeprefix("by ")),
+            suspended_s=parse_seconds(values["Suspended"]),
+            requested_cpus=parse_number(values["ReqCPUS"]),
+            priority=parse_number(values["Priority"]),
         )
 
 
@@ -330,7 +330,7 @@ def merge_resized_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
     Args:
         records: All rows of some job ids.
     """
-    found = []
+    merged = []
     for record in records:
         sizes = [
             size
@@ -344,8 +344,8 @@ def merge_resized_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
             record = msgspec.structs.replace(  # noqa: PLW2901 - the same row, completed
                 record, start=min(starts, default=None), suspended_s=suspended_s
             )
-        found.append(record)
-    return found
+        merged.append(record)
+    return merged
 
 
 def _format_slurm_time(moment: datetime) -> str:

@@ -24,10 +24,10 @@ def includes_task(expression: str, task: int) -> bool:
     if "..." in tasks:
         return True
     for part in tasks.split(","):
-        found = _PART.fullmatch(part)
-        if found is None:
+        match = _PART.fullmatch(part)
+        if match is None:
             continue
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if first <= task <= last and (task - first) % max(1, step) == 0:
             return True
     return False
@@ -45,29 +45,33 @@ def includes_any_task(expression: str, tasks: frozenset[int]) -> bool:
 def _iter_parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
     """Yield the tasks of each part; for a long part only those among ``tasks``."""
     for part in expression.partition("%")[0].split(","):
-        found = _PART.fullmatch(part)
-        if found is not None:
-            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-            of = range(first, last + 1, max(1, step))
-            yield of if len(of) < len(tasks) else (task for task in tasks if task in of)
+        match = _PART.fullmatch(part)
+        if match is not None:
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+            indices = range(first, last + 1, max(1, step))
+            yield (
+                indices
+                if len(indices) < len(tasks)
+                else (task for task in tasks if task in indices)
+            )
 
 
 def remove_tasks(expression: str, tasks: Iterable[int]) -> str:
     """Return an expression without these tasks and without the "%" limit."""
-    gone = sorted(set(tasks))
-    kept = []
+    removed = sorted(set(tasks))
+    parts = []
     for part in expression.partition("%")[0].split(","):
-        found = _PART.fullmatch(part)
-        if found is None:
-            kept.append(part)
+        match = _PART.fullmatch(part)
+        if match is None:
+            parts.append(part)
             continue
-        first, last, step = int(found[1]), int(found[2] or found[1]), max(1, int(found[3] or 1))
-        for task in gone:
+        first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+        for task in removed:
             if task in range(first, last + 1, step):
-                kept += _format_range(first, task - step, step)
+                parts += _format_range(first, task - step, step)
                 first = task + step
-        kept += _format_range(first, last, step)
-    return ",".join(kept)
+        parts += _format_range(first, last, step)
+    return ",".join(parts)
 
 
 def _format_range(first: int, last: int, step: int) -> list[str]:
@@ -83,8 +87,8 @@ def count_tasks(expression: str) -> int:
     """Count the tasks of an expression. A cut expression gives a lower bound."""
     total = 0
     for part in expression.partition("%")[0].split(","):
-        found = _PART.fullmatch(part)
-        if found is not None:
-            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        match = _PART.fullmatch(part)
+        if match is not None:
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
             total += max(0, last - first) // max(1, step) + 1
     return total

@@ -60,16 +60,16 @@ class Slurm:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self.cluster = cluster
-        self.people = NameResolver()
+        self.resolver = NameResolver()
         self._commands = CommandRunner(cluster, settings)
         self._version: Version | None = None
-        self._stamp: tuple[int, ...] = ()
-        self._offered: dict[str, tuple[tuple[int, ...], frozenset[str]]] = {}
+        self._version_fingerprint: tuple[int, ...] = ()
+        self._fields_by_program: dict[str, tuple[tuple[int, ...], frozenset[str]]] = {}
         self._format: QueueFormat | None = None
         self._format_until = 0.0
         self._has_json = True
-        self._accounts: bool | None = None
-        self._accounts_until = 0.0
+        self._cached_has_accounting: bool | None = None
+        self._has_accounting_until = 0.0
 
     def version(self) -> Version:
         """Return Slurm's version, such as (22, 5, 8); cached until the squeue binary changes.
@@ -77,17 +77,17 @@ class Slurm:
         Raises:
             SlurmError: squeue cannot be run.
         """
-        stamp = self._commands.stamp("squeue")
-        if self._version is None or stamp != self._stamp:
-            self._stamp, self._version = stamp, None
-            said = self._commands.run("squeue", "--version").decode("utf-8", "replace")
-            found = _VERSION.search(said)
-            if found is None:
-                raise SlurmError(f"no version in {said!r}", ("squeue", "--version"), said)
-            self._version = (int(found[1]), int(found[2]), int(found[3] or 0))
+        fingerprint = self._commands.compute_fingerprint("squeue")
+        if self._version is None or fingerprint != self._version_fingerprint:
+            self._version_fingerprint, self._version = fingerprint, None
+            reply = self._commands.run("squeue", "--version").decode("utf-8", "replace")
+            match = _VERSION.search(reply)
+            if match is None:
+                raise SlurmError(f"no version in {reply!r}", ("squeue", "--version"), reply)
+            self._version = (int(match[1]), int(match[2]), int(match[3] or 0))
         return self._version
 
-    def offered(self, program: str) -> frozenset[str]:
+    def list_fields(self, program: str) -> frozenset[str]:
         """Return the fields that squeue or sacct can print, in lower case; empty if unknown.
 
         Cached until the program file changes.
@@ -98,8 +98,11 @@ class Slurm:
         Raises:
             SlurmError: The program cannot be run.
         """
-        stamp = self._commands.stamp(program)
-        if program not in self._offered or stamp != self._offered[program][0]:
+        fingerprint = self._commands.compute_fingerprint(program)
+        if (
+            program not in self._fields_by_program
+            or fingerprint != self._fields_by_program[program][0]
+        ):
             try:
                 out = self._commands.run(program, _LISTS_FIELDS[program])
             except SlurmUnavailable:
@@ -109,8 +112,8 @@ class Slurm:
                     raise
                 out = b""  # up to 23.02 it lacks the option, and the fields in question
             fields = frozenset(out.decode("ascii", "replace").lower().split())
-            self._offered[program] = (stamp, fields)
-        return self._offered[program][1]
+            self._fields_by_program[program] = (fingerprint, fields)
+        return self._fields_by_program[program][1]
 
     @property
     def known_version(self) -> str:
@@ -128,34 +131,34 @@ class Slurm:
             SlurmError: The output lacks StateSaveLocation, so it is not a configuration.
         """
         out = self._commands.run("scontrol", "show", "config")
-        shown: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for line in out.decode("utf-8", "backslashreplace").splitlines():
-            setting = _SETTING.fullmatch(line)
+            match = _SETTING.fullmatch(line)
             # The settings of cgroup.conf follow and may repeat a name; slurm.conf's value wins.
-            if setting and setting[1] not in shown:
-                shown[setting[1]] = "" if setting[2] == "(null)" else setting[2].strip()
-        if "StateSaveLocation" not in shown:
+            if match and match[1] not in settings:
+                settings[match[1]] = "" if match[2] == "(null)" else match[2].strip()
+        if "StateSaveLocation" not in settings:
             raise SlurmError(
                 f"cluster {self.cluster}: scontrol show config shows no StateSaveLocation",
                 ("scontrol", "show", "config"),
                 out[:200].decode("utf-8", "backslashreplace"),
             )
-        return shown
+        return settings
 
-    def clock(self) -> datetime:
+    def read_clock(self) -> datetime:
         """Return slurmctld's current time, UTC, rounded down to the second.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        words = ("show", "config")
-        out = self._commands.run("scontrol", *words).decode("utf-8", "backslashreplace")
-        found = _DATED.match(out)
-        at = parse_moment(found[1]) if found else None
+        arguments = ("show", "config")
+        out = self._commands.run("scontrol", *arguments).decode("utf-8", "backslashreplace")
+        match = _DATED.match(out)
+        at = parse_moment(match[1]) if match else None
         if at is None:
             raise SlurmError(
                 f"cluster {self.cluster}: scontrol show config is not dated",
-                ("scontrol", *words),
+                ("scontrol", *arguments),
                 out[:200],
             )
         return at
@@ -175,16 +178,20 @@ class Slurm:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        known = self._format if previous is not None else None
-        form = self._form_of_queue(known)
-        rows_before = previous if previous is not None and form is known else {}
+        current = self._format if previous is not None else None
+        queue_format = self._choose_queue_format(current)
+        rows_before = previous if previous is not None and queue_format is current else {}
         began = time.monotonic()
         taken_at = utc_now()
-        out = self._squeue(form)
+        out = self._squeue(queue_format)
         cost_s = time.monotonic() - began
-        records, rows, strange = parse_queue(form, out, self.people, rows_before)
+        records, rows, malformed_count = parse_queue(queue_format, out, self.resolver, rows_before)
         return QueueSnapshot(
-            records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
+            records=records,
+            rows=rows,
+            taken_at=taken_at,
+            cost_s=cost_s,
+            passed_over=malformed_count,
         )
 
     def all_jobs(self, *, is_whole: bool = False, dependency_bytes: int = 512) -> list[JobRecord]:
@@ -198,11 +205,15 @@ class Slurm:
             SlurmUnavailable: slurmctld does not answer.
             SlurmError: A row of squeue cannot be parsed.
         """
-        form = QueueFormat(self.offered("squeue"), of_one=True, dependency_bytes=dependency_bytes)
-        records, _, strange = parse_queue(form, self._squeue(form), self.people, {})
-        if strange:
-            raise SlurmError(f"{strange} rows of squeue are not understood", ("squeue",))
-        return self._completed("", list(records)) if is_whole and records else list(records)
+        queue_format = QueueFormat(
+            self.list_fields("squeue"), is_single_job=True, dependency_bytes=dependency_bytes
+        )
+        records, _, malformed_count = parse_queue(
+            queue_format, self._squeue(queue_format), self.resolver, {}
+        )
+        if malformed_count:
+            raise SlurmError(f"{malformed_count} rows of squeue are not understood", ("squeue",))
+        return self._complete_records("", list(records)) if is_whole and records else list(records)
 
     def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
         """Return the complete record of one job id.
@@ -220,18 +231,22 @@ class Slurm:
             SlurmUnavailable: slurmctld does not answer.
             SlurmError: The output cannot be parsed.
         """
-        form = QueueFormat(self.offered("squeue"), of_one=True)
+        queue_format = QueueFormat(self.list_fields("squeue"), is_single_job=True)
         try:
-            out = self._squeue(form, "-j", str(job_id), *(["-r"] if apart else []))
+            out = self._squeue(queue_format, "-j", str(job_id), *(["-r"] if apart else []))
         except UnknownJob:
             return []
-        parsed, _, strange = parse_queue(form, out, self.people, {})
+        parsed, _, malformed_count = parse_queue(queue_format, out, self.resolver, {})
         records = list(parsed)
-        if strange:
+        if malformed_count:
             raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
-        return self._completed(str(job_id), records) if len(records) <= MAX_COMPLETED else records
+        return (
+            self._complete_records(str(job_id), records)
+            if len(records) <= MAX_COMPLETED
+            else records
+        )
 
-    def standing(self) -> ClusterRoles:
+    def read_roles(self) -> ClusterRoles:
         """Return the facts that permissions depend on: PrivateData, AdminLevels and coordinators.
 
         Raises:
@@ -239,21 +254,21 @@ class Slurm:
         """
         config = self.config()
         words = (word.strip().lower() for word in config.get("PrivateData", "").split(","))
-        private = frozenset(word for word in words if word and word != "none")
-        accounting = self._accounting(config)
+        private_data = frozenset(word for word in words if word and word != "none")
+        accounting = self._make_slurmdbd_client(config)
         if accounting is None:
-            return ClusterRoles(private_data=private)
-        officers = accounting.officers()
+            return ClusterRoles(private_data=private_data)
+        admin_levels = accounting.read_admin_levels()
         return ClusterRoles(
-            private_data=private,
-            admins=frozenset(officers),
+            private_data=private_data,
+            admins=frozenset(admin_levels),
             administrators=frozenset(
-                user for user, level in officers.items() if level == "Administrator"
+                user for user, level in admin_levels.items() if level == "Administrator"
             ),
-            coordinators=accounting.coordinators(),
+            coordinators=accounting.read_coordinators(),
         )
 
-    def picture(self, zone: str = "") -> ClusterModel:
+    def read_model(self, zone: str = "") -> ClusterModel:
         """Return the cluster model for estimates: partitions, node shapes, users and accounts.
 
         Args:
@@ -268,15 +283,15 @@ class Slurm:
         config = self.config()
         partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
         nodes = self._commands.run("scontrol", *ASK_NODES)
-        found = parse_cluster_model(
+        model = parse_cluster_model(
             self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
         )
-        accounting = self._accounting(config)
+        accounting = self._make_slurmdbd_client(config)
         if accounting is None:
-            return found
-        return add_people(found, accounting.members())
+            return model
+        return add_people(model, accounting.read_people())
 
-    def configuration_mark(self) -> str:
+    def read_configuration_mark(self) -> str:
         """Return a text that changes when slurmctld restarts or the cluster model changes.
 
         The text has the boot time, slurm.conf, and partitions with weights and TRES. It omits
@@ -297,30 +312,30 @@ class Slurm:
             SlurmUnavailable: slurmctld does not answer.
         """
         now = time.monotonic()
-        if self._accounts is None or now >= self._accounts_until:
-            self._accounts = self._accounting(self.config()) is not None
-            self._accounts_until = now + _AGAIN_S
-        return self._accounts
+        if self._cached_has_accounting is None or now >= self._has_accounting_until:
+            self._cached_has_accounting = self._make_slurmdbd_client(self.config()) is not None
+            self._has_accounting_until = now + _AGAIN_S
+        return self._cached_has_accounting
 
-    def accounted(self, job_id: int) -> list[JobRecord]:
+    def query_accounting(self, job_id: int) -> list[JobRecord]:
         """Return slurmdbd's records of a job id; [] without slurmdbd.
 
         Raises:
             SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
-        accounting = self._accounting(self.config())
-        return [] if accounting is None else accounting.jobs(job_id)
+        accounting = self._make_slurmdbd_client(self.config())
+        return [] if accounting is None else accounting.query_jobs(job_id)
 
-    def accounted_end(self, job_id: int) -> list[JobRecord]:
+    def query_accounting_end(self, job_id: int) -> list[JobRecord]:
         """Return slurmdbd's records without texts: how a job ended and who cancelled it.
 
         Raises:
             SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
-        accounting = self._accounting(self.config())
-        return [] if accounting is None else accounting.jobs(job_id, texts=False)
+        accounting = self._make_slurmdbd_client(self.config())
+        return [] if accounting is None else accounting.query_jobs(job_id, texts=False)
 
-    def stored_script(self, record: JobRecord) -> StoredScript:
+    def read_stored_script(self, record: JobRecord) -> StoredScript:
         """Return the script and environment that slurmdbd stored for a run, each None if absent.
 
         Args:
@@ -329,10 +344,10 @@ class Slurm:
         Raises:
             SlurmError: slurmdbd does not answer.
         """
-        accounting = self._accounting(self.config())
-        return StoredScript() if accounting is None else accounting.stored(record)
+        accounting = self._make_slurmdbd_client(self.config())
+        return StoredScript() if accounting is None else accounting.read_stored_script(record)
 
-    def submit_line(self, record: JobRecord) -> str:
+    def read_submit_line(self, record: JobRecord) -> str:
         """Return the submit line of a run from slurmdbd, or "" if it has none.
 
         Args:
@@ -341,8 +356,8 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        accounting = self._accounting(self.config())
-        return "" if accounting is None else accounting.submit_line(record)
+        accounting = self._make_slurmdbd_client(self.config())
+        return "" if accounting is None else accounting.read_submit_line(record)
 
     def history(self) -> SacctHistory | None:
         """Return the client for slurmdbd's records of a period, or None without slurmdbd.
@@ -351,7 +366,7 @@ class Slurm:
             SlurmUnavailable: slurmctld does not answer.
         """
         config = self.config()
-        if self._accounting(config) is None:
+        if self._make_slurmdbd_client(config) is None:
             return None
         return SacctHistory(self._commands, config.get("ClusterName", self.cluster))
 
@@ -361,56 +376,63 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        accounting = self._accounting(self.config())
-        return None if accounting is None else accounting.associations()
+        accounting = self._make_slurmdbd_client(self.config())
+        return None if accounting is None else accounting.read_associations()
 
-    def _accounting(self, config: Mapping[str, str]) -> SlurmdbdClient | None:
+    def _make_slurmdbd_client(self, config: Mapping[str, str]) -> SlurmdbdClient | None:
         """Return the client for slurmdbd, or None if the cluster has none."""
         if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
             return None
         name = config.get("ClusterName", self.cluster)
-        return SlurmdbdClient(self._commands, name, self.offered, self.people)
+        return SlurmdbdClient(self._commands, name, self.list_fields, self.resolver)
 
-    def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
+    def _choose_queue_format(self, current: QueueFormat | None) -> QueueFormat:
         """Return the queue format: the given one, or a new one after ten minutes or an upgrade."""
         before = self._version
-        if known is not None and time.monotonic() < self._format_until and self.version() == before:
-            return known
+        if (
+            current is not None
+            and time.monotonic() < self._format_until
+            and self.version() == before
+        ):
+            return current
         # A new format has a new secret word. The version is read again too, because an upgrade goes
         # unnoticed where the binary cannot be inspected.
         self._version = None
         self.version()
-        self._offered.clear()
-        self._format = QueueFormat(self.offered("squeue"))
+        self._fields_by_program.clear()
+        self._format = QueueFormat(self.list_fields("squeue"))
         self._format_until = time.monotonic() + _AGAIN_S
         # An upgrade may have brought JSON support.
         self._has_json = True
         return self._format
 
-    def _squeue(self, form: QueueFormat, *arguments: str) -> bytes:
+    def _squeue(self, queue_format: QueueFormat, *arguments: str) -> bytes:
         """Run squeue in a queue format and return its output."""
         return self._commands.run(
-            "squeue", *_QUEUE_OPTIONS, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
+            "squeue",
+            *_QUEUE_OPTIONS,
+            *arguments,
+            variables={"SQUEUE_FORMAT2": queue_format.format_text},
         )
 
-    def _completed(self, job: str, records: list[JobRecord]) -> list[JobRecord]:
+    def _complete_records(self, job: str, records: list[JobRecord]) -> list[JobRecord]:
         """Add scontrol's fields to the records; return them unchanged if the job is gone.
 
         Args:
             job: The job id, or "" for all jobs.
             records: The records.
         """
-        words = ("show", "job", job) if job else ("show", "job")
+        arguments = ("show", "job", job) if job else ("show", "job")
         try:
             if self._has_json:
                 try:
-                    out = self._commands.run("scontrol", *words, "--json")
+                    out = self._commands.run("scontrol", *arguments, "--json")
                     return complete_from_json(records, out)
                 except (SlurmUnavailable, UnknownJob):
                     raise
                 except SlurmError as error:
                     self._has_json = False
                     log.info("cluster %s: no JSON from Slurm: %s", self.cluster, error)
-            return complete_from_text(records, self._commands.run("scontrol", "-o", *words))
+            return complete_from_text(records, self._commands.run("scontrol", "-o", *arguments))
         except UnknownJob:
             return records

@@ -95,40 +95,40 @@ def parse_config(out: bytes) -> dict[str, Any]:
     Numbers are in Slurm's unit (nearly always seconds; ``OverTimeLimit`` in minutes), BOOT_TIME
     is seconds since the epoch, and unset settings are None.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for line in out.decode("utf-8", "backslashreplace").splitlines():
-        setting = _SETTING.fullmatch(line)
-        if setting is None:
-            if found:
+        match = _SETTING.fullmatch(line)
+        if match is None:
+            if settings:
                 break  # settings of cgroup.conf and others follow; they are not slurm.conf's
             continue
-        _add_setting(found, setting[1].strip(), setting[2].strip())
+        _add_setting(settings, match[1].strip(), match[2].strip())
     for name, short in _SHORT.items():
-        if name in found:
-            found.setdefault(short, found[name])
-    hosts = found.get("slurmctld_host")
+        if name in settings:
+            settings.setdefault(short, settings[name])
+    hosts = settings.get("slurmctld_host")
     if hosts:
         # pyslurm has the first host under these names.
         host, _, address = hosts[0].partition("(")
-        found |= {"control_machine": host, "control_addr": address.rstrip(")") or None}
-    return found
+        settings |= {"control_machine": host, "control_addr": address.rstrip(")") or None}
+    return settings
 
 
-def _add_setting(found: dict[str, Any], name: str, text: str) -> None:
+def _add_setting(settings: dict[str, Any], name: str, text: str) -> None:
     """Add one setting to the dictionary; skip passwords and repeated names."""
     indexed = _INDEXED.fullmatch(name)
     key = to_snake_case(indexed[1] if indexed else name)
     if _SECRET.search(key):
         return
     if indexed:
-        found.setdefault(key, []).append(text)
+        settings.setdefault(key, []).append(text)
         return
-    if key in found:
+    if key in settings:
         return
-    found[key] = _parse_setting(text)
+    settings[key] = _parse_setting(text)
     user = _USER.fullmatch(text)
     if user and key in ("slurm_user", "slurmd_user"):
-        found |= {f"{key}_name": user[1], f"{key}_id": int(user[2])}
+        settings |= {f"{key}_name": user[1], f"{key}_id": int(user[2])}
 
 
 def _parse_setting(text: str) -> Any:
@@ -137,10 +137,10 @@ def _parse_setting(text: str) -> Any:
         return None
     if re.fullmatch(r"\d{1,18}", text):
         return int(text)
-    if unit := _MEASURE.fullmatch(text):
-        return int(unit[1])
-    at = parse_moment(text) if re.match(r"\d{4}-", text) else None
-    return text if at is None else int(at.timestamp())
+    if measure := _MEASURE.fullmatch(text):
+        return int(measure[1])
+    moment = parse_moment(text) if re.match(r"\d{4}-", text) else None
+    return text if moment is None else int(moment.timestamp())
 
 
 Steps = dict[str, dict[str, Any]]
@@ -165,7 +165,7 @@ _NO_VALUE: Final = frozenset({"", "(null)", "(null):0", "N/A", "None", "Unknown"
 
 
 def parse_steps(
-    out: bytes, job_id: int, task: int | None = None, offset: int | None = None
+    out: bytes, job_id: int, task: int | None = None, het_offset: int | None = None
 ) -> dict[str, Steps]:
     """Parse ``scontrol -o show step`` into steps by job name (array tasks have their own).
 
@@ -173,7 +173,7 @@ def parse_steps(
         out: The command's output.
         job_id: The requested id; steps of other jobs are skipped.
         task: Return only this array task's steps.
-        offset: Return only this het component's steps.
+        het_offset: Return only this het component's steps.
     """
     text = out.decode("utf-8", "backslashreplace")
     heads = [
@@ -181,17 +181,17 @@ def parse_steps(
         for head in _HEAD.finditer(text)
         if int(head[1]) == job_id
         and (task is None or head[2] == str(task))
-        and (offset is None or head[3] == str(offset))
+        and (het_offset is None or head[3] == str(het_offset))
     ]
-    found: dict[str, Steps] = {}
-    for head, following in zip(heads, [*heads[1:], None], strict=False):
-        rest = text[head.end() : following.start() if following else None].rstrip("\n")
+    steps: dict[str, Steps] = {}
+    for head, next_head in zip(heads, [*heads[1:], None], strict=False):
+        rest = text[head.end() : next_head.start() if next_head else None].rstrip("\n")
         # Slurm 22.05 to 24.11 misspell TBD, the id of a step that has no number yet.
         step = "TBD" if head[4] == "TDB" else head[4]
-        job = head[1] + (f"_{head[2]}" if head[2] else f"+{head[3]}" if head[3] else "")
+        job_name = head[1] + (f"_{head[2]}" if head[2] else f"+{head[3]}" if head[3] else "")
         # The first step of a name is real; a second one is text inside the first one's fields.
-        found.setdefault(job, {}).setdefault(step, _parse_step(step, head[5], rest))
-    return found
+        steps.setdefault(job_name, {}).setdefault(step, _parse_step(step, head[5], rest))
+    return steps
 
 
 def _parse_step(step: str, head: str, rest: str) -> dict[str, Any]:
@@ -203,18 +203,18 @@ def _parse_step(step: str, head: str, rest: str) -> dict[str, Any]:
         "name": _clear_empty(name),
         "network": _clear_empty(network),
     }
-    for word, value in _FIELD.findall(f"{head.removesuffix('Name=')} TRES={after}"):
-        fields.setdefault(_NAMES.get(word, to_snake_case(word)), _parse_field(word, value))
+    for key, value in _FIELD.findall(f"{head.removesuffix('Name=')} TRES={after}"):
+        fields.setdefault(_NAMES.get(key, to_snake_case(key)), _parse_field(key, value))
     return fields
 
 
-def _parse_field(word: str, text: str) -> Any:
+def _parse_field(key: str, text: str) -> Any:
     """Parse the value of a step's field."""
     if text in _NO_VALUE:
         return None
-    if word == "StartTime":
-        at = parse_moment(text)
-        return None if at is None else int(at.timestamp())
+    if key == "StartTime":
+        moment = parse_moment(text)
+        return None if moment is None else int(moment.timestamp())
     return int(text) if re.fullmatch(r"\d{1,18}", text) else text
 
 
@@ -263,10 +263,10 @@ class ClusterQueries:
         self._cluster = cluster
         self._commands = CommandRunner(cluster, settings)
         self._slurm = Slurm(cluster, settings)
-        self._people = self._slurm.people
-        self._reader = NodeReader(self._people)
-        self._has_books = False
-        self._books_until = 0.0
+        self._resolver = self._slurm.resolver
+        self._node_reader = NodeReader(self._resolver)
+        self._cached_has_slurmdbd = False
+        self._has_slurmdbd_until = 0.0
 
     def nodes(self, nodelist: str = "") -> dict[str, NodeRecord]:
         """Return node records by name.
@@ -279,16 +279,16 @@ class ClusterQueries:
             NodeListError: The node list is malformed.
             SlurmError: slurmctld does not answer.
         """
-        wanted = None if _is_all(nodelist) else _expand_names(nodelist)
-        if wanted is not None and len(wanted) == 1:
-            return {wanted[0]: self._node(wanted[0])}
-        found = self._all_nodes()
-        if wanted is None:
-            return found
-        unknown = [name for name in wanted if name not in found]
+        names = None if _is_all(nodelist) else _expand_names(nodelist)
+        if names is not None and len(names) == 1:
+            return {names[0]: self._query_node(names[0])}
+        nodes = self._query_nodes()
+        if names is None:
+            return nodes
+        unknown = [name for name in names if name not in nodes]
         if unknown:
             raise UnknownNode(unknown)
-        return {name: found[name] for name in wanted}
+        return {name: nodes[name] for name in names}
 
     def node_states(self) -> dict[str, NodeRecord]:
         """Return all nodes without ``details``, cheaply: unchanged nodes are not parsed again.
@@ -296,7 +296,7 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return self._all_nodes(self._reader)
+        return self._query_nodes(self._node_reader)
 
     def node_names(self, nodelist: str) -> list[str]:
         """Return the names in a node list, in order; ``ALL`` means every node.
@@ -336,9 +336,9 @@ class ClusterQueries:
         for line in out.decode("utf-8", "backslashreplace").splitlines():
             name, equals, text = line.partition("=")
             if equals and name.strip() == "BOOT_TIME":
-                at = parse_moment(text.strip())
-                if at is not None:
-                    return at
+                moment = parse_moment(text.strip())
+                if moment is not None:
+                    return moment
         raise SlurmError(
             f"cluster {self._cluster}: scontrol show config shows no BOOT_TIME",
             ("scontrol", "show", "config"),
@@ -361,12 +361,12 @@ class ClusterQueries:
         Raises:
             SlurmError: ``scontrol`` cannot be run.
         """
-        found = self.controllers()
-        if self._books() and all(ping.daemon != "slurmdbd" for ping in found):
-            found.append(self._ping_of_books())
-        return tuple(found)
+        pings = self.ping_controllers()
+        if self._has_slurmdbd() and all(ping.daemon != "slurmdbd" for ping in pings):
+            pings.append(self._ping_slurmdbd())
+        return tuple(pings)
 
-    def controllers(self, *, timeout_s: float | None = None) -> list[Ping]:
+    def ping_controllers(self, *, timeout_s: float | None = None) -> list[Ping]:
         """Run ``scontrol ping``: each slurmctld, and in some versions slurmdbd.
 
         Args:
@@ -381,9 +381,9 @@ class ClusterQueries:
                 "utf-8", "backslashreplace"
             )
         except SlurmError as error:
-            if not _UP.search(error.said):
+            if not _UP.search(error.output):
                 raise
-            out = error.said  # scontrol exits with an error if one daemon is down
+            out = error.output  # scontrol exits with an error if one daemon is down
         return [
             Ping(
                 daemon="slurmctld" if match[1] == "Slurmctld" else "slurmdbd",
@@ -406,21 +406,21 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer, or a job name is malformed.
         """
-        found: dict[str, list[dict[str, Any]]] = {}
+        details: dict[str, list[dict[str, Any]]] = {}
         for job in jobs:
-            job_id, task, offset = _parse_job_target(job)
+            job_id, task, het_offset = _parse_job_target(job)
             records = [
                 record
                 for record in self._slurm.job(job_id)
                 if (task is None or record.array_task == str(task))
-                and (offset is None or record.het_offset == offset)
+                and (het_offset is None or record.het_offset == het_offset)
             ]
-            text = self._texts_of(str(job_id)) if records else {}
-            found[job] = [
-                job_details.build_job_details(record, job_details.read_extras(record, text))
+            texts = self._read_job_texts(str(job_id)) if records else {}
+            details[job] = [
+                job_details.build_job_details(record, job_details.read_extras(record, texts))
                 for record in records
             ]
-        return found
+        return details
 
     def all_job_details(
         self, *, full: bool = False, dependency_bytes: int = 512
@@ -434,10 +434,10 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        text = self._texts_of() if full else {}
+        texts = self._read_job_texts() if full else {}
         return [
             job_details.build_job_details(
-                record, job_details.read_extras(record, text) if full else None
+                record, job_details.read_extras(record, texts) if full else None
             )
             for record in self._slurm.all_jobs(is_whole=full, dependency_bytes=dependency_bytes)
         ]
@@ -451,40 +451,40 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer, or a job name is malformed.
         """
-        found: dict[str, Steps] = {}
+        steps: dict[str, Steps] = {}
         for job in jobs:
-            job_id, task, offset = _parse_job_target(job)
-            found[job] = {}
+            job_id, task, het_offset = _parse_job_target(job)
+            steps[job] = {}
             try:
                 out = self._show("step", job)
             except UnknownJob:
                 continue
             except SlurmError as error:
-                if _NO_STEPS.search(error.said):
+                if _NO_STEPS.search(error.output):
                     continue
                 raise
-            found |= parse_steps(out, job_id, task, offset)
-        return found
+            steps |= parse_steps(out, job_id, task, het_offset)
+        return steps
 
-    def _texts_of(self, *job: str) -> dict[int, str]:
+    def _read_job_texts(self, *job: str) -> dict[int, str]:
         """Return scontrol's text for jobs, by job id."""
         try:
             return job_details.split_segments(self._show("job", *job))
         except UnknownJob:
             return {}
 
-    def _books(self) -> bool:
+    def _has_slurmdbd(self) -> bool:
         """Return True if there is a slurmdbd, as last known while slurmctld is unreachable."""
         now = time.monotonic()
-        if now >= self._books_until:
+        if now >= self._has_slurmdbd_until:
             try:
-                self._has_books = self._slurm.has_accounting()
+                self._cached_has_slurmdbd = self._slurm.has_accounting()
             except SlurmUnavailable:
-                return self._has_books
-            self._books_until = now + _AGAIN_S
-        return self._has_books
+                return self._cached_has_slurmdbd
+            self._has_slurmdbd_until = now + _AGAIN_S
+        return self._cached_has_slurmdbd
 
-    def _ping_of_books(self) -> Ping:
+    def _ping_slurmdbd(self) -> Ping:
         """Ping slurmdbd by a small sacctmgr query, where ``scontrol ping`` omits it."""
         try:
             self._commands.run(
@@ -495,101 +495,107 @@ class ClusterQueries:
             return Ping(daemon="slurmdbd", role="primary", up=False)
         return Ping(daemon="slurmdbd", role="primary", up=True)
 
-    def _show(self, *what: str, future: bool = False) -> bytes:
+    def _show(self, *arguments: str, include_future: bool = False) -> bytes:
         """Run ``scontrol -o show`` and return its output."""
-        options = ("-a", "-F") if future else ("-a",)
-        return self._commands.run("scontrol", *options, "-o", "show", *what)
+        options = ("-a", "-F") if include_future else ("-a",)
+        return self._commands.run("scontrol", *options, "-o", "show", *arguments)
 
-    def _all_nodes(self, reader: NodeReader | None = None) -> dict[str, NodeRecord]:
+    def _query_nodes(self, reader: NodeReader | None = None) -> dict[str, NodeRecord]:
         """Query all nodes; re-query those whose records a user's text may have forged."""
-        hides = self._hides_some()
+        hides_nodes = self._hides_nodes()
         # FUTURE nodes are listed only with -F, and must be told from hidden cloud nodes.
-        out = self._show("node", future=hides)
-        shown = reader.nodes(out) if reader else cluster_records.parse_nodes(out, self._people)
-        unsure = any(not one.is_sure for one in shown)
-        listed = self._listed() if hides or unsure else set()
-        count = Counter(one.node.name for one in shown)
-        found: dict[str, ParsedNode] = {}
-        for one in shown:
-            name = one.node.name
-            if name in found:
+        out = self._show("node", include_future=hides_nodes)
+        parsed = (
+            reader.parse_nodes(out) if reader else cluster_records.parse_nodes(out, self._resolver)
+        )
+        is_unsure = any(not parsed_node.is_sure for parsed_node in parsed)
+        listed_names = self._read_listed_nodes() if hides_nodes or is_unsure else set()
+        counts = Counter(parsed_node.node.name for parsed_node in parsed)
+        accepted: dict[str, ParsedNode] = {}
+        for parsed_node in parsed:
+            name = parsed_node.node.name
+            if name in accepted:
                 continue
-            if count[name] == 1 and (one.is_sure or name in listed):
-                found[name] = one
+            if counts[name] == 1 and (parsed_node.is_sure or name in listed_names):
+                accepted[name] = parsed_node
                 continue
             # A comment may contain a line that looks like a node record. Such a name occurs twice,
             # or no partition lists it.
             try:
-                found[name] = self._shown(name)
+                accepted[name] = self._query_parsed_node(name)
             except UnknownNode:
                 continue
-        nodes = self._with_sure_reasons(found)
-        if not hides:
+        nodes = self._confirm_reasons(accepted)
+        if not hides_nodes:
             return nodes
-        nodes |= {name: make_powered_down_node(name) for name in sorted(listed - nodes.keys())}
+        nodes |= {
+            name: make_powered_down_node(name) for name in sorted(listed_names - nodes.keys())
+        }
         return {name: node for name, node in nodes.items() if node.base != "FUTURE"}
 
-    def _hides_some(self) -> bool:
+    def _hides_nodes(self) -> bool:
         """Return True if this version omits powered-down cloud nodes."""
         return self._slurm.version() < _SHOWS_ALL
 
-    def _listed(self) -> set[str]:
+    def _read_listed_nodes(self) -> set[str]:
         """Return the nodes that partitions list, hidden ones included."""
         lists = (partition.nodes for partition in self.partitions().values())
         return {
             name for nodelist in lists if nodelist for name in nodelists.expand_nodelist(nodelist)
         }
 
-    def _node(self, name: str) -> NodeRecord:
+    def _query_node(self, name: str) -> NodeRecord:
         """Query one node, hidden cloud nodes included."""
         try:
-            shown = self._shown(name)
+            parsed = self._query_parsed_node(name)
         except UnknownNode:
-            if self._hides_some() and name in self._listed():
-                return self._all_nodes()[name]
+            if self._hides_nodes() and name in self._read_listed_nodes():
+                return self._query_nodes()[name]
             raise
-        return self._with_sure_reasons({name: shown})[name]
+        return self._confirm_reasons({name: parsed})[name]
 
-    def _shown(self, name: str) -> ParsedNode:
+    def _query_parsed_node(self, name: str) -> ParsedNode:
         """Query one node; the first record is genuine, whatever its texts contain."""
         try:
             out = self._show("node", name)
         except SlurmError as error:
-            if _NOT_FOUND.search(error.said):
+            if _NOT_FOUND.search(error.output):
                 raise UnknownNode([name]) from error
             raise
-        shown = next(iter(cluster_records.parse_nodes(out, self._people)), None)
-        if shown is None or shown.node.name != name:
+        parsed = next(iter(cluster_records.parse_nodes(out, self._resolver)), None)
+        if parsed is None or parsed.node.name != name:
             raise UnknownNode([name])
-        return shown
+        return parsed
 
-    def _with_sure_reasons(self, found: Mapping[str, ParsedNode]) -> dict[str, NodeRecord]:
+    def _confirm_reasons(self, nodes: Mapping[str, ParsedNode]) -> dict[str, NodeRecord]:
         """Return the records, with uncertain reasons read again from sinfo."""
-        unsure = [name for name, shown in found.items() if not shown.has_sure_reason]
-        sure = self._reasons(unsure) if unsure else {}
+        unsure = [name for name, parsed in nodes.items() if not parsed.has_sure_reason]
+        reasons = self._query_reasons(unsure) if unsure else {}
         return {
-            name: replace_reason(shown.node, sure[name]) if name in sure else shown.node
-            for name, shown in found.items()
+            name: replace_reason(parsed.node, reasons[name]) if name in reasons else parsed.node
+            for name, parsed in nodes.items()
         }
 
-    def _reasons(self, names: Sequence[str]) -> dict[str, Reason]:
+    def _query_reasons(self, names: Sequence[str]) -> dict[str, Reason]:
         """Read node reasons from sinfo with a secret separator, which no reason can contain.
 
         The format travels in the environment: everybody can read arguments in /proc. (With ``-N``,
         one node per line, ``sinfo`` ignores SINFO_FORMAT.)
         """
-        word = _SEPARATOR + "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
+        row_end = _SEPARATOR + "".join(
+            secrets.choice(string.ascii_letters) for _ in range(_LETTERS)
+        )
         out = self._commands.run(
             *("sinfo", "-a", "-h", "-n", ",".join(names)),
-            variables={"SINFO_FORMAT": _SEPARATOR.join(("%N", "%U", "%H", "%E")) + word},
+            variables={"SINFO_FORMAT": _SEPARATOR.join(("%N", "%U", "%H", "%E")) + row_end},
         )
-        found: dict[str, Reason] = {}
-        for row in out.decode("utf-8", "backslashreplace").split(f"{word}\n"):
+        reasons: dict[str, Reason] = {}
+        for row in out.decode("utf-8", "backslashreplace").split(f"{row_end}\n"):
             parts = row.split(_SEPARATOR, 3)
             if len(parts) == 4:
                 reason = parse_sinfo_reason(*parts[1:])
-                found |= dict.fromkeys(nodelists.expand_nodelist(parts[0]), reason)
-        return found
+                reasons |= dict.fromkeys(nodelists.expand_nodelist(parts[0]), reason)
+        return reasons
 
 
 def _is_all(nodelist: str) -> bool:
@@ -598,10 +604,10 @@ def _is_all(nodelist: str) -> bool:
 
 def _parse_job_target(job: str) -> tuple[int, int | None, int | None]:
     """Parse a job name into raw id, array task and het component, or raise UnknownJob."""
-    name = job_details.parse_job_target(job)
-    if name is None:
+    target = job_details.parse_job_target(job)
+    if target is None:
         raise UnknownJob(f"{job!r} is no job's name: use 12, 12_3 or 12+1", (), job)
-    return name
+    return target
 
 
 def _expand_names(nodelist: str) -> list[str]:

@@ -109,9 +109,9 @@ class ClusterChanges:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._cluster = cluster
-        self._machine = ClusterQueries(cluster, settings)
+        self._queries = ClusterQueries(cluster, settings)
         self._commands = CommandRunner(cluster, settings)
-        self._people = NameResolver()
+        self._resolver = NameResolver()
 
     def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> NodeErrors:
         """Set the state of nodes: down, drain, resume and so on.
@@ -133,18 +133,18 @@ class ClusterChanges:
         """
         if state not in CHANGES:
             raise WrongUpdate(f"{state!r} is no state to set: use one of {', '.join(CHANGES)}")
-        why = clean_reason(reason)
-        if state in _WITH_REASON and not why:
+        cleaned_reason = clean_reason(reason)
+        if state in _WITH_REASON and not cleaned_reason:
             raise WrongUpdate(f"a node is set {state} for a reason only: say one")
-        words = [f"State={state}", *([f"Reason={why}"] if why else [])]
-        return self._update(nodes, words, lambda node: _has_state(node, state, why))
+        arguments = [f"State={state}", *([f"Reason={cleaned_reason}"] if cleaned_reason else [])]
+        return self._update(nodes, arguments, lambda node: _has_state(node, state, cleaned_reason))
 
-    def update_nodes(self, nodes: Sequence[str], infos: Mapping[str, Any]) -> NodeErrors:
+    def update_nodes(self, nodes: Sequence[str], changes: Mapping[str, Any]) -> NodeErrors:
         """Change properties of nodes, such as weight, features or comment.
 
         Args:
             nodes: Node names.
-            infos: Changes, such as ``{"weight": 10}``; keys in snake_case or in Slurm's spelling.
+            changes: Changes, such as ``{"weight": 10}``; keys in snake_case or in Slurm's spelling.
 
         Returns:
             Slurm's error for each node, as :meth:`set_state`.
@@ -153,7 +153,7 @@ class ClusterChanges:
             SlurmError: As :meth:`set_state`.
         """
         return self._update(
-            nodes, _format_changes(infos, _NODE_KEYS, "a node"), lambda _node: False
+            nodes, _format_changes(changes, _NODE_KEYS, "a node"), lambda _node: False
         )
 
     def create_reservation(
@@ -186,31 +186,31 @@ class ClusterChanges:
             SlurmRefused: Slurm denies permission.
             SlurmError: The reservation failed for another reason.
         """
-        self._machine.node_names(",".join(nodes))
-        infos: dict[str, Any] = {
+        self._queries.node_names(",".join(nodes))
+        changes: dict[str, Any] = {
             "StartTime": "now" if start is None else _format_moment(start),
             **({"Duration": duration} if end is None else {"EndTime": _format_moment(end)}),
             "Nodes": nodelists.fold_nodelist(nodes),
-            "Users": self._known(users),
+            "Users": self._require_users(users),
             "Accounts": list(accounts),
             "Flags": list(flags),
         }
-        wanted = {key: value for key, value in infos.items() if value}
-        words = _format_changes(wanted, _RESERVATION_KEYS, "a reservation")
-        self._run("create", "reservation", f"ReservationName={_validate_name(name)}", *words)
+        given = {key: value for key, value in changes.items() if value}
+        arguments = _format_changes(given, _RESERVATION_KEYS, "a reservation")
+        self._run("create", "reservation", f"ReservationName={_validate_name(name)}", *arguments)
 
-    def update_reservation(self, name: str, infos: Mapping[str, Any]) -> None:
+    def update_reservation(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change a reservation. ``nodes`` replaces its whole node list.
 
         Raises:
             UnknownReservation: No reservation has this name.
             SlurmError: As :meth:`create_reservation`.
         """
-        checked = dict(infos)
+        checked = dict(changes)
         for key in checked.keys() & {"users", "Users"}:
-            checked[key] = self._known(_split_value(checked[key]))
-        words = _format_changes(checked, _RESERVATION_KEYS, "a reservation")
-        self._run("update", f"ReservationName={_validate_name(name)}", *words)
+            checked[key] = self._require_users(_split_value(checked[key]))
+        arguments = _format_changes(checked, _RESERVATION_KEYS, "a reservation")
+        self._run("update", f"ReservationName={_validate_name(name)}", *arguments)
 
     def set_reservation_nodes(self, name: str, nodes: Sequence[str]) -> None:
         """Replace the node list of a reservation.
@@ -218,7 +218,7 @@ class ClusterChanges:
         Raises:
             SlurmError: As :meth:`update_reservation`.
         """
-        self._machine.node_names(",".join(nodes))
+        self._queries.node_names(",".join(nodes))
         self.update_reservation(name, {"Nodes": nodelists.fold_nodelist(nodes)})
 
     def delete_reservation(self, name: str) -> None:
@@ -230,7 +230,7 @@ class ClusterChanges:
         """
         self._run("delete", f"ReservationName={_validate_name(name, strict=False)}")
 
-    def update_partition(self, name: str, infos: Mapping[str, Any]) -> None:
+    def update_partition(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change the properties of a partition.
 
         Raises:
@@ -238,64 +238,66 @@ class ClusterChanges:
             WrongUpdate: A value is invalid.
             SlurmError: Slurm does not answer, or denies permission.
         """
-        words = _format_changes(infos, _PARTITION_KEYS, "a partition")
-        self._run("update", f"PartitionName={_validate_name(name)}", *words)
+        arguments = _format_changes(changes, _PARTITION_KEYS, "a partition")
+        self._run("update", f"PartitionName={_validate_name(name)}", *arguments)
 
-    def _update(self, nodes: Sequence[str], words: Sequence[str], is_done: _IsDone) -> NodeErrors:
+    def _update(
+        self, nodes: Sequence[str], arguments: Sequence[str], is_done: _IsDone
+    ) -> NodeErrors:
         """Update nodes together; after an error, one by one."""
         names = list(dict.fromkeys(nodes))
-        before = self._machine.nodes(",".join(names))
+        found_nodes = self._queries.nodes(",".join(names))
         try:
-            self._run("update", f"NodeName={nodelists.fold_nodelist(before)}", *words)
+            self._run("update", f"NodeName={nodelists.fold_nodelist(found_nodes)}", *arguments)
         except (SlurmRefused, SlurmUnavailable):
             raise
         except SlurmError as error:
             # After an error some of several nodes may be changed all the same.
-            return self._one_by_one(list(before), words, is_done, error)
-        return dict.fromkeys(before, "")
+            return self._update_one_by_one(list(found_nodes), arguments, is_done, error)
+        return dict.fromkeys(found_nodes, "")
 
-    def _one_by_one(
-        self, names: Sequence[str], words: Sequence[str], is_done: _IsDone, error: SlurmError
+    def _update_one_by_one(
+        self, names: Sequence[str], arguments: Sequence[str], is_done: _IsDone, error: SlurmError
     ) -> NodeErrors:
         """Update each node that is not yet in the requested state; return the error of each."""
-        after = self._machine.nodes(",".join(names))
-        told: NodeErrors = {}
+        nodes = self._queries.nodes(",".join(names))
+        errors: NodeErrors = {}
         for name in names:
-            told[name] = ""
-            if is_done(after[name]):
+            errors[name] = ""
+            if is_done(nodes[name]):
                 continue
             try:
                 if len(names) == 1:
                     raise error
-                self._run("update", f"NodeName={name}", *words)
+                self._run("update", f"NodeName={name}", *arguments)
             except (SlurmRefused, SlurmUnavailable):
                 raise
-            except SlurmError as wrong:
-                told[name] = extract_message(wrong)
-        return told
+            except SlurmError as node_error:
+                errors[name] = extract_message(node_error)
+        return errors
 
-    def _known(self, users: Sequence[str]) -> list[str]:
+    def _require_users(self, users: Sequence[str]) -> list[str]:
         """Return the users if all exist; Slurm's own error would only say that an id is invalid."""
-        unknown = [user for user in users if self._people.uid(user.lstrip("+-")) is None]
+        unknown = [user for user in users if self._resolver.uid(user.lstrip("+-")) is None]
         if unknown:
             raise WrongUpdate(f"there is no user {', '.join(map(repr, unknown))}")
         return list(users)
 
-    def _run(self, *words: str) -> None:
+    def _run(self, *arguments: str) -> None:
         """Run scontrol and convert its errors to specific exceptions."""
         try:
-            self._commands.run("scontrol", *words)
+            self._commands.run("scontrol", *arguments)
         except (SlurmRefused, SlurmUnavailable):
             raise
         except SlurmError as error:
-            for pattern, kind in (
+            for pattern, error_class in (
                 (_UNKNOWN_RESERVATION, UnknownReservation),
                 (_UNKNOWN_PARTITION, UnknownPartition),
                 (_WRONG, WrongUpdate),
             ):
-                if pattern.search(error.said):
-                    what = f"cluster {self._cluster}: {extract_message(error)}"
-                    raise kind(what, error.command, error.said) from error
+                if pattern.search(error.output):
+                    message = f"cluster {self._cluster}: {extract_message(error)}"
+                    raise error_class(message, error.command, error.output) from error
             raise
 
 
@@ -304,13 +306,13 @@ def clean_reason(text: str) -> str:
 
     Slurm appends user and time in brackets; brackets inside the reason are kept.
     """
-    shown = "".join(c if c.isprintable() else " " for c in text.replace('"', "'"))
-    return " ".join(shown.split())[:_LONGEST_REASON].rstrip()
+    line = "".join(c if c.isprintable() else " " for c in text.replace('"', "'"))
+    return " ".join(line.split())[:_LONGEST_REASON].rstrip()
 
 
 def extract_message(error: SlurmError) -> str:
     """Return Slurm's error message without the prefix of the command."""
-    return _SPEAKER.sub("", error.said).strip("; ") or str(error)
+    return _SPEAKER.sub("", error.output).strip("; ") or str(error)
 
 
 def _has_state(node: NodeRecord, state: NodeChange, reason: str) -> bool:
@@ -329,7 +331,7 @@ def _has_state(node: NodeRecord, state: NodeChange, reason: str) -> bool:
     return False
 
 
-def normalize_node_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_node_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested node changes under Slurm's key names.
 
     ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``, so code that inspects a
@@ -338,42 +340,42 @@ def normalize_node_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WrongUpdate: A key is unknown, or is given twice.
     """
-    return _normalize_keys(infos, _NODE_KEYS, "a node")
+    return _normalize_keys(changes, _NODE_KEYS, "a node")
 
 
-def normalize_partition_changes(infos: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_partition_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested partition changes under Slurm's key names.
 
     Raises:
         WrongUpdate: As :func:`normalize_node_changes`.
     """
-    return _normalize_keys(infos, _PARTITION_KEYS, "a partition")
+    return _normalize_keys(changes, _PARTITION_KEYS, "a partition")
 
 
-def _normalize_keys(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
+def _normalize_keys(changes: Mapping[str, Any], keys: Sequence[str], target: str) -> dict[str, Any]:
     """Return values by Slurm's keys.
 
     Reject unknown keys, which Slurm might complete by guessing.
     """
-    known = {key.lower(): key for key in keys}
-    known = {other: key for other, key in _OTHER_NAMES.items() if key in keys} | known
-    found: dict[str, Any] = {}
-    for name, value in infos.items():
-        key = known.get(name.replace("_", "").lower())
+    keys_by_name = {key.lower(): key for key in keys}
+    keys_by_name = {other: key for other, key in _OTHER_NAMES.items() if key in keys} | keys_by_name
+    normalized: dict[str, Any] = {}
+    for name, value in changes.items():
+        key = keys_by_name.get(name.replace("_", "").lower())
         if key is None:
-            raise WrongUpdate(f"{name!r} of {what} cannot be changed: use {', '.join(keys)}")
-        if key in found:
-            raise WrongUpdate(f"{key} of {what} is to be changed in two ways")
-        found[key] = value
-    if not found:
-        raise WrongUpdate(f"nothing of {what} is to be changed")
-    return found
+            raise WrongUpdate(f"{name!r} of {target} cannot be changed: use {', '.join(keys)}")
+        if key in normalized:
+            raise WrongUpdate(f"{key} of {target} is to be changed in two ways")
+        normalized[key] = value
+    if not normalized:
+        raise WrongUpdate(f"nothing of {target} is to be changed")
+    return normalized
 
 
-def _format_changes(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
+def _format_changes(changes: Mapping[str, Any], keys: Sequence[str], target: str) -> list[str]:
     """Format changes as ``Key=value`` arguments."""
-    found = _normalize_keys(infos, keys, what)
-    return [f"{key}={_format_value(key, value)}" for key, value in found.items()]
+    normalized = _normalize_keys(changes, keys, target)
+    return [f"{key}={_format_value(key, value)}" for key, value in normalized.items()]
 
 
 def _format_value(key: str, value: Any) -> str:
@@ -401,8 +403,8 @@ def _split_value(value: Any) -> list[str]:
 
 def _validate_name(name: str, *, strict: bool = True) -> str:
     """Return a name if Slurm accepts it; names of existing objects are checked less strictly."""
-    good = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
-    if not good or name.startswith("-"):
+    is_valid = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
+    if not is_valid or name.startswith("-"):
         raise WrongUpdate(f"{name!r} cannot be a name")
     return name
 

@@ -193,22 +193,22 @@ def parse_cluster_model(
         zone: IANA name of the cluster's time zone.
         taken_us: Time of the query, µs since the epoch.
     """
-    shapes, members = _parse_shapes(nodes)
-    found: dict[str, PartitionModel] = {}
+    shapes, shape_counts = _parse_shapes(nodes)
+    models: dict[str, PartitionModel] = {}
     default = ""
     for line in partitions.decode("utf-8", "backslashreplace").splitlines():
-        shown = dict(_WORD.findall(line))
-        name = shown.get("PartitionName", "")
+        fields = dict(_WORD.findall(line))
+        name = fields.get("PartitionName", "")
         if not name:
             continue
-        found[name] = _parse_partition(name, shown, config, members.get(name, {}), shapes)
-        if shown.get("Default") == "YES":
+        models[name] = _parse_partition(name, fields, config, shape_counts.get(name, {}), shapes)
+        if fields.get("Default") == "YES":
             default = name
     return ClusterModel(
         cluster=cluster,
         taken_us=taken_us,
         zone=zone,
-        partitions=found,
+        partitions=models,
         default_partition=default,
         shapes=tuple(shapes),
         selects=config.get("SelectTypeParameters", "").lower(),
@@ -224,34 +224,36 @@ def parse_cluster_model(
     )
 
 
-def parse_people(named: bytes, associations: bytes, known: NameResolver) -> PeopleTables:
+def parse_people(
+    users_output: bytes, associations_output: bytes, resolver: NameResolver
+) -> PeopleTables:
     """Return users by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
     Args:
-        named: Output of ``sacctmgr -n -P show user format=User,DefaultAccount``.
-        associations: Output of ``sacctmgr -n -P show assoc
+        users_output: Output of ``sacctmgr -n -P show user format=User,DefaultAccount``.
+        associations_output: Output of ``sacctmgr -n -P show assoc
             format=Account,User,DefaultQOS,Partition``.
-        known: Resolves user names; the first table omits users without a uid on this host.
+        resolver: Resolves user names; the first table omits users without a uid on this host.
     """
     users: dict[int, str] = {}
     accounts: dict[str, str] = {}
     qos: dict[str, str] = {}
-    for line in decode_text(named).split("\n"):
+    for line in decode_text(users_output).split("\n"):
         user, bar, account = line.partition("|")
         if not bar or "|" in account:
             continue
         if account:
             accounts[user] = account
-        uid = known.uid(user)
+        uid = resolver.uid(user)
         if uid is not None:
             users[uid] = user
-    for line in decode_text(associations).split("\n"):
-        words = line.split("|")
-        if len(words) == 4 and words[1]:
+    for line in decode_text(associations_output).split("\n"):
+        columns = line.split("|")
+        if len(columns) == 4 and columns[1]:
             # An association of a single partition does not determine the QOS in the others.
-            qos.setdefault(f"{words[0]}/{words[1]}", "")
-            if words[2] and not words[3]:
-                qos[f"{words[0]}/{words[1]}"] = words[2]
+            qos.setdefault(f"{columns[0]}/{columns[1]}", "")
+            if columns[2] and not columns[3]:
+                qos[f"{columns[0]}/{columns[1]}"] = columns[2]
     return users, accounts, qos
 
 
@@ -277,47 +279,47 @@ _ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys
 
 def _parse_shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
     """Group nodes by hardware; return the shapes and how many of each a partition has."""
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    parts: dict[tuple[str, ...], dict[str, int]] = {}
+    names_by_key: dict[tuple[str, ...], list[str]] = {}
+    counts_by_key: dict[tuple[str, ...], dict[str, int]] = {}
     for line in nodes.decode("utf-8", "backslashreplace").splitlines():
         match = _NODE.match(line)
         if match is None:
             continue
-        shown: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for name, value in _WORD.findall(line):
             # Text that people write comes last in a line, so the first value of a field is
             # genuine.
             if name in _SHOWN:
-                shown.setdefault(name, value)
+                fields.setdefault(name, value)
         key = tuple(
-            shown.get(name, "")
+            fields.get(name, "")
             for name in ("CPUTot", "CPUEfctv", "Sockets", "CoresPerSocket", "RealMemory", "Gres")
         )
-        kinds.setdefault(key, []).append(match[1])
-        counts = parts.setdefault(key, {})
-        for partition in filter(None, shown.get("Partitions", "").split(",")):
+        names_by_key.setdefault(key, []).append(match[1])
+        counts = counts_by_key.setdefault(key, {})
+        for partition in filter(None, fields.get("Partitions", "").split(",")):
             counts[partition] = counts.get(partition, 0) + 1
     shapes: list[NodeShape] = []
-    members: dict[str, dict[int, int]] = {}
-    for number, (key, names) in enumerate(kinds.items()):
+    shape_counts: dict[str, dict[int, int]] = {}
+    for index, (key, names) in enumerate(names_by_key.items()):
         shapes.append(_build_shape(key, names))
-        for partition, count in parts[key].items():
-            members.setdefault(partition, {})[number] = count
-    return shapes, members
+        for partition, count in counts_by_key[key].items():
+            shape_counts.setdefault(partition, {})[index] = count
+    return shapes, shape_counts
 
 
 def _build_shape(key: tuple[str, ...], names: list[str]) -> NodeShape:
     """Build a node shape from a group's fields."""
-    cpus, usable, sockets, cores, memory, gres = key
-    total = parse_number(cpus) or 1
-    of_sockets = parse_number(sockets) or 1
+    cpus, usable_cpus, sockets, cores, memory, gres = key
+    cpu_count = parse_number(cpus) or 1
+    socket_count = parse_number(sockets) or 1
     return NodeShape(
         nodes=fold_nodelist(names),
         count=len(names),
-        cpus=total,
-        usable_cpus=parse_number(usable) or total,
-        cores=of_sockets * (parse_number(cores) or 1),
-        sockets=of_sockets,
+        cpus=cpu_count,
+        usable_cpus=parse_number(usable_cpus) or cpu_count,
+        cores=socket_count * (parse_number(cores) or 1),
+        sockets=socket_count,
         memory_mib=parse_number(memory) or 1,
         tres=tres.parse_gres(gres),
     )
@@ -325,97 +327,102 @@ def _build_shape(key: tuple[str, ...], names: list[str]) -> NodeShape:
 
 def _parse_partition(
     name: str,
-    shown: Mapping[str, str],
+    fields: Mapping[str, str],
     config: Mapping[str, str],
-    members: Mapping[int, int],
+    shape_counts: Mapping[int, int],
     shapes: list[NodeShape],
 ) -> PartitionModel:
     """Build the model of a partition."""
     defaults = {
         **_parse_job_defaults(config.get("JobDefaults", "")),
-        **_parse_job_defaults(shown.get("JobDefaults", "")),
+        **_parse_job_defaults(fields.get("JobDefaults", "")),
     }
-    count = parse_number(shown.get("TotalNodes", "")) or 0
-    kinds = dict(members)
-    unseen = _estimate_hidden_nodes(shown, count, kinds, shapes)
-    if unseen is not None:
-        shapes.append(unseen)
-        kinds[len(shapes) - 1] = unseen.count
-    selects = shown.get("SelectTypeParameters", "NONE").lower()
+    count = parse_number(fields.get("TotalNodes", "")) or 0
+    counts = dict(shape_counts)
+    hidden = _estimate_hidden_nodes(fields, count, counts, shapes)
+    if hidden is not None:
+        shapes.append(hidden)
+        counts[len(shapes) - 1] = hidden.count
+    selects = fields.get("SelectTypeParameters", "NONE").lower()
     return PartitionModel(
         name=name,
-        shapes=tuple(kinds.items()),
+        shapes=tuple(counts.items()),
         nodes=count,
-        max_nodes=parse_number(shown.get("MaxNodes", "")) or 0,
-        min_nodes=parse_number(shown.get("MinNodes", "")) or 0,
-        max_time_s=parse_seconds(shown.get("MaxTime", "")),
-        default_time_s=parse_seconds(shown.get("DefaultTime", "")),
+        max_nodes=parse_number(fields.get("MaxNodes", "")) or 0,
+        min_nodes=parse_number(fields.get("MinNodes", "")) or 0,
+        max_time_s=parse_seconds(fields.get("MaxTime", "")),
+        default_time_s=parse_seconds(fields.get("DefaultTime", "")),
         over_time_s=_parse_over_time(
-            shown.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")
+            fields.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")
         ),
         # Slurm 26.05 has a field of its own for this.
-        exclusive=shown.get("OverSubscribe") == "EXCLUSIVE" or shown.get("Exclusive") == "NODE",
+        exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
         selects="" if selects == "none" else selects,
-        **_parse_memory_limits(shown, config),
+        **_parse_memory_limits(fields, config),
         def_cpu_per_gpu=defaults.get("DefCpuPerGPU", 0),
         def_mem_per_gpu_mib=defaults.get("DefMemPerGPU", 0),
-        billing=_parse_billing_weights(shown.get("TRESBillingWeights", "")),
+        billing=_parse_billing_weights(fields.get("TRESBillingWeights", "")),
     )
 
 
-def _parse_memory_limits(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, int]:
+def _parse_memory_limits(fields: Mapping[str, str], config: Mapping[str, str]) -> dict[str, int]:
     """Return memory defaults and limits: the partition's own, or the cluster's.
 
     Of each pair (per CPU, per node) only one applies. A partition's value hides both of the
     cluster's.
     """
-    found: dict[str, int] = {}
-    for which in ("Def", "Max"):
-        for source in (shown, config):
-            per_cpu = parse_number(source.get(f"{which}MemPerCPU", "")) or 0
-            per_node = parse_number(source.get(f"{which}MemPerNode", "")) or 0
+    limits: dict[str, int] = {}
+    for kind in ("Def", "Max"):
+        for settings in (fields, config):
+            per_cpu = parse_number(settings.get(f"{kind}MemPerCPU", "")) or 0
+            per_node = parse_number(settings.get(f"{kind}MemPerNode", "")) or 0
             if per_cpu or per_node:
-                found[f"{which.lower()}_mem_per_cpu_mib"] = per_cpu
-                found[f"{which.lower()}_mem_per_node_mib"] = per_node
+                limits[f"{kind.lower()}_mem_per_cpu_mib"] = per_cpu
+                limits[f"{kind.lower()}_mem_per_node_mib"] = per_node
                 break
-    return found
+    return limits
 
 
 def _estimate_hidden_nodes(
-    shown: Mapping[str, str], count: int, kinds: Mapping[int, int], shapes: list[NodeShape]
+    fields: Mapping[str, str],
+    count: int,
+    counts_by_shape: Mapping[int, int],
+    shapes: list[NodeShape],
 ) -> NodeShape | None:
     """Return a shape for nodes that Slurm counts but hides, such as powered-down cloud nodes.
 
     Their TRES are the partition's total minus those of listed nodes, divided by their number and
     rounded up.
     """
-    missing = count - sum(kinds.values())
-    if missing <= 0:
+    hidden_count = count - sum(counts_by_shape.values())
+    if hidden_count <= 0:
         return None
-    total = parse_tres(shown.get("TRES", ""))
-    for number, many in kinds.items():
-        for name, amount in shapes[number].whole.items():
-            if name in total:
-                total[name] -= amount * many
-    each = {name: max(0, -(-amount // missing)) for name, amount in total.items()}
-    cpus = max(1, each.get("cpu", 1))
+    remaining = parse_tres(fields.get("TRES", ""))
+    for index, node_count in counts_by_shape.items():
+        for name, amount in shapes[index].whole.items():
+            if name in remaining:
+                remaining[name] -= amount * node_count
+    per_node = {name: max(0, -(-amount // hidden_count)) for name, amount in remaining.items()}
+    cpus = max(1, per_node.get("cpu", 1))
     return NodeShape(
-        count=missing,
+        count=hidden_count,
         cpus=cpus,
         usable_cpus=cpus,
         # Nearly all machines have at most two threads per core.
         cores=max(1, cpus // 2),
-        memory_mib=max(1, each.get("mem", 1)),
-        tres={name: amount for name, amount in each.items() if name.startswith("gres/") and amount},
+        memory_mib=max(1, per_node.get("mem", 1)),
+        tres={
+            name: amount for name, amount in per_node.items() if name.startswith("gres/") and amount
+        },
     )
 
 
-def _parse_over_time(own: str, clusters: str) -> int | None:
+def _parse_over_time(partition_text: str, cluster_text: str) -> int | None:
     """Parse OverTimeLimit into seconds.
 
     ``5`` and ``5 min`` are minutes, ``NONE`` means the cluster's.
     """
-    text = clusters if own in ("", "NONE", "(null)") else own
+    text = cluster_text if partition_text in ("", "NONE", "(null)") else partition_text
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return None
     minutes = parse_number(text.partition(" ")[0])
@@ -455,7 +462,7 @@ def _parse_weight(number: str) -> Fraction:
 
 def _parse_billing_weights(text: str) -> dict[str, str]:
     """Parse TRESBillingWeights: ``CPU=1.0,Mem=0.25G,GRES/gpu:a100=2``; memory per MiB."""
-    found: dict[str, str] = {}
+    weights: dict[str, str] = {}
     for part in text.split(","):
         name, equals, weight = part.rpartition("=")
         match = _WEIGHT.fullmatch(weight.strip())
@@ -467,15 +474,15 @@ def _parse_billing_weights(text: str) -> dict[str, str]:
             continue
         if match[2]:
             # A suffix is the unit that the weight applies to: 0.25G is 0.25 per GiB.
-            per = parse_tres_amount(name.lower(), f"1{match[2]}")
-            value = value / per if per else value * 1024
+            unit_mib = parse_tres_amount(name.lower(), f"1{match[2]}")
+            value = value / unit_mib if unit_mib else value * 1024
         # Slurm ignores case in TRES names, but not in the type of a GRES.
         kind, slash, rest = name.partition("/")
-        found[kind.lower() + slash + rest] = str(value)
-    return found
+        weights[kind.lower() + slash + rest] = str(value)
+    return weights
 
 
-def add_people(shown: ClusterModel, found: PeopleTables) -> ClusterModel:
+def add_people(model: ClusterModel, tables: PeopleTables) -> ClusterModel:
     """Return the model with users, accounts and QOS added."""
-    users, accounts, qos = found
-    return msgspec.structs.replace(shown, users=users, accounts=accounts, qos=qos)
+    users, accounts, qos = tables
+    return msgspec.structs.replace(model, users=users, accounts=accounts, qos=qos)

@@ -212,28 +212,28 @@ class NodeReader:
         people: Resolves the users who gave reasons.
     """
 
-    def __init__(self, people: NameResolver) -> None:
-        self._people = people
-        self._known: dict[str, tuple[NodeRecord, bool, bool]] = {}
+    def __init__(self, resolver: NameResolver) -> None:
+        self._resolver = resolver
+        self._cache: dict[str, tuple[NodeRecord, bool, bool]] = {}
 
-    def nodes(self, out: bytes) -> list[ParsedNode]:
+    def parse_nodes(self, out: bytes) -> list[ParsedNode]:
         """Parse a listing as :func:`parse_nodes` does."""
-        before, self._known = self._known, {}
-        found: list[ParsedNode] = []
+        cached, self._cache = self._cache, {}
+        nodes: list[ParsedNode] = []
         is_sure = True
         for line in split_records(out, "NodeName="):
-            read = before.get(line) or self._read(line)
-            node, has_sure_reason, is_plain = read
+            entry = cached.get(line) or self._parse_line(line)
+            node, has_sure_reason, is_plain = entry
             if node.reason_uid is not None or not node.reason_user:
                 # An unresolved user name may resolve the next time.
-                self._known[line] = read
-            found.append(ParsedNode(node, is_sure, has_sure_reason))
+                self._cache[line] = entry
+            nodes.append(ParsedNode(node, is_sure, has_sure_reason))
             is_sure &= is_plain
-        return found
+        return nodes
 
-    def _read(self, line: str) -> tuple[NodeRecord, bool, bool]:
+    def _parse_line(self, line: str) -> tuple[NodeRecord, bool, bool]:
         """Parse a line into a record without ``details``."""
-        node, has_sure_reason = _parse_node(line, self._people)
+        node, has_sure_reason = _parse_node(line, self._resolver)
         return msgspec.structs.replace(node, details={}), has_sure_reason, _is_plain(line)
 
 
@@ -245,20 +245,20 @@ def _is_plain(line: str) -> bool:
     return _AFTER.search(line) is None and "\n" not in line and " State=" in line
 
 
-def parse_nodes(out: bytes, people: NameResolver) -> list[ParsedNode]:
+def parse_nodes(out: bytes, resolver: NameResolver) -> list[ParsedNode]:
     """Parse nodes. A name occurs twice if a comment contains a line that looks like a node.
 
     Args:
         out: Output of ``scontrol -a -o show node``.
-        people: Resolves the users who gave reasons.
+        resolver: Resolves the users who gave reasons.
     """
-    found: list[ParsedNode] = []
+    nodes: list[ParsedNode] = []
     is_sure = True
     for line in split_records(out, "NodeName="):
-        node, has_sure_reason = _parse_node(line, people)
-        found.append(ParsedNode(node, is_sure, has_sure_reason))
+        node, has_sure_reason = _parse_node(line, resolver)
+        nodes.append(ParsedNode(node, is_sure, has_sure_reason))
         is_sure &= _is_plain(line)
-    return found
+    return nodes
 
 
 def make_powered_down_node(name: str) -> NodeRecord:
@@ -272,26 +272,26 @@ def make_powered_down_node(name: str) -> NodeRecord:
 
 def parse_partitions(out: bytes) -> dict[str, PartitionRecord]:
     """Parse ``scontrol -a -o show partition`` into records by name."""
-    found: dict[str, PartitionRecord] = {}
+    partitions: dict[str, PartitionRecord] = {}
     for line in split_records(out, "PartitionName="):
         fields = dict(split_fields(line))
         name = fields["PartitionName"]
-        found[name] = PartitionRecord(
+        partitions[name] = PartitionRecord(
             name=name,
             state=fields.get("State", ""),
             nodes=clear_null(fields.get("Nodes", "")),
             details=convert_fields(fields, _PARTITION_NAMES),
         )
-    return found
+    return partitions
 
 
 def parse_reservations(out: bytes) -> dict[str, ReservationRecord]:
     """Parse ``scontrol -a -o show reservation`` into records by name; {} if there are none."""
-    found: dict[str, ReservationRecord] = {}
+    reservations: dict[str, ReservationRecord] = {}
     for line in split_records(out, "ReservationName="):
         fields = dict(split_fields(line))
         name = fields["ReservationName"]
-        found[name] = ReservationRecord(
+        reservations[name] = ReservationRecord(
             name=name,
             state=fields.get("State", ""),
             nodes=clear_null(fields.get("Nodes", "")),
@@ -303,7 +303,7 @@ def parse_reservations(out: bytes) -> dict[str, ReservationRecord]:
             flags=split_list(fields.get("Flags", "")),
             details=convert_fields(fields, _RESERVATION_NAMES),
         )
-    return found
+    return reservations
 
 
 def replace_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
@@ -332,14 +332,14 @@ def parse_sinfo_reason(user: str, at: str, text: str) -> Reason:
     return Reason(join_lines(text), match[1], int(match[2]), parse_moment(at.strip()))
 
 
-def _parse_node(line: str, people: NameResolver) -> tuple[NodeRecord, bool]:
+def _parse_node(line: str, resolver: NameResolver) -> tuple[NodeRecord, bool]:
     """Parse a node's record; also return True if the end of its reason is certain."""
     texts = _TEXTS.search(line)
     fields = dict(split_fields(line[: texts.start()] if texts else line))
     base, flags = parse_node_state(fields.get("State", ""))
     state = format_node_state(base, flags)
     tail = line[texts.start() :] if texts else ""
-    reason, has_sure_reason = _parse_reason(tail, people)
+    reason, has_sure_reason = _parse_reason(tail, resolver)
     node = NodeRecord(
         name=fields["NodeName"],
         base=base,
@@ -369,7 +369,7 @@ def _parse_load(load: str) -> int | None:
     return round(100 * float(load)) if _LOAD.fullmatch(load) else None
 
 
-def _parse_reason(tail: str, people: NameResolver) -> tuple[Reason, bool]:
+def _parse_reason(tail: str, resolver: NameResolver) -> tuple[Reason, bool]:
     """Parse the reason after a node's own fields; also return True if its end is certain.
 
     A reason ends with its user and time. The reason or the comment after it may contain the same
@@ -381,31 +381,31 @@ def _parse_reason(tail: str, people: NameResolver) -> tuple[Reason, bool]:
     ends = list(_GIVEN.finditer(text))
     if not ends:
         return Reason(join_lines(_AFTER.split(text)[0].rstrip())), True
-    first, after = text[: ends[0].start()], text[ends[0].end() :]
-    more = " ".join(_AFTER.split(after, maxsplit=1)[0].split())
-    is_sure = len(ends) == 1 and not more and _AFTER.search(first) is None
+    first_line, rest = text[: ends[0].start()], text[ends[0].end() :]
+    continuation = " ".join(_AFTER.split(rest, maxsplit=1)[0].split())
+    is_sure = len(ends) == 1 and not continuation and _AFTER.search(first_line) is None
     user = ends[0][1]
-    given = Reason(
-        join_lines(f"{first} {more}" if more else first),
+    reason = Reason(
+        join_lines(f"{first_line} {continuation}" if continuation else first_line),
         user,
-        _resolve_reason_uid(user, people),
+        _resolve_reason_uid(user, resolver),
         parse_moment(ends[0][2]),
     )
-    return given, is_sure
+    return reason, is_sure
 
 
-def _resolve_reason_uid(user: str, people: NameResolver) -> int | None:
+def _resolve_reason_uid(user: str, resolver: NameResolver) -> int | None:
     """Return the uid of a user as Slurm names them; Slurm prints the number if unresolved."""
     # Slurm 22.05 prints "nobody" for every unresolved uid, and nobody gives reasons.
     if user == "nobody":
         return None
-    return int(user) if re.fullmatch(r"[0-9]{1,10}", user) else people.uid(user)
+    return int(user) if re.fullmatch(r"[0-9]{1,10}", user) else resolver.uid(user)
 
 
 def _parse_remarks(tail: str) -> dict[str, Any]:
     """Return comment and extra, as far as their boundary is certain."""
-    found: dict[str, Any] = {}
+    remarks: dict[str, Any] = {}
     parts = re.split(r" (Comment|Extra)=", tail)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
-        found[name.lower()] = join_lines(text)
-    return found
+        remarks[name.lower()] = join_lines(text)
+    return remarks

@@ -69,32 +69,34 @@ class CommandRunner:
         self._cluster = cluster
         self._settings = settings
 
-    def environment(self) -> dict[str, str]:
+    def build_environment(self) -> dict[str, str]:
         """Return the environment of a command: UTC times and the C locale."""
-        kept = {name: os.environ[name] for name in _INHERITED if os.environ.get(name)}
-        kept.setdefault("PATH", _PATH)
+        inherited = {name: os.environ[name] for name in _INHERITED if os.environ.get(name)}
+        inherited.setdefault("PATH", _PATH)
         if self._settings.slurm_conf:
-            kept["SLURM_CONF"] = self._settings.slurm_conf
+            inherited["SLURM_CONF"] = self._settings.slurm_conf
         # 1024 bytes suffice for the task expression of all but heavily split arrays; without a
         # limit one expression can be as long as the rest of the queue.
-        return {**kept, "LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "1024"}
+        return {**inherited, "LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "1024"}
 
-    def command(self, program: str, *arguments: str) -> list[str]:
+    def build_command(self, program: str, *arguments: str) -> list[str]:
         """Return the argument vector for ``program``, with the cluster's prefix and directory."""
-        where = self._settings.slurm_bin
+        directory = self._settings.slurm_bin
         return [
             *self._settings.slurm_prefix,
-            os.path.join(where, program) if where else program,
+            os.path.join(directory, program) if directory else program,
             *arguments,
         ]
 
-    def stamp(self, program: str) -> tuple[int, ...]:
+    def compute_fingerprint(self, program: str) -> tuple[int, ...]:
         """Return a fingerprint of the program file, which changes on upgrade; () if unknown."""
         if self._settings.slurm_prefix:
             return ()  # the program is in another root, perhaps on another host
-        found = shutil.which(self.command(program)[0], path=self.environment()["PATH"])
+        program_path = shutil.which(
+            self.build_command(program)[0], path=self.build_environment()["PATH"]
+        )
         try:
-            status = os.stat(found or "")
+            status = os.stat(program_path or "")
         except OSError:
             return ()
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -124,17 +126,21 @@ class CommandRunner:
             UnknownJob: Slurm does not know the job.
             SlurmError: The command failed for another reason.
         """
-        words = self.command(program, *arguments)
+        command = self.build_command(program, *arguments)
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
-        environment = {**self.environment(), **(variables or {})}
-        code, out, err = self._run(words, environment, limit_s, user=self._other(user))
-        said = _join_message(err)
-        if code != 0 or (not out and _AWAY.search(said)):
+        environment = {**self.build_environment(), **(variables or {})}
+        exit_code, stdout, stderr = self._run(
+            command, environment, limit_s, user=self._look_up_user(user)
+        )
+        message = _join_message(stderr)
+        if exit_code != 0 or (not stdout and _AWAY.search(message)):
             # scontrol reports an unknown node on stdout.
-            raise self._error(
-                words, code, said or _join_message(out.decode("utf-8", "backslashreplace"))
+            raise self._make_error(
+                command,
+                exit_code,
+                message or _join_message(stdout.decode("utf-8", "backslashreplace")),
             )
-        return out
+        return stdout
 
     def run_into(
         self, file: BinaryIO, program: str, *arguments: str, timeout_s: float | None = None
@@ -150,16 +156,16 @@ class CommandRunner:
         Raises:
             SlurmError: As :meth:`run` raises it.
         """
-        words = self.command(program, *arguments)
+        command = self.build_command(program, *arguments)
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
-        code, _, err = self._run(words, self.environment(), limit_s, file.fileno())
-        said = _join_message(err)
-        if code != 0 or (not os.fstat(file.fileno()).st_size and _AWAY.search(said)):
-            raise self._error(words, code, said)
+        exit_code, _, stderr = self._run(command, self.build_environment(), limit_s, file.fileno())
+        message = _join_message(stderr)
+        if exit_code != 0 or (not os.fstat(file.fileno()).st_size and _AWAY.search(message)):
+            raise self._make_error(command, exit_code, message)
 
     def _run(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         environment: Mapping[str, str],
         timeout_s: float,
         stdout: int = subprocess.PIPE,
@@ -168,7 +174,7 @@ class CommandRunner:
         """Start a program and return exit code, stdout and stderr; kill its group on time-out."""
         try:
             process = subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.PIPE,
@@ -180,73 +186,73 @@ class CommandRunner:
                 extra_groups=os.getgrouplist(user.pw_name, user.pw_gid) if user else None,
             )
         except FileNotFoundError as error:
-            raise self._missing(words, str(error)) from error
+            raise self._make_missing_error(command, str(error)) from error
         except OSError as error:
-            what = f"cluster {self._cluster}: {words[0]} cannot be started: {error.strerror}"
-            raise SlurmUnavailable(what, words, str(error)) from error
+            message = f"cluster {self._cluster}: {command[0]} cannot be started: {error.strerror}"
+            raise SlurmUnavailable(message, command, str(error)) from error
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
-            what = (
-                f"cluster {self._cluster}: '{_shorten_command(words)}' took longer than "
+            message = (
+                f"cluster {self._cluster}: '{_shorten_command(command)}' took longer than "
                 f"{timeout_s:g} s; "
                 "slurmctld is down or busy: see 'scontrol ping' (command_timeout_s sets the limit)"
             )
-            raise SlurmUnavailable(what, words, "") from error
+            raise SlurmUnavailable(message, command, "") from error
         finally:
             if process.returncode is None:
                 kill_group(process)
         return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
 
-    def _other(self, user: str) -> pwd.struct_passwd | None:
+    def _look_up_user(self, user: str) -> pwd.struct_passwd | None:
         """Return the user to run a command as, or None to run it as ourselves."""
         # A prefix (chroot, sudo) needs our rights, or chooses the user.
         if not user or os.geteuid() != 0 or self._settings.slurm_prefix:
             return None
         try:
-            found = pwd.getpwnam(user)
+            entry = pwd.getpwnam(user)
         except (KeyError, ValueError):
             return None  # run as ourselves; Slurm's error then names the user it requires
-        return None if found.pw_uid == 0 else found
+        return None if entry.pw_uid == 0 else entry
 
-    def _missing(self, words: Sequence[str], said: str) -> SlurmMissing:
+    def _make_missing_error(self, command: Sequence[str], output: str) -> SlurmMissing:
         """Return the error for a program that does not exist."""
         return SlurmMissing(
-            f"cluster {self._cluster}: there is no command {words[0]}: "
+            f"cluster {self._cluster}: there is no command {command[0]}: "
             "set slurm_bin to the directory of Slurm's commands, or install them",
-            words,
-            said,
+            command,
+            output,
         )
 
-    def _error(self, words: Sequence[str], code: int, said: str) -> SlurmError:
+    def _make_error(self, command: Sequence[str], exit_code: int, output: str) -> SlurmError:
         """Return the exception for a failed command, chosen by its message."""
-        if code in (126, 127) and self._settings.slurm_prefix:
-            return self._missing(words, said)
-        what = (
-            f"cluster {self._cluster}: '{_shorten_command(words)}' failed: "
-            f"{said or f'exit code {code}'}"
+        if exit_code in (126, 127) and self._settings.slurm_prefix:
+            return self._make_missing_error(command, output)
+        message = (
+            f"cluster {self._cluster}: '{_shorten_command(command)}' failed: "
+            f"{output or f'exit code {exit_code}'}"
         )
-        if code < 0:
-            return SlurmUnavailable(f"{what} (signal {-code})", words, said)
-        for pattern, kind in (
+        if exit_code < 0:
+            return SlurmUnavailable(f"{message} (signal {-exit_code})", command, output)
+        for pattern, error_class in (
             (_UNKNOWN_JOB, UnknownJob),
             (_DOWN, SlurmDown),
             (_AWAY, SlurmUnavailable),
             (_REFUSED, SlurmRefused),
         ):
-            if pattern.search(said):
-                return kind(what, words, said)
-        return SlurmError(what, words, said)
+            if pattern.search(output):
+                return error_class(message, command, output)
+        return SlurmError(message, command, output)
 
 
-def _shorten_command(words: Sequence[str]) -> str:
+def _shorten_command(command: Sequence[str]) -> str:
     """Return a command line of at most 120 characters for messages."""
-    text = " ".join(words)
+    text = " ".join(command)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _join_message(said: str) -> str:
+def _join_message(output: str) -> str:
     """Return a message as one line of bounded length."""
-    lines = (" ".join(line.split()) for line in said.splitlines())
+    lines = (" ".join(line.split()) for line in output.splitlines())
     text = "; ".join(line for line in lines if line)
     return text if len(text) <= _LONGEST_SAID else text[: _LONGEST_SAID - 3] + "..."

@@ -63,7 +63,7 @@ def read_environment(raw: bytes, redactor: Redactor) -> Environment:
         flags = (TRUNCATED,)
     elif body.count(b"\0") != count:
         flags = (MISCOUNTED,)
-    redacted = redactor.entries(body)
+    redacted = redactor.redact_entries(body)
     claims = read_claims(redacted.data)
     return Environment(
         data=raw[: _COUNT.size] + redacted.data,
@@ -92,7 +92,7 @@ def split_entries(data: bytes) -> list[tuple[bytes, bytes | None]]:
 
 def read_claims(block: bytes) -> dict[str, str]:
     """Return what redacted entries claim about their job: ``name``, ``directory``, ``host``."""
-    found = {}
+    claims = {}
     for variable, field in _CLAIMS.items():
         start = 0 if block.startswith(variable + b"=") else block.find(b"\0" + variable + b"=") + 1
         if start == 0 and not block.startswith(variable + b"="):
@@ -101,5 +101,5 @@ def read_claims(block: bytes) -> dict[str, str]:
         end = block.find(b"\0", start)
         value = block[start : end if end >= 0 else len(block)]
         if value != REDACTED and len(value) <= _LONGEST_CLAIM:
-            found[field] = value.decode("utf-8", "backslashreplace")
-    return found
+            claims[field] = value.decode("utf-8", "backslashreplace")
+    return claims

@@ -16,13 +16,13 @@ class SlurmError(StewardError):
     Args:
         what: One line: what happened and what to do about it.
         command: The program and its arguments.
-        said: Its stderr, or the part of stdout that could not be parsed.
+        output: Its stderr, or the part of stdout that could not be parsed.
     """
 
-    def __init__(self, what: str, command: Sequence[str] = (), said: str = "") -> None:
-        super().__init__(what, tuple(command))
+    def __init__(self, message: str, command: Sequence[str] = (), output: str = "") -> None:
+        super().__init__(message, tuple(command))
         self.command = tuple(command)
-        self.said = said
+        self.output = output
 
 
 class SlurmUnavailable(SlurmError, Unavailable):

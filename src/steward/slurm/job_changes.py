@@ -44,12 +44,12 @@ class JobChanges:
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = CommandRunner(cluster, settings)
 
-    def hold(self, job: str, why: str = "", *, by_user: bool = False) -> bool:
+    def hold(self, job: str, reason: str = "", *, by_user: bool = False) -> bool:
         """Hold a pending job, so that it does not start and its user cannot release it.
 
         Args:
             job: Job name, see :func:`format_job_target`.
-            why: Reason shown to the user; "" keeps the present one.
+            reason: Reason shown to the user; "" keeps the present one.
             by_user: Hold it as its user would, who then can release it.
 
         Returns:
@@ -59,20 +59,20 @@ class JobChanges:
             ScrontabJob: The job belongs to scrontab and cannot be held.
             SlurmError: Slurm does not answer, or denies permission.
         """
-        is_held = self._done("uhold" if by_user else "hold", job)
-        return is_held and (not why or self.comment(job, why))
+        is_held = self._change("uhold" if by_user else "hold", job)
+        return is_held and (not reason or self.comment(job, reason))
 
-    def release(self, job: str, *, is_told: bool = True) -> bool:
+    def release(self, job: str, *, clear_reason: bool = True) -> bool:
         """Release a job held by :meth:`hold`.
 
         Args:
             job: Job name.
-            is_told: Also remove the reason from the admin comment.
+            clear_reason: Also remove the reason from the admin comment.
 
         Raises:
             SlurmError: As above.
         """
-        return self._done("release", job) and (not is_told or self.comment(job, ""))
+        return self._change("release", job) and (not clear_reason or self.comment(job, ""))
 
     def requeue(self, job: str, *, hold: bool = False) -> bool:
         """Requeue a batch job: end its run and make it pending again.
@@ -84,19 +84,21 @@ class JobChanges:
         Raises:
             SlurmError: The job cannot be requeued, or as above.
         """
-        return self._done("requeuehold" if hold else "requeue", job)
+        return self._change("requeuehold" if hold else "requeue", job)
 
-    def exclude(self, job: str, nodes: Sequence[str]) -> bool:
+    def exclude_nodes(self, job: str, nodes: Sequence[str]) -> bool:
         """Exclude nodes from a pending job, in addition to those it already excludes.
 
         Raises:
             SlurmError: As above.
         """
         out = self._commands.run("squeue", *_ONE, "-j", _strip_tasks(job), "-o", "%x")
-        shown = out.decode("utf-8", "backslashreplace").split()
-        before = [] if not shown or shown[0] in ("(null)", "N/A") else expand_nodelist(shown[0])
-        return self._done(
-            "update", f"JobId={job}", f"ExcNodeList={fold_nodelist([*before, *nodes])}"
+        columns = out.decode("utf-8", "backslashreplace").split()
+        excluded = (
+            [] if not columns or columns[0] in ("(null)", "N/A") else expand_nodelist(columns[0])
+        )
+        return self._change(
+            "update", f"JobId={job}", f"ExcNodeList={fold_nodelist([*excluded, *nodes])}"
         )
 
     def suspend(self, job: str) -> bool:
@@ -105,7 +107,7 @@ class JobChanges:
         Raises:
             SlurmError: The job is not running, or as above.
         """
-        return self._done("suspend", job)
+        return self._change("suspend", job)
 
     def resume(self, job: str) -> bool:
         """Resume a suspended job.
@@ -113,14 +115,14 @@ class JobChanges:
         Raises:
             SlurmError: The job is not suspended, or as above.
         """
-        return self._done("resume", job)
+        return self._change("resume", job)
 
-    def cancel(self, job: str, why: str = "") -> bool:
+    def cancel(self, job: str, reason: str = "") -> bool:
         """Cancel a pending or running job.
 
         Args:
             job: Job name.
-            why: Reason shown to the user; "" keeps the present one.
+            reason: Reason shown to the user; "" keeps the present one.
 
         Returns:
             True if it is over; scancel reports no error for an ended or unknown job.
@@ -129,8 +131,8 @@ class JobChanges:
             SlurmError: As above.
         """
         with contextlib.suppress(ScrontabJob):  # scancel then disables its crontab line
-            if why:
-                self.comment(job, why)
+            if reason:
+                self.comment(job, reason)
         try:
             return self._run("scancel", _validate_job_target(job))
         except ScrontabJob:
@@ -143,41 +145,43 @@ class JobChanges:
         Raises:
             SlurmError: As above.
         """
-        name, said = f"JobId={_validate_job_target(job)}", _clean_comment(text)
+        target, own_part = f"JobId={_validate_job_target(job)}", _clean_comment(text)
         try:
-            before = self._admin_comment(job)
+            old_comment = self._read_admin_comment(job)
         except UnknownJob:
             return False
-        kept = _OURS.sub("", before).rstrip()
-        after = f"{kept} [{said}]".lstrip() if said else kept
-        return after == before or self._done("update", name, f"AdminComment={after}")
+        other_part = _OURS.sub("", old_comment).rstrip()
+        new_comment = f"{other_part} [{own_part}]".lstrip() if own_part else other_part
+        return new_comment == old_comment or self._change(
+            "update", target, f"AdminComment={new_comment}"
+        )
 
-    def _admin_comment(self, job: str) -> str:
+    def _read_admin_comment(self, job: str) -> str:
         """Return the admin comment of a job from squeue."""
         out = self._commands.run(
             *("squeue", *_ONE, "-j", _strip_tasks(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
         )
         # Pending tasks of an array come as one row, with one comment.
-        shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
-        return "" if shown == "(null)" else shown
+        comment = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
+        return "" if comment == "(null)" else comment
 
-    def _done(self, *words: str) -> bool:
+    def _change(self, *arguments: str) -> bool:
         """Run scontrol on a job; return False if the job could no longer be changed."""
-        if words[0] != "update":
-            words = (words[0], _validate_job_target(words[1]))
-        return self._run("scontrol", *words)
+        if arguments[0] != "update":
+            arguments = (arguments[0], _validate_job_target(arguments[1]))
+        return self._run("scontrol", *arguments)
 
-    def _run(self, *words: str) -> bool:
+    def _run(self, *command: str) -> bool:
         """Run a command on a job; return False if the job could no longer be changed."""
         try:
-            self._commands.run(*words)
+            self._commands.run(*command)
         except UnknownJob:
             return False
         except SlurmError as error:
-            if _GONE.search(error.said):
+            if _GONE.search(error.output):
                 return False
-            if _OF_SCRONTAB.search(error.said):
-                raise ScrontabJob(str(error), error.command, error.said) from error
+            if _OF_SCRONTAB.search(error.output):
+                raise ScrontabJob(str(error), error.command, error.output) from error
             raise
         return True
 
@@ -197,8 +201,8 @@ def read_comment(admin_comment: str) -> str:
 
     "" if none.
     """
-    ours = _OURS.search(admin_comment)
-    return ours[1] if ours else ""
+    match = _OURS.search(admin_comment)
+    return match[1] if match else ""
 
 
 def _validate_job_target(job: str) -> str:

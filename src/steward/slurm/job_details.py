@@ -62,12 +62,12 @@ _FLAGS: Final = frozenset({"Contiguous", "Reboot", "Requeue"})
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "*"})
 
 
-def build_job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
+def build_job_details(job: JobRecord, extras: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the fields of a job.
 
     Args:
         job: The record from squeue, completed by scontrol if it was queried alone.
-        shown: Further fields from :func:`read_extras`; None omits them.
+        extras: Further fields from :func:`read_extras`; None omits them.
     """
     is_array = bool(job.array_job_id)
     is_task = is_array and job.array_task.isdigit()
@@ -103,39 +103,39 @@ def build_job_details(job: JobRecord, shown: Mapping[str, str] | None = None) ->
     }
     fields |= _build_resources(job) | _build_texts(job)
     return {name: None if value == "" else value for name, value in fields.items()} | {
-        name: _parse_extra(word, (shown or {}).get(word, ""))
-        for word, name in _SHOWN.items()
-        if shown
+        name: _parse_extra(key, (extras or {}).get(key, ""))
+        for key, name in _SHOWN.items()
+        if extras
     }
 
 
 def list_job_fields() -> frozenset[str]:
     """Return the names of all fields."""
-    nobodys = JobRecord(job_id=0)
-    return frozenset(build_job_details(nobodys, dict.fromkeys(_SHOWN, "")))
+    empty_job = JobRecord(job_id=0)
+    return frozenset(build_job_details(empty_job, dict.fromkeys(_SHOWN, "")))
 
 
-def read_extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
+def read_extras(job: JobRecord, texts: Mapping[int, str]) -> dict[str, str]:
     """Return a job's further fields from scontrol; {} if they cannot be read with certainty.
 
     Args:
         job: The job. Its name tells where Slurm's own fields continue.
-        text: Output of scontrol by job id, from :func:`split_segments`.
+        texts: Output of scontrol by job id, from :func:`split_segments`.
     """
-    segment = text.get(job.job_id, "")
-    named = f" JobName={job.name} "
-    begin = segment.find(named)
-    if begin < 0 or not segment.startswith(_AFTER_NAME, begin + len(named)):
+    segment = texts.get(job.job_id, "")
+    name_field = f" JobName={job.name} "
+    begin = segment.find(name_field)
+    if begin < 0 or not segment.startswith(_AFTER_NAME, begin + len(name_field)):
         return {}
     head = segment[:begin]
-    found: dict[str, str] = {}
-    twice: set[str] = set()
-    for word, value in _FIELD.findall(head + " " + segment[begin + len(named) :]):
-        if word in found:
-            twice.add(word)
-        found[word] = value
+    extras: dict[str, str] = {}
+    repeated: set[str] = set()
+    for key, value in _FIELD.findall(head + " " + segment[begin + len(name_field) :]):
+        if key in extras:
+            repeated.add(key)
+        extras[key] = value
     # Drop fields that occur twice: one may be forged by text of the user's.
-    return {word: value for word, value in found.items() if word in _SHOWN and word not in twice}
+    return {key: value for key, value in extras.items() if key in _SHOWN and key not in repeated}
 
 
 def split_segments(out: bytes) -> dict[int, str]:
@@ -145,15 +145,15 @@ def split_segments(out: bytes) -> dict[int, str]:
     """
     text = out.decode("utf-8", "backslashreplace")
     heads = list(_HEAD.finditer(text))
-    found: dict[int, str] = {}
-    twice: set[int] = set()
-    for number, head in enumerate(heads):
+    segments: dict[int, str] = {}
+    repeated: set[int] = set()
+    for index, head in enumerate(heads):
         job_id = int(head[1])
-        if job_id in found:
-            twice.add(job_id)
-        end = heads[number + 1].start() if number + 1 < len(heads) else len(text)
-        found[job_id] = text[head.end() - 1 : end]
-    return {job_id: segment for job_id, segment in found.items() if job_id not in twice}
+        if job_id in segments:
+            repeated.add(job_id)
+        end = heads[index + 1].start() if index + 1 < len(heads) else len(text)
+        segments[job_id] = text[head.end() - 1 : end]
+    return {job_id: segment for job_id, segment in segments.items() if job_id not in repeated}
 
 
 def parse_job_target(job: str) -> tuple[int, int | None, int | None] | None:
@@ -161,8 +161,12 @@ def parse_job_target(job: str) -> tuple[int, int | None, int | None] | None:
     match = _ID.fullmatch(job)
     if match is None:
         return None
-    number, task, offset = match.groups()
-    return int(number), None if task is None else int(task), None if offset is None else int(offset)
+    number, task, het_offset = match.groups()
+    return (
+        int(number),
+        None if task is None else int(task),
+        None if het_offset is None else int(het_offset),
+    )
 
 
 def _build_resources(job: JobRecord) -> dict[str, Any]:
@@ -213,15 +217,15 @@ def _build_texts(job: JobRecord) -> dict[str, Any]:
     }
 
 
-def _parse_extra(word: str, text: str) -> Any:
+def _parse_extra(key: str, text: str) -> Any:
     """Convert a field of scontrol to None, bool, int, seconds since the epoch, or text."""
-    if word in _FLAGS:
+    if key in _FLAGS:
         return None if text == "" else text not in ("0", "NO")
     if text in _NOTHING:
         return None
-    if word in _TIMES:
+    if key in _TIMES:
         return to_epoch(parse_moment(text))
-    if word == "AllocNode:Sid":
+    if key == "AllocNode:Sid":
         text = text.rpartition(":")[2]
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 

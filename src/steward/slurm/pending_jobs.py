@@ -64,7 +64,7 @@ class PendingJobs:
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = CommandRunner(cluster, settings)
 
-    def outlook(self, job_id: int) -> PendingStatus | None:
+    def query_status(self, job_id: int) -> PendingStatus | None:
         """Return the state of a job, or None if Slurm does not know it, or no longer.
 
         Args:
@@ -90,15 +90,15 @@ class PendingJobs:
                 )
         return None
 
-    def why_held(self, job_id: int) -> str:
+    def read_hold_reason(self, job_id: int) -> str:
         """Return the reason that Steward gave when it held a job; "" if none.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        wide = f"admin_comment:{_COMMENT}"
+        column = f"admin_comment:{_COMMENT}"
         try:
-            out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", wide)
+            out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", column)
         except UnknownJob:
             return ""
         # Array tasks with records of their own have rows and comments of their own.
@@ -114,17 +114,17 @@ class PendingJobs:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        return self._shown("partition", name)
+        return self._show("partition", name)
 
-    def reservation(self, name: str) -> dict[str, str]:
+    def read_reservation(self, name: str) -> dict[str, str]:
         """Return the fields of ``scontrol show reservation`` (StartTime, Nodes …); {} if unknown.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        return self._shown("reservation", name)
+        return self._show("reservation", name)
 
-    def limits(
+    def read_limits(
         self, *, user: str, uid: int | None, account: str, qos: str
     ) -> dict[str, dict[str, str]]:
         """Return slurmctld's limits that are set, each as "limit(used)".
@@ -143,25 +143,25 @@ class PendingJobs:
             SlurmUnavailable: slurmctld does not answer.
         """
         names = {"users": user, "accounts": account, "qos": qos}
-        words = [f"{name}={value}" for name, value in names.items() if _WORD.fullmatch(value)]
-        if not words:
+        filters = [f"{name}={value}" for name, value in names.items() if _WORD.fullmatch(value)]
+        if not filters:
             return {}
         try:
             out = self._commands.run(
-                "scontrol", "-o", "show", "assoc_mgr", *words, "flags=assoc,qos"
+                "scontrol", "-o", "show", "assoc_mgr", *filters, "flags=assoc,qos"
             )
         except UnknownJob:
             return {}
         return parse_limits(decode_text(out), user=user, uid=uid, account=account, qos=qos)
 
-    def _shown(self, what: str, name: str) -> dict[str, str]:
+    def _show(self, object_type: str, name: str) -> dict[str, str]:
         """Return the fields of ``scontrol show`` for one object; {} if unknown."""
         if not _WORD.fullmatch(name):
             return {}
         try:
-            out = self._commands.run("scontrol", "-o", "show", what, name)
+            out = self._commands.run("scontrol", "-o", "show", object_type, name)
         except SlurmError as error:
-            if "not found" in error.said or "Invalid" in error.said:
+            if "not found" in error.output or "Invalid" in error.output:
                 return {}
             raise
         pairs = _PAIR.findall(decode_text(out))
@@ -175,30 +175,30 @@ def parse_limits(
 
     The user's own association takes precedence; the account's applies where it sets no limit.
     """
-    own: dict[str, str] = {}
-    parents: dict[str, str] = {}
-    found: dict[str, str] = {}
-    inside, is_own = "", False
+    user_limits: dict[str, str] = {}
+    account_limits: dict[str, str] = {}
+    qos_limits: dict[str, str] = {}
+    section, is_own = "", False
     own_blocks = {account, str(uid), user}
     for line in text.splitlines():
-        head = _BLOCK.sub(
+        fields = _BLOCK.sub(
             lambda block: f" {block[2]} " if block[1] in own_blocks else "", line.lstrip()
         )
-        if head.startswith("ClusterName="):
-            pairs = dict(_PAIR.findall(head))
-            inside = "assoc" if pairs.get("Account") == account else ""
+        if fields.startswith("ClusterName="):
+            pairs = dict(_PAIR.findall(fields))
+            section = "assoc" if pairs.get("Account") == account else ""
             is_own = pairs.get("UserName", "").partition("(")[0] == user
             if not is_own and not _is_account(pairs):
-                inside = ""
-        elif head.startswith("QOS="):
-            inside = "qos" if head[4:].partition("(")[0] == qos else ""
-        elif head.endswith(("Records", "Limits")) and "=" not in head:
+                section = ""
+        elif fields.startswith("QOS="):
+            section = "qos" if fields[4:].partition("(")[0] == qos else ""
+        elif fields.endswith(("Records", "Limits")) and "=" not in fields:
             continue
-        if inside:
-            into = found if inside == "qos" else own if is_own else parents
-            for name, value in _set_limits(head).items():
-                into.setdefault(name, value)
-    return {"assoc": {**parents, **own}, "qos": found}
+        if section:
+            limits = qos_limits if section == "qos" else user_limits if is_own else account_limits
+            for name, value in _set_limits(fields).items():
+                limits.setdefault(name, value)
+    return {"assoc": {**account_limits, **user_limits}, "qos": qos_limits}
 
 
 def _is_account(pairs: Mapping[str, str]) -> bool:
@@ -208,17 +208,17 @@ def _is_account(pairs: Mapping[str, str]) -> bool:
 
 def _set_limits(line: str) -> dict[str, str]:
     """Return the limits of a line that are set: "N(3)" is not."""
-    found = {}
+    limits = {}
     for name, value in _PAIR.findall(line):
         if not name.startswith(("Grp", "Max", "Min")):
             continue
-        most = value.partition("(")[0]
-        if most in _UNLIMITED:
+        limit = value.partition("(")[0]
+        if limit in _UNLIMITED:
             continue
-        kept = ",".join(filter(_is_set, value.split(","))) if "TRES" in name else value
-        if kept:
-            found[name] = kept
-    return found
+        text = ",".join(filter(_is_set, value.split(","))) if "TRES" in name else value
+        if text:
+            limits[name] = text
+    return limits
 
 
 def _is_set(part: str) -> bool:

@@ -98,14 +98,14 @@ def complete_from_json(records: Sequence[JobRecord], out: bytes) -> list[JobReco
     """
     try:
         # scontrol writes bytes that are not UTF-8 unchanged.
-        answer = _decoder.decode(out.decode("utf-8", "replace"))
+        reply = _decoder.decode(out.decode("utf-8", "replace"))
     except msgspec.MsgspecError as error:
         raise SlurmError(
             f"the JSON of scontrol show job is not understood: {error}",
             ("scontrol", "show", "job", "--json"),
             out[:200].decode("utf-8", "replace"),
         ) from error
-    jobs = {job.job_id: job for job in answer.jobs}
+    jobs = {job.job_id: job for job in reply.jobs}
     completed = []
     for record in records:
         job = jobs.get(record.job_id)
@@ -157,14 +157,18 @@ def _find_segment(
         heads: Position and job id of each apparent record, in order.
         number: Index of the job's own record in ``heads``.
     """
-    named = f"JobName={record.name} "
-    name = text.find(named, heads[number][0])
-    if name < 0:
+    name_field = f"JobName={record.name} "
+    name_start = text.find(name_field, heads[number][0])
+    if name_start < 0:
         return ""
-    begin = name + len(named)
-    own = str(record.job_id)
-    behind = range(bisect_left(heads, (begin, "")), len(heads))
-    return text[begin : next((heads[one][0] for one in behind if heads[one][1] != own), len(text))]
+    begin = name_start + len(name_field)
+    own_id = str(record.job_id)
+    following = range(bisect_left(heads, (begin, "")), len(heads))
+    return text[
+        begin : next(
+            (heads[index][0] for index in following if heads[index][1] != own_id), len(text)
+        )
+    ]
 
 
 def _read_times(record: JobRecord, segment: str) -> dict[str, Any]:
@@ -175,25 +179,25 @@ def _read_times(record: JobRecord, segment: str) -> dict[str, Any]:
         times["resized_at"] = parse_moment(resized[0])
     suspended = _SUSPENDED.findall(segment)
     if len(suspended) == 1:
-        ((at, before),) = suspended
-        times |= _compute_suspension(record, parse_moment(at), int(before))
+        ((suspended_at, ran_before),) = suspended
+        times |= _compute_suspension(record, parse_moment(suspended_at), int(ran_before))
     return times
 
 
 def _compute_suspension(
-    record: JobRecord, at: datetime | None, ran_before_s: int
+    record: JobRecord, suspended_at: datetime | None, ran_before_s: int
 ) -> dict[str, Any]:
     """Return the last suspension or resumption time and the total time suspended before it.
 
     Args:
         record: The run.
-        at: SuspendTime, which a resumption sets too; None if never suspended.
+        suspended_at: SuspendTime, which a resumption sets too; None if never suspended.
         ran_before_s: SecsPreSuspend: how long the run had been running by then.
     """
-    if at is None or record.start is None or record.state in WAITING:
+    if suspended_at is None or record.start is None or record.state in WAITING:
         return {}
-    total_s = int((at - record.start).total_seconds()) - ran_before_s
-    return {"suspended_at": at, "suspended_s": max(0, total_s)}
+    total_s = int((suspended_at - record.start).total_seconds()) - ran_before_s
+    return {"suspended_at": suspended_at, "suspended_s": max(0, total_s)}
 
 
 def _read_number(value: _Number | int | None) -> int:
@@ -213,20 +217,20 @@ def _read_text_fields(record: JobRecord, segment: str) -> dict[str, Any]:
     """Read the requested TRES, submit line and files, where no user text can have forged them."""
     command = f" Command={record.command or '(null)'} "
     work_dir = f" WorkDir={record.work_dir}"
-    middle, tail = segment.find(command), segment.rfind(work_dir)
-    if middle < 0 or tail < 0:
+    command_start, work_dir_start = segment.find(command), segment.rfind(work_dir)
+    if command_start < 0 or work_dir_start < 0:
         return {}
-    requested = set(re.findall(r" ReqTRES=(\S+)", segment[:middle]))
-    line = segment[middle + len(command) - 1 : tail]
+    requested = set(re.findall(r" ReqTRES=(\S+)", segment[:command_start]))
+    line = segment[command_start + len(command) - 1 : work_dir_start]
     extras: dict[str, Any] = {
         "tres_requested": requested.pop() if len(requested) == 1 else "",
         "submit_line": line.removeprefix(" SubmitLine=") if line.startswith(" SubmitLine=") else "",
     }
-    files = _FILES.search(segment, tail)
+    files = _FILES.search(segment, work_dir_start)
     if files:
-        cut = _AFTER_STDOUT.search(files[3])
-        out = files[3][: cut.start()] if cut else files[3]
-        names = (files[2], out.rstrip("\n").rstrip(" "), files[1])
+        next_field = _AFTER_STDOUT.search(files[3])
+        stdout = files[3][: next_field.start()] if next_field else files[3]
+        names = (files[2], stdout.rstrip("\n").rstrip(" "), files[1])
         extras |= dict(zip(("stdin", "stdout", "stderr"), names, strict=True))
     return extras
 
@@ -243,11 +247,11 @@ def _replace_fields(record: JobRecord, extras: dict[str, Any]) -> JobRecord:
 def _count_requested(tres: str) -> dict[str, int]:
     """Return requested CPUs and nodes from TRES such as ``cpu=4,mem=8G,node=2,billing=4``."""
     counts = dict(part.partition("=")[::2] for part in tres.split(","))
-    found = {
+    requested = {
         "requested_cpus": parse_number(counts.get("cpu", "")),
         "requested_nodes": parse_number(counts.get("node", "")),
     }
-    return {field: count for field, count in found.items() if count}
+    return {field: count for field, count in requested.items() if count}
 
 
 log = logging.getLogger(__name__)
@@ -367,43 +371,45 @@ class QueueFormat:
 
     def __init__(
         self,
-        offered: Collection[str] = (),
-        word: str = "",
+        available: Collection[str] = (),
+        secret: str = "",
         *,
-        of_one: bool = False,
+        is_single_job: bool = False,
         dependency_bytes: int = 0,
     ) -> None:
-        self._safe = [*_SAFE, *(name for name in _OFFERED if name.lower() in offered)]
-        self._safe += _SAFE_OF_ONE if of_one else ()
-        self._hostile = (*_HOSTILE, *_HOSTILE_OF_ONE) if of_one else _HOSTILE
-        word = word or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
-        self._end = (_UNIT + word).encode()
-        fields = [f"{name}:{_UNIT}" for name in self._safe]
-        is_whole = of_one and not dependency_bytes
-        self._longest = None if is_whole else MAX_FIELD_BYTES
+        self._slurm_fields = [*_SAFE, *(name for name in _OFFERED if name.lower() in available)]
+        self._slurm_fields += _SAFE_OF_ONE if is_single_job else ()
+        self._user_fields = (*_HOSTILE, *_HOSTILE_OF_ONE) if is_single_job else _HOSTILE
+        secret = secret or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
+        self._text_end = (_UNIT + secret).encode()
+        fields = [f"{name}:{_UNIT}" for name in self._slurm_fields]
+        is_whole = is_single_job and not dependency_bytes
+        self._max_field_bytes = None if is_whole else MAX_FIELD_BYTES
         self._widths = {} if is_whole else _WIDTHS
         if dependency_bytes:
             self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, MAX_FIELD_BYTES)}
-        fields += [f"{name}:{self._widths.get(name, '')}{_UNIT}{word}" for name in self._hostile]
-        self.variable = ",".join(fields)
+        fields += [
+            f"{name}:{self._widths.get(name, '')}{_UNIT}{secret}" for name in self._user_fields
+        ]
+        self.format_text = ",".join(fields)
         """Value of SQUEUE_FORMAT2."""
 
-    def rows(self, out: bytes) -> Iterator[bytes]:
+    def split_rows(self, out: bytes) -> Iterator[bytes]:
         """Yield the rows of squeue's output; the last may be incomplete if the output is."""
         begin = 0
         while True:
             end = begin
-            for _ in self._hostile:
-                end = out.find(self._end, end)
+            for _ in self._user_fields:
+                end = out.find(self._text_end, end)
                 if end < 0:
                     if begin < len(out):
                         yield out[begin:]
                     return
-                end += len(self._end)
+                end += len(self._text_end)
             yield out[begin:end]
             begin = end + 1  # the newline
 
-    def job_id(self, row: bytes) -> int:
+    def parse_job_id(self, row: bytes) -> int:
         """Return the raw job id of a row.
 
         Raises:
@@ -411,35 +417,44 @@ class QueueFormat:
         """
         return int(row[: row.index(b"\x1f")])
 
-    def record(self, row: bytes, people: NameResolver) -> JobRecord:
+    def parse_record(self, row: bytes, resolver: NameResolver) -> JobRecord:
         """Parse a row into a record.
 
         Raises:
             ValueError: The row does not match this format.
         """
-        *safe, rest = row.split(b"\x1f", len(self._safe))
-        if len(safe) != len(self._safe):
-            raise ValueError(f"{len(safe)} fields before the first text")
-        hostile = rest.split(self._end)
-        if len(hostile) != len(self._hostile) + 1 or hostile[-1]:
-            raise ValueError(f"{len(hostile) - 1} fields of text")
-        shown = dict(zip(self._safe, (field.decode("ascii") for field in safe), strict=True))
-        fields = dict(zip(self._hostile, (one[: self._longest] for one in hostile), strict=False))
+        *slurm_parts, rest = row.split(b"\x1f", len(self._slurm_fields))
+        if len(slurm_parts) != len(self._slurm_fields):
+            raise ValueError(f"{len(slurm_parts)} fields before the first text")
+        text_parts = rest.split(self._text_end)
+        if len(text_parts) != len(self._user_fields) + 1 or text_parts[-1]:
+            raise ValueError(f"{len(text_parts) - 1} fields of text")
+        values = dict(
+            zip(self._slurm_fields, (field.decode("ascii") for field in slurm_parts), strict=True)
+        )
+        fields = dict(
+            zip(
+                self._user_fields,
+                (part[: self._max_field_bytes] for part in text_parts),
+                strict=False,
+            )
+        )
         for name in self._widths:
             fields[name] = fields[name].rstrip(b" ")
-        words = {name: decode_text(field) for name, field in fields.items()}
-        return _build_record(shown, words, people)
+        texts = {name: decode_text(field) for name, field in fields.items()}
+        return _build_record(values, texts, resolver)
 
 
 def parse_queue(
-    form: QueueFormat, out: bytes, people: NameResolver, previous: Mapping[int, int]
+    queue_format: QueueFormat, out: bytes, resolver: NameResolver, previous: Mapping[int, int]
 ) -> tuple[tuple[JobRecord, ...], dict[int, int], int]:
     """Parse squeue's output into the records that changed since ``previous``.
 
     Args:
-        form: The format of this output and of ``previous``; with another one no hash matches.
+        queue_format: The format of this output and of ``previous``; with another one no hash
+            matches.
         out: squeue's output.
-        people: Resolves uids and gids.
+        resolver: Resolves uids and gids.
         previous: Row hashes by job id, from the last queue.
 
     Returns:
@@ -447,101 +462,103 @@ def parse_queue(
     """
     records: list[JobRecord] = []
     rows: dict[int, int] = {}
-    strange = 0
-    for row in form.rows(out):
+    malformed_count = 0
+    for row in queue_format.split_rows(out):
         try:
-            job_id = form.job_id(row)
+            job_id = queue_format.parse_job_id(row)
             digest = hash(row)
             if previous.get(job_id) != digest:
-                records.append(form.record(row, people))
+                records.append(queue_format.parse_record(row, resolver))
             rows[job_id] = digest
         except ValueError as error:
-            strange += 1
+            malformed_count += 1
             log.error("a row of squeue is not understood: %s: %r", error, row[:200])
-    return tuple(records), rows, strange
+    return tuple(records), rows, malformed_count
 
 
-def _build_record(shown: dict[str, str], words: dict[str, str], people: NameResolver) -> JobRecord:
-    """Build a record from the fields of a row: ``shown`` from Slurm, ``words`` from users."""
-    job_id, uid, gid = int(shown["JobID"]), int(shown["UserID"]), int(shown["GroupID"])
-    state = sys.intern(shown["State"])
-    is_array = shown["ArrayTaskID"] not in ("", "N/A")
-    het_job_id = parse_number(shown["HetJobID"]) or 0
-    restarts = parse_number(shown["RestartCnt"]) or 0
-    sluid = shown.get("SLUID", "")
-    is_over = state in FINISHED
-    status = parse_exit_status(shown["exit_code"]) if is_over else None
-    derived = parse_exit_status(shown["DerivedEC"]) if is_over else None
-    start = None if state in WAITING else parse_moment(shown["StartTime"])
-    end = parse_moment(shown["EndTime"]) if is_over else None
-    tres = shown["tres-alloc"]
+def _build_record(
+    values: dict[str, str], texts: dict[str, str], resolver: NameResolver
+) -> JobRecord:
+    """Build a record from the fields of a row: ``values`` from Slurm, ``texts`` from users."""
+    job_id, uid, gid = int(values["JobID"]), int(values["UserID"]), int(values["GroupID"])
+    state = sys.intern(values["State"])
+    is_array = values["ArrayTaskID"] not in ("", "N/A")
+    het_job_id = parse_number(values["HetJobID"]) or 0
+    restarts = parse_number(values["RestartCnt"]) or 0
+    sluid = values.get("SLUID", "")
+    has_ended = state in FINISHED
+    status = parse_exit_status(values["exit_code"]) if has_ended else None
+    derived_status = parse_exit_status(values["DerivedEC"]) if has_ended else None
+    start = None if state in WAITING else parse_moment(values["StartTime"])
+    end = parse_moment(values["EndTime"]) if has_ended else None
+    tres = values["tres-alloc"]
     return JobRecord(
         job_id=job_id,
-        name=words["Name"],
+        name=texts["Name"],
         uid=uid,
-        user=people.user(uid),
+        user=resolver.user(uid),
         gid=gid,
-        group=people.group(gid),
-        account=words["Account"],
-        partition=words["Partition"],
-        qos=words["QOS"],
+        group=resolver.group(gid),
+        account=texts["Account"],
+        partition=texts["Partition"],
+        qos=texts["QOS"],
         state=state,
-        reason="" if words["Reason"] == "None" else words["Reason"],
-        batch=shown["BatchFlag"] == "1",
-        array_job_id=int(shown["ArrayJobID"]) if is_array else 0,
-        array_task=shown["ArrayTaskID"] if is_array else "",
+        reason="" if texts["Reason"] == "None" else texts["Reason"],
+        batch=values["BatchFlag"] == "1",
+        array_job_id=int(values["ArrayJobID"]) if is_array else 0,
+        array_task=values["ArrayTaskID"] if is_array else "",
         het_job_id=het_job_id,
-        het_offset=parse_number(shown["HetJobOffset"]) or 0 if het_job_id else 0,
+        het_offset=parse_number(values["HetJobOffset"]) or 0 if het_job_id else 0,
         sluid=sluid,
         # The SLUID of a job's first run is its permanent id; squeue does not show it for later
         # runs.
         original_sluid=sluid if restarts == 0 else "",
         restarts=restarts,
-        submit=parse_moment(shown["SubmitTime"]),
-        eligible=parse_moment(shown["EligibleTime"]),
+        submit=parse_moment(values["SubmitTime"]),
+        eligible=parse_moment(values["EligibleTime"]),
         # Expected times are the scheduler's estimates, not facts.
         start=start,
         end=end,
-        time_limit_s=parse_seconds(shown["TimeLimit"]),
-        nodes=parse_number(shown["NumNodes"]),
-        cpus=parse_number(shown["NumCPUs"]),
-        tasks=parse_number(shown["NumTasks"]),
-        min_memory_mib=parse_tres_amount("mem", shown["MinMemory"]),
+        time_limit_s=parse_seconds(values["TimeLimit"]),
+        nodes=parse_number(values["NumNodes"]),
+        cpus=parse_number(values["NumCPUs"]),
+        tasks=parse_number(values["NumTasks"]),
+        min_memory_mib=parse_tres_amount("mem", values["MinMemory"]),
         # Before a job starts, this field holds its requested TRES.
         tres_requested=tres if state == "PENDING" and tres != "(null)" else "",
         tres_allocated="" if state in WAITING or tres == "(null)" else tres,
-        nodelist=shown["NodeList"],
-        dependency=words["Dependency"],
-        reservation=words["Reservation"],
-        submit_host=words["AllocNodes"],
-        command=words["Command"],
-        work_dir=words["WorkDir"],
-        stdin=words["STDIN"],
-        stdout=words["STDOUT"],
-        stderr=words["STDERR"],
-        comment=words["Comment"],
-        admin_comment=words["admin_comment"],
+        nodelist=values["NodeList"],
+        dependency=texts["Dependency"],
+        reservation=texts["Reservation"],
+        submit_host=texts["AllocNodes"],
+        command=texts["Command"],
+        work_dir=texts["WorkDir"],
+        stdin=texts["STDIN"],
+        stdout=texts["STDOUT"],
+        stderr=texts["STDERR"],
+        comment=texts["Comment"],
+        admin_comment=texts["admin_comment"],
         exit_code=status[0] if status else None,
         exit_signal=status[1] if status else None,
-        derived_exit_code=derived[0] if derived else None,
-        derived_exit_signal=derived[1] if derived else None,
-        suspended_s=_compute_suspended_s(start, end, shown.get("TimeUsed", "")),
-        priority=parse_number(shown.get("PriorityLong", "")),
-        wckey=words["WCKey"],
-        constraints=words["Feature"],
-        licenses=words["Licenses"],
-        container=words.get("Container", ""),
-        batch_host=_clear_placeholder(shown.get("BatchHost", "")),
-        system_comment=words.get("system_comment", ""),
-        federation_origin=_clear_placeholder(shown.get("Origin", "")),
-        federation_siblings=_clear_placeholder(shown.get("SiblingsActive", "")),
-        oversubscribe=_normalize_oversubscribe(shown["OverSubscribe"], shown.get("Exclusive")),
-        tres_per_job=_clear_placeholder(words["tres-per-job"]),
-        tres_per_node=_clear_placeholder(words["tres-per-node"]),
-        tres_per_socket=_clear_placeholder(words["tres-per-socket"]),
-        tres_per_task=_clear_placeholder(words["tres-per-task"]),
-        cpus_per_tres=_clear_placeholder(words["cpus-per-tres"]),
-        mem_per_tres=_clear_placeholder(words["mem-per-tres"]),
+        derived_exit_code=derived_status[0] if derived_status else None,
+        derived_exit_signal=derived_status[1] if derived_status else None,
+        suspended_s=_compute_suspended_s(start, end, values.get("TimeUsed", "")),
+        priority=parse_number(values.get("PriorityLong", "")),
+        wckey=texts["WCKey"],
+        constraints=texts["Feature"],
+        licenses=texts["Licenses"],
+        container=texts.get("Container", ""),
+        batch_host=_clear_placeholder(values.get("BatchHost", "")),
+        system_comment=texts.get("system_comment", ""),
+        federation_origin=_clear_placeholder(values.get("Origin", "")),
+        federation_siblings=_clear_placeholder(values.get("SiblingsActive", "")),
+        oversubscribe=_normalize_oversubscribe(values["OverSubscribe"], values.get("Exclusive")),
+        tres_per_job=_clear_placeholder(texts["tres-per-job"]),
+        tres_per_node=_clear_placeholder(texts["tres-per-node"]),
+        tres_per_socket=_clear_placeholder(texts["tres-per-socket"]),
+        tres_per_task=_clear_placeholder(texts["tres-per-task"]),
+        cpus_per_tres=_clear_placeholder(texts["cpus-per-tres"]),
+        mem_per_tres=_clear_placeholder(texts["mem-per-tres"]),
     )
 
 

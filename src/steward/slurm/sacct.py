@@ -36,34 +36,36 @@ _US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def parse_job_row(row: SacctRow, people: NameResolver, zone: tzinfo = UTC) -> JobRecord | None:
+def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> JobRecord | None:
     """Return the record of a job, or None if the row lacks a job id or submit time.
 
     Args:
         row: Row of a job, not of a step.
-        people: Resolves names.
+        resolver: Resolves names.
         zone: Time zone of the row.
     """
-    named = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
+    name_match = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
         row.get("jobidraw", "")
     )
-    raw = row.get("jobidraw") or (named[1] if named and not named[2] and not named[3] else "")
+    raw_id = row.get("jobidraw") or (
+        name_match[1] if name_match and not name_match[2] and not name_match[3] else ""
+    )
     submit = parse_sacct_time(row.get("submit", ""), zone)
-    if named is None or not raw.isdigit() or submit is None:
+    if name_match is None or not raw_id.isdigit() or submit is None:
         return None
-    is_array, is_het = "_" in named[0], named[4] is not None
-    state, by = _split_state(row)
+    is_array, is_het = "_" in name_match[0], name_match[4] is not None
+    state, canceller = _split_state(row)
     status = parse_exit_status(row.get("exitcode", ""))
-    derived = parse_exit_status(row.get("derivedexitcode", ""))
-    limit = parse_number(row.get("timelimitraw", ""))
+    derived_status = parse_exit_status(row.get("derivedexitcode", ""))
+    limit_min = parse_number(row.get("timelimitraw", ""))
     return JobRecord(
-        job_id=int(raw),
+        job_id=int(raw_id),
         state=state,
-        cancelled_by=by,
-        array_job_id=int(named[1]) if is_array else 0,
-        array_task=(named[2] or named[3]) if is_array else "",
-        het_job_id=int(named[1]) if is_het else 0,
-        het_offset=int(named[4]) if is_het else 0,
+        cancelled_by=canceller,
+        array_job_id=int(name_match[1]) if is_array else 0,
+        array_task=(name_match[2] or name_match[3]) if is_array else "",
+        het_job_id=int(name_match[1]) if is_het else 0,
+        het_offset=int(name_match[4]) if is_het else 0,
         original_sluid=_clean_text(row, "originalsluid"),
         restarts=parse_number(row.get("restarts", "")) or 0,
         submit=submit,
@@ -71,7 +73,9 @@ def parse_job_row(row: SacctRow, people: NameResolver, zone: tzinfo = UTC) -> Jo
         start=parse_sacct_time(row.get("start", ""), zone),
         end=parse_sacct_time(row.get("end", ""), zone),
         suspended_s=_parse_whole_seconds(row.get("suspended", "")),
-        time_limit_s=parse_seconds(row.get("timelimit", "")) if limit is None else limit * 60,
+        time_limit_s=parse_seconds(row.get("timelimit", ""))
+        if limit_min is None
+        else limit_min * 60,
         nodes=parse_number(row.get("nnodes", "")),
         cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))),
         requested_cpus=parse_number(row.get("reqcpus", "")),
@@ -79,9 +83,9 @@ def parse_job_row(row: SacctRow, people: NameResolver, zone: tzinfo = UTC) -> Jo
         priority=parse_number(row.get("priority", "")),
         exit_code=status[0] if status else None,
         exit_signal=status[1] if status else None,
-        derived_exit_code=derived[0] if derived else None,
-        derived_exit_signal=derived[1] if derived else None,
-        **_read_owner(row, people),
+        derived_exit_code=derived_status[0] if derived_status else None,
+        derived_exit_signal=derived_status[1] if derived_status else None,
+        **_read_owner(row, resolver),
         **_read_text_columns(row),
     )
 
@@ -97,21 +101,21 @@ def parse_step_row(
         cluster: Cluster name.
         zone: Time zone of the row.
     """
-    named = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
+    name_match = SACCT_NAME.fullmatch(row.get("jobid", "")) or SACCT_NAME.fullmatch(
         row.get("jobidraw", "")
     )
-    if named is None or named[5] is None:
+    if name_match is None or name_match[5] is None:
         return None
-    state, by = _split_state(row)
+    state, canceller = _split_state(row)
     status = parse_exit_status(row.get("exitcode", ""))
     return UsageLine(
         cluster=cluster,
         job_id=job.job_id,
         label="",
-        step=named[5][:40],
+        step=name_match[5][:40],
         name=_clean_text(row, "jobname"),
         state=state,
-        cancelled_by=by,
+        cancelled_by=canceller,
         exit_code=status[0] if status else None,
         exit_signal=status[1] if status else None,
         start_us=_moment_to_micros(parse_sacct_time(row.get("start", ""), zone)),
@@ -133,8 +137,8 @@ def parse_sacct_time(raw: str, zone: tzinfo) -> datetime | None:
     """Parse a time of sacct: ISO 8601 in ``zone``, or seconds since the epoch."""
     if raw.isascii() and raw.isdigit() and len(raw) <= 11:
         return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
-    found = parse_moment(raw)
-    return None if found is None else found.replace(tzinfo=zone).astimezone(UTC)
+    moment = parse_moment(raw)
+    return None if moment is None else moment.replace(tzinfo=zone).astimezone(UTC)
 
 
 def parse_clock_us(raw: str) -> int | None:
@@ -143,8 +147,8 @@ def parse_clock_us(raw: str) -> int | None:
     if parts is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:4])
-    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    return whole * _US + int((parts[5] or "").ljust(6, "0"))
+    total_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return total_s * _US + int((parts[5] or "").ljust(6, "0"))
 
 
 def parse_size(raw: str) -> int | None:
@@ -190,10 +194,10 @@ _ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
 
 def _clean_text(row: SacctRow, column: str) -> str:
     """Return a text column, or "" for sacct's placeholders."""
-    found = row.get(column, "")
+    text = row.get(column, "")
     if column in _ALONE:
-        return found
-    return "" if found in _NOTHING else found
+        return text
+    return "" if text in _NOTHING else text
 
 
 def _read_text_columns(row: SacctRow) -> dict[str, Any]:
@@ -208,22 +212,22 @@ def _read_text_columns(row: SacctRow) -> dict[str, Any]:
 def _split_state(row: SacctRow) -> tuple[str, int | None]:
     """Return the state, and the uid that cancelled the job."""
     state, _, rest = row.get("state", "").partition(" ")
-    by = rest.removeprefix("by ")
-    return state.rstrip("+").upper(), parse_number(by) if by else None
+    canceller = rest.removeprefix("by ")
+    return state.rstrip("+").upper(), parse_number(canceller) if canceller else None
 
 
-def _read_owner(row: SacctRow, people: NameResolver) -> dict[str, Any]:
+def _read_owner(row: SacctRow, resolver: NameResolver) -> dict[str, Any]:
     """Return uid, user, gid and group of a row."""
     uid, gid = parse_number(row.get("uid", "")), parse_number(row.get("gid", ""))
     if uid is None and row.get("user"):
-        uid = people.uid(row["user"])
+        uid = resolver.uid(row["user"])
     if gid is None and row.get("group"):
-        gid = people.gid(row["group"])
+        gid = resolver.gid(row["group"])
     return {
         "uid": uid,
-        "user": "" if uid is None else people.user(uid) or _read_name(row, "user", uid),
+        "user": "" if uid is None else resolver.user(uid) or _read_name(row, "user", uid),
         "gid": gid,
-        "group": "" if gid is None else people.group(gid) or _read_name(row, "group", gid),
+        "group": "" if gid is None else resolver.group(gid) or _read_name(row, "group", gid),
     }
 
 
@@ -239,7 +243,7 @@ def _read_name(row: SacctRow, column: str, number: int) -> str:
 
 def _read_usage(row: SacctRow) -> dict[str, Any]:
     """Return a step's resource usage; without samples only its CPU time is known."""
-    found: dict[str, Any] = {
+    usage: dict[str, Any] = {
         "user_us": parse_clock_us(row.get("usercpu", "")),
         "system_us": parse_clock_us(row.get("systemcpu", "")),
         "min_cpu_us": parse_clock_us(row.get("mincpu", "")),
@@ -249,26 +253,28 @@ def _read_usage(row: SacctRow) -> dict[str, Any]:
         "ave_rss_bytes": parse_size(row.get("averss", "")),
         "ave_pages": parse_size(row.get("avepages", "")),
     }
-    most, total, mean = (
-        _split_tres_columns(row, f"tresusagein{which}") for which in ("max", "tot", "ave")
+    maxima, totals, means = (
+        _split_tres_columns(row, f"tresusagein{kind}") for kind in ("max", "tot", "ave")
     )
     for field, name in _MAXIMA.items():
         column = _COLUMNS[field]
-        value = parse_size(most.get(name, "")) if name in most else parse_size(row.get(column, ""))
-        found[f"{field}_bytes" if field != "max_pages" else field] = value
-        found[f"{field}_node"] = _clean_text(row, f"{column}node")
-        found[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
-    found["ave_read_bytes"] = parse_size(mean.get("fs/disk", row.get("avediskread", "")))
-    found["read_bytes"] = parse_size(total.get("fs/disk", ""))
-    most, total, mean = (
-        _split_tres_columns(row, f"tresusageout{which}") for which in ("max", "tot", "ave")
+        value = (
+            parse_size(maxima.get(name, "")) if name in maxima else parse_size(row.get(column, ""))
+        )
+        usage[f"{field}_bytes" if field != "max_pages" else field] = value
+        usage[f"{field}_node"] = _clean_text(row, f"{column}node")
+        usage[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
+    usage["ave_read_bytes"] = parse_size(means.get("fs/disk", row.get("avediskread", "")))
+    usage["read_bytes"] = parse_size(totals.get("fs/disk", ""))
+    maxima, totals, means = (
+        _split_tres_columns(row, f"tresusageout{kind}") for kind in ("max", "tot", "ave")
     )
-    found["max_written_bytes"] = parse_size(most.get("fs/disk", row.get("maxdiskwrite", "")))
-    found["max_written_node"] = _clean_text(row, "maxdiskwritenode")
-    found["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
-    found["ave_written_bytes"] = parse_size(mean.get("fs/disk", row.get("avediskwrite", "")))
-    found["written_bytes"] = parse_size(total.get("fs/disk", ""))
-    return found
+    usage["max_written_bytes"] = parse_size(maxima.get("fs/disk", row.get("maxdiskwrite", "")))
+    usage["max_written_node"] = _clean_text(row, "maxdiskwritenode")
+    usage["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
+    usage["ave_written_bytes"] = parse_size(means.get("fs/disk", row.get("avediskwrite", "")))
+    usage["written_bytes"] = parse_size(totals.get("fs/disk", ""))
+    return usage
 
 
 def _split_tres_columns(row: SacctRow, column: str) -> dict[str, str]:
@@ -279,8 +285,8 @@ def _split_tres_columns(row: SacctRow, column: str) -> dict[str, str]:
 
 def _parse_whole_seconds(raw: str) -> int | None:
     """Parse a duration into whole seconds."""
-    found = parse_clock_us(raw)
-    return None if found is None else found // _US
+    duration_us = parse_clock_us(raw)
+    return None if duration_us is None else duration_us // _US
 
 
 def _moment_to_micros(moment: datetime | None) -> int:
@@ -341,7 +347,7 @@ class SacctHistory:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         separator = f"<{secrets.token_hex(12)}>"
-        fields = self._known_fields()
+        fields = self._list_fields()
         with tempfile.TemporaryFile() as file:
             self._commands.run_into(
                 file,
@@ -360,12 +366,12 @@ class SacctHistory:
                 else:
                     yield dict(zip(names, map(_decode, parts), strict=True))
 
-    def _known_fields(self) -> list[str]:
+    def _list_fields(self) -> list[str]:
         """Return those :data:`FIELDS` that this version of sacct lists; cached."""
         if not self._fields:
             # Every version's sacct lists its fields.
-            known = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
-            self._fields = [name for name in FIELDS if name in known]
+            available = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
+            self._fields = [name for name in FIELDS if name in available]
         return self._fields
 
 
@@ -396,14 +402,14 @@ def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Sacc
             ("sacct",),
             heading[:200].decode("utf-8", "backslashreplace"),
         )
-    place = len(heading)
+    offset = len(heading)
     while line := file.readline(_LONGEST_ROW):
-        place += len(line)
+        offset += len(line)
         parts = line.rstrip(b"\r\n").split(separator)
         if is_closed and not parts[-1]:
             parts.pop()
         is_row = len(parts) == len(names)
-        yield dict(zip(names, map(_decode, parts), strict=True)) if is_row else None, place
+        yield dict(zip(names, map(_decode, parts), strict=True)) if is_row else None, offset
 
 
 def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
@@ -412,11 +418,11 @@ def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list
     Text columns may contain newlines, the first and last column may not.
     """
     parts: list[bytes] = []
-    left = b""
+    rest = b""
     while True:
         chunk = file.read(_CHUNK)
-        *whole, left = (left + chunk).split(separator)
-        for part in whole:
+        *complete, rest = (rest + chunk).split(separator)
+        for part in complete:
             if len(parts) == columns - 1:
                 last, end, first = part.partition(b"\n")
                 yield [*parts, last] if end and last.isdigit() else None
@@ -425,11 +431,11 @@ def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list
                 parts.append(part)
         if not chunk:
             break
-        if len(left) > _LONGEST_ROW:
-            left = left[-len(separator) :]
+        if len(rest) > _LONGEST_ROW:
+            rest = rest[-len(separator) :]
     if len(parts) == columns - 1:
-        yield [*parts, left.rstrip(b"\n")]
-    elif parts or left.strip():
+        yield [*parts, rest.rstrip(b"\n")]
+    elif parts or rest.strip():
         yield None
 
 

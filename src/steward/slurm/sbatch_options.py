@@ -163,12 +163,16 @@ def expand_option(name: str) -> str:
     Raises:
         UsageError: sbatch has no such option, or the abbreviation is ambiguous.
     """
-    found = {name} if name in ALL_OPTIONS else {of for of in ALL_OPTIONS if of.startswith(name)}
-    found = {ALIASES.get(of, of) for of in found}
-    if not found:
+    names = (
+        {name}
+        if name in ALL_OPTIONS
+        else {option for option in ALL_OPTIONS if option.startswith(name)}
+    )
+    names = {ALIASES.get(option, option) for option in names}
+    if not names:
         raise UsageError(f"sbatch has no option --{name}", name)
-    if len(found) > 1:
+    if len(names) > 1:
         raise UsageError(
-            f"--{name} is ambiguous: write one of --{', --'.join(sorted(found))}", name
+            f"--{name} is ambiguous: write one of --{', --'.join(sorted(names))}", name
         )
-    return found.pop()
+    return names.pop()

@@ -51,10 +51,10 @@ def load_zone(name: str) -> tzinfo:
     Raises:
         TimeError: The zone does not exist.
     """
-    wanted = name or os.environ.get("TZ", "").lstrip(":")
-    if wanted:
+    zone_name = name or os.environ.get("TZ", "").lstrip(":")
+    if zone_name:
         try:
-            return ZoneInfo(wanted)
+            return ZoneInfo(zone_name)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             if name:
                 raise TimeError(
@@ -83,12 +83,12 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
         TimeError: The text matches none of Slurm's forms, or the time does not exist.
     """
     text = text.strip()
-    here = now.astimezone(zone)
+    local_now = now.astimezone(zone)
     try:
         moment = (
             _parse_relative(text, now)
-            or _parse_word(text, here, zone)
-            or _parse_date(text, here, zone)
+            or _parse_word(text, local_now, zone)
+            or _parse_date(text, local_now, zone)
             or _parse_iso(text)
         )
         if moment is not None:
@@ -113,10 +113,10 @@ def _parse_relative(text: str, now: datetime) -> datetime | None:
     return None
 
 
-def _parse_word(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+def _parse_word(text: str, local_now: datetime, zone: tzinfo) -> datetime | None:
     """Parse ``today``, ``tomorrow``, ``noon`` and the like."""
     word = text.lower()
-    day = here.date()
+    day = local_now.date()
     if word == "today":
         return datetime.combine(day, time(0), zone)
     if word == "tomorrow":
@@ -125,36 +125,36 @@ def _parse_word(text: str, here: datetime, zone: tzinfo) -> datetime | None:
     return None if clock is None else datetime.combine(day, clock, zone)
 
 
-def _parse_date(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+def _parse_date(text: str, local_now: datetime, zone: tzinfo) -> datetime | None:
     """Parse a date, a time of day, or both."""
     match = _WHEN.fullmatch(text)
     if not text or match is None:
         return None
-    part = match.groupdict()
-    month = part["ym"] or part["m"] or part["sm"]
-    day = part["yd"] or part["d"] or part["sd"]
+    fields = match.groupdict()
+    month = fields["ym"] or fields["m"] or fields["sm"]
+    day = fields["yd"] or fields["d"] or fields["sd"]
     if month is None or day is None:
-        return datetime.combine(here.date(), _parse_clock(part), zone)
-    short = part["y"] or part["sy"]
-    if part["year"]:
-        year = int(part["year"])
-    elif short:
-        year = 2000 + int(short)
+        return datetime.combine(local_now.date(), _parse_clock(fields), zone)
+    short_year = fields["y"] or fields["sy"]
+    if fields["year"]:
+        year = int(fields["year"])
+    elif short_year:
+        year = 2000 + int(short_year)
     else:
-        year = here.year - 1 if int(month) > here.month else here.year
+        year = local_now.year - 1 if int(month) > local_now.month else local_now.year
     return datetime.combine(
-        datetime(year, int(month), int(day), tzinfo=zone), _parse_clock(part), zone
+        datetime(year, int(month), int(day), tzinfo=zone), _parse_clock(fields), zone
     )
 
 
-def _parse_clock(part: dict[str, str | None]) -> time:
+def _parse_clock(fields: dict[str, str | None]) -> time:
     """Return the time of day in a match; midnight if it has none."""
-    hour = int(part["hour"] or 0)
-    if part["half"]:
+    hour = int(fields["hour"] or 0)
+    if fields["half"]:
         if not 1 <= hour <= 12:
             raise ValueError(f"{hour} o'clock is neither AM nor PM")
-        hour = hour % 12 + (12 if part["half"] in "Pp" else 0)
-    return time(hour, int(part["minute"] or 0), int(part["second"] or 0))
+        hour = hour % 12 + (12 if fields["half"] in "Pp" else 0)
+    return time(hour, int(fields["minute"] or 0), int(fields["second"] or 0))
 
 
 def _parse_iso(text: str) -> datetime | None:
@@ -166,16 +166,16 @@ def _parse_iso(text: str) -> datetime | None:
     return moment if moment.tzinfo is not None else None
 
 
-def choose_relative_format(here: datetime, now: datetime) -> str:
+def choose_relative_format(moment: datetime, now: datetime) -> str:
     """Return the strftime(3) format that Slurm's commands choose by distance in days.
 
     This is ``SLURM_TIME_FORMAT=relative``, see squeue(1).
 
     Args:
-        here: The time, in the zone used for output.
+        moment: The time, in the zone used for output.
         now: The present time, in the same zone.
     """
-    days = (here.date() - now.date()).days
+    days = (moment.date() - now.date()).days
     if days in (-1, 0, 1):
         return {-1: "Ystday %H:%M", 0: "%H:%M:%S", 1: "Tomorr %H:%M"}[days]
     if abs(days) > 365:

@@ -34,13 +34,13 @@ def parse_tres(text: str) -> dict[str, int]:
 
     Parts without a valid amount are left out.
     """
-    found: dict[str, int] = {}
+    amounts: dict[str, int] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
         value = parse_tres_amount(name, amount) if equals else None
         if value is not None:
-            found[name] = value
-    return found
+            amounts[name] = value
+    return amounts
 
 
 def parse_tres_amount(name: str, amount: str) -> int | None:
@@ -85,7 +85,7 @@ def parse_gres(text: str) -> dict[str, int]:
 
     A typed GRES counts under its type and under its name.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     # Commas inside parentheses separate sockets and indices, not GRES.
     for part in re.sub(r"\([^()]*\)", "", text).split(","):
         words = part.split(":")
@@ -97,12 +97,12 @@ def parse_gres(text: str) -> dict[str, int]:
         name = words[0]
         if not name or name == "(null)":
             continue
-        found[f"gres/{name}"] = found.get(f"gres/{name}", 0) + count
+        counts[f"gres/{name}"] = counts.get(f"gres/{name}", 0) + count
         kind = next((word for word in words[1:] if word not in ("no_consume", "")), "")
         if kind:
-            typed = f"gres/{name}:{kind}"
-            found[typed] = found.get(typed, 0) + count
-    return found
+            typed_name = f"gres/{name}:{kind}"
+            counts[typed_name] = counts.get(typed_name, 0) + count
+    return counts
 
 
 def parse_requested_gres(text: str) -> dict[str, int]:
@@ -111,7 +111,7 @@ def parse_requested_gres(text: str) -> dict[str, int]:
     Also reads the forms of older versions (``gpu:2``, ``gres:gpu:2``) and licenses
     (``license/matlab:2``). A typed GRES counts under its type only.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         words = part.replace("=", ":").split(":")
         if words[0] == "gres" and len(words) > 1:
@@ -127,13 +127,13 @@ def parse_requested_gres(text: str) -> dict[str, int]:
         if "/" not in name and name not in ("cpu", "mem", "node"):
             name = f"gres/{name}"
         name = ":".join((name, *words[1:2]))
-        found[name] = found.get(name, 0) + count
-    return found
+        counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 def parse_licenses(text: str) -> dict[str, int]:
     """Parse ``--licenses`` into TRES: ``matlab:2,abaqus@db=5``; ``a|b`` counts both."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in re.split(r"[,;|]", text):
         name, colon, amount = part.strip().rpartition(":")
         if not colon:
@@ -142,8 +142,8 @@ def parse_licenses(text: str) -> dict[str, int]:
         if not colon:
             name = part.strip()
         if name and name != "(null)" and count:
-            found[f"license/{name}"] = found.get(f"license/{name}", 0) + count
-    return found
+            counts[f"license/{name}"] = counts.get(f"license/{name}", 0) + count
+    return counts
 
 
 _COUNTED: Final = ("gres/", "license/")
@@ -162,8 +162,8 @@ def count_requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]
         sockets: Sockets per node, if known. A record does not tell how many of them a job takes.
     """
     nodes, tasks = max(1, record.nodes or 1), max(1, record.tasks or 1)
-    found: dict[str, int] = {}
-    for text, many in (
+    amounts: dict[str, int] = {}
+    for text, factor in (
         (record.tres_per_job, 1),
         (record.tres_per_node, nodes),
         (record.tres_per_socket, sockets * nodes),
@@ -172,8 +172,8 @@ def count_requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]
         for name, amount in parse_requested_gres(text).items() if text else ():
             if name.startswith(_COUNTED):
                 # One request may be stated twice, for the job and for a task.
-                found[name] = max(found.get(name, 0), amount * many)
-    return found
+                amounts[name] = max(amounts.get(name, 0), amount * factor)
+    return amounts
 
 
 def remove_kinds(text: str, kinds: set[str]) -> str:

@@ -105,9 +105,9 @@ class Triggers:
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = CommandRunner(cluster, settings)
         self._slurm = Slurm(cluster, settings)
-        self._user = ""
+        self._cached_slurm_user = ""
 
-    def all(self) -> list[TriggerRecord]:
+    def list_all(self) -> list[TriggerRecord]:
         """Return all triggers of all users.
 
         Raises:
@@ -150,20 +150,20 @@ class Triggers:
             WrongUpdate: The arguments contradict each other or are invalid.
         """
         name = _ALSO.get(event, event)
-        known = self.events()
-        if name not in known:
+        events = self.list_events()
+        if name not in events:
             raise UnknownEvent(
-                f"there is no event {event!r} in this Slurm: use one of {', '.join(known)}"
+                f"there is no event {event!r} in this Slurm: use one of {', '.join(events)}"
             )
-        if known[name]:
-            raise EventNeverFires(f"a trigger for {event} never fires: {known[name]}")
-        wanted = _build_trigger(program, name, nodes, job, offset_s, permanent)
+        if events[name]:
+            raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")
+        requested = _build_trigger(program, name, nodes, job, offset_s, permanent)
         until = time.monotonic() + min(patience_s, _FORGOTTEN_S)
         while True:
-            is_new = self._is_new(wanted)
-            found = self._id_of(wanted)
-            if found:
-                return found
+            is_new = self._try_to_set(requested)
+            trigger_id = self._find_id(requested)
+            if trigger_id:
+                return trigger_id
             if is_new:
                 raise SlurmError(
                     f"the trigger for {event} was set, and is not there any more: "
@@ -189,18 +189,18 @@ class Triggers:
             UnknownTrigger: No trigger has this id, or it belongs to another user.
             SlurmRefused: It belongs to another user and we are not root.
         """
-        of_user = ["--user", user] if user else []
+        user_option = ["--user", user] if user else []
         try:
-            self._run("--clear", f"--id={int(trigger_id)}", *of_user)
+            self._run("--clear", f"--id={int(trigger_id)}", *user_option)
         except SlurmError as error:
-            if _GONE.search(error.said):
-                whose = f" of user {user}" if user else ""
+            if _GONE.search(error.output):
+                owner_text = f" of user {user}" if user else ""
                 raise UnknownTrigger(
-                    f"there is no trigger {trigger_id}{whose}", error.command, error.said
+                    f"there is no trigger {trigger_id}{owner_text}", error.command, error.output
                 ) from error
             raise
 
-    def events(self) -> dict[str, str]:
+    def list_events(self) -> dict[str, str]:
         """Return the events of this Slurm version, each with the reason why it never fires, or "".
 
         Raises:
@@ -210,56 +210,66 @@ class Triggers:
         words = self._commands.run("strigger", "--help").decode("ascii", "replace").split()
         options = {word.partition("=")[0].removeprefix("--") for word in words}
         config = self._slurm.config()
-        books = config.get("AccountingStorageType") == "accounting_storage/slurmdbd"
-        backup = "SlurmctldHost[1]" in config
-        buffers = config.get("BurstBufferType", "")
+        has_slurmdbd = config.get("AccountingStorageType") == "accounting_storage/slurmdbd"
+        has_backup = "SlurmctldHost[1]" in config
+        burst_buffer_type = config.get("BurstBufferType", "")
         return {
-            event: _explain_never_fires(event, version, books=books, backup=backup, buffers=buffers)
+            event: _explain_never_fires(
+                event,
+                version,
+                has_slurmdbd=has_slurmdbd,
+                has_backup=has_backup,
+                burst_buffer_type=burst_buffer_type,
+            )
             for event in _EVENTS
             if event in options
         }
 
-    def _is_new(self, wanted: TriggerRecord) -> bool:
+    def _try_to_set(self, requested: TriggerRecord) -> bool:
         """Set a trigger; return False if slurmctld already has the same one."""
         try:
-            self._run("--set", *_build_options(wanted))
+            self._run("--set", *_build_options(requested))
         except UnknownJob:
             raise
         except SlurmError as error:
-            if _NO_NODE.search(error.said):
-                raise UnknownNode(nodelists.expand_nodelist(wanted.resource_id)) from error
-            if not _DUPLICATE.search(error.said):
+            if _NO_NODE.search(error.output):
+                raise UnknownNode(nodelists.expand_nodelist(requested.resource_id)) from error
+            if not _DUPLICATE.search(error.output):
                 raise
             return False
         return True
 
     def _run(self, *words: str) -> bytes:
         """Run strigger as SlurmUser."""
-        return self._commands.run("strigger", *words, user=self._slurm_user())
+        return self._commands.run("strigger", *words, user=self._read_slurm_user())
 
-    def _slurm_user(self) -> str:
+    def _read_slurm_user(self) -> str:
         """Return the name of SlurmUser; cached."""
-        if not self._user:
-            self._user = self._slurm.config().get("SlurmUser", "").partition("(")[0]
-        return self._user
+        if not self._cached_slurm_user:
+            self._cached_slurm_user = self._slurm.config().get("SlurmUser", "").partition("(")[0]
+        return self._cached_slurm_user
 
-    def _id_of(self, wanted: TriggerRecord) -> int:
+    def _find_id(self, requested: TriggerRecord) -> int:
         """Return the id of a trigger just set, which strigger does not print; 0 if it is gone."""
-        found = (one.id for one in self.all() if _is_same(one, wanted, self._slurm_user()))
-        return max(found, default=0)
+        ids = (
+            listed.id
+            for listed in self.list_all()
+            if _is_same(listed, requested, self._read_slurm_user())
+        )
+        return max(ids, default=0)
 
 
 def parse_triggers(out: bytes) -> list[TriggerRecord]:
     """Parse ``strigger --get --noheader``; malformed rows are skipped."""
-    found: list[TriggerRecord] = []
+    triggers: list[TriggerRecord] = []
     for line in out.decode("utf-8", "backslashreplace").split("\n"):
         row = _ROW.fullmatch(line.rstrip())
         if row is None:
             continue
-        number, resource, resource_id, event, offset, user, flags, program = row.groups()
-        found.append(
+        trigger_id, resource, resource_id, event, offset, user, flags, program = row.groups()
+        triggers.append(
             TriggerRecord(
-                id=int(number),
+                id=int(trigger_id),
                 resource=resource,
                 resource_id="" if resource_id in ("*", "(null)") else resource_id,
                 event=event,
@@ -269,7 +279,7 @@ def parse_triggers(out: bytes) -> list[TriggerRecord]:
                 program=program,
             )
         )
-    return sorted(found, key=lambda one: one.id)
+    return sorted(triggers, key=lambda trigger: trigger.id)
 
 
 def _build_trigger(
@@ -304,36 +314,42 @@ def _build_trigger(
     )
 
 
-def _build_options(wanted: TriggerRecord) -> list[str]:
+def _build_options(requested: TriggerRecord) -> list[str]:
     """Return strigger's options for setting a trigger."""
-    options = [f"--{wanted.event}", f"--program={wanted.program}"]
-    if wanted.resource == "job":
-        options.append(f"--jobid={wanted.resource_id}")
-    elif wanted.resource_id:
-        options.append(f"--node={wanted.resource_id}")
-    elif wanted.event in _NODE_EVENTS:
+    options = [f"--{requested.event}", f"--program={requested.program}"]
+    if requested.resource == "job":
+        options.append(f"--jobid={requested.resource_id}")
+    elif requested.resource_id:
+        options.append(f"--node={requested.resource_id}")
+    elif requested.event in _NODE_EVENTS:
         options.append("--node")
-    if wanted.offset_s:
-        options.append(f"--offset={wanted.offset_s}")
-    if wanted.permanent:
+    if requested.offset_s:
+        options.append(f"--offset={requested.offset_s}")
+    if requested.permanent:
         options.append("--flags=PERM")
     return options
 
 
-def _is_same(one: TriggerRecord, wanted: TriggerRecord, user: str) -> bool:
+def _is_same(listed: TriggerRecord, requested: TriggerRecord, user: str) -> bool:
     """Return True if a listed trigger equals the requested one; node lists compare as sets."""
-    same = (one.event, one.offset_s, one.program, one.permanent, one.user)
-    if same != (wanted.event, wanted.offset_s, wanted.program, wanted.permanent, user):
+    listed_values = (listed.event, listed.offset_s, listed.program, listed.permanent, listed.user)
+    if listed_values != (
+        requested.event,
+        requested.offset_s,
+        requested.program,
+        requested.permanent,
+        user,
+    ):
         return False
-    if wanted.resource == "job" or not wanted.resource_id or not one.resource_id:
-        return one.resource_id == wanted.resource_id
-    return set(nodelists.expand_nodelist(one.resource_id)) == set(
-        nodelists.expand_nodelist(wanted.resource_id)
+    if requested.resource == "job" or not requested.resource_id or not listed.resource_id:
+        return listed.resource_id == requested.resource_id
+    return set(nodelists.expand_nodelist(listed.resource_id)) == set(
+        nodelists.expand_nodelist(requested.resource_id)
     )
 
 
 def _explain_never_fires(
-    event: str, version: Version, *, books: bool, backup: bool, buffers: str
+    event: str, version: Version, *, has_slurmdbd: bool, has_backup: bool, burst_buffer_type: str
 ) -> str:
     """Return why this Slurm never fires an event; "" if it does, as far as known.
 
@@ -341,10 +357,10 @@ def _explain_never_fires(
     """
     if event == "fail" and version < _FAIL_FIRES:
         return "up to 24.11 slurmctld fires drained when a node is set FAIL"
-    if event.startswith("backup_slurmctld") and not backup:
+    if event.startswith("backup_slurmctld") and not has_backup:
         return "there is no backup slurmctld"
-    if event == "burst_buffer" and not buffers:
+    if event == "burst_buffer" and not burst_buffer_type:
         return "there is no burst buffer (BurstBufferType)"
-    if event in _OF_BOOKS and not books:
+    if event in _OF_BOOKS and not has_slurmdbd:
         return "there is no slurmdbd"
     return ""

@@ -40,27 +40,27 @@ class NameResolver:
         """Return the gid of a group name; None if it does not resolve."""
         return _look_up(group, self._gids, _resolve_gid)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the cache."""
-        for known in (self._users, self._groups, self._uids, self._gids):
-            known.clear()
+        for cache in (self._users, self._groups, self._uids, self._gids):
+            cache.clear()
 
 
 K = TypeVar("K", int, str)
 V = TypeVar("V")
 
 
-def _look_up(key: K, known: dict[K, tuple[V, float]], ask: Callable[[K], V]) -> V:
+def _look_up(key: K, cache: dict[K, tuple[V, float]], resolve: Callable[[K], V]) -> V:
     """Return a cached value, or resolve it and cache the result."""
     now = time.monotonic()
-    found = known.get(key)
-    if found is not None and now < found[1]:
-        return found[0]
-    if len(known) >= _MOST:
-        known.clear()
-    value = ask(key)
-    lasts_s = _UNRESOLVED_S if value is None or value == "" else _RESOLVED_S
-    known[key] = (value, now + lasts_s)
+    entry = cache.get(key)
+    if entry is not None and now < entry[1]:
+        return entry[0]
+    if len(cache) >= _MOST:
+        cache.clear()
+    value = resolve(key)
+    lifetime_s = _UNRESOLVED_S if value is None or value == "" else _RESOLVED_S
+    cache[key] = (value, now + lifetime_s)
     return value
 
 

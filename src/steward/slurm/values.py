@@ -55,11 +55,11 @@ def parse_seconds(raw: str) -> int | None:
 
 def parse_exit_status(raw: str) -> tuple[int, int] | None:
     """Parse exit code and signal: "3:0" (24.11), or "768", a status of wait(2) (22.05)."""
-    code, colon, sign = raw.partition(":")
-    if not _is_digits(code) or (colon and not _is_digits(sign)):
+    code, colon, signal = raw.partition(":")
+    if not _is_digits(code) or (colon and not _is_digits(signal)):
         return None
     if colon:
-        return int(code), int(sign)
+        return int(code), int(signal)
     status = int(code)
     return status >> 8 & 0xFF, status & 0x7F
 
@@ -85,11 +85,11 @@ def to_snake_case(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
 
 
-def join_lines(several: str) -> str:
+def join_lines(text: str) -> str:
     """Join the lines of a text with blanks."""
-    if "\n" not in several:
-        return several
-    return " ".join(filter(None, (line.strip() for line in several.split("\n"))))
+    if "\n" not in text:
+        return text
+    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
 
 
 def split_records(out: bytes, head: str) -> Iterator[str]:
@@ -110,30 +110,29 @@ def split_fields(line: str) -> Iterator[tuple[str, str]]:
     """Yield key and value pairs; a repeated key belongs to the value before it and is skipped."""
     keys = list(_KEY.finditer(line))
     seen: set[str] = set()
-    for key, following in zip(keys, [*keys[1:], None], strict=False):
+    for key, next_key in zip(keys, [*keys[1:], None], strict=False):
         if key[1] in seen:
             continue
         seen.add(key[1])
-        yield key[1], line[key.end() : following.start() if following else None].strip()
+        yield key[1], line[key.end() : next_key.start() if next_key else None].strip()
 
 
-def convert_fields(words: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+def convert_fields(fields: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
     """Convert a record's fields to JSON values, with keys from ``names`` or in snake_case."""
     return {
-        names.get(word, to_snake_case(word)): convert_value(word, raw)
-        for word, raw in words.items()
+        names.get(key, to_snake_case(key)): convert_value(key, raw) for key, raw in fields.items()
     }
 
 
-def convert_value(word: str, raw: str) -> Any:
+def convert_value(key: str, raw: str) -> Any:
     """Convert a value for JSON: number, list, seconds since the epoch or text; None if unset."""
-    if word in _LISTS:
+    if key in _LISTS:
         return list(split_list(raw))
     if raw in _NULLS:
         return None
-    if word.endswith(_TIMES) and (at := parse_moment(raw)) is not None:
-        return to_epoch(at)
-    if word == "Version":
+    if key.endswith(_TIMES) and (moment := parse_moment(raw)) is not None:
+        return to_epoch(moment)
+    if key == "Version":
         return raw
     number = parse_number(raw) if "-" not in raw else None
     if number is not None:

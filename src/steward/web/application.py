@@ -73,31 +73,33 @@ _PUBLIC_PATHS: Final = ("/static/", "/healthz")
 HttpRequest = Request[Any, Any, Any]
 
 
-def build_application(web: WebSettings, desk: DaemonClient, more: Sequence[Any] = ()) -> ASGIApp:
+def build_application(
+    web: WebSettings, client: DaemonClient, extra_handlers: Sequence[Any] = ()
+) -> ASGIApp:
     """Return the ASGI application with pages and API.
 
     Args:
         web: Settings of the section [web].
-        desk: Client of the daemon.
-        more: Further handlers.
+        client: Client of the daemon.
+        extra_handlers: Further handlers.
     """
     prefix = web.path
     pages = Renderer(prefix)
     known_nodes = NodeCache()
-    rate = RateLimiter(web.requests_per_minute)
-    doorkeeper = Authenticator(web, desk, rate)
+    limiter = RateLimiter(web.requests_per_minute)
+    authenticator = Authenticator(web, client, limiter)
 
     async def visit(request: HttpRequest) -> AuthenticatedRequest:
-        return await doorkeeper.visit(request)
+        return await authenticator.authenticate(request)
 
     async def count(request: HttpRequest) -> None:
         _check_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_PUBLIC_PATHS):
             asks = request.route_handler.parsed_fn_signature.parameters
-            doorkeeper.count(request, is_asked_who="visit" in asks)
+            authenticator.count(request, needs_user="visit" in asks)
 
     async def close(_: Litestar) -> None:
-        desk.close()
+        client.close()
 
     static = create_static_files_router(
         path="/static",
@@ -109,14 +111,14 @@ def build_application(web: WebSettings, desk: DaemonClient, more: Sequence[Any] 
             static,
             Router(path="/", route_handlers=PAGES, request_max_body_size=_LARGEST_FORM),
             *API,
-            *more,
+            *extra_handlers,
         ],
         dependencies={
             "visit": Provide(visit),
             "pages": Provide(lambda: pages, sync_to_thread=False),
             "known_nodes": Provide(lambda: known_nodes, sync_to_thread=False),
         },
-        state=State({"web": web, "desk": desk, "doorkeeper": doorkeeper, "pages": pages}),
+        state=State({"web": web, "desk": client, "doorkeeper": authenticator, "pages": pages}),
         before_request=count,
         on_shutdown=[close],
         compression_config=CompressionConfig(
@@ -142,22 +144,22 @@ def _check_path(path: str) -> None:
     Raises:
         PageNotFound: A part of the path is too long or holds a NUL.
     """
-    plain = unquote_to_bytes(path)
-    if b"\0" in plain or any(len(part) > _LONGEST_PATH_PART for part in plain.split(b"/")):
+    decoded = unquote_to_bytes(path)
+    if b"\0" in decoded or any(len(part) > _LONGEST_PATH_PART for part in decoded.split(b"/")):
         raise PageNotFound("there is no such page")
 
 
 def _strip_prefix(prefix: str, app: ASGIApp) -> ASGIApp:
     """Wrap an application to strip the path prefix, unless the proxy in front did so."""
-    plain = prefix.encode()
+    prefix_bytes = prefix.encode()
 
     async def below(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         raw = scope.get("raw_path", path.encode())
         # Compare the raw path: percent-encoded, the same prefix is longer than its decoded length.
-        if prefix and (raw == plain or raw.startswith(plain + b"/")):
+        if prefix and (raw == prefix_bytes or raw.startswith(prefix_bytes + b"/")):
             scope["path"] = path[len(prefix) :] or "/"
-            scope["raw_path"] = raw[len(plain) :] or b"/"
+            scope["raw_path"] = raw[len(prefix_bytes) :] or b"/"
         await app(scope, receive, send)
 
     return below
@@ -165,12 +167,14 @@ def _strip_prefix(prefix: str, app: ASGIApp) -> ASGIApp:
 
 def _add_security_headers(app: ASGIApp) -> ASGIApp:
     """Wrap an application to add the security headers to every response."""
-    guards = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+    security_headers = [
+        (name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
+    ]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *guards]
+                message["headers"] = [*message["headers"], *security_headers]
             await send(message)
 
         await app(scope, receive, send_guarded)
@@ -180,7 +184,7 @@ def _add_security_headers(app: ASGIApp) -> ASGIApp:
 
 def status_of(error: StewardError) -> int:
     """Return the HTTP status for an error of Steward."""
-    found = (
+    statuses = (
         (LoginRequired, 401),
         (UnknownCredential, 401),
         (RateLimitExceeded, 429),
@@ -193,7 +197,7 @@ def status_of(error: StewardError) -> int:
         (UnsupportedMediaType, 415),
         (UsageError, 400),
     )
-    return next((status for family, status in found if isinstance(error, family)), 500)
+    return next((status for error_class, status in statuses if isinstance(error, error_class)), 500)
 
 
 def _make_steward_error_response(request: HttpRequest, error: StewardError) -> Response[Any]:
@@ -233,8 +237,8 @@ def _make_error_response(
         return make_problem_response(status, text, headers)
     pages: Renderer = request.app.state.pages
     if status == 401:
-        return pages.page("login_needed.html", status=401, text=text)
-    return pages.page("error.html", status=status, headers=headers, code=status, text=text)
+        return pages.render_page("login_needed.html", status=401, text=text)
+    return pages.render_page("error.html", status=status, headers=headers, code=status, text=text)
 
 
 def _is_api(request: HttpRequest) -> bool:
@@ -243,12 +247,14 @@ def _is_api(request: HttpRequest) -> bool:
     return request.url.path.removeprefix(prefix).startswith(API_PATH)
 
 
-def run_web(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda web: web) -> None:
+def run_web(
+    socket: str, *, override: Callable[[WebSettings], WebSettings] = lambda web: web
+) -> None:
     """Serve pages and API until SIGTERM or SIGINT.
 
     Args:
         socket: Path of the daemon's socket.
-        change: Applies command-line options to the settings of [web].
+        override: Applies command-line options to the settings of [web].
 
     Raises:
         WebError: [web] sets no address to listen on.
@@ -261,12 +267,12 @@ def run_web(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambd
     web = _fetch_settings(socket, stop)
     if web is None:
         return
-    web = change(web)
+    web = override(web)
     if not web.listen:
         raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
     if os.geteuid() == 0:
         log.warning("the pages run as root: have them run as %s, [web] user", web.user)
-    served = ServerConfig(
+    config = ServerConfig(
         name="the pages' server",
         section="[web]",
         listen=web.listen,
@@ -279,23 +285,23 @@ def run_web(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambd
     # thousands of objects, which takes as long as the page.
     gc.collect()
     gc.freeze()
-    serve_http(served, pages, open_http_listener(served), stop, lambda: None)
+    serve_http(config, pages, open_http_listener(config), stop, lambda: None)
 
 
 def _fetch_settings(socket: str, stop: Stop) -> WebSettings | None:
     """Return [web] as soon as the daemon answers, or None if told to stop before."""
     backoff = Backoff(0.2, 5.0)
-    said = False
+    has_warned = False
     while not stop.is_set():
         try:
-            answer: SettingsAnswer = asyncio.run(
-                DaemonClient(socket).ask("credentials.settings", SettingsRequest())
+            reply: SettingsAnswer = asyncio.run(
+                DaemonClient(socket).call_action("credentials.settings", SettingsRequest())
             )
         except DaemonUnavailable as error:
-            if not said:
+            if not has_warned:
                 log.warning("waiting for the daemon: %s", error)
-                said = True
+                has_warned = True
             stop.wait(backoff.next_s())
         else:
-            return answer.web
+            return reply.web
     return None

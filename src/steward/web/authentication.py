@@ -59,26 +59,26 @@ class RateLimiter:
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
         self._buckets = TokenBuckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
 
-    def take(self, who: str) -> None:
+    def take(self, sender: str) -> None:
         """Count a request, or raise if its sender exceeds the limit.
 
         Args:
-            who: User or address that sends the request.
+            sender: User or address that sends the request.
 
         Raises:
             RateLimitExceeded: The sender exceeds the limit.
         """
-        if not self._buckets.take(who):
-            raise self._too_many(who)
+        if not self._buckets.take(sender):
+            raise self._make_error(sender)
 
-    def look(self, who: str) -> None:
+    def check(self, sender: str) -> None:
         """Check the limit without counting a request; raise as :meth:`take`."""
-        if self._buckets.wait_s(who) > 0:
-            raise self._too_many(who)
+        if self._buckets.get_wait_s(sender) > 0:
+            raise self._make_error(sender)
 
-    def _too_many(self, who: str) -> RateLimitExceeded:
-        what = "that was too much in a short time: wait a few seconds"
-        return RateLimitExceeded(what, self._buckets.wait_s(who))
+    def _make_error(self, sender: str) -> RateLimitExceeded:
+        message = "that was too much in a short time: wait a few seconds"
+        return RateLimitExceeded(message, self._buckets.get_wait_s(sender))
 
 
 _CREDENTIALS_PER_ADDRESS: Final = 2
@@ -107,17 +107,17 @@ class MungeVerifier:
         rate: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, desk: DaemonClient, rate: RateLimiter) -> None:
-        self._desk = desk
-        self._rate = rate
+    def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
+        self._client = client
+        self._limiter = limiter
         # A separate limit: invalid credentials must not block other users of the address.
-        self._strays = RateLimiter(web.requests_per_minute)
-        self._of_one = SlotsByUser(_CREDENTIALS_PER_ADDRESS)
-        self._noisy = RequestSlots(1)
-        self._large = asyncio.Semaphore(_LARGE_BODIES)
-        self._large_of_one = SlotsByUser(_LARGE_BODIES_PER_ADDRESS)
+        self._invalid_limiter = RateLimiter(web.requests_per_minute)
+        self._address_slots = SlotsByUser(_CREDENTIALS_PER_ADDRESS)
+        self._noisy_slots = RequestSlots(1)
+        self._large_slots = asyncio.Semaphore(_LARGE_BODIES)
+        self._large_address_slots = SlotsByUser(_LARGE_BODIES_PER_ADDRESS)
 
-    async def ticket(self, request: HttpRequest, credential: str) -> str:
+    async def fetch_ticket(self, request: HttpRequest, credential: str) -> str:
         """Return a secret, valid for this request, of the user that MUNGE names.
 
         Raises:
@@ -129,42 +129,45 @@ class MungeVerifier:
         # A malformed credential costs nothing: reject it uncounted and read no further.
         if not is_credential(credential):
             raise UnknownCredential("that is no MUNGE credential")
-        answer = await self._answer(request, credential)
-        self._rate.take(f"uid:{answer.uid}")
-        if answer.refused:
-            raise UnknownCredential(answer.refused)
-        return answer.secret
+        reply = await self._vouch(request, credential)
+        self._limiter.take(f"uid:{reply.uid}")
+        if reply.refused:
+            raise UnknownCredential(reply.refused)
+        return reply.secret
 
-    async def _answer(self, request: HttpRequest, credential: str) -> VouchAnswer:
-        where = find_peer_address(request)
+    async def _vouch(self, request: HttpRequest, credential: str) -> VouchAnswer:
+        address = find_peer_address(request)
         target, query = request.scope["raw_path"], request.scope["query_string"]
-        async with contextlib.AsyncExitStack() as until:
+        async with contextlib.AsyncExitStack() as exit_stack:
             if not _is_small(request):
-                for place in (self._large_of_one.of(where), self._large):
-                    await acquire_slot(until, place)
-            wanted = VouchRequest(
+                for slots in (self._large_address_slots.get_slots(address), self._large_slots):
+                    await acquire_slot(exit_stack, slots)
+            vouch_request = VouchRequest(
                 credential=credential,
                 method=request.method,
                 target=(target + (b"?" + query if query else b"")).decode("latin-1"),
                 digest=hash_body(await request.body()),
-                peer=where,
+                peer=address,
             )
             await acquire_slot(
-                until, self._noisy if self._is_noisy(where) else self._of_one.of(where)
+                exit_stack,
+                self._noisy_slots
+                if self._is_noisy(address)
+                else self._address_slots.get_slots(address),
             )
             try:
-                answer: VouchAnswer = await self._desk.ask(VOUCH_ACTION, wanted)
+                reply: VouchAnswer = await self._client.call_action(VOUCH_ACTION, vouch_request)
             except UnknownCredential:
                 # Over its limit an address is not counted further; it is then noisy.
                 with contextlib.suppress(RateLimitExceeded):
-                    self._strays.take(where)
+                    self._invalid_limiter.take(address)
                 raise
-        return answer
+        return reply
 
-    def _is_noisy(self, where: str) -> bool:
+    def _is_noisy(self, address: str) -> bool:
         """Return True if an address sends too many invalid credentials."""
         try:
-            self._strays.look(where)
+            self._invalid_limiter.check(address)
         except RateLimitExceeded:
             return True
         return False
@@ -202,14 +205,14 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         how: How the user was authenticated.
         secret: Secret of the session or token; with MUNGE, a ticket for this request.
         me: The user's name, uid and roles, as the daemon reports them.
-        desk: Client of the daemon.
+        client: Client of the daemon.
         is_part: Whether htmx requests only a part of a page.
     """
 
     how: AuthenticationMethod
     secret: str
     me: CallerAnswer
-    desk: DaemonClient
+    client: DaemonClient
     is_part: bool = False
 
     @property
@@ -247,7 +250,7 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the user's roles on a cluster, or None if the cluster is unknown."""
         return next((role for role in self.me.clusters if role.cluster == cluster), None)
 
-    async def ask(self, name: str, request: Any, *, key: str = "") -> Any:
+    async def call_action(self, name: str, request: Any, *, key: str = "") -> Any:
         """Send a request to the daemon as this user and return its reply.
 
         Args:
@@ -258,14 +261,14 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StewardError: The action failed or rejected the request.
         """
-        return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
+        return await self.client.call_action(name, request, self.secret, key=key, user=self.who)
 
 
 def _read_authorization(request: HttpRequest, scheme: str) -> str:
     """Return the secret of the Authorization header under this scheme, or ""."""
-    shown, _, secret = request.headers.get("authorization", "").partition(" ")
+    given_scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     # Without a secret the daemon would treat the request as the web process's own.
-    return secret.strip() if shown.lower() == scheme.lower() else ""
+    return secret.strip() if given_scheme.lower() == scheme.lower() else ""
 
 
 def _make_csrf(secret: str) -> bytes:
@@ -273,10 +276,10 @@ def _make_csrf(secret: str) -> bytes:
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
 
-def is_csrf_valid(secret: str, shown: str) -> bool:
+def is_csrf_valid(secret: str, csrf: str) -> bool:
     """Return True if a form's CSRF token belongs to this session."""
     try:
-        data = bytes.fromhex(shown)
+        data = bytes.fromhex(csrf)
     except ValueError:
         return False
     if len(data) != 2 * _MASK_BYTES:
@@ -295,31 +298,31 @@ class Authenticator:
         rate: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, desk: DaemonClient, rate: RateLimiter) -> None:
+    def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
         self._web = web
-        self._desk = desk
-        self._rate = rate
-        self._vouching = MungeVerifier(web, desk, rate)
-        self._shared = RateLimiter(web.requests_per_minute * _SHARED_FACTOR)
-        self._known: dict[str, tuple[float, CallerAnswer]] = {}
+        self._client = client
+        self._limiter = limiter
+        self._munge = MungeVerifier(web, client, limiter)
+        self._shared_limiter = RateLimiter(web.requests_per_minute * _SHARED_FACTOR)
+        self._callers: dict[str, tuple[float, CallerAnswer]] = {}
         self._uids: dict[str, int] = {}
-        self._by_proxy: dict[str, tuple[float, str]] = {}
+        self._proxy_sessions: dict[str, tuple[float, str]] = {}
 
-    def bearer(self, request: HttpRequest) -> tuple[AuthenticationMethod, str]:
+    def find_credential(self, request: HttpRequest) -> tuple[AuthenticationMethod, str]:
         """Return how a request authenticates, and its secret or the proxy's user name.
 
         Raises:
             LoginRequired: The request carries no credentials.
         """
-        token = self.token(request)
+        token = self.read_token(request)
         if token:
             return "token", token
         credential = _read_authorization(request, SCHEME)
         if credential:
             return "munge", credential
-        named = self._named_by_proxy(request)
-        if named:
-            return "proxy", named
+        user = self._read_proxy_user(request)
+        if user:
+            return "proxy", user
         secret = request.cookies.get(self._web.cookie, "")
         if secret:
             return "cookie", secret
@@ -328,11 +331,11 @@ class Authenticator:
             "'steward token create')"
         )
 
-    def token(self, request: HttpRequest) -> str:
+    def read_token(self, request: HttpRequest) -> str:
         """Return the bearer token of a request, or ""."""
         return _read_authorization(request, "Bearer")
 
-    def count(self, request: HttpRequest, *, is_asked_who: bool) -> None:
+    def count(self, request: HttpRequest, *, needs_user: bool) -> None:
         """Count a request against the rate limit of its user or address.
 
         Unknown secrets count for their address, so inventing secrets gains nothing. MUNGE requests
@@ -340,125 +343,133 @@ class Authenticator:
 
         Args:
             request: The request.
-            is_asked_who: Whether the handler authenticates the request later.
+            needs_user: Whether the handler authenticates the request later.
 
         Raises:
             RateLimitExceeded: The user or address exceeds the limit.
         """
         try:
-            how, secret = self.bearer(request)
+            method, secret = self.find_credential(request)
         except LoginRequired:
-            how, secret = "token", ""
-        if how == "munge" and is_asked_who:
+            method, secret = "token", ""
+        if method == "munge" and needs_user:
             return
-        uid = self.met(secret)
-        if how == "proxy":
-            self._rate.take(f"user:{secret}")
+        uid = self.find_uid(secret)
+        if method == "proxy":
+            self._limiter.take(f"user:{secret}")
         elif uid is not None:
-            self._rate.take(f"uid:{uid}")
+            self._limiter.take(f"uid:{uid}")
         else:
-            address = self._address(request)
+            address = self._find_address(request)
             is_shared = is_within(address, self._web.shared_from)
-            (self._shared if is_shared else self._rate).take(f"address:{get_limit_key(address)}")
+            (self._shared_limiter if is_shared else self._limiter).take(
+                f"address:{get_limit_key(address)}"
+            )
 
-    async def visit(self, request: HttpRequest) -> AuthenticatedRequest:
+    async def authenticate(self, request: HttpRequest) -> AuthenticatedRequest:
         """Authenticate a request and check its CSRF token.
 
         Raises:
             LoginRequired: The daemon does not know the user.
             CsrfError: The request changes something and lacks a valid CSRF token.
         """
-        how, secret = self.bearer(request)
-        if how == "proxy":
-            secret, me = await self._by_name(secret)
-        elif how == "munge":
-            secret = await self._vouching.ticket(request, secret)
-            me = await self._desk.ask("credentials.me", CallerRequest(), secret)
+        method, secret = self.find_credential(request)
+        if method == "proxy":
+            secret, caller = await self._open_proxy_session(secret)
+        elif method == "munge":
+            secret = await self._munge.fetch_ticket(request, secret)
+            caller = await self._client.call_action("credentials.me", CallerRequest(), secret)
         else:
-            me = await self._me(secret)
+            caller = await self._fetch_caller(secret)
         # Browsers send cookies, and proxies their header, without the user's intent.
-        if how in ("cookie", "proxy") and request.method not in ("GET", "HEAD", "OPTIONS"):
-            await self._check_form(request, secret)
+        if method in ("cookie", "proxy") and request.method not in ("GET", "HEAD", "OPTIONS"):
+            await self._check_csrf(request, secret)
         is_part = request.headers.get("hx-request") == "true"
         is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
-        return AuthenticatedRequest(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
+        return AuthenticatedRequest(
+            how=method, secret=secret, me=caller, client=self._client, is_part=is_part
+        )
 
-    def met(self, secret: str) -> int | None:
+    def find_uid(self, secret: str) -> int | None:
         """Return the uid of a secret that the daemon has accepted before, or None."""
         return self._uids.get(secret)
 
     def forget(self, secret: str) -> None:
         """Drop an ended session from the caches."""
-        self._known.pop(secret, None)
+        self._callers.pop(secret, None)
         self._uids.pop(secret, None)
 
-    def _address(self, request: HttpRequest) -> str:
+    def _find_address(self, request: HttpRequest) -> str:
         """Return the client's address, taken from a trusted proxy's header if it is one."""
         address = find_peer_address(request)
         if address in self._web.trusted_proxies:
             # The last address is the proxy's own word; earlier ones come from the client.
-            said = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
-            return said.strip() or address
+            forwarded = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
+            return forwarded.strip() or address
         return address
 
-    async def _me(self, secret: str) -> CallerAnswer:
+    async def _fetch_caller(self, secret: str) -> CallerAnswer:
         now = time.monotonic()
-        found = self._known.get(secret)
-        if found is not None and found[0] > now:
-            return found[1]
+        cached = self._callers.get(secret)
+        if cached is not None and cached[0] > now:
+            return cached[1]
         try:
-            me: CallerAnswer = await self._desk.ask("credentials.me", CallerRequest(), secret)
+            caller: CallerAnswer = await self._client.call_action(
+                "credentials.me", CallerRequest(), secret
+            )
         except UnknownCredential:
             self.forget(secret)
             raise
-        if len(self._known) >= _MOST_CACHED:
-            self._known.clear()
-        self._known[secret] = (now + _CACHE_S, me)
+        if len(self._callers) >= _MOST_CACHED:
+            self._callers.clear()
+        self._callers[secret] = (now + _CACHE_S, caller)
         if len(self._uids) >= _MOST_UIDS:
             self._uids.pop(next(iter(self._uids)))
-        self._uids[secret] = me.uid
-        return me
+        self._uids[secret] = caller.uid
+        return caller
 
-    def _named_by_proxy(self, request: HttpRequest) -> str:
+    def _read_proxy_user(self, request: HttpRequest) -> str:
         if not self._web.proxy_header:
             return ""
         if find_peer_address(request) not in self._web.trusted_proxies:
             return ""
-        named = request.headers.getall(self._web.proxy_header, [])
-        if len(named) > 1:
+        users = request.headers.getall(self._web.proxy_header, [])
+        if len(users) > 1:
             # The proxy appends its header to the client's instead of replacing it.
             raise CsrfError(
                 "the proxy names two users: have it remove the header that clients send"
             )
-        return "".join(named).strip()
+        return "".join(users).strip()
 
-    async def _by_name(self, user: str) -> tuple[str, CallerAnswer]:
+    async def _open_proxy_session(self, user: str) -> tuple[str, CallerAnswer]:
         """Return the session of a proxy's user; a new one if theirs ended or was revoked."""
-        secret = await self._session_of(user)
+        secret = await self._find_proxy_session(user)
         try:
-            return secret, await self._me(secret)
+            return secret, await self._fetch_caller(secret)
         except UnknownCredential:
-            self._by_proxy.pop(user, None)
-        secret = await self._session_of(user)
-        return secret, await self._me(secret)
+            self._proxy_sessions.pop(user, None)
+        secret = await self._find_proxy_session(user)
+        return secret, await self._fetch_caller(secret)
 
-    async def _session_of(self, user: str) -> str:
+    async def _find_proxy_session(self, user: str) -> str:
         now = time.monotonic()
-        found = self._by_proxy.get(user)
-        if found is not None and found[0] > now:
-            return found[1]
-        answer: OpenAnswer = await self._desk.ask("credentials.open", OpenRequest(user=user))
-        if len(self._by_proxy) >= _MOST_CACHED:
-            self._by_proxy.clear()
+        cached = self._proxy_sessions.get(user)
+        if cached is not None and cached[0] > now:
+            return cached[1]
+        reply: OpenAnswer = await self._client.call_action(
+            "credentials.open", OpenRequest(user=user)
+        )
+        if len(self._proxy_sessions) >= _MOST_CACHED:
+            self._proxy_sessions.clear()
         # Use renews the session, so the cached secret stays valid while it is used.
-        self._by_proxy[user] = (now + self._web.session_s, answer.secret)
-        return answer.secret
+        self._proxy_sessions[user] = (now + self._web.session_s, reply.secret)
+        return reply.secret
 
-    async def _check_form(self, request: HttpRequest, secret: str) -> None:
+    async def _check_csrf(self, request: HttpRequest, secret: str) -> None:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise CsrfError("this request comes from a page of another site")
-        shown = request.headers.get(CSRF_HEADER, "")
-        if not shown and "form" in request.headers.get("content-type", ""):
-            shown = str((await request.form()).get(CSRF_FIELD, ""))
-        if not is_csrf_valid(secret, shown):
+        csrf = request.headers.get(CSRF_HEADER, "")
+        if not csrf and "form" in request.headers.get("content-type", ""):
+            csrf = str((await request.form()).get(CSRF_FIELD, ""))
+        if not is_csrf_valid(secret, csrf):
             raise CsrfError("this form is too old, or not from here: load its page again")

@@ -50,8 +50,8 @@ class RequestSlots(asyncio.Semaphore):
 
     _MOST_WAITING: Final = 64
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
         self._waiting = 0
 
     async def acquire(self) -> Literal[True]:
@@ -76,16 +76,16 @@ class SlotsByUser:
         most: Number of slots of each.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._of: WeakValueDictionary[str, RequestSlots] = WeakValueDictionary()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._slots: WeakValueDictionary[str, RequestSlots] = WeakValueDictionary()
 
-    def of(self, who: str) -> RequestSlots:
+    def get_slots(self, user: str) -> RequestSlots:
         """Return the slots of one user or address."""
-        return self._of.setdefault(who, RequestSlots(self._most))
+        return self._slots.setdefault(user, RequestSlots(self._limit))
 
 
-async def acquire_slot(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
+async def acquire_slot(exit_stack: contextlib.AsyncExitStack, slots: asyncio.Semaphore) -> None:
     """Wait for a slot, and release it when the exit stack closes.
 
     Raises:
@@ -93,10 +93,10 @@ async def acquire_slot(until: contextlib.AsyncExitStack, place: asyncio.Semaphor
     """
     try:
         async with asyncio.timeout(_SLOT_WAIT_S):
-            await place.acquire()
+            await slots.acquire()
     except TimeoutError:
         raise ServerBusy(_BUSY_MESSAGE) from None
-    until.callback(place.release)
+    exit_stack.callback(slots.release)
 
 
 _CONNECT_S: Final = 5.0
@@ -140,12 +140,12 @@ class _DaemonConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.until = time.monotonic() + _CONNECTION_LIFETIME_S
-        self.patience_s = _STREAM_TIMEOUT_S
+        self.expires_at = time.monotonic() + _CONNECTION_LIFETIME_S
+        self.timeout_s = _STREAM_TIMEOUT_S
 
-    def is_good(self) -> bool:
+    def is_usable(self) -> bool:
         is_open = not self.reader.at_eof() and not self.writer.is_closing()
-        return is_open and time.monotonic() < self.until
+        return is_open and time.monotonic() < self.expires_at
 
     def close(self) -> None:
         self.writer.close()
@@ -160,16 +160,16 @@ class DaemonClient:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._kept: list[_DaemonConnection] = []
-        self._free = asyncio.Semaphore(_CONNECTIONS)
-        self._streams = asyncio.Semaphore(_STREAMS)
-        self._changes = asyncio.Semaphore(_STREAMS)
-        self._vouching = asyncio.Semaphore(_MUNGE_CHECKS)
-        self._long_of_one = SlotsByUser(_STREAMS_PER_USER)
-        self._reads_of_one = SlotsByUser(_READS_PER_USER)
+        self._idle: list[_DaemonConnection] = []
+        self._read_slots = asyncio.Semaphore(_CONNECTIONS)
+        self._stream_slots = asyncio.Semaphore(_STREAMS)
+        self._change_slots = asyncio.Semaphore(_STREAMS)
+        self._munge_slots = asyncio.Semaphore(_MUNGE_CHECKS)
+        self._long_user_slots = SlotsByUser(_STREAMS_PER_USER)
+        self._read_user_slots = SlotsByUser(_READS_PER_USER)
 
-    async def ask(
-        self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
+    async def call_action(
+        self, name: str, request: Any, auth: str = "", *, key: str = "", user: str = ""
     ) -> Any:
         """Call an action and return its reply.
 
@@ -178,7 +178,7 @@ class DaemonClient:
             request: A value of the action's request type.
             auth: Secret of a session or token; "" for the web process itself.
             key: Idempotency key; "" for none.
-            who: User that limits count; "" for the bearer of ``auth``.
+            user: User that limits count; "" for the bearer of ``auth``.
 
         Raises:
             DaemonUnavailable: The daemon does not answer.
@@ -186,95 +186,97 @@ class DaemonClient:
             StewardError: The action failed or rejected the request.
         """
         action = ACTIONS[name]
-        answer = None
-        async with contextlib.aclosing(self.stream(name, request, auth, key=key, who=who)) as items:
+        reply = None
+        async with contextlib.aclosing(
+            self.stream(name, request, auth, key=key, user=user)
+        ) as items:
             async for item in items:
-                answer = item
-        assert isinstance(answer, action.answer)
-        return answer
+                reply = item
+        assert isinstance(reply, action.answer)
+        return reply
 
     async def stream(
-        self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
+        self, name: str, request: Any, auth: str = "", *, key: str = "", user: str = ""
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream and finally its reply; raise as :meth:`ask`."""
         action = ACTIONS[name]
-        keeps = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
-        async with contextlib.AsyncExitStack() as places:
-            for place in self._places(action, keeps, who or auth):
-                await acquire_slot(places, place)
-            line, reply = await self._begin(action, request, auth, keeps, key)
-            is_whole = False
+        reuses = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
+        async with contextlib.AsyncExitStack() as exit_stack:
+            for slots in self._choose_slots(action, reuses, user or auth):
+                await acquire_slot(exit_stack, slots)
+            connection, reply = await self._send_request(action, request, auth, reuses, key)
+            is_complete = False
             try:
                 items = msgspec.json.Decoder(_join_types(action.items))
                 while not reply.error and not reply.ok:
                     yield _decode_reply(items.decode, reply.item)
-                    reply = await self._reply(line)
-                is_whole = True
+                    reply = await self._read_reply_line(connection)
+                is_complete = True
             finally:
                 # An abandoned stream still has data to come: close its connection.
-                if is_whole and keeps and line.is_good():
-                    self._kept.append(line)
+                if is_complete and reuses and connection.is_usable():
+                    self._idle.append(connection)
                 else:
-                    line.close()
+                    connection.close()
             if reply.error:
                 raise make_error(reply)
             yield _decode_reply(msgspec.json.Decoder(action.answer).decode, reply.answer)
 
-    def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
+    def _choose_slots(self, action: Action, reuses: bool, user: str) -> list[asyncio.Semaphore]:
         """Return the slots a request needs: slow requests block neither pages nor other users."""
         if action.name == VOUCH_ACTION:
-            return [self._vouching, self._free]
-        if keeps:
-            return [self._reads_of_one.of(who), self._free]
-        several = self._streams if action.stream else self._changes
-        if not who:
-            return [several]
-        return [self._long_of_one.of(who), several]
+            return [self._munge_slots, self._read_slots]
+        if reuses:
+            return [self._read_user_slots.get_slots(user), self._read_slots]
+        slots = self._stream_slots if action.stream else self._change_slots
+        if not user:
+            return [slots]
+        return [self._long_user_slots.get_slots(user), slots]
 
     def close(self) -> None:
         """Close the idle connections."""
-        for line in self._kept:
-            line.close()
-        self._kept.clear()
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
-    async def _begin(
-        self, action: Action, request: Any, auth: str, keeps: bool, key: str
+    async def _send_request(
+        self, action: Action, request: Any, auth: str, reuses: bool, key: str
     ) -> tuple[_DaemonConnection, ReplyLine]:
         """Send a request, over an idle connection if one is open, and read the first line."""
-        words = encode_request_line(action.name, request, auth=auth, keep=keeps, key=key)
-        if len(words) > LONGEST_REQUEST:
+        request_line = encode_request_line(action.name, request, auth=auth, keep=reuses, key=key)
+        if len(request_line) > LONGEST_REQUEST:
             raise RequestTooLarge(
                 f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it"
             )
-        while keeps and self._kept:
-            line = self._kept.pop()
-            if not line.is_good():
-                line.close()
+        while reuses and self._idle:
+            connection = self._idle.pop()
+            if not connection.is_usable():
+                connection.close()
                 continue
             try:
-                return line, await self._said(line, words)
+                return connection, await self._send_line(connection, request_line)
             except BaseException as error:
                 # Its reply is still to come, so nobody else may use this connection.
-                line.close()
+                connection.close()
                 # The daemon closes idle connections after a while, perhaps just now.
                 if isinstance(error, DaemonTimeout) or not isinstance(error, DaemonUnavailable):
                     raise
-        line = await self._connect()
-        line.patience_s = _READ_TIMEOUT_S if keeps else _STREAM_TIMEOUT_S
+        connection = await self._connect()
+        connection.timeout_s = _READ_TIMEOUT_S if reuses else _STREAM_TIMEOUT_S
         try:
-            return line, await self._said(line, words)
+            return connection, await self._send_line(connection, request_line)
         except BaseException:
-            line.close()
+            connection.close()
             raise
 
-    async def _said(self, line: _DaemonConnection, words: bytes) -> ReplyLine:
+    async def _send_line(self, connection: _DaemonConnection, request_line: bytes) -> ReplyLine:
         try:
-            line.writer.write(words)
-            await line.writer.drain()
+            connection.writer.write(request_line)
+            await connection.writer.drain()
         except (BrokenPipeError, ConnectionResetError):
             # The daemon rejected the connection unread; the reply read next says why.
             pass
-        return await self._reply(line)
+        return await self._read_reply_line(connection)
 
     async def _connect(self) -> _DaemonConnection:
         try:
@@ -290,17 +292,17 @@ class DaemonClient:
             ) from error
         return _DaemonConnection(reader, writer)
 
-    async def _reply(self, line: _DaemonConnection) -> ReplyLine:
+    async def _read_reply_line(self, connection: _DaemonConnection) -> ReplyLine:
         try:
-            async with asyncio.timeout(line.patience_s):
-                read = await line.reader.readuntil(b"\n")
+            async with asyncio.timeout(connection.timeout_s):
+                data = await connection.reader.readuntil(b"\n")
         except TimeoutError as error:
             raise DaemonTimeout("Steward's daemon takes too long to answer", self._path) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise DaemonUnavailable("Steward's daemon ended the connection", self._path) from error
         except asyncio.LimitOverrunError as error:
             raise WebError("the answer is longer than a page may be: ask for less") from error
-        return _decode_reply(decode_reply_line, read)
+        return _decode_reply(decode_reply_line, data)
 
 
 async def _connect_unix(name: str) -> socket.socket:
@@ -336,6 +338,6 @@ def _decode_reply(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
 def _join_types(types: tuple[type[msgspec.Struct], ...]) -> Any:
     """Join types to a union."""
     union: Any = Any
-    for index, kind in enumerate(types):
-        union = kind if index == 0 else union | kind
+    for index, member in enumerate(types):
+        union = member if index == 0 else union | member
     return union

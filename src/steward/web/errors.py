@@ -23,8 +23,8 @@ class RateLimitExceeded(PermissionRefused):
         wait_s: Seconds until the next attempt, for Retry-After.
     """
 
-    def __init__(self, what: str, wait_s: float = 1.0) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, wait_s: float = 1.0) -> None:
+        super().__init__(message)
         self.wait_s = wait_s
 
 

@@ -36,12 +36,12 @@ class StreamLimiter:
         most: Largest number of all streams.
     """
 
-    def __init__(self, each: int, most: int) -> None:
-        self._each = each
-        self._most = most
+    def __init__(self, per_user: int, total: int) -> None:
+        self._per_user = per_user
+        self._total = total
         self._open: Counter[int] = Counter()
 
-    def take(self, scope: Scope, uid: int) -> None:
+    def reserve(self, scope: Scope, uid: int) -> None:
         """Reserve a stream until the response ends; see :func:`release_stream`.
 
         Args:
@@ -51,24 +51,24 @@ class StreamLimiter:
         Raises:
             RateLimitExceeded: The user, or all users together, have too many streams.
         """
-        if self._open[uid] >= self._each:
+        if self._open[uid] >= self._per_user:
             raise RateLimitExceeded(
                 "you watch events too often at once: close one of them", _RETRY_AFTER_S
             )
-        if self._open.total() >= self._most:
+        if self._open.total() >= self._total:
             raise RateLimitExceeded(
                 "too many watch events at once: come again in a moment", _RETRY_AFTER_S
             )
         self._open[uid] += 1
-        scope.setdefault("state", {})[_STREAM_KEY] = functools.partial(self._leave, uid)
+        scope.setdefault("state", {})[_STREAM_KEY] = functools.partial(self._release, uid)
 
-    def _leave(self, uid: int) -> None:
+    def _release(self, uid: int) -> None:
         self._open[uid] -= 1
         if not self._open[uid]:
             del self._open[uid]
 
 
-STREAM_LIMITER: Final = StreamLimiter(each=4, most=64)
+STREAM_LIMITER: Final = StreamLimiter(per_user=4, total=64)
 """Streams of this process, for pages and API alike."""
 
 
@@ -141,7 +141,7 @@ async def fetch_new_events(
     ``is_over`` is set if the session has expired or lost access. While the daemon is unavailable,
     there are no events.
     """
-    wanted = EventsRequest(
+    events_request = EventsRequest(
         kinds=request.kinds,
         clusters=request.clusters,
         nodes=request.nodes,
@@ -150,10 +150,10 @@ async def fetch_new_events(
         limit=_EVENTS_PER_POLL,
     )
     try:
-        answer: EventsReply = await visit.ask("events.list", wanted)
+        reply: EventsReply = await visit.call_action("events.list", events_request)
     except Unavailable:
         # The daemon restarts: its events follow once it is back.
         return NewEvents([], position)
     except (UnknownCredential, PermissionRefused):
         return NewEvents([], position, is_over=True)
-    return NewEvents(make_event_rows(visit, answer.events), answer.position)
+    return NewEvents(make_event_rows(visit, reply.events), reply.position)

@@ -40,19 +40,19 @@ def find_zone(name: str) -> tzinfo | None:
 
 
 def format_time_html(
-    moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S"
+    moment: datetime | None, zone: str = "", pattern: str = "%Y-%m-%d %H:%M:%S"
 ) -> Markup | str:
     """Format a time in a zone as a <time> element that also holds the UTC time."""
     if moment is None:
         return _DASH
     try:
-        here = moment.astimezone(find_zone(zone))
+        local_time = moment.astimezone(find_zone(zone))
     except (OverflowError, ValueError):
         # At the ends of the calendar the time does not exist in every zone.
-        here = moment
+        local_time = moment
     exact = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        exact, here.strftime("%Y-%m-%d %H:%M:%S %Z"), here.strftime(form)
+        exact, local_time.strftime("%Y-%m-%d %H:%M:%S %Z"), local_time.strftime(pattern)
     )
 
 
@@ -154,13 +154,15 @@ def highlight_script(script: str) -> Markup:
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
-    shown = escape_lines(truncate_script(script))
+    escaped = escape_lines(truncate_script(script))
     # The output of Pygments is escaped, and none of its elements spans lines.
-    marked = highlight(shown, _load_lexer(_detect_language(shown)), HtmlFormatter(nowrap=True))
-    plain = shown.split("\n")
+    highlighted = highlight(
+        escaped, _load_lexer(_detect_language(escaped)), HtmlFormatter(nowrap=True)
+    )
+    plain_lines = escaped.split("\n")
     lines = []
-    for number, line in enumerate(marked.removesuffix("\n").split("\n")):
-        is_directive = number < len(plain) and _DIRECTIVE.match(plain[number])
+    for number, line in enumerate(highlighted.removesuffix("\n").split("\n")):
+        is_directive = number < len(plain_lines) and _DIRECTIVE.match(plain_lines[number])
         kind = "line directive" if is_directive else "line"
         lines.append(f'<span class="{kind}" id="L{number + 1}">{line}\n</span>')
     return Markup("".join(lines))  # noqa: S704 -- escaped by Pygments
@@ -174,23 +176,23 @@ def truncate_script(script: str) -> str:
 def mark_matches(line: HitLine) -> Markup:
     """Return a line of a search hit with the matches marked."""
     parts = [Markup()]
-    place = 0
+    position = 0
     for begin, end in sorted(line.spans):
-        if begin < place or end <= begin:
+        if begin < position or end <= begin:
             continue
-        parts.append(escape(escape_line(line.text[place:begin])))
+        parts.append(escape(escape_line(line.text[position:begin])))
         parts.append(Markup("<mark>{}</mark>").format(escape_line(line.text[begin:end])))
-        place = end
-    parts.append(escape(escape_line(line.text[place:])))
+        position = end
+    parts.append(escape(escape_line(line.text[position:])))
     return Markup("").join(parts)
 
 
 def _detect_language(script: str) -> str:
     """Return the Pygments name of a script's language, by its first line."""
-    first = script.partition("\n")[0]
-    if not first.startswith("#!"):
+    first_line = script.partition("\n")[0]
+    if not first_line.startswith("#!"):
         return "bash"
-    return next((name for found, name in _LANGUAGES if found.search(first)), "text")
+    return next((name for pattern, name in _LANGUAGES if pattern.search(first_line)), "text")
 
 
 @functools.cache

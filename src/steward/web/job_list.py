@@ -72,32 +72,32 @@ class JobColumn(msgspec.Struct, frozen=True):
 
 def _make_time_cell(value: Callable[[JobRow], datetime | None]) -> JobCell:
     """Return a cell function for a time, in the cluster's zone."""
-    return lambda row, shown: format_time_html(value(row), shown.zones.get(row.cluster, ""))
+    return lambda row, context: format_time_html(value(row), context.zones.get(row.cluster, ""))
 
 
-def _make_state_cell(row: JobRow, shown: CellContext) -> Markup:  # noqa: ARG001 -- a cell's shape
+def _make_state_cell(row: JobRow, context: CellContext) -> Markup:  # noqa: ARG001 -- a cell's shape
     """Show a job's state, or the number of array tasks by state."""
     if not row.tasks:
         return format_state_html(
             escape_line(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN"
         )
-    one = Markup("<span>{} {}</span>")
+    template = Markup("<span>{} {}</span>")
     parts = [
-        one.format(format_number_html(count), format_state_html(escape_line(word)))
+        template.format(format_number_html(count), format_state_html(escape_line(word)))
         for word, count in row.tasks.items()
     ]
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
 
-def _make_limit_cell(row: JobRow, shown: CellContext) -> str:  # noqa: ARG001 -- a cell's shape
+def _make_limit_cell(row: JobRow, context: CellContext) -> str:  # noqa: ARG001 -- a cell's shape
     """Show a job's time limit."""
     return format_duration_html(row.limit_s) if row.limit_s else ""
 
 
-def _make_cost_cell(row: JobRow, shown: CellContext) -> str:
+def _make_cost_cell(row: JobRow, context: CellContext) -> str:
     """Show a job's charge."""
-    found = shown.costs.get((row.cluster, row.job_id))
-    return "" if found is None else format_amount_html(found, "", shown.decimals)
+    cost = context.costs.get((row.cluster, row.job_id))
+    return "" if cost is None else format_amount_html(cost, "", context.decimals)
 
 
 def _make_text_cell(value: Callable[[JobRow], str]) -> JobCell:
@@ -232,7 +232,7 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = DEFAULT_ROWS
 
     @classmethod
-    def of(cls, request: Request[Any, Any, Any]) -> Self:
+    def parse(cls, request: Request[Any, Any, Any]) -> Self:
         """Parse the view from the address of a request.
 
         Raises:
@@ -245,10 +245,10 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         names = tuple(
             str(name).strip() for name in request.query_params.getall("names", []) if name
         )
-        given: dict[str, Any] = {name: query.read_words(request, name) for name in _LISTS}
-        given |= {name: query.read_text(request, name) for name in (*_TEXTS, "text")}
+        fields: dict[str, Any] = {name: query.read_words(request, name) for name in _LISTS}
+        fields |= {name: query.read_text(request, name) for name in (*_TEXTS, "text")}
         return cls(
-            **given,
+            **fields,
             names=tuple(filter(None, names)),
             case=query.read_switch(request, "case"),
             words=query.read_switch(request, "words"),
@@ -265,17 +265,17 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         Defaults are omitted to keep addresses short.
         """
         view = msgspec.structs.replace(self, **changes)
-        found: dict[str, Any] = {name: ",".join(getattr(view, name)) for name in _LISTS}
-        found |= {name: getattr(view, name) for name in (*_TEXTS, "names", "text", "page")}
-        found["order"] = view.order if view.order != "-submit" else ""
-        found["columns"] = ",".join(view.columns) if view.columns != DEFAULT_COLUMNS else ""
-        found["case"] = "1" if view.case else ""
-        found["words"] = "1" if view.words else ""
-        found["arrays"] = "apart" if view.apart else ""
-        found["rows"] = view.rows if view.rows != DEFAULT_ROWS else ""
-        return found
+        parameters: dict[str, Any] = {name: ",".join(getattr(view, name)) for name in _LISTS}
+        parameters |= {name: getattr(view, name) for name in (*_TEXTS, "names", "text", "page")}
+        parameters["order"] = view.order if view.order != "-submit" else ""
+        parameters["columns"] = ",".join(view.columns) if view.columns != DEFAULT_COLUMNS else ""
+        parameters["case"] = "1" if view.case else ""
+        parameters["words"] = "1" if view.words else ""
+        parameters["arrays"] = "apart" if view.apart else ""
+        parameters["rows"] = view.rows if view.rows != DEFAULT_ROWS else ""
+        return parameters
 
-    def shown(self, *, several_clusters: bool, bank: bool) -> tuple[JobColumn, ...]:
+    def choose_columns(self, *, several_clusters: bool, bank: bool) -> tuple[JobColumn, ...]:
         """Return the columns to show, in display order.
 
         Args:
@@ -291,24 +291,24 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
             if key in chosen and (bank or not column.of_bank)
         )
 
-    def listed(self) -> JobsRequest:
+    def make_jobs_request(self) -> JobsRequest:
         """Return the request for the rows of this view."""
         return JobsRequest(
-            **self._selection(),
+            **self._select_fields(),
             order=self.order,
             arrays="apart" if self.apart else "together",
             limit=self.rows,
             page=self.page,
         )
 
-    def counted(self) -> JobStatesRequest:
+    def make_counts_request(self) -> JobStatesRequest:
         """Return the request for the number of jobs in each state."""
-        return JobStatesRequest(**self._selection())
+        return JobStatesRequest(**self._select_fields())
 
-    def searched(self) -> SearchRequest:
+    def make_search_request(self) -> SearchRequest:
         """Return the request for a search in scripts."""
         return SearchRequest(
-            **self._selection(),
+            **self._select_fields(),
             terms=split_terms(self.text),
             case=self.case,
             words=self.words,
@@ -316,7 +316,7 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
             page=self.page,
         )
 
-    def _selection(self) -> dict[str, Any]:
+    def _select_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (*_LISTS, *_TEXTS, "names")}
 
 
@@ -326,7 +326,7 @@ def split_terms(text: str) -> tuple[str, ...]:
     An unclosed quote makes the whole text one term.
     """
     try:
-        found = shlex.split(text)
+        terms = shlex.split(text)
     except ValueError:
-        found = []
-    return tuple(filter(None, found)) or (text,)
+        terms = []
+    return tuple(filter(None, terms)) or (text,)

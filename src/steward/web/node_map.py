@@ -107,9 +107,9 @@ def describe_state(state: str) -> StateWord:
 
 def render_node_state(state: str) -> Markup:
     """Return a node's state as Slurm writes it, in the colour of its severity."""
-    found = describe_state(state)
+    description = describe_state(state)
     return Markup('<span class="state {}" title="{}">{}</span>').format(
-        _CLASSES[found.tone], found.word, escape(state)
+        _CLASSES[description.tone], description.word, escape(state)
     )
 
 
@@ -128,10 +128,13 @@ def count_node_states(nodes: Iterable[NodeSnapshot]) -> list[StateCount]:
 
 def count_states(states: Iterable[tuple[str, int]]) -> list[StateCount]:
     """Count nodes by state, from pairs of state and number."""
-    found: Counter[StateWord] = Counter()
+    counts: Counter[StateWord] = Counter()
     for state, nodes in states:
-        found[describe_state(state)] += nodes
-    return [StateCount(one.word, one.tone, found[one]) for one in sorted(found, key=_rank_state)]
+        counts[describe_state(state)] += nodes
+    return [
+        StateCount(state_word.word, state_word.tone, counts[state_word])
+        for state_word in sorted(counts, key=_rank_state)
+    ]
 
 
 class MapCell(msgspec.Struct, frozen=True):
@@ -210,33 +213,38 @@ def build_node_map(nodes: Sequence[NodeSnapshot], by: NodeGrouping = "name") -> 
         by: Group by the prefix of the name (a rack, as a rule) or by partitions.
     """
     is_short = len(nodes) >= _SHORT_FROM
-    told = sum(1 for node in nodes if node.reason) <= _MOST_TITLES
-    found = []
-    for label, some in (
+    has_titles = sum(1 for node in nodes if node.reason) <= _MOST_TITLES
+    groups = []
+    for label, members in (
         _group_by_name(nodes) if by == "name" else _group_by_partition(nodes)
     ).items():
-        start = _measure_prefix([node.node for node in some]) if is_short else 0
+        start = _measure_prefix([node.node for node in members]) if is_short else 0
         runs: dict[StateWord, list[MapCell]] = {}
         in_state: dict[str, list[MapCell]] = {}
-        for node in some:
-            title = _describe_node(node) if not is_short or (told and node.reason) else ""
+        for node in members:
+            title = _describe_node(node) if not is_short or (has_titles and node.reason) else ""
             cell = MapCell(node.node, node.node[start:] or node.node, title)
             cells = in_state.get(node.state)
             if cells is None:
                 cells = in_state[node.state] = runs.setdefault(describe_state(node.state), [])
             cells.append(cell)
         ordered = sorted(runs.items(), key=lambda item: _rank_state(item[0]))
-        found.append(
+        groups.append(
             NodeGroup(
-                label, len(some), [StateRun(one.word, one.tone, cells) for one, cells in ordered]
+                label,
+                len(members),
+                [
+                    StateRun(state_word.word, state_word.tone, cells)
+                    for state_word, cells in ordered
+                ],
             )
         )
-    return found
+    return groups
 
 
-def _rank_state(one: StateWord) -> tuple[int, str]:
+def _rank_state(state_word: StateWord) -> tuple[int, str]:
     """Return the sort key of a state: worst first, then by word."""
-    return _SEVERITIES.index(one.tone), one.word
+    return _SEVERITIES.index(state_word.tone), state_word.word
 
 
 def _describe_node(node: NodeSnapshot) -> str:
@@ -258,22 +266,22 @@ def _group_by_name(nodes: Sequence[NodeSnapshot]) -> dict[str, list[NodeSnapshot
     for node in nodes:
         prefix, number = _split_name(node.node)
         racks.setdefault(prefix, []).append((number, node))
-    found: dict[str, list[NodeSnapshot]] = {}
-    for some in racks.values():
-        some.sort(key=lambda item: item[0])
-        if len(some) <= _LARGEST_GROUP:
-            found[_format_range(some)] = [node for _, node in some]
+    groups: dict[str, list[NodeSnapshot]] = {}
+    for members in racks.values():
+        members.sort(key=lambda item: item[0])
+        if len(members) <= _LARGEST_GROUP:
+            groups[_format_range(members)] = [node for _, node in members]
             continue
         hundreds: dict[int, list[tuple[int, NodeSnapshot]]] = {}
-        for number, node in some:
+        for number, node in members:
             hundreds.setdefault(number // _HUNDRED, []).append((number, node))
-        found |= {_format_range(part): [node for _, node in part] for part in hundreds.values()}
-    return found
+        groups |= {_format_range(chunk): [node for _, node in chunk] for chunk in hundreds.values()}
+    return groups
 
 
-def _format_range(some: Sequence[tuple[int, NodeSnapshot]]) -> str:
+def _format_range(members: Sequence[tuple[int, NodeSnapshot]]) -> str:
     """Return the first and last name of a group."""
-    first, last = some[0][1].node, some[-1][1].node
+    first, last = members[0][1].node, members[-1][1].node
     return first if first == last else f"{first} \N{EN DASH} {last}"
 
 
@@ -286,19 +294,19 @@ def _measure_prefix(names: Sequence[str]) -> int:
 
 def _group_by_partition(nodes: Sequence[NodeSnapshot]) -> dict[str, list[NodeSnapshot]]:
     """Group nodes by the partitions that they are in."""
-    found: dict[str, list[NodeSnapshot]] = {}
+    groups: dict[str, list[NodeSnapshot]] = {}
     for node in nodes:
-        found.setdefault(", ".join(node.partitions) or "in no partition", []).append(node)
-    return dict(sorted(found.items()))
+        groups.setdefault(", ".join(node.partitions) or "in no partition", []).append(node)
+    return dict(sorted(groups.items()))
 
 
 class NodeCache:
     """Cache of the last node list of each cluster."""
 
     def __init__(self) -> None:
-        self._told: dict[str, NodesReply] = {}
+        self._replies: dict[str, NodesReply] = {}
 
-    async def of(self, visit: AuthenticatedRequest, cluster: str) -> NodesReply:
+    async def fetch_nodes(self, visit: AuthenticatedRequest, cluster: str) -> NodesReply:
         """Return the current state of all nodes of a cluster.
 
         Args:
@@ -308,10 +316,10 @@ class NodeCache:
         Raises:
             StewardError: The daemon failed or rejected the request.
         """
-        told = self._told.get(cluster)
-        request = NodesRequest(cluster=cluster, known=told.tag if told else "")
-        answer: NodesReply = await visit.ask("history.nodes", request)
-        if told is not None and answer.is_known:
-            return msgspec.structs.replace(answer, nodes=told.nodes)
-        self._told[cluster] = answer
-        return answer
+        cached = self._replies.get(cluster)
+        request = NodesRequest(cluster=cluster, known=cached.tag if cached else "")
+        reply: NodesReply = await visit.call_action("history.nodes", request)
+        if cached is not None and reply.is_known:
+            return msgspec.structs.replace(reply, nodes=cached.nodes)
+        self._replies[cluster] = reply
+        return reply

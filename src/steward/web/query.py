@@ -23,10 +23,10 @@ def read_text(request: HttpRequest, name: str, default: str = "") -> str:
     Raises:
         UsageError: The text is too long.
     """
-    found = str(request.query_params.get(name, "")).strip()
-    if len(found) > _LONGEST:
+    text = str(request.query_params.get(name, "")).strip()
+    if len(text) > _LONGEST:
         raise UsageError(f"{name} is too long", name)
-    return found or default
+    return text or default
 
 
 def read_words(request: HttpRequest, name: str) -> tuple[str, ...]:
@@ -35,11 +35,11 @@ def read_words(request: HttpRequest, name: str) -> tuple[str, ...]:
     Raises:
         UsageError: There are too many words, or one is too long.
     """
-    given = request.query_params.getall(name, [])
-    found = [word.strip() for one in given for word in str(one)[: _LONGEST + 1].split(",")]
-    if len(found) > _MOST_WORDS or any(len(word) > _LONGEST for word in found):
+    values = request.query_params.getall(name, [])
+    words = [word.strip() for value in values for word in str(value)[: _LONGEST + 1].split(",")]
+    if len(words) > _MOST_WORDS or any(len(word) > _LONGEST for word in words):
         raise UsageError(f"{name} is too long", name)
-    return tuple(filter(None, found))
+    return tuple(filter(None, words))
 
 
 def read_number(request: HttpRequest, name: str, default: int = 0) -> int:
@@ -48,12 +48,12 @@ def read_number(request: HttpRequest, name: str, default: int = 0) -> int:
     Raises:
         UsageError: The value is not such a number.
     """
-    given = read_text(request, name)
-    if not given:
+    text = read_text(request, name)
+    if not text:
         return default
-    if not (given.isascii() and given.isdigit() and int(given[:20]) < _LARGEST):
-        raise UsageError(f"{name} is a number, not {given[:60]!r}", name)
-    return int(given)
+    if not (text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST):
+        raise UsageError(f"{name} is a number, not {text[:60]!r}", name)
+    return int(text)
 
 
 def read_switch(request: HttpRequest, name: str) -> bool:

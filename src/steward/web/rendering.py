@@ -64,10 +64,10 @@ class Renderer:
             query: Query parameters; lists are repeated, None and "" omitted.
         """
         pairs = [
-            (name, str(one))
+            (name, str(item))
             for name, value in query.items()
-            for one in (value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
-            if one is not None and one != ""
+            for item in (value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
+            if item is not None and item != ""
         ]
         return f"{self.prefix}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
@@ -75,7 +75,7 @@ class Renderer:
         """Return the address of a static file, with a hash of its content for caching."""
         return f"{self.prefix}/static/{name}?v={_hash_file(name)}"
 
-    def page(
+    def render_page(
         self,
         template: str,
         visit: AuthenticatedRequest | None = None,
@@ -94,13 +94,15 @@ class Renderer:
             context: Variables of the template.
         """
         return Response(
-            self.text(template, visit, **context),
+            self.render_text(template, visit, **context),
             status_code=status,
             media_type="text/html",
             headers={"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})},
         )
 
-    def either(self, template: str, visit: AuthenticatedRequest, **context: Any) -> Response[str]:
+    def render_page_or_part(
+        self, template: str, visit: AuthenticatedRequest, **context: Any
+    ) -> Response[str]:
         """Return the part of a page that htmx requests, or the full page for others.
 
         Args:
@@ -109,22 +111,24 @@ class Renderer:
             visit: Authenticated request that it is for.
             context: Variables of both templates.
         """
-        return self.page(f"_{template}" if visit.is_part else template, visit, **context)
+        return self.render_page(f"_{template}" if visit.is_part else template, visit, **context)
 
-    def text(self, template: str, visit: AuthenticatedRequest | None = None, **context: Any) -> str:
+    def render_text(
+        self, template: str, visit: AuthenticatedRequest | None = None, **context: Any
+    ) -> str:
         """Render a template to text; see :meth:`page`."""
         return self._jinja.get_template(template).render(
             visit=visit, part=quote_path_part, **context
         )
 
-    def redirect(
+    def make_redirect(
         self, path: str, visit: AuthenticatedRequest | None = None, /, **query: Any
     ) -> Response[None]:
         """Redirect the browser to another page after a change."""
-        where = self.url(path, **query)
+        address = self.url(path, **query)
         if visit is not None and visit.is_part:
-            return Response(None, status_code=204, headers={"HX-Redirect": where})
-        return Response(None, status_code=303, headers={"Location": where})
+            return Response(None, status_code=204, headers={"HX-Redirect": address})
+        return Response(None, status_code=303, headers={"Location": address})
 
 
 def quote_path_part(text: object) -> str:

@@ -48,9 +48,9 @@ def compute_cpu_used_s(line: UsageLine) -> float | None:
     return max(tasks, cgroups) / _US
 
 
-def compute_share(used: float | None, given: float | None) -> float | None:
-    """Return ``used / given``; None if one is unknown or ``given`` is 0."""
-    return used / given if used is not None and given else None
+def compute_share(used: float | None, allocated: float | None) -> float | None:
+    """Return ``used / given``; None if one is unknown or ``allocated`` is 0."""
+    return used / allocated if used is not None and allocated else None
 
 
 def rate_efficiency(
@@ -68,18 +68,18 @@ def rate_efficiency(
         pieces: Former sizes of a resized job; the run's line is for its last size.
     """
     sizes = (*pieces, line)
-    lasted = [(size, compute_elapsed_s(size, now_us)) for size in sizes]
-    elapsed = sum_values(seconds for _, seconds in lasted)
+    durations = [(size, compute_elapsed_s(size, now_us)) for size in sizes]
+    elapsed = sum_values(seconds for _, seconds in durations)
     used = sum_values(compute_cpu_used_s(size) for size in sizes)
-    given = sum_values(seconds * size.cpus for size, seconds in lasted if seconds) or None
+    allocated = sum_values(seconds * size.cpus for size, seconds in durations if seconds) or None
     memory = _find_memory_peak(line, steps)
     limit = line.time_limit_s
     # While a run goes on, only ended steps have reported their usage.
-    is_over = line.end_us > 0
+    has_ended = line.end_us > 0
     return Efficiency(
-        cpu=compute_share(used, given) if is_over else None,
+        cpu=compute_share(used, allocated) if has_ended else None,
         cpu_used_s=used,
-        cpu_given_s=given,
+        cpu_given_s=allocated,
         memory=compute_share(memory.peak, memory.allocated),
         memory_used_bytes=memory.peak,
         memory_given_bytes=memory.allocated,
@@ -88,7 +88,7 @@ def rate_efficiency(
         time=compute_share(elapsed, limit),
         elapsed_s=elapsed,
         limit_s=limit,
-        at_least=not is_over or is_doubtful(line) or any(is_doubtful(step) for step, _ in steps),
+        at_least=not has_ended or is_doubtful(line) or any(is_doubtful(step) for step, _ in steps),
     )
 
 
@@ -135,18 +135,18 @@ def _find_memory_peak(
     If no allocation is known: of the node with the highest peak.
     """
     per_node = compute_memory_per_node(line)
-    found: list[_Memory] = []
+    peaks: list[_Memory] = []
     for _, launches in steps:
         for launch in launches:
             peak, start = get_peak_memory(launch), launch.start
             if peak is not None:
                 allocated = (start.memory_bytes if start is not None else None) or per_node
-                found.append(_Memory(peak, allocated or None, launch.node, _is_lower_bound(launch)))
-    if found:
-        return max(found, key=_rate_nearness)
+                peaks.append(_Memory(peak, allocated or None, launch.node, _is_lower_bound(launch)))
+    if peaks:
+        return max(peaks, key=_rate_nearness)
     best = max(
         (line, *(step for step, _ in steps)),
-        key=lambda one: one.peak_bytes or one.max_rss_bytes or 0,
+        key=lambda line_or_step: line_or_step.peak_bytes or line_or_step.max_rss_bytes or 0,
     )
     return _Memory(
         best.peak_bytes or best.max_rss_bytes,
@@ -157,9 +157,9 @@ def _find_memory_peak(
     )
 
 
-def _rate_nearness(one: _Memory) -> tuple[float, int]:
+def _rate_nearness(memory: _Memory) -> tuple[float, int]:
     """Return the sort key of a peak: its share of the allocation, then its size."""
-    return compute_share(one.peak, one.allocated) or 0.0, one.peak or 0
+    return compute_share(memory.peak, memory.allocated) or 0.0, memory.peak or 0
 
 
 def compute_memory_per_node(line: UsageLine) -> int | None:
@@ -175,7 +175,7 @@ def parse_tres_bytes(text: str) -> dict[str, int]:
 
     Malformed amounts are left out.
     """
-    found: dict[str, int] = {}
+    amounts: dict[str, int] = {}
     for part in text.split(","):
         name, _, amount = part.rpartition("=")
         match = _AMOUNT.fullmatch(amount)
@@ -186,8 +186,8 @@ def parse_tres_bytes(text: str) -> dict[str, int]:
             # Without a unit, Slurm means MiB.
             unit = "M"
         number = int(match[1]) if match[1].isdecimal() else float(match[1])
-        found[name] = int(number * _UNITS[unit])
-    return found
+        amounts[name] = int(number * _UNITS[unit])
+    return amounts
 
 
 def get_task_cpu_s(task: TaskUsage) -> float:
@@ -215,23 +215,23 @@ def compare_tasks(tasks: Iterable[TaskUsage]) -> Balance | None:
 
 def summarize_values(values: Iterable[float | None]) -> Spread | None:
     """Return minimum, quartiles and maximum of the known values; None if none is known."""
-    known = sorted(value for value in values if value is not None)
-    if not known:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
         return None
 
-    def at(part: float) -> float:
-        place = part * (len(known) - 1)
-        low = int(place)
-        high = min(low + 1, len(known) - 1)
-        return known[low] + (known[high] - known[low]) * (place - low)
+    def at(fraction: float) -> float:
+        position = fraction * (len(ordered) - 1)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
     return Spread(
-        least=known[0],
+        least=ordered[0],
         quarter=at(0.25),
         middle=at(0.5),
         three_quarters=at(0.75),
-        most=known[-1],
-        count=len(known),
+        most=ordered[-1],
+        count=len(ordered),
     )
 
 

@@ -39,14 +39,14 @@ def write_notes(
         steps: Its steps.
         settings: Thresholds.
     """
-    found = list(_note_end(line, efficiency, settings))
+    notes = list(_note_end(line, efficiency, settings))
     elapsed = efficiency.elapsed_s
     if line.end_us and elapsed is not None and elapsed >= settings.least_run_s:
-        found += _note_memory(line, efficiency, settings)
-        found += _note_cpus(line, efficiency, settings)
-        found += _note_time(line, efficiency, settings)
-        found += _note_balance(steps, settings)
-    return tuple(found)
+        notes += _note_memory(line, efficiency, settings)
+        notes += _note_cpus(line, efficiency, settings)
+        notes += _note_time(line, efficiency, settings)
+        notes += _note_balance(steps, settings)
+    return tuple(notes)
 
 
 def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
@@ -55,8 +55,8 @@ def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) 
     if state == "OUT_OF_MEMORY":
         words = "It ran out of memory and was killed."
         if efficiency.memory_given_bytes:
-            given = format_size(efficiency.memory_given_bytes)
-            words += f" It had {given} on a node: ask for more with --mem."
+            allocated = format_size(efficiency.memory_given_bytes)
+            words += f" It had {allocated} on a node: ask for more with --mem."
         yield Note(kind="out-of-memory", words=words)
     if state == "TIMEOUT":
         limit = f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ""
@@ -66,10 +66,13 @@ def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) 
             "write checkpoints.",
         )
     if state in ("NODE_FAIL", "BOOT_FAIL"):
-        which = f" ({line.failed_node})" if line.failed_node else ""
+        node_text = f" ({line.failed_node})" if line.failed_node else ""
         yield Note(
             kind="node-fail",
-            words=f"A node failed{which}: that was not the job's fault. It can be submitted again.",
+            words=(
+                f"A node failed{node_text}: that was not the job's fault. It can be "
+                "submitted again."
+            ),
         )
     if line.exit_signal == OUTPUT_NOT_OPENED:
         yield Note(
@@ -100,13 +103,13 @@ def _note_memory(
 ) -> Iterator[Note]:
     """Yield notes on memory efficiency."""
     share, used = efficiency.memory, efficiency.memory_used_bytes
-    given = efficiency.memory_given_bytes
-    if share is None or used is None or given is None or line.state == "OUT_OF_MEMORY":
+    allocated = efficiency.memory_given_bytes
+    if share is None or used is None or allocated is None or line.state == "OUT_OF_MEMORY":
         return
-    what = f"{format_size(used)} of {format_size(given)} ({share:.0%})"
-    where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
+    amount = f"{format_size(used)} of {format_size(allocated)} ({share:.0%})"
+    location = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
     if share > settings.memory_high:
-        words = f"Memory nearly ran out: {what} was in use{where}."
+        words = f"Memory nearly ran out: {amount} was in use{location}."
         largest = line.max_rss_bytes
         if largest is not None and largest < used / 2:
             words += (
@@ -117,7 +120,7 @@ def _note_memory(
     elif efficiency.at_least or efficiency.memory_at_least or line.state not in _WHOLE:
         return
     elif share < settings.memory_low:
-        words = f"Much more memory was asked for than used: at most {what}{where}."
+        words = f"Much more memory was asked for than used: at most {amount}{location}."
         yield Note(kind="memory-low", words=words)
 
 
@@ -145,12 +148,14 @@ def _note_time(line: UsageLine, efficiency: Efficiency, settings: NotesSettings)
     share, limit, elapsed = efficiency.time, efficiency.limit_s, efficiency.elapsed_s
     if share is None or line.state != "COMPLETED":
         return
-    what = f"it ran {format_duration(elapsed)} of {format_duration(limit)}"
+    comparison = f"it ran {format_duration(elapsed)} of {format_duration(limit)}"
     if share < settings.time_low:
-        words = f"The time limit was far off: {what}. A nearer one lets jobs start earlier."
+        words = f"The time limit was far off: {comparison}. A nearer one lets jobs start earlier."
         yield Note(kind="time-low", words=words)
     elif share > settings.time_high:
-        yield Note(kind="time-high", words=f"The time limit was nearly hit: {what} ({share:.0%}).")
+        yield Note(
+            kind="time-high", words=f"The time limit was nearly hit: {comparison} ({share:.0%})."
+        )
 
 
 def _note_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:

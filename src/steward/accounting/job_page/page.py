@@ -110,8 +110,8 @@ def build_step_part(
     nodes: int = DEFAULT_SHOWN,
 ) -> StepPart:
     """Build a step's part of the page; arguments as for :func:`build_run_part`."""
-    worked = [(launch.node, task) for launch in launches for task in launch.tasks]
-    outcomes = Counter(job_efficiency.decode_wait_status(task.status)[:2] for _, task in worked)
+    node_tasks = [(launch.node, task) for launch in launches for task in launch.tasks]
+    outcomes = Counter(job_efficiency.decode_wait_status(task.status)[:2] for _, task in node_tasks)
     signals: Counter[int] = Counter()
     codes: Counter[int] = Counter()
     for (code, number), count in outcomes.items():
@@ -120,56 +120,60 @@ def build_step_part(
         else:
             codes[code] += count
     elapsed = compute_elapsed_s(line, now_us)
-    given = elapsed * line.cpus if elapsed and line.cpus and line.end_us else None
+    allocated_s = elapsed * line.cpus if elapsed and line.cpus and line.end_us else None
     return StepPart(
         line=line,
-        cpu=compute_share(compute_cpu_used_s(line), given),
+        cpu=compute_share(compute_cpu_used_s(line), allocated_s),
         signals=dict(sorted(signals.items())),
         codes=dict(sorted(codes.items())) if set(codes) - {0} else {},
-        balance=job_efficiency.compare_tasks(task for _, task in worked),
+        balance=job_efficiency.compare_tasks(task for _, task in node_tasks),
         tasks=tuple(
             _build_task_part(node, task)
-            for node, task in _select_tasks(worked, min(tasks, MAX_TASKS_SHOWN))
+            for node, task in _select_tasks(node_tasks, min(tasks, MAX_TASKS_SHOWN))
         ),
         nodes=tuple(_build_node_part(launch) for launch in _select_launches(launches, nodes)),
-        all_tasks=len(worked),
+        all_tasks=len(node_tasks),
         all_nodes=len({launch.node for launch in launches}),
     )
 
 
-def _select_tasks(worked: Sequence[_NodeTask], most: int) -> list[_NodeTask]:
+def _select_tasks(node_tasks: Sequence[_NodeTask], limit: int) -> list[_NodeTask]:
     """Select the tasks to show: failed, busiest, largest, idlest; ordered by id."""
-    if len(worked) <= most:
-        return sorted(worked, key=lambda one: one[1].task)
-    failed = (one for one in worked if one[1].status)
+    if len(node_tasks) <= limit:
+        return sorted(node_tasks, key=lambda item: item[1].task)
+    failed = (item for item in node_tasks if item[1].status)
     lists: list[list[_NodeTask]] = [
-        heapq.nsmallest(most, failed, key=lambda one: one[1].task),
-        heapq.nlargest(most, worked, key=lambda one: get_task_cpu_s(one[1])),
-        heapq.nlargest(most, worked, key=lambda one: one[1].max_rss_bytes or 0),
-        heapq.nsmallest(most, worked, key=lambda one: get_task_cpu_s(one[1])),
+        heapq.nsmallest(limit, failed, key=lambda item: item[1].task),
+        heapq.nlargest(limit, node_tasks, key=lambda item: get_task_cpu_s(item[1])),
+        heapq.nlargest(limit, node_tasks, key=lambda item: item[1].max_rss_bytes or 0),
+        heapq.nsmallest(limit, node_tasks, key=lambda item: get_task_cpu_s(item[1])),
     ]
-    return sorted(_take_in_turn(lists, most), key=lambda one: one[1].task)
+    return sorted(_take_in_turn(lists, limit), key=lambda item: item[1].task)
 
 
-def _take_in_turn(lists: Sequence[Sequence[_NodeTask]], most: int) -> list[_NodeTask]:
+def _take_in_turn(lists: Sequence[Sequence[_NodeTask]], limit: int) -> list[_NodeTask]:
     """Take one item from each list in turn, without duplicates, until there are enough."""
     chosen: dict[int, _NodeTask] = {}
-    for place in range(max((len(one) for one in lists), default=0)):
-        for one in lists:
-            if place < len(one) and len(chosen) < most:
-                chosen.setdefault(id(one[place][1]), one[place])
+    for index in range(max((len(items) for items in lists), default=0)):
+        for items in lists:
+            if index < len(items) and len(chosen) < limit:
+                chosen.setdefault(id(items[index][1]), items[index])
     return list(chosen.values())
 
 
-def _select_launches(launches: Sequence[StepUsage], most: int) -> list[StepUsage]:
+def _select_launches(launches: Sequence[StepUsage], limit: int) -> list[StepUsage]:
     """Select the nodes to show: without an end, with the highest peak, with the most CPU time."""
-    if len(launches) > most:
+    if len(launches) > limit:
         launches = heapq.nlargest(
-            most,
+            limit,
             launches,
-            key=lambda one: (one.end is None, get_peak_memory(one) or 0, _sum_cpu_s(one)),
+            key=lambda launch: (
+                launch.end is None,
+                get_peak_memory(launch) or 0,
+                _sum_cpu_s(launch),
+            ),
         )
-    return sorted(launches, key=lambda one: (one.node, one.launched_us))
+    return sorted(launches, key=lambda launch: (launch.node, launch.launched_us))
 
 
 def _sum_cpu_s(launch: StepUsage) -> float:
@@ -293,9 +297,13 @@ def _select_worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
     with_cpu = [member for member in ended if member.efficiency.cpu is not None]
     with_memory = [member for member in ended if member.efficiency.memory is not None]
     if len(ended) > 1:
-        for member in heapq.nsmallest(2, with_cpu, key=lambda one: one.efficiency.cpu or 0.0):
+        for member in heapq.nsmallest(
+            2, with_cpu, key=lambda candidate: candidate.efficiency.cpu or 0.0
+        ):
             _add_member(chosen, member, "least CPU efficiency")
-        for member in heapq.nlargest(2, with_memory, key=lambda one: one.efficiency.memory or 0.0):
+        for member in heapq.nlargest(
+            2, with_memory, key=lambda candidate: candidate.efficiency.memory or 0.0
+        ):
             peak = format_size(member.efficiency.memory_used_bytes or 0)
             _add_member(chosen, member, f"most memory, {peak}")
         _add_longest(chosen, ended)
@@ -304,7 +312,7 @@ def _select_worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
 
 def _add_longest(chosen: dict[str, MemberPart], ended: Sequence[_Member]) -> None:
     """Add the two tasks that ran longest, unless all ran equally long."""
-    longest = heapq.nlargest(2, ended, key=lambda one: one.efficiency.elapsed_s or 0.0)
+    longest = heapq.nlargest(2, ended, key=lambda candidate: candidate.efficiency.elapsed_s or 0.0)
     most = longest[0].efficiency.elapsed_s or 0.0
     least = min(member.efficiency.elapsed_s or 0.0 for member in ended)
     for member in longest:
@@ -329,16 +337,16 @@ def _format_failure(line: UsageLine) -> str:
     return line.state.lower().replace("_", " ")
 
 
-def _add_member(chosen: dict[str, MemberPart], member: _Member, why: str) -> None:
+def _add_member(chosen: dict[str, MemberPart], member: _Member, reason: str) -> None:
     """Add a task to the summary, or another reason to a task already in it."""
     line, efficiency = member.line, member.efficiency
     if line.label in chosen:
-        known = chosen[line.label]
-        why = f"{known.why}; {why}"
+        previous = chosen[line.label]
+        reason = f"{previous.why}; {reason}"
     chosen[line.label] = MemberPart(
         job=line.label,
         state=line.state,
-        why=why,
+        why=reason,
         elapsed_s=efficiency.elapsed_s,
         cpu=efficiency.cpu,
         memory=efficiency.memory,
@@ -359,9 +367,9 @@ class NoSuchJob(AccountingError, NotFound):
     """No job of this name exists, or none that the requester may see."""
 
 
-def show_job_page(room: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
+def show_job_page(context: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
     """Return the page of a job; raises as :meth:`PageBuilder.page`."""
-    return PageBuilder(room).page(asker, request)
+    return PageBuilder(context).build(asker, request)
 
 
 class PageBuilder:
@@ -371,15 +379,15 @@ class PageBuilder:
         room: Gives access to jobs.db, settings and permissions.
     """
 
-    def __init__(self, room: AccountingContext) -> None:
-        self._settings = room.settings
-        self._access = room.access
-        self._jobs = room.jobs
-        self._zone = room.zone
-        self._now = room.now()
+    def __init__(self, context: AccountingContext) -> None:
+        self._settings = context.settings
+        self._access = context.access
+        self._jobs = context.jobs
+        self._zone = context.get_zone
+        self._now = context.now()
         self._now_us = to_micros(self._now)
 
-    def page(self, asker: Asker, request: PageRequest) -> PageAnswer:
+    def build(self, asker: Asker, request: PageRequest) -> PageAnswer:
         """Return the page of a job.
 
         Raises:
@@ -390,9 +398,9 @@ class PageBuilder:
         """
         notes = self._settings.accounting.notes
         with self._jobs.snapshot():
-            job, others = self._find(asker, request)
-            may_read = self._may_read(asker, job)
-            answer = PageAnswer(
+            job, others = self._find_job(asker, request)
+            may_read = self._can_read(asker, job)
+            page = PageAnswer(
                 job=job.label,
                 cluster=job.cluster,
                 job_id=job.job_id,
@@ -407,40 +415,40 @@ class PageBuilder:
                 memory_high=notes.memory_high,
             )
             if request.array:
-                return msgspec.structs.replace(answer, array=self._array(job))
-            answer = msgspec.structs.replace(
-                answer,
-                parts=self._parts(job, request),
-                runs=self._runs(job, request, may_read=may_read),
+                return msgspec.structs.replace(page, array=self._build_array(job))
+            page = msgspec.structs.replace(
+                page,
+                parts=self._list_parts(job, request),
+                runs=self._build_runs(job, request, may_read=may_read),
             )
-        found = self._waiting(asker, job)
-        if isinstance(found, PendingStatus):
-            return apply_new_state(answer, found)
-        return msgspec.structs.replace(answer, waiting=found)
+        pending = self._explain_pending(asker, job)
+        if isinstance(pending, PendingStatus):
+            return apply_new_state(page, pending)
+        return msgspec.structs.replace(page, waiting=pending)
 
-    def _find(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
+    def _find_job(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
         """Return the newest visible job of this name, and others with the same id."""
         text, cluster = request.job, request.cluster
-        seen = [
+        visible = [
             job
             for job in self._jobs.find(text, cluster)
-            if self._access.may_see_job(asker, job.cluster, job.record.uid, job.record.account)
+            if self._access.can_see_job(asker, job.cluster, job.record.uid, job.record.account)
         ]
-        if not seen:
+        if not visible:
             where = f" on cluster {cluster}" if cluster else ""
             raise NoSuchJob(f"no job {text} is known{where}, or none that you may see", text)
-        clusters = sorted({job.cluster for job in seen})
+        clusters = sorted({job.cluster for job in visible})
         if len(clusters) > 1:
             raise UsageError(
                 f"clusters {', '.join(clusters)} each have a job {text}: name one with --cluster",
                 text,
             )
-        return seen[0], [job for job in seen[1:] if job.job_id == seen[0].job_id]
+        return visible[0], [job for job in visible[1:] if job.job_id == visible[0].job_id]
 
-    def _may_read(self, asker: Asker, job: Job) -> bool:
+    def _can_read(self, asker: Asker, job: Job) -> bool:
         """Return True if the requester may read the job's script and private text."""
         record = job.record
-        return self._access.may_read_script(
+        return self._access.can_read_script(
             asker,
             job.cluster,
             uid=record.uid,
@@ -448,7 +456,7 @@ class PageBuilder:
             account=record.account,
         )
 
-    def _parts(self, job: Job, request: PageRequest) -> tuple[str, ...]:
+    def _list_parts(self, job: Job, request: PageRequest) -> tuple[str, ...]:
         """Return the names of array tasks or het components."""
         record = job.record
         if (
@@ -456,23 +464,25 @@ class PageBuilder:
             or not parse_job_name(request.job).is_whole
         ):
             return ()
-        return tuple(part.label for part in self._jobs.parts_of(job)[:_MOST_PARTS])
+        return tuple(part.label for part in self._jobs.list_parts(job)[:_MOST_PARTS])
 
-    def _runs(self, job: Job, request: PageRequest, *, may_read: bool) -> tuple[RunPart, ...]:
+    def _build_runs(self, job: Job, request: PageRequest, *, may_read: bool) -> tuple[RunPart, ...]:
         """Build the parts for all runs of a job."""
-        lines = self._jobs.lines_of(job)
+        lines = self._jobs.list_lines(job)
         if not may_read:
             lines = [_strip_private_line(line) for line in lines]
         launches: dict[int, list[StepUsage]] = {}
-        for launch in self._jobs.launches_of(job):
+        for launch in self._jobs.list_launches(job):
             launches.setdefault(launch.restarts, []).append(launch)
         return tuple(
-            self._run(run, _select_run_lines(lines, run), launches.get(run.restarts, ()), request)
-            for run in self._jobs.runs_of(job)
+            self._build_run(
+                run, _select_run_lines(lines, run), launches.get(run.restarts, ()), request
+            )
+            for run in self._jobs.list_runs(job)
             if any(line.restarts == run.restarts and not line.step for line in lines)
         )
 
-    def _run(
+    def _build_run(
         self,
         run: Run,
         lines: Sequence[UsageLine],
@@ -483,9 +493,9 @@ class PageBuilder:
         by_step: dict[str, list[StepUsage]] = {}
         for launch in launches:
             by_step.setdefault(launch.step, []).append(launch)
-        whole = [line for line in lines if not line.step and not line.piece_us]
+        last_sizes = [line for line in lines if not line.step and not line.piece_us]
         return build_run_part(
-            whole[-1] if whole else lines[-1],
+            last_sizes[-1] if last_sizes else lines[-1],
             [(line, by_step.get(line.step, ())) for line in lines if line.step],
             self._settings.accounting.notes,
             now_us=self._now_us,
@@ -495,7 +505,7 @@ class PageBuilder:
             nodes=request.nodes,
         )
 
-    def _array(self, job: Job) -> ArrayPart:
+    def _build_array(self, job: Job) -> ArrayPart:
         """Build the summary of the job's array."""
         record = job.record
         if not record.array_job_id:
@@ -504,18 +514,21 @@ class PageBuilder:
             )
         leader = self._jobs.find(str(record.array_job_id), job.cluster)
         # With a reused id, only this array's tasks.
-        members = [job, *(one for root in leader[:1] for one in (root, *self._jobs.parts_of(root)))]
-        tasks = {one.number: one for one in members if one.record.uid == record.uid}
+        members = [
+            job,
+            *(member for root in leader[:1] for member in (root, *self._jobs.list_parts(root))),
+        ]
+        tasks = {member.number: member for member in members if member.record.uid == record.uid}
         waiting = [
-            one.record.array_task
-            for one in tasks.values()
-            if one.record.array_task and not one.record.array_task.isdecimal()
+            member.record.array_task
+            for member in tasks.values()
+            if member.record.array_task and not member.record.array_task.isdecimal()
         ]
         lines = [
             line
-            for one in tasks.values()
-            if one.record.array_task.isdecimal()
-            for line in self._jobs.lines_of(one)
+            for member in tasks.values()
+            if member.record.array_task.isdecimal()
+            for line in self._jobs.list_lines(member)
             if line.is_latest and not line.step and not line.piece_us
         ]
         return build_array_part(
@@ -527,22 +540,22 @@ class PageBuilder:
             waiting_tasks=sum(count_tasks(expression) for expression in waiting),
         )
 
-    def _waiting(self, asker: Asker, job: Job) -> Waiting | PendingStatus | None:
+    def _explain_pending(self, asker: Asker, job: Job) -> Waiting | PendingStatus | None:
         """Return why the job is pending, its newer state, or None."""
         if job.record.state not in WAITING or not job.verified:
             return None
         cluster = self._settings.cluster.get(job.cluster)
-        asks = cluster is not None and cluster.asks_slurm and not cluster.remote
-        pending = PendingJobs(job.cluster, cluster) if asks and cluster is not None else None
+        can_query = cluster is not None and cluster.asks_slurm and not cluster.remote
+        pending = PendingJobs(job.cluster, cluster) if can_query and cluster is not None else None
 
         def state_of(job_id: int) -> str:
             for other in self._jobs.find(str(job_id), job.cluster)[:1]:
                 record = other.record
-                if self._access.may_see_job(asker, job.cluster, record.uid, record.account):
+                if self._access.can_see_job(asker, job.cluster, record.uid, record.account):
                     return record.state
             return ""
 
-        may_read = self._may_read(asker, job)
+        may_read = self._can_read(asker, job)
         return explain_waiting(job.record, pending, state_of, may_read=may_read)
 
 

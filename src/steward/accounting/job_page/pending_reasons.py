@@ -179,19 +179,21 @@ def _build_sentence(match: re.Match[str]) -> str:
     thing, _ = _THINGS[match["thing"].lower()]
     owner, per = _OWNERS[match["whose"]], match["per"] or ""
     if match["minutes"]:
-        of = "time of running jobs times " if match["minutes"].startswith("Run") else "time times "
-        thing = of + thing
+        prefix = (
+            "time of running jobs times " if match["minutes"].startswith("Run") else "time times "
+        )
+        thing = prefix + thing
     if match["kind"] == "Min":
         return f"It asks for less than the least that {owner} wants: {thing}."
     if match["kind"] == "Grp":
         return f"All jobs of {owner} together use what they may: {thing}."
     if per in ("PerJob", "PerNode") or match["thing"] == "WallDuration":
-        where = " on a node" if per == "PerNode" else ""
-        return f"It asks for more than {owner} lets one job have{where}: {thing}."
-    who = {"PerUser": "Its owner uses", "PerAccount": "Its account uses"}.get(per)
-    if who is None:
+        suffix = " on a node" if per == "PerNode" else ""
+        return f"It asks for more than {owner} lets one job have{suffix}: {thing}."
+    subject = {"PerUser": "Its owner uses", "PerAccount": "Its account uses"}.get(per)
+    if subject is None:
         return f"Its owner has as much as {owner} lets one have: {thing}."
-    return f"{who} as much as {owner} lets one have: {thing}."
+    return f"{subject} as much as {owner} lets one have: {thing}."
 
 
 def _build_limit(match: re.Match[str]) -> ReasonLimit:
@@ -250,41 +252,41 @@ def explain_waiting(
         state_of: Returns the states of jobs that it depends on.
         may_read: Whether the requester may read the job's comments.
     """
-    outlook: PendingStatus | None = None
-    trouble = ""
-    behind: list[str] = []
+    status: PendingStatus | None = None
+    problem = ""
+    details: list[str] = []
     if pending is not None:
         try:
-            outlook = pending.outlook(record.job_id)
+            status = pending.query_status(record.job_id)
         except SlurmError as error:
-            trouble = "Slurm does not answer"
+            problem = "Slurm does not answer"
             log.info("job %d: %s", record.job_id, error)
         else:
-            trouble = "" if outlook is not None else "Slurm does not know it any more"
-    if outlook is not None and outlook.state not in WAITING:
-        return outlook
-    reason = explain_reason(outlook.reason if outlook is not None else record.reason)
-    behind += _list_job_details(record, reason, state_of)
-    held = ""
+            problem = "" if status is not None else "Slurm does not know it any more"
+    if status is not None and status.state not in WAITING:
+        return status
+    reason = explain_reason(status.reason if status is not None else record.reason)
+    details += _list_job_details(record, reason, state_of)
+    hold_reason = ""
     if reason.code == "JobHeldAdmin" and may_read:
-        held = _get_hold_reason(record, None if trouble else pending)
-        if held:
-            behind.append("it is let go by itself when its account can pay for it")
-    if pending is not None and not trouble:
+        hold_reason = _get_hold_reason(record, None if problem else pending)
+        if hold_reason:
+            details.append("it is let go by itself when its account can pay for it")
+    if pending is not None and not problem:
         try:
-            behind += _list_limits(record, reason, pending)
+            details += _list_limits(record, reason, pending)
         except SlurmError as error:
             # Slurm decides who may see limits; the reason is shown without them.
             log.info("job %d: %s", record.job_id, error)
     return Waiting(
         reason=reason.code,
-        words=f"The bank holds it: {held}." if held else reason.words,
-        behind=tuple(behind[:_MOST_BEHIND]),
-        expected_start=outlook.expected_start if outlook is not None else None,
-        expected_nodes=outlook.expected_nodes if outlook is not None else "",
-        priority=outlook.priority if outlook is not None else record.priority,
-        asked=outlook is not None,
-        trouble=trouble,
+        words=f"The bank holds it: {hold_reason}." if hold_reason else reason.words,
+        behind=tuple(details[:_MOST_BEHIND]),
+        expected_start=status.expected_start if status is not None else None,
+        expected_nodes=status.expected_nodes if status is not None else "",
+        priority=status.priority if status is not None else record.priority,
+        asked=status is not None,
+        trouble=problem,
     )
 
 
@@ -292,23 +294,23 @@ def _get_hold_reason(record: JobRecord, pending: PendingJobs | None) -> str:
     """Return the reason Steward gave when it held the job; "" if somebody else held it."""
     if pending is not None:
         try:
-            return pending.why_held(record.job_id).rstrip(".")
+            return pending.read_hold_reason(record.job_id).rstrip(".")
         except SlurmError as error:
             log.info("job %d: %s", record.job_id, error)
     return read_comment(record.admin_comment).rstrip(".")
 
 
-def apply_new_state(answer: PageAnswer, now: PendingStatus) -> PageAnswer:
+def apply_new_state(page: PageAnswer, status: PendingStatus) -> PageAnswer:
     """Update the page of a job that is pending in jobs.db but no longer according to Slurm."""
-    start = now.expected_start if now.state == "RUNNING" else None
-    record = msgspec.structs.replace(answer.record, state=now.state, reason="")
-    runs = answer.runs
+    start = status.expected_start if status.state == "RUNNING" else None
+    record = msgspec.structs.replace(page.record, state=status.state, reason="")
+    runs = page.runs
     if start is not None:
-        nodes = now.expected_nodes
+        nodes = status.expected_nodes
         record = msgspec.structs.replace(record, start=start, nodelist=nodes)
         last = runs[-1:]
-        runs = (*runs[:-1], *(_start_run(run, start, nodes, answer.now) for run in last))
-    return msgspec.structs.replace(answer, record=record, runs=runs, ahead=True)
+        runs = (*runs[:-1], *(_start_run(run, start, nodes, page.now) for run in last))
+    return msgspec.structs.replace(page, record=record, runs=runs, ahead=True)
 
 
 def _start_run(run: RunPart, start: datetime, nodelist: str, now: datetime) -> RunPart:
@@ -344,36 +346,36 @@ def _explain_dependencies(text: str, state_of: GetState) -> Iterator[str]:
     """Yield one phrase for each job that a dependency names."""
     if "singleton" in text:
         yield "no other job of its owner with the same name may run beside it"
-    for kind, job, standing in _DEPENDENCY.findall(text):
-        until = _AFTER.get(kind, f"is done as {kind!r} asks")
+    for kind, job, outcome in _DEPENDENCY.findall(text):
+        condition = _AFTER.get(kind, f"is done as {kind!r} asks")
         state = state_of(int(job))
-        now = f" (it is {state})" if state else ""
-        never = "; that will never be" if standing == "failed" else ""
-        yield f"until job {job} {until}{now}{never}"
+        state_text = f" (it is {state})" if state else ""
+        failure_text = "; that will never be" if outcome == "failed" else ""
+        yield f"until job {job} {condition}{state_text}{failure_text}"
 
 
 def _list_limits(record: JobRecord, reason: PendingReason, pending: PendingJobs) -> Iterator[str]:
     """Yield what Slurm tells about the limit, partition or reservation behind a reason."""
     if reason.limit is not None:
-        limits = pending.limits(
+        limits = pending.read_limits(
             user=record.user, uid=record.uid, account=record.account, qos=record.qos
         )
         owner = record.account if reason.limit.whose == "assoc" else record.qos
-        which = "association" if reason.limit.whose == "assoc" else "QOS"
+        owner_kind = "association" if reason.limit.whose == "assoc" else "QOS"
         for name, value in _select_limit(limits.get(reason.limit.whose, {}), reason.limit):
-            yield f"{which} {owner}: {name}={value}, in use in brackets"
-    wanted = _SETTINGS.get(reason.code, ())
-    if wanted:
+            yield f"{owner_kind} {owner}: {name}={value}, in use in brackets"
+    setting_names = _SETTINGS.get(reason.code, ())
+    if setting_names:
         for partition in record.partition.split(","):
-            shown = pending.partition(partition)
-            told = [f"{name}={shown[name]}" for name in wanted if name in shown]
-            if told:
-                yield f"partition {partition}: {' '.join(told)}"
+            values = pending.partition(partition)
+            settings = [f"{name}={values[name]}" for name in setting_names if name in values]
+            if settings:
+                yield f"partition {partition}: {' '.join(settings)}"
     if reason.code.startswith("Reservation") and record.reservation:
-        shown = pending.reservation(record.reservation)
-        told = [f"{name}={shown[name]}" for name in ("StartTime", "EndTime") if name in shown]
-        if told:
-            yield f"reservation {record.reservation}: {' '.join(told)} (UTC)"
+        values = pending.read_reservation(record.reservation)
+        settings = [f"{name}={values[name]}" for name in ("StartTime", "EndTime") if name in values]
+        if settings:
+            yield f"reservation {record.reservation}: {' '.join(settings)} (UTC)"
 
 
 def _select_limit(limits: dict[str, str], limit: ReasonLimit) -> Iterator[tuple[str, str]]:

@@ -76,18 +76,18 @@ def split_time(run: RunPart, now_us: int) -> list[TimeSpan]:
     eligible_us = min(max(line.eligible_us, line.submit_us), start_us)
     held = (eligible_us - line.submit_us) / _US
     waited = (start_us - eligible_us) / _US
-    found = [
+    spans = [
         TimeSpan("held", held, f"could not start for {format_duration(held)}"),
         TimeSpan("waited", waited, f"waited {format_duration(waited)}"),
     ]
     if not began:
-        return found
+        return spans
     ran_s = max(0.0, (end_us - began) / _US - line.suspended_s)
     words = f"{'ran' if line.end_us else 'has run'} {format_duration(ran_s)}"
     before, after = _split_at_suspension(run, end_us, ran_s)
     suspended = float(line.suspended_s)
     return [
-        *found,
+        *spans,
         TimeSpan("ran", before, words),
         TimeSpan("suspended", suspended, f"was suspended for {format_duration(suspended)}"),
         TimeSpan("ran", after, words),
@@ -104,33 +104,37 @@ def _split_at_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float
     return ran_s - after, after
 
 
-def describe_cpu(used: Efficiency, *, is_over: bool) -> str:
+def describe_cpu(efficiency: Efficiency, *, is_over: bool) -> str:
     """Format the CPU time a run used."""
-    if used.cpu_used_s is None:
+    if efficiency.cpu_used_s is None:
         return "not known"
     if not is_over:
-        return f"{format_duration(used.cpu_used_s)} so far"
-    if used.cpu is None or used.cpu_given_s is None:
+        return f"{format_duration(efficiency.cpu_used_s)} so far"
+    if efficiency.cpu is None or efficiency.cpu_given_s is None:
         # Slurm counts it as shorter than a second, so there is no total to compare with.
-        return format_duration(used.cpu_used_s)
-    return f"{format_duration(used.cpu_used_s)} of {format_duration(used.cpu_given_s)}"
+        return format_duration(efficiency.cpu_used_s)
+    return f"{format_duration(efficiency.cpu_used_s)} of {format_duration(efficiency.cpu_given_s)}"
 
 
-def describe_memory(used: Efficiency) -> str:
+def describe_memory(efficiency: Efficiency) -> str:
     """Format the peak memory of a run and where it occurred."""
-    if used.memory_used_bytes is None:
+    if efficiency.memory_used_bytes is None:
         return "not known"
-    given = f" of {format_size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
-    where = f" on {used.memory_node}" if used.memory_node else ""
-    least = "at least " if used.memory_at_least else ""
-    words = f"{least}{format_size(used.memory_used_bytes)}{given}{where}"
-    return words if given else f"{words}, none was allocated"
+    allocated = (
+        f" of {format_size(efficiency.memory_given_bytes)}" if efficiency.memory_given_bytes else ""
+    )
+    where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
+    least = "at least " if efficiency.memory_at_least else ""
+    words = f"{least}{format_size(efficiency.memory_used_bytes)}{allocated}{where}"
+    return words if allocated else f"{words}, none was allocated"
 
 
-def describe_time(used: Efficiency) -> str:
+def describe_time(efficiency: Efficiency) -> str:
     """Format the elapsed time of a run and its limit."""
-    limit = f" of {format_duration(used.limit_s)}" if used.limit_s else ", no limit was set"
-    return f"{format_run_time(used.elapsed_s)}{limit}"
+    limit = (
+        f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ", no limit was set"
+    )
+    return f"{format_run_time(efficiency.elapsed_s)}{limit}"
 
 
 def format_share(share: float | None) -> str:
@@ -142,16 +146,16 @@ def format_share(share: float | None) -> str:
 def describe_task_ends(step: StepPart) -> Iterator[str]:
     """Yield sentences on how the tasks of a step ended and how evenly they worked."""
     if step.signals:
-        told = ", ".join(
-            f"{get_signal_name(one)} ended {_count_tasks(count)}"
-            for one, count in step.signals.items()
+        text = ", ".join(
+            f"{get_signal_name(number)} ended {_count_tasks(count)}"
+            for number, count in step.signals.items()
         )
-        yield f"{told}."
+        yield f"{text}."
     if step.codes:
-        told = ", ".join(
+        text = ", ".join(
             f"{_count_tasks(count)} returned {code}" for code, count in step.codes.items()
         )
-        yield f"{told}."
+        yield f"{text}."
     balance = step.balance
     if balance is not None:
         yield (

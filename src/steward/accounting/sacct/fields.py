@@ -50,34 +50,36 @@ class SacctField(msgspec.Struct, frozen=True):
 
 
 def _make_field(
-    name: str, width: int, how: str, kind: Kind = "text", *, few: bool = False
+    name: str, width: int, expression: str, kind: Kind = "text", *, few: bool = False
 ) -> SacctField:
     """Return a field with the same expression for runs and steps."""
-    return SacctField(name, width, kind, how, how, few)
+    return SacctField(name, width, kind, expression, expression, few)
 
 
 def _make_run_field(
-    name: str, width: int, how: str = "", kind: Kind = "text", *, few: bool = False
+    name: str, width: int, expression: str = "", kind: Kind = "text", *, few: bool = False
 ) -> SacctField:
     """Return a field that only runs have."""
-    return SacctField(name, width, kind, how, "", few)
+    return SacctField(name, width, kind, expression, "", few)
 
 
-def _make_step_field(name: str, width: int, how: str = "", kind: Kind = "text") -> SacctField:
+def _make_step_field(
+    name: str, width: int, expression: str = "", kind: Kind = "text"
+) -> SacctField:
     """Return a field that only steps have."""
-    return SacctField(name, width, kind, "", how)
+    return SacctField(name, width, kind, "", expression)
 
 
 def _make_maximum_fields(
-    what: str, column: str, widths: tuple[int, int, int], how: str
+    what: str, column: str, widths: tuple[int, int, int], expression: str
 ) -> tuple[SacctField, ...]:
     """Return the fields of a maximum over tasks, with its node and task.
 
-    ``how`` formats the value.
+    ``expression`` formats the value.
     """
     size, node, task = widths
     return (
-        _make_step_field(f"Max{what}", size, how),
+        _make_step_field(f"Max{what}", size, expression),
         _make_step_field(f"Max{what}Node", node, f"text({{{column}_node}})"),
         _make_step_field(f"Max{what}Task", task, f"number({{{column}_task}})", "whole"),
     )
@@ -91,9 +93,9 @@ def _build_path_expression(column: str) -> str:
     )
 
 
-def _make_cpu_field(name: str, how: str) -> SacctField:
+def _make_cpu_field(name: str, expression: str) -> SacctField:
     """Return a field of CPU time; a run's is the sum of its steps, 0 without steps."""
-    return SacctField(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
+    return SacctField(name, 10, "text", f"cpu_time({expression} or 0)", f"cpu_time({expression})")
 
 
 _ELAPSED: Final = "elapsed({start_us}, {end_us}, {suspended_s})"
@@ -325,30 +327,30 @@ def parse_format(text: str) -> tuple[SacctField, ...]:
         name, percent, width = item.strip().partition("%")
         if not name:
             continue
-        named = _find_fields(name)
+        matching = _find_fields(name)
         if percent:
-            widths |= dict.fromkeys((field.name for field in named), _parse_width(width, item))
-        fields += named
+            widths |= dict.fromkeys((field.name for field in matching), _parse_width(width, item))
+        fields += matching
         if len(fields) > _MOST_FIELDS:
             raise AccountingUsage(f"give at most {_MOST_FIELDS} fields to print")
     if not fields:
         raise AccountingUsage("the format names no field: see 'steward sacct --helpformat'")
-    wide = [
+    sized = [
         msgspec.structs.replace(field, width=widths.get(field.name, field.width))
         for field in fields
     ]
-    if sum(abs(field.width) for field in wide) > _WIDEST_LINE:
+    if sum(abs(field.width) for field in sized) > _WIDEST_LINE:
         raise AccountingUsage(f"the fields are wider than {_WIDEST_LINE} letters together")
-    return tuple(wide)
+    return tuple(sized)
 
 
 def _find_fields(name: str) -> tuple[SacctField, ...]:
     """Return the fields that a name, perhaps abbreviated, stands for."""
-    wanted = name.lower()
-    if "all".startswith(wanted):
+    prefix = name.lower()
+    if "all".startswith(prefix):
         return SLURM_FIELDS
     for field in (*SLURM_FIELDS, *REMOVED_FIELDS, *STEWARD_FIELDS):
-        if field.name.lower().startswith(wanted):
+        if field.name.lower().startswith(prefix):
             return (field,)
     raise AccountingUsage(
         f"field {name!r} is unknown: 'steward sacct --helpformat' lists what there is", name
@@ -402,7 +404,10 @@ def compile_printer(
         offset: Number of values in a row before the columns; the second is the cluster.
     """
     names = {
-        name for field in fields for how in (field.run, field.step) for name in _find_columns(how)
+        name
+        for field in fields
+        for expression in (field.run, field.step)
+        for name in _find_columns(expression)
     }
     columns = tuple(sorted(names))
     places = {name: f"r[{offset + number}]" for number, name in enumerate(columns)}
@@ -410,15 +415,17 @@ def compile_printer(
     # With one time zone there is one function; looking it up per line would double the cost.
     date = "date" if len(clock) == 1 else "dates[r[1]]"
 
-    def compiled(which: Callable[[SacctField], str]) -> Callable[[Row], str]:
+    def compiled(get_expression: Callable[[SacctField], str]) -> Callable[[Row], str]:
         parts = []
         for field in fields:
-            how = which(field)
-            if field.few and how:
-                parts.append(_build_cached(field, how, request, places, namespace))
+            expression = get_expression(field)
+            if field.few and expression:
+                parts.append(_build_cached(field, expression, request, places, namespace))
             else:
                 parts.append(
-                    _place_columns(_build_cell(field, how, request), places, date, field.kind)
+                    _place_columns(
+                        _build_cell(field, expression, request), places, date, field.kind
+                    )
                 )
         return _compile_function(
             "r", f"{_build_template(fields, request)!r} % ({', '.join(parts)},)", namespace
@@ -451,41 +458,45 @@ class _ValueCache(dict[Any, str]):
     def __missing__(self, key: Any) -> str:
         if len(self) >= _MOST_KNOWN:
             self.clear()
-        made = self[key] = self._make(key)
-        return made
+        text = self[key] = self._make(key)
+        return text
 
 
 def _build_cached(
     field: SacctField,
-    how: str,
+    expression: str,
     request: SacctRequest,
     places: dict[str, str],
     namespace: dict[str, Any],
 ) -> str:
     """Return an expression that looks up the formatted value of a field in a cache."""
-    names = list(dict.fromkeys(_find_columns(how)))
-    own = {name: f"k[{number}]" if names[1:] else "k" for number, name in enumerate(names)}
-    make = _compile_function(
-        "k", _place_columns(_build_cell(field, how, request), own, "date", field.kind), namespace
+    names = list(dict.fromkeys(_find_columns(expression)))
+    key_places = {name: f"k[{number}]" if names[1:] else "k" for number, name in enumerate(names)}
+    format_value = _compile_function(
+        "k",
+        _place_columns(_build_cell(field, expression, request), key_places, "date", field.kind),
+        namespace,
     )
     name = f"known{sum(key.startswith('known') for key in namespace)}"
-    namespace[name] = _ValueCache(make)
+    namespace[name] = _ValueCache(format_value)
     return f"{name}[{', '.join(places[column] for column in names)}]"
 
 
-def _find_columns(how: str) -> list[str]:
+def _find_columns(expression: str) -> list[str]:
     """Return the columns in an expression."""
-    return _COLUMN.findall(how)
+    return _COLUMN.findall(expression)
 
 
-def _build_cell(field: SacctField, how: str, request: SacctRequest) -> str:
+def _build_cell(field: SacctField, expression: str, request: SacctRequest) -> str:
     """Return the expression of a field's value, cut if too wide for a table."""
-    if not how:
+    if not expression:
         return "''"
     width = abs(field.width)
     if request.style != "table" or field.kind != "text":
-        return f"({how})"
-    return f"(v if len(v := {how}) <= {width} else v[:{max(width - 1, 0)}] + {'+'[:width]!r})"
+        return f"({expression})"
+    return (
+        f"(v if len(v := {expression}) <= {width} else v[:{max(width - 1, 0)}] + {'+'[:width]!r})"
+    )
 
 
 def _place_columns(code: str, places: dict[str, str], date: str, kind: str) -> str:
@@ -499,17 +510,17 @@ def _build_template(fields: Sequence[SacctField], request: SacctRequest) -> str:
     """Return the format string of a line."""
     if request.style == "table":
         return "".join(f"{_build_spec(field)} " for field in fields) + "\n"
-    between = request.delimiter.replace("%", "%%")
-    end = between if request.style == "parsable" else ""
-    return between.join("%s" for _ in fields) + end + "\n"
+    delimiter = request.delimiter.replace("%", "%%")
+    end = delimiter if request.style == "parsable" else ""
+    return delimiter.join("%s" for _ in fields) + end + "\n"
 
 
 def _build_spec(field: SacctField) -> str:
     """Return the format specification of a table cell."""
     width = abs(field.width)
     side = "-" if field.width < 0 else ""
-    cut = f".{width}" if field.kind == "date" else ""
-    return f"%{side}{width}{cut}s"
+    precision = f".{width}" if field.kind == "date" else ""
+    return f"%{side}{width}{precision}s"
 
 
 def format_header(fields: Sequence[SacctField], request: SacctRequest) -> str:

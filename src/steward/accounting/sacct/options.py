@@ -186,64 +186,66 @@ class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_sacct_options(
-    words: Sequence[str], environment: Mapping[str, str], zone: str = ""
+    arguments: Sequence[str], environment: Mapping[str, str], zone: str = ""
 ) -> SacctOptions:
     """Parse a command line.
 
     Args:
-        words: Arguments, without the command's name.
+        arguments: Arguments, without the command's name.
         environment: Environment variables.
         zone: IANA zone of typed times; "" for the cluster's.
 
     Raises:
         AccountingUsage: The command line is invalid.
     """
-    found = _OptionCollector()
-    for name, value in _parse_words(words):
-        found.take(name, value)
+    collector = _OptionCollector()
+    for name, value in _parse_words(arguments):
+        collector.apply(name, value)
     request = {
         "all_clusters": bool(environment.get("SACCT_FEDERATION")),
-        **found.request,
-        "format": found.format(environment.get("SACCT_FORMAT", "")),
+        **collector.request,
+        "format": collector.build_format(environment.get("SACCT_FORMAT", "")),
         "time_format": environment.get("SLURM_TIME_FORMAT", ""),
         "zone": zone,
     }
     if environment.get("SACCT_LOCAL"):
         request["all_clusters"] = False
-    if found.plain.get("output", "text") in ("script", "environment") and not request.get("jobs"):
+    if collector.plain.get("output", "text") in ("script", "environment") and not request.get(
+        "jobs"
+    ):
         raise AccountingUsage("say with --jobs whose script or environment is wanted")
-    form = {"json": "json", "yaml": "json", "parquet": "lines"}
-    request["form"] = form.get(found.plain.get("output", ""), "text")
+    format_by_output = {"json": "json", "yaml": "json", "parquet": "lines"}
+    request["form"] = format_by_output.get(collector.plain.get("output", ""), "text")
     try:
-        return SacctOptions(request=msgspec.convert(request, SacctRequest), **found.plain)
+        return SacctOptions(request=msgspec.convert(request, SacctRequest), **collector.plain)
     except msgspec.ValidationError as error:
         raise AccountingUsage(_format_validation_error(error)) from error
 
 
-def _parse_words(words: Sequence[str]) -> list[tuple[str, str]]:
+def _parse_words(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Return the given options by short name, with their values."""
-    given: list[tuple[str, str]] = []
-    plain = []
-    for word in words:
-        maybe = _OPTIONAL_VALUE.fullmatch(word)
-        if maybe:
-            given.append((maybe[1], maybe[2]))
+    options: list[tuple[str, str]] = []
+    remaining = []
+    for argument in arguments:
+        match = _OPTIONAL_VALUE.fullmatch(argument)
+        if match:
+            options.append((match[1], match[2]))
         else:
-            plain.append(word)
+            remaining.append(argument)
     try:
-        parsed, rest = getopt.gnu_getopt(plain, _SHORT, list(_LONG))
+        parsed, extra = getopt.gnu_getopt(remaining, _SHORT, list(_LONG))
     except getopt.GetoptError as error:
         raise AccountingUsage(f"{error.msg} (see 'steward sacct --help')", error.opt) from error
     for name, value in parsed:
         long = name.removeprefix("--")
         short = _LONG.get(long) or _LONG.get(f"{long}=") if name.startswith("--") else name[1:]
-        given.append((short or long, value))
-    if rest:
+        options.append((short or long, value))
+    if extra:
         raise AccountingUsage(
-            f"{rest[0]!r} is no option: jobs are named with --jobs (see 'steward sacct --help')",
-            rest,
+            f"{extra[0]!r} is no option: jobs are named with --jobs (see 'steward sacct --help')",
+            extra,
         )
-    return given
+    return options
 
 
 class _OptionCollector:
@@ -255,10 +257,10 @@ class _OptionCollector:
         self._formats: list[str] = []
         self._switched: set[str] = set()
 
-    def take(self, name: str, value: str) -> None:
+    def apply(self, name: str, value: str) -> None:
         """Apply one option."""
         if name in _LISTS:
-            self._add(name, value)
+            self._add_list(name, value)
         elif name in _WORDS:
             self.request[_WORDS[name]] = _check_word(name, value)
         elif name in _SWITCHES:
@@ -274,9 +276,9 @@ class _OptionCollector:
                 value,
             )
         else:
-            self._take_other(name, value)
+            self._apply_other(name, value)
 
-    def _take_other(self, name: str, value: str) -> None:
+    def _apply_other(self, name: str, value: str) -> None:
         """Apply an option that is in no table."""
         if name == "o":
             self._formats.append(value)
@@ -296,7 +298,7 @@ class _OptionCollector:
             if name == "c":
                 self.request["allocations"] = True
 
-    def _add(self, name: str, value: str) -> None:
+    def _add_list(self, name: str, value: str) -> None:
         """Add the words of a list option."""
         words = tuple(word.strip() for word in _COMMAS.split(value) if word.strip())
         if not words:
@@ -309,26 +311,26 @@ class _OptionCollector:
             return
         self.request[key] = (*self.request.get(key, ()), *words)
 
-    def format(self, exported: str) -> str:
+    def build_format(self, exported: str) -> str:
         """Return the fields to print: from options, else from the environment, else the default."""
-        asked = list(self._formats)
+        formats = list(self._formats)
         completion = "c" in self._switched
         if "b" in self._switched:
-            asked.append(COMPLETION_BRIEF if completion else BRIEF)
+            formats.append(COMPLETION_BRIEF if completion else BRIEF)
         if "l" in self._switched:
-            asked.append(COMPLETION_LONG if completion else LONG)
-        if asked:
-            return ",".join(asked)
+            formats.append(COMPLETION_LONG if completion else LONG)
+        if formats:
+            return ",".join(formats)
         return COMPLETION if completion else exported or DEFAULT
 
 
 def _check_word(name: str, value: str) -> str:
     """Check and normalize the value of an option."""
     if name == "whole-hetjob":
-        chosen = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
-        if chosen is None:
+        answer = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
+        if answer is None:
             raise AccountingUsage(f"--whole-hetjob is yes or no, not {value!r}", value)
-        return chosen
+        return answer
     if name == "units":
         if value.upper() not in tuple("KMGTP"):
             raise AccountingUsage(f"--units is one of K, M, G, T and P, not {value!r}", value)
@@ -342,8 +344,8 @@ def _check_word(name: str, value: str) -> str:
 
 def _format_validation_error(error: msgspec.ValidationError) -> str:
     """Return a validation error in words for users."""
-    text, _, where = str(error).partition(" - at ")
-    return f"{where.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"
+    text, _, field = str(error).partition(" - at ")
+    return f"{field.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"
 
 
 def list_completions(prefix: str) -> str:

@@ -47,7 +47,7 @@ _CLUSTER, _JOB_ID = 1, 2
 
 
 def stream_lines(
-    room: AccountingContext, asker: Asker, request: SacctRequest
+    context: AccountingContext, asker: Asker, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
     """Yield the selected lines that the requester may see.
 
@@ -55,14 +55,14 @@ def stream_lines(
         UsageError: The request is malformed.
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    now = room.now()
-    clusters = resolve_clusters(room, request)
-    when = selection.parse_window(request, now, resolve_zone(room, request, clusters))
-    wanted = build_line_filter(asker, request, when, clusters, room.scopes(asker))
-    source = sources.open_books(room, wanted, duplicates=request.duplicates)
-    shown = clusters or room.clusters
-    zones = {name: request.zone or room.zone(name) for name in shown}
-    return format_lines(source, wanted, request, when, now, zones)
+    now = context.now()
+    clusters = resolve_clusters(context, request)
+    window = selection.parse_window(request, now, resolve_zone(context, request, clusters))
+    line_filter = build_line_filter(asker, request, window, clusters, context.get_scopes(asker))
+    source = sources.open_books(context, line_filter, duplicates=request.duplicates)
+    shown_clusters = clusters or context.clusters
+    zones = {name: request.zone or context.get_zone(name) for name in shown_clusters}
+    return format_lines(source, line_filter, request, window, now, zones)
 
 
 def stream_file_lines(
@@ -75,17 +75,17 @@ def stream_file_lines(
         StewardError: The file cannot be read, or is no job log.
     """
     now = utc_now()
-    when = selection.parse_window(request, now, load_zone(request.zone))
-    wanted = build_line_filter(asker, request, when, request.clusters, None)
+    window = selection.parse_window(request, now, load_zone(request.zone))
+    line_filter = build_line_filter(asker, request, window, request.clusters, None)
     source = sources.open_file_source(path)
-    return format_lines(source, wanted, request, when, now, {"": request.zone})
+    return format_lines(source, line_filter, request, window, now, {"": request.zone})
 
 
 def format_lines(
     source: LineSource,
-    wanted: LineFilter,
+    line_filter: LineFilter,
     request: SacctRequest,
-    when: TimeWindow,
+    window: TimeWindow,
     now: datetime,
     zones: dict[str, str],
 ) -> Iterator[SacctText | SacctAnswer]:
@@ -93,9 +93,9 @@ def format_lines(
 
     Args:
         source: Where the lines come from.
-        wanted: Filter of lines.
+        line_filter: Filter of lines.
         request: Output format.
-        when: Time window.
+        window: Time window.
         now: Present time.
         zones: IANA zones by cluster; "" for this host's.
 
@@ -105,62 +105,68 @@ def format_lines(
     clock = _build_clock(zones, request.time_format, now)
     nodes = _build_node_test(request.nodelist)
     base = ("cluster", "job_id", *(("nodelist",) if nodes is not None else ()))
-    made: LinePrinter | None = None
+    printer: LinePrinter | None = None
     if request.form == "text":
-        chosen = fields.parse_format(request.format or DEFAULT)
-        made = compile_printer(chosen, request, clock, now, 1 + len(base))
-    columns: Sequence[str] = made.columns if made else USAGE_LINE_FIELDS
+        print_fields = fields.parse_format(request.format or DEFAULT)
+        printer = compile_printer(print_fields, request, clock, now, 1 + len(base))
+    columns: Sequence[str] = printer.columns if printer else USAGE_LINE_FIELDS
     rows = source.rows(
-        wanted,
-        [*_build_columns(base, wanted), *_build_columns(columns, wanted, request.truncate)],
+        line_filter,
+        [
+            *_build_columns(base, line_filter),
+            *_build_columns(columns, line_filter, request.truncate),
+        ],
         steps=not request.allocations,
     )
-    kept = _select_rows(rows, request, nodes)
-    if made:
-        run, step = made.run, made.step
+    selected = _select_rows(rows, request, nodes)
+    if printer:
+        run, step = printer.run, printer.step
         # Formatted while sending: a line may be a hundred times longer than its row.
-        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _chain_rows(kept))
-        yield from _join_pieces(lines, when)
+        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _chain_rows(selected))
+        yield from _join_pieces(lines, window)
         return
 
     write = format_json_jobs if request.form == "json" else format_json_lines
-    yield from _join_pieces(write(_chain_rows(kept), len(base) + 1, now), when)
+    yield from _join_pieces(write(_chain_rows(selected), len(base) + 1, now), window)
 
 
-def _build_clock(zones: dict[str, str], form: str, now: datetime) -> ClusterClock:
+def _build_clock(zones: dict[str, str], time_format: str, now: datetime) -> ClusterClock:
     """Build the time formatters of the clusters."""
     names = set(zones.values()) or {""}
     if len(names) == 1:
-        return ClusterClock({"": DateFormatter(load_zone(names.pop()), form, now)})
-    dates = {name: DateFormatter(load_zone(name), form, now) for name in names}
+        return ClusterClock({"": DateFormatter(load_zone(names.pop()), time_format, now)})
+    dates = {name: DateFormatter(load_zone(name), time_format, now) for name in names}
     by_cluster = {cluster: dates[name] for cluster, name in zones.items()}
     return ClusterClock({"": next(iter(dates.values())), **by_cluster})
 
 
 def _build_columns(
-    columns: Iterable[str], wanted: LineFilter, truncate: bool | None = None
+    columns: Iterable[str], line_filter: LineFilter, truncate: bool | None = None
 ) -> list[str]:
     """Return the SQL of each column.
 
     Args:
         columns: Column names.
-        wanted: Filter of lines.
+        line_filter: Filter of lines.
         truncate: Cut times to the window; None for columns that only distinguish jobs.
     """
-    cut = {}
-    if truncate is None and len(wanted.clusters) == 1:
+    expressions = {}
+    if truncate is None and len(line_filter.clusters) == 1:
         # All rows have the same cluster; reading its name for each would take time.
-        cut = {"cluster": "NULL"}
-    elif truncate and wanted.since_us:
-        since, until = wanted.since_us, wanted.until_us
-        cut = {
+        expressions = {"cluster": "NULL"}
+    elif truncate and line_filter.since_us:
+        since, until = line_filter.since_us, line_filter.until_us
+        expressions = {
             "start_us": f"CASE WHEN start_us <> 0 AND start_us < {since} THEN {since} "
             "ELSE start_us END",
             "end_us": f"CASE WHEN end_us = 0 OR end_us > {until} THEN {until} ELSE end_us END",
         }
         # As in Slurm, a job that has not started starts at the cut.
-        cut["start_us"] = f"CASE WHEN start_us = 0 THEN {cut['end_us']} ELSE {cut['start_us']} END"
-    return [cut.get(column, f'"{column}"') for column in columns]
+        expressions["start_us"] = (
+            f"CASE WHEN start_us = 0 THEN {expressions['end_us']} ELSE "
+            f"{expressions['start_us']} END"
+        )
+    return [expressions.get(column, f'"{column}"') for column in columns]
 
 
 def _build_node_test(nodelist: str) -> Callable[[str | None], bool] | None:
@@ -169,20 +175,20 @@ def _build_node_test(nodelist: str) -> Callable[[str | None], bool] | None:
         return None
     from steward.slurm.nodelists import NodeListError, expand_nodelist
 
-    asked = frozenset(expand_nodelist(nodelist))
-    known: dict[str, bool] = {}
+    requested = frozenset(expand_nodelist(nodelist))
+    cache: dict[str, bool] = {}
 
     def meets(nodes: str | None) -> bool:
         if not nodes:
             return False
-        if nodes not in known:
-            if len(known) > 10_000:
-                known.clear()
+        if nodes not in cache:
+            if len(cache) > 10_000:
+                cache.clear()
             try:
-                known[nodes] = not asked.isdisjoint(expand_nodelist(nodes))
+                cache[nodes] = not requested.isdisjoint(expand_nodelist(nodes))
             except NodeListError:
-                known[nodes] = False
-        return known[nodes]
+                cache[nodes] = False
+        return cache[nodes]
 
     return meets
 
@@ -198,38 +204,38 @@ def _select_rows(
     """
     every_run = request.form != "text"
     cluster = job_id = None
-    keep = False
+    is_shown = False
     pieces: list[Row] = []
     last: list[Row] = []
     lines = last
-    out: list[Row] = []
+    ready: list[Row] = []
     for batch in batches:
         for row in batch:
             mark = row[0]
             if mark >= SHOWN_STEP:
-                if keep and mark != HIDDEN_STEP and (nodes is None or nodes(row[3])):
+                if is_shown and mark != HIDDEN_STEP and (nodes is None or nodes(row[3])):
                     lines.append(row)
                 continue
-            keep = mark != HIDDEN_RUN and (nodes is None or nodes(row[3]))
-            if not keep:
+            is_shown = mark != HIDDEN_RUN and (nodes is None or nodes(row[3]))
+            if not is_shown:
                 continue
             is_piece = mark in (SHOWN_PIECE, UNNAMED_PIECE)
             if row[_JOB_ID] != job_id or row[_CLUSTER] != cluster:
                 job_id, cluster = row[_JOB_ID], row[_CLUSTER]
-                out += pieces
-                out += last
+                ready += pieces
+                ready += last
                 pieces, last = [], []
             elif not is_piece:
                 if request.duplicates:
-                    out += pieces
-                    out += last
+                    ready += pieces
+                    ready += last
                     pieces = []
                 last = []
             lines = pieces if is_piece else last
             if every_run or mark in (SHOWN_RUN, SHOWN_PIECE):
                 lines.append(row)
-        yield out
-        out = []
+        yield ready
+        ready = []
     yield pieces + last
 
 
@@ -238,20 +244,20 @@ def _chain_rows(lists: Iterable[list[Row]]) -> Iterator[Row]:
         yield from items
 
 
-def _join_pieces(lines: Iterable[str], when: TimeWindow) -> Iterator[SacctText | SacctAnswer]:
+def _join_pieces(lines: Iterable[str], window: TimeWindow) -> Iterator[SacctText | SacctAnswer]:
     """Join lines into pieces of limited size, then yield the end of the reply."""
-    count = letters = 0
+    count = length = 0
     piece: list[str] = []
     for line in lines:
         piece.append(line)
-        letters += len(line)
-        if letters >= _PIECE_LETTERS:
+        length += len(line)
+        if length >= _PIECE_LETTERS:
             yield SacctText("".join(piece))
             count += len(piece)
-            piece, letters = [], 0
+            piece, length = [], 0
     if piece:
         yield SacctText("".join(piece))
-    yield SacctAnswer(lines=count + len(piece), since=when.since_us, until=when.until_us)
+    yield SacctAnswer(lines=count + len(piece), since=window.since_us, until=window.until_us)
 
 
 VERSION: Final = 1

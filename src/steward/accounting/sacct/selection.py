@@ -43,7 +43,7 @@ class TimeWindow(msgspec.Struct, frozen=True):
     until_us: int
 
 
-def resolve_clusters(room: AccountingContext, request: SacctRequest) -> tuple[str, ...]:
+def resolve_clusters(context: AccountingContext, request: SacctRequest) -> tuple[str, ...]:
     """Return the requested clusters; empty for all.
 
     Raises:
@@ -52,20 +52,22 @@ def resolve_clusters(room: AccountingContext, request: SacctRequest) -> tuple[st
     if request.all_clusters or "all" in request.clusters:
         return ()
     if not request.clusters:
-        return (room.main_cluster,)
-    room.check_clusters(request.clusters)
+        return (context.main_cluster,)
+    context.check_clusters(request.clusters)
     return request.clusters
 
 
 def resolve_zone(
-    room: AccountingContext, request: SacctRequest, clusters: tuple[str, ...]
+    context: AccountingContext, request: SacctRequest, clusters: tuple[str, ...]
 ) -> tzinfo:
     """Return the time zone of typed times.
 
     Raises:
         TimeError: The zone does not exist.
     """
-    return load_zone(request.zone or room.zone(clusters[0] if clusters else room.main_cluster))
+    return load_zone(
+        request.zone or context.get_zone(clusters[0] if clusters else context.main_cluster)
+    )
 
 
 def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWindow:
@@ -97,7 +99,7 @@ def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWind
 def build_line_filter(
     asker: Asker,
     request: SacctRequest,
-    when: TimeWindow,
+    window: TimeWindow,
     clusters: tuple[str, ...],
     scopes: Mapping[str, VisibleJobs] | None,
 ) -> LineFilter:
@@ -106,7 +108,7 @@ def build_line_filter(
     Args:
         asker: The requester.
         request: What the user typed.
-        when: Time window.
+        window: Time window.
         clusters: Requested clusters; empty for all.
         scopes: What the requester may see, by cluster; None for everything.
 
@@ -139,8 +141,8 @@ def build_line_filter(
         nodes=_parse_range(request.nnodes, "--nnodes"),
         cpus=_parse_range(request.ncpus, "--ncpus"),
         time_limit_s=_parse_limits(request),
-        since_us=when.since_us,
-        until_us=_FOREVER if is_any_time else when.until_us,
+        since_us=window.since_us,
+        until_us=_FOREVER if is_any_time else window.until_us,
         states=_normalize_texts(expand_state(state) for state in request.states),
         eligible_only=not request.jobs,
         whole_hetjob={"": None, "yes": True, "no": False}[request.whole_hetjob],
@@ -154,37 +156,37 @@ def parse_named_jobs(texts: Iterable[str]) -> tuple[NamedJob, ...]:
         JobNameError: A text is not a job name.
         AccountingUsage: They name too many array tasks.
     """
-    found: dict[NamedJob, None] = {}
+    named_jobs: dict[NamedJob, None] = {}
     tasks = 0
     # Counted while parsing: a short text may name thousands of tasks.
     for text in texts:
-        named = _parse_named_job(text)
-        if named in found:
+        named_job = _parse_named_job(text)
+        if named_job in named_jobs:
             continue
-        found[named] = None
-        tasks += len(named.tasks)
-        if max(tasks, len(found)) > MAX_NAMED_JOBS:
+        named_jobs[named_job] = None
+        tasks += len(named_job.tasks)
+        if max(tasks, len(named_jobs)) > MAX_NAMED_JOBS:
             raise AccountingUsage(
                 f"more than {MAX_NAMED_JOBS} jobs or array tasks are named: name whole arrays, "
                 "or ask by time"
             )
-    return tuple(found)
+    return tuple(named_jobs)
 
 
 def _parse_named_job(text: str) -> NamedJob:
     """Parse the name of a job or step."""
-    stepped = _STEPPED.fullmatch(text.strip())
-    job, step = stepped.groups() if stepped else (text.strip(), "")
-    if not stepped and _WORD.fullmatch(job):
+    step_match = _STEPPED.fullmatch(text.strip())
+    job, step = step_match.groups() if step_match else (text.strip(), "")
+    if not step_match and _WORD.fullmatch(job):
         # This may be a Torque server's name, but a mistyped step must not show the whole job.
         raise JobNameError(
             f"{text!r} names no step: give 1.0, 1.batch, 1.extern or 1.interactive", text
         )
-    ranged = _TASKS.fullmatch(job)
-    if ranged:
-        job_id = int(ranged[1])
+    tasks_match = _TASKS.fullmatch(job)
+    if tasks_match:
+        job_id = int(tasks_match[1])
         if 0 < job_id <= MAX_JOB_ID:
-            return NamedJob(job_id=job_id, tasks=_parse_tasks(ranged[2], text), step=step)
+            return NamedJob(job_id=job_id, tasks=_parse_tasks(tasks_match[2], text), step=step)
     name = parse_job_name(job)
     tasks = () if name.task is None else (name.task,)
     return NamedJob(
@@ -210,22 +212,22 @@ def _parse_tasks(expression: str, text: str) -> tuple[int, ...]:
 
 def _split_numbers(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Split texts into names and numbers."""
-    few = _normalize_texts(texts)
-    numbers = tuple(int(text) for text in few if text.isdecimal() and len(text) <= 10)
-    return tuple(text for text in few if not text.isdecimal()), numbers
+    unique = _normalize_texts(texts)
+    numbers = tuple(int(text) for text in unique if text.isdecimal() and len(text) <= 10)
+    return tuple(text for text in unique if not text.isdecimal()), numbers
 
 
 def _normalize_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """Return each text once, as records store it: bytes that are not UTF-8 are escaped."""
-    found = tuple(
+    unique = tuple(
         dict.fromkeys(
             text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             for text in texts
         )
     )
-    if len(found) > _MOST_WORDS:
-        raise AccountingUsage(f"{len(found)} names are too many: give at most {_MOST_WORDS}")
-    return found
+    if len(unique) > _MOST_WORDS:
+        raise AccountingUsage(f"{len(unique)} names are too many: give at most {_MOST_WORDS}")
+    return unique
 
 
 def _parse_range(text: str, option: str) -> NumberRange | None:
@@ -265,10 +267,10 @@ def parse_limit_s(text: str) -> int:
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise AccountingUsage(f"{text!r} is no time limit: give minutes, 1:30:00 or 1-12", text)
-    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    parts = {name: int(value or 0) for name, value in match.groupdict().items()}
     if match["days"]:
-        return part["days"] * 86_400 + part["dh"] * 3600 + part["dm"] * 60 + part["ds"]
+        return parts["days"] * 86_400 + parts["dh"] * 3600 + parts["dm"] * 60 + parts["ds"]
     if match["h"] and not match["s"]:
         # Two numbers are minutes and seconds.
-        return part["h"] * 60 + part["m"]
-    return part["h"] * 3600 + part["m"] * 60 + part["s"]
+        return parts["h"] * 60 + parts["m"]
+    return parts["h"] * 3600 + parts["m"] * 60 + parts["s"]

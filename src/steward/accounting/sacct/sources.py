@@ -54,12 +54,12 @@ class LineSource(Protocol):
     """Source of accounting lines."""
 
     def rows(
-        self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
+        self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Yield batches of rows in sacct's order: the mark, then the columns.
 
         Args:
-            wanted: Filter of lines.
+            line_filter: Filter of lines.
             columns: SQL of each column.
             steps: Include lines of steps.
         """
@@ -78,45 +78,51 @@ class DatabaseSource:
         self._name = name
 
     def rows(
-        self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
+        self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Implement :class:`LineSource`."""
         with translate_errors(self._name):
-            narrow = wanted.is_narrow or wanted.since_us > self._earliest_end()
+            by_index = line_filter.is_narrow or line_filter.since_us > self._find_earliest_end()
             tasks = _TaskSets()
             query = build_statement(
-                wanted, columns, steps=steps, by_index=narrow, holds=tasks.condition
+                line_filter,
+                columns,
+                steps=steps,
+                by_index=by_index,
+                match_tasks=tasks.add_condition,
             )
             if tasks.sets:
-                self._connection.create_function("holds_task", 3, tasks.hold, deterministic=True)
+                self._connection.create_function(
+                    "holds_task", 3, tasks.includes_task, deterministic=True
+                )
             cursor = self._connection.execute(query.sql, query.values)
             while batch := cursor.fetchmany(_BATCH):
                 yield batch
 
-    def expired(self) -> int:
+    def get_expired_us(self) -> int:
         """Return the time before which ended jobs may be deleted, µs since the epoch; 0 if none."""
         try:
             with translate_errors(self._name):
-                found = self._connection.execute("SELECT max(before) FROM expired").fetchone()
+                row = self._connection.execute("SELECT max(before) FROM expired").fetchone()
         except SqliteError:
             return 0  # created by an older Steward, which never expired jobs
-        return int(found[0] or 0)
+        return int(row[0] or 0)
 
-    def holds_all(self, wanted: LineFilter) -> bool:
+    def has_all_jobs(self, line_filter: LineFilter) -> bool:
         """Return True if every named job, by its number alone, is in the database."""
-        ids = {named.job_id for named in wanted.jobs or ()}
-        if not ids or any(named.sluid for named in wanted.jobs or ()):
+        ids = {job.job_id for job in line_filter.jobs or ()}
+        if not ids or any(job.sluid for job in line_filter.jobs or ()):
             return False
-        listed = ", ".join(map(str, ids))
+        ids_sql = ", ".join(map(str, ids))
         statements = [
-            f"SELECT {column} FROM line WHERE {column} IN ({listed}) AND step = ''"  # noqa: S608 -- numbers
+            f"SELECT {column} FROM line WHERE {column} IN ({ids_sql}) AND step = ''"  # noqa: S608 -- numbers
             for column in ("job_id", "array_job_id", "het_job_id")
         ]
         with translate_errors(self._name):
-            found = self._connection.execute(" UNION ".join(statements)).fetchall()
-        return ids <= {job_id for (job_id,) in found}
+            rows = self._connection.execute(" UNION ".join(statements)).fetchall()
+        return ids <= {job_id for (job_id,) in rows}
 
-    def _earliest_end(self) -> int:
+    def _find_earliest_end(self) -> int:
         """Return the earliest end of a run, µs since the epoch; 0 if none ended."""
         (earliest,) = self._connection.execute(
             "SELECT min(end_us) FROM line WHERE step = '' AND end_us > 0"
@@ -130,12 +136,12 @@ class _TaskSets:
     def __init__(self) -> None:
         self.sets: list[Tasks] = []
 
-    def condition(self, tasks: Tasks) -> str:
+    def add_condition(self, tasks: Tasks) -> str:
         """Return the condition that a line is one of these tasks."""
         self.sets.append(tasks)
         return f"holds_task(array_job_id, array_task, {len(self.sets) - 1})"
 
-    def hold(self, array: int | None, expression: str | None, which: int) -> bool:
+    def includes_task(self, array: int | None, expression: str | None, which: int) -> bool:
         """Implement the SQL function of that condition."""
         tasks = self.sets[which].get(array or 0)
         return bool(tasks and expression) and includes_any_task(
@@ -154,7 +160,7 @@ class ParquetSource:
         self._paths = list(paths)
 
     def rows(
-        self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
+        self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Implement :class:`LineSource`.
 
@@ -166,16 +172,21 @@ class ParquetSource:
             import duckdb
         except ImportError as error:
             raise AccountingUnavailable(
-                f"{self._paths[0]} cannot be read: {PARQUET.missing}", self._paths[0]
+                f"{self._paths[0]} cannot be read: {PARQUET.missing_error}", self._paths[0]
             ) from error
 
         try:
             with duckdb.connect(config={"memory_limit": _MEMORY, "threads": 1}) as connection:
                 self._make_view(connection)
-                holds = self._holds(connection, wanted)
-                for only in self._parts(connection, wanted):
+                holds = self._make_task_condition(connection, line_filter)
+                for only in self._split_rows(connection, line_filter):
                     query = build_statement(
-                        wanted, columns, steps=steps, by_index=False, only=only, holds=holds
+                        line_filter,
+                        columns,
+                        steps=steps,
+                        by_index=False,
+                        extra_condition=only,
+                        match_tasks=holds,
                     )
                     cursor = connection.execute(query.sql, query.values)
                     while batch := cursor.fetchmany(_PARQUET_BATCH):
@@ -189,37 +200,41 @@ class ParquetSource:
             ) from error
 
     @staticmethod
-    def _parts(connection: Any, wanted: LineFilter) -> Iterator[str]:
+    def _split_rows(connection: Any, line_filter: LineFilter) -> Iterator[str]:
         """Yield conditions that split the rows into small parts, in sacct's order.
 
         DuckDB then skips what the file's statistics exclude, and never sorts more rows than fit in
         memory.
         """
-        counted = connection.execute(
+        all_ranges = connection.execute(
             "SELECT cluster, min(job_id), max(job_id), count(job_id) FROM line "
             "WHERE cluster IS NOT NULL GROUP BY cluster HAVING count(job_id) > 0 ORDER BY cluster"
         ).fetchall()
-        meant = [of for of in counted if not wanted.clusters or of[0] in wanted.clusters]
+        ranges = [
+            range_row
+            for range_row in all_ranges
+            if not line_filter.clusters or range_row[0] in line_filter.clusters
+        ]
         ids: list[int] | None = None
-        if wanted.is_narrow or wanted.since_us:
-            query = build_candidates(wanted)
+        if line_filter.is_narrow or line_filter.since_us:
+            query = build_candidates(line_filter)
             ids = [job_id for (job_id,) in connection.execute(query.sql, query.values).fetchall()]
-        for cluster, least, most, count in meant:
-            here = f"cluster = {_quote_sql(cluster)} AND job_id"
+        for cluster, least, most, count in ranges:
+            condition = f"cluster = {_quote_sql(cluster)} AND job_id"
             width = max(1, (most - least + 1) * _ROWS_AT_ONCE // count)
             if ids is not None and len(ids) <= _FEW:
                 if ids:
-                    listed = ", ".join(map(str, ids))
-                    yield f"{here} BETWEEN {ids[0]} AND {ids[-1]} AND job_id IN ({listed})"
+                    ids_sql = ", ".join(map(str, ids))
+                    yield f"{condition} BETWEEN {ids[0]} AND {ids[-1]} AND job_id IN ({ids_sql})"
                 continue
             first, last = (ids[0], ids[-1]) if ids is not None else (least, most)
             for begin in range(first, last + 1, width):
-                yield f"{here} BETWEEN {begin} AND {begin + width - 1}"
+                yield f"{condition} BETWEEN {begin} AND {begin + width - 1}"
 
     @staticmethod
-    def _holds(connection: Any, wanted: LineFilter) -> TaskCondition:
+    def _make_task_condition(connection: Any, line_filter: LineFilter) -> TaskCondition:
         """Build the condition for array tasks in advance: DuckDB cannot call our functions."""
-        arrays = {named.job_id for named in wanted.jobs or () if named.tasks}
+        arrays = {job.job_id for job in line_filter.jobs or () if job.tasks}
         if not arrays:
             return lambda _: "1 = 0"
         rows = connection.execute(
@@ -228,7 +243,7 @@ class ParquetSource:
         ).fetchall()
 
         def holds(tasks: Tasks) -> str:
-            names = [f"{array}_{task}" for array, of in tasks.items() for task in of]
+            names = [f"{array}_{task}" for array, task_ids in tasks.items() for task in task_ids]
             names += [
                 f"{array}_{text}"
                 for array, text in rows
@@ -240,11 +255,11 @@ class ParquetSource:
 
     def _make_view(self, connection: Any) -> None:
         """Create a view with the columns and rank of jobs.db."""
-        listed = ", ".join(_quote_sql(path) for path in self._paths)
-        files = f"read_parquet([{listed}], union_by_name = true)"
-        described = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
-        there = {row[0] for row in described}
-        if not there >= _KEYED:
+        paths_sql = ", ".join(_quote_sql(path) for path in self._paths)
+        files = f"read_parquet([{paths_sql}], union_by_name = true)"
+        schema = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
+        present = {row[0] for row in schema}
+        if not present >= _KEYED:
             raise AccountingError(
                 f"{', '.join(self._paths[:3])}: no Parquet of lines: "
                 "each has a cluster and a job_id",
@@ -255,17 +270,17 @@ class ParquetSource:
             "WHEN 'batch' THEN -5 WHEN 'extern' THEN -4 "
             "ELSE coalesce(TRY_CAST(split_part(step, '+', 1) AS BIGINT), -1) END"
         )
-        columns = ", ".join(_build_column(field, there) for field in USAGE_LINE_FIELDS)
+        columns = ", ".join(_build_column(field, present) for field in USAGE_LINE_FIELDS)
         connection.execute(
             f"CREATE TEMP VIEW line AS SELECT *, {rank} AS rank "  # noqa: S608 -- our own names
             f"FROM (SELECT {columns} FROM {files})"
         )
 
 
-def _build_column(field: str, there: Collection[str]) -> str:
+def _build_column(field: str, present: Collection[str]) -> str:
     """Return a column with the type of a line's, and a default where a line always has a value."""
     kind = "VARCHAR" if _HINTS[field] is str else "BIGINT"
-    value = f'CAST("{field}" AS {kind})' if field in there else f"CAST(NULL AS {kind})"
+    value = f'CAST("{field}" AS {kind})' if field in present else f"CAST(NULL AS {kind})"
     if field in _ALWAYS_THERE:
         value = f"coalesce({value}, {_ALWAYS_THERE[field]})"
     return f'{value} AS "{field}"'
@@ -292,12 +307,12 @@ class MergedSource:
         self._parquet = parquet
 
     def rows(
-        self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
+        self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Implement :class:`LineSource`: merge both sources by sacct's order, skip doubled runs."""
         keyed = [*KEY, *columns]
         streams = [
-            _iter_keyed_rows(source.rows(wanted, keyed, steps=steps), number)
+            _iter_keyed_rows(source.rows(line_filter, keyed, steps=steps), number)
             for number, source in enumerate((self._database, self._parquet))
         ]
         batch: list[Row] = []
@@ -324,29 +339,31 @@ def _iter_keyed_rows(batches: Iterable[list[Row]], number: int) -> Iterator[tupl
             yield row[1:end], number, (row[0], *row[end:])
 
 
-def open_books(room: AccountingContext, wanted: LineFilter, *, duplicates: bool) -> LineSource:
+def open_books(
+    context: AccountingContext, line_filter: LineFilter, *, duplicates: bool
+) -> LineSource:
     """Return Steward's own lines: jobs.db, plus closed days where the query reaches further back.
 
     Args:
-        room: Knows the paths.
-        wanted: Filter of the query.
+        context: Knows the paths.
+        line_filter: Filter of the query.
         duplicates: Whether former jobs with a reused id are shown too.
 
     Raises:
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    path = database_path(room.settings.state_dir)
+    path = database_path(context.settings.state_dir)
     database = DatabaseSource(open_reader(path), path)
-    expired = database.expired()
-    if wanted.since_us >= expired or (not duplicates and database.holds_all(wanted)):
+    expired = database.get_expired_us()
+    if line_filter.since_us >= expired or (not duplicates and database.has_all_jobs(line_filter)):
         return database
-    paths = list_closed_days(get_joblog_path(room), wanted.since_us, expired)
+    paths = list_closed_days(get_joblog_path(context), line_filter.since_us, expired)
     return MergedSource(database, ParquetSource(paths)) if paths else database
 
 
-def get_joblog_path(room: AccountingContext) -> str:
+def get_joblog_path(context: AccountingContext) -> str:
     """Return the directory of the job log."""
-    settings = room.settings
+    settings = context.settings
     return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
@@ -370,7 +387,7 @@ def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]
     if days and not PARQUET.is_installed:
         raise AccountingUnavailable(
             f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
-            f"{PARQUET.missing}",
+            f"{PARQUET.missing_error}",
             directory,
         )
     return [day.parquet for day in days if day.parquet]

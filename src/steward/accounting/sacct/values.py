@@ -55,8 +55,8 @@ def format_unit_size(number: float | None, units: str, unit: int = 0) -> str:
     if int(number) == 0:
         return "0"
     if units and units != "=":
-        wanted = _UNITS.index(units)
-        number, unit = number * 1024.0 ** (unit - wanted), wanted
+        target = _UNITS.index(units)
+        number, unit = number * 1024.0 ** (unit - target), target
     elif not units:
         # Halves count as exact: 1.50G.
         while number >= 1024 and int(number) % 512 == 0 and unit < len(_UNITS) - 1:
@@ -168,7 +168,7 @@ def expand_path(
     if "\\" in path:
         return path.replace("\\", "")  # a backslash disables patterns
     task = array_task if array_task and array_task.isdigit() else "0"
-    known: dict[str, Callable[[], str]] = {
+    replacements: dict[str, Callable[[], str]] = {
         "%": lambda: "%",
         "A": lambda: str(array_job_id or job_id),
         "a": lambda: task,
@@ -185,7 +185,7 @@ def expand_path(
 
     def value(match: re.Match[str]) -> str:
         digits, letter = match.groups()
-        text = known[letter]()
+        text = replacements[letter]()
         return text.zfill(min(int(digits), 10)) if digits and text.isdigit() else text
 
     return _PATTERN.sub(value, path)
@@ -224,7 +224,7 @@ class DateFormatter:
         self._zone = zone
         self._form = form
         self._now = now.astimezone(zone)
-        self._known: dict[int, str] = {}
+        self._cache: dict[int, str] = {}
         if form in ("", "standard"):
             self._write: Callable[[int], str] = self._standard
         elif form == "relative":
@@ -249,16 +249,16 @@ class DateFormatter:
 
     def _standard(self, seconds: int) -> str:
         minute, second = divmod(seconds, 60)
-        begun = self._known.get(minute)
-        if begun is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
+        prefix = self._cache.get(minute)
+        if prefix is None:
+            if len(self._cache) >= _MOST_KNOWN:
+                self._cache.clear()
             moment = self._moment(minute * 60)
             if moment.second:
                 # Zone with an offset in seconds, as some had before 1972.
                 return self._moment(seconds).strftime(_STANDARD)
-            begun = self._known[minute] = moment.strftime("%Y-%m-%dT%H:%M:")
-        return f"{begun}{second:02}"
+            prefix = self._cache[minute] = moment.strftime("%Y-%m-%dT%H:%M:")
+        return f"{prefix}{second:02}"
 
     def _relative(self, seconds: int) -> str:
         moment = self._moment(seconds)

@@ -139,12 +139,12 @@ class BackupWriter:
     def add_open(self, name: str, fd: int) -> None:
         """Add the present content of an open file, without later appends, and close it."""
         with os.fdopen(fd, "rb") as file:
-            found = os.fstat(fd)
-            info = _make_tar_info(name, found)
+            status = os.fstat(fd)
+            info = _make_tar_info(name, status)
             info.pax_headers = _read_acls(fd)
-            reading = _DigestingReader(file, found.st_size)
-            self._tar.addfile(info, reading)
-        self.members.append(BackupMember(name=name, size=info.size, sha256=reading.digest()))
+            reader = _DigestingReader(file, status.st_size)
+            self._tar.addfile(info, reader)
+        self.members.append(BackupMember(name=name, size=info.size, sha256=reader.digest()))
 
     def add_directory(self, name: str, path: str) -> None:
         """Add a directory entry, with its mode and ACL."""
@@ -165,13 +165,13 @@ class BackupWriter:
 
     def end(self, manifest: BackupManifest) -> BackupManifest:
         """Add the manifest as the last member; return it complete."""
-        said = msgspec.structs.replace(manifest, members=tuple(self.members))
-        data = msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"
+        complete = msgspec.structs.replace(manifest, members=tuple(self.members))
+        data = msgspec.json.format(msgspec.json.encode(complete), indent=1) + b"\n"
         info = tarfile.TarInfo(MANIFEST)
         info.size, info.mode = len(data), 0o600
-        info.mtime = int(said.made_at.timestamp())
+        info.mtime = int(complete.made_at.timestamp())
         self._tar.addfile(info, io.BytesIO(data))
-        return said
+        return complete
 
 
 @contextmanager
@@ -193,10 +193,10 @@ def create_backup_file(path: str, trusted: "Collection[int]" = ()) -> "Iterator[
     try:
         remove_unfinished(path, trusted=trusted)
         with replace_file(path, 0o600, is_new=True, trusted=trusted) as file:
-            packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+            compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
             with (
-                packer.stream_writer(file, closefd=False) as packed,
-                tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+                compressor.stream_writer(file, closefd=False) as stream,
+                tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
             ):
                 yield BackupWriter(tar)
     except FileExistsError:
@@ -213,38 +213,38 @@ class _DigestingReader(io.RawIOBase):
     def __init__(self, file: IO[bytes], size: int) -> None:
         super().__init__()
         self._file = file
-        self._left = size
-        self._sum = hashlib.sha256()
+        self._remaining = size
+        self._hash = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
-        data = self._file.read(wanted)
-        self._left -= len(data)
-        self._sum.update(data)
+        count = self._remaining if size < 0 else min(size, self._remaining)
+        data = self._file.read(count)
+        self._remaining -= len(data)
+        self._hash.update(data)
         return data
 
     def digest(self) -> str:
-        return self._sum.hexdigest()
+        return self._hash.hexdigest()
 
 
-def _make_tar_info(name: str, found: os.stat_result) -> tarfile.TarInfo:
+def _make_tar_info(name: str, status: os.stat_result) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.size = found.st_size
-    info.mode = found.st_mode & 0o7777
-    info.mtime = int(found.st_mtime)
-    info.uid, info.gid = found.st_uid, found.st_gid
+    info.size = status.st_size
+    info.mode = status.st_mode & 0o7777
+    info.mtime = int(status.st_mtime)
+    info.uid, info.gid = status.st_uid, status.st_gid
     return info
 
 
 def _read_acls(fd: int) -> dict[str, str]:
     """Return the POSIX ACLs of an open file, by name."""
-    found = {}
+    acls = {}
     for name in _ACLS:
         try:
-            found[f"{ACL_KEY}{name}"] = os.getxattr(fd, name).hex()
+            acls[f"{ACL_KEY}{name}"] = os.getxattr(fd, name).hex()
         except OSError:
             continue  # it has none, or its file system knows none
-    return found
+    return acls
 
 
 _CHUNK: Final = 1 << 20
@@ -270,7 +270,7 @@ def verify_backup(path: str) -> BackupManifest:
         BackupError: It is damaged, cut off, no backup, or of a later format.
         BackupUnavailable: It cannot be read.
     """
-    found: dict[str, BackupMember] = {}
+    members: dict[str, BackupMember] = {}
     manifest: BackupManifest | None = None
 
     def take(info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
@@ -280,21 +280,21 @@ def verify_backup(path: str) -> BackupManifest:
         if info.name == MANIFEST:
             manifest = _decode_manifest(path, info, file)
         elif file is not None:
-            if info.name in found:
+            if info.name in members:
                 raise BackupError(f"{path} holds {info.name} twice: it is damaged", path)
-            found[info.name] = copy_member(info, file, lambda _: None)
+            members[info.name] = copy_member(info, file, lambda _: None)
 
     read_members(path, take)
     if manifest is None:
         raise BackupError(f"{path} has no end: it was cut off, or is no backup of Steward's", path)
-    said = {member.name: member for member in manifest.members}
-    for name in sorted(said.keys() | found.keys()):
-        if said.get(name) != found.get(name):
+    expected = {member.name: member for member in manifest.members}
+    for name in sorted(expected.keys() | members.keys()):
+        if expected.get(name) != members.get(name):
             raise BackupError(f"{path} is damaged: {name} is not what it was", path)
     return manifest
 
 
-def read_members(path: str, take: MemberCallback) -> None:
+def read_members(path: str, callback: MemberCallback) -> None:
     """Call a function for each member of a backup, in order.
 
     Raises:
@@ -305,7 +305,7 @@ def read_members(path: str, take: MemberCallback) -> None:
         for info in tar:
             if info.name != MANIFEST and not is_safe_member(info):
                 raise BackupError(f"{path} holds {info.name!r}: no backup of ours does", path)
-            take(info, tar.extractfile(info) if info.isreg() else None)
+            callback(info, tar.extractfile(info) if info.isreg() else None)
 
 
 def read_member(path: str, name: str) -> bytes:
@@ -314,16 +314,16 @@ def read_member(path: str, name: str) -> bytes:
     Raises:
         BackupError, BackupUnavailable: As :func:`read_members`; or there is no such member.
     """
-    found: list[bytes] = []
+    contents: list[bytes] = []
 
     def take(info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         if info.name == name and file is not None:
-            found.append(file.read())
+            contents.append(file.read())
 
     read_members(path, take)
-    if not found:
+    if not contents:
         raise BackupError(f"{path} holds no {name}", name)
-    return found[0]
+    return contents[0]
 
 
 def copy_member(
@@ -363,8 +363,8 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with (
             os.fdopen(fd, "rb") as file,
-            zstandard.ZstdDecompressor().stream_reader(file) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as tar,
+            zstandard.ZstdDecompressor().stream_reader(file) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as tar,
         ):
             yield tar
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
@@ -373,8 +373,8 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
             f"{path} is damaged, or no backup: it cannot be unpacked", path
         ) from error
     except OSError as error:
-        why = error.strerror or error
-        raise BackupUnavailable(f"{path} cannot be read: {why}", path) from error
+        reason = error.strerror or error
+        raise BackupUnavailable(f"{path} cannot be read: {reason}", path) from error
 
 
 def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> BackupManifest:

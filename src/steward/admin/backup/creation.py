@@ -82,32 +82,32 @@ class DatabaseSnapshots:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def copy(self, path: str, to: str) -> None:
+    def copy(self, path: str, copy_path: str) -> None:
         """Copy one database as it was, and end its transaction.
 
         Args:
             path: The database.
-            to: The copy, which must not exist.
+            copy_path: The copy, which must not exist.
 
         Raises:
             BackupError: It is damaged.
             SqliteUnavailable: It cannot be read or written now.
         """
         connection = self._open.pop(path)
-        os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        target: Connection = dbapi2.connect(to, isolation_level=None)
+        os.close(os.open(copy_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        target: Connection = dbapi2.connect(copy_path, isolation_level=None)
         try:
-            with translate_errors(to):
+            with translate_errors(copy_path):
                 connection.backup(target)
                 # One file, without a log beside it.
                 target.execute("PRAGMA journal_mode=DELETE")
-                found = target.execute("PRAGMA quick_check(1)").fetchone()[0]
+                result = target.execute("PRAGMA quick_check(1)").fetchone()[0]
         finally:
             target.close()
             connection.close()
-        if found != "ok":
+        if result != "ok":
             raise BackupError(
-                f"{path} is damaged, and a copy of it would be of no use: {found}", path
+                f"{path} is damaged, and a copy of it would be of no use: {result}", path
             )
 
     def close(self) -> None:
@@ -130,22 +130,23 @@ ShowProgress = Callable[[int, int | None, str], None]
 """Progress callback: number done, total or None, and the noun."""
 
 
-def choose_backup_path(to: str, now: datetime) -> str:
+def choose_backup_path(destination: str, now: datetime) -> str:
     """Return the path of a new backup: a default name in a directory, or the given name.
 
     Raises:
         BackupUsage: It is neither a directory nor a name with the suffix of backups.
     """
-    if os.path.isdir(to):
+    if os.path.isdir(destination):
         host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
-        return os.path.join(to, f"steward-{host}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}")
-    if not to.endswith(SUFFIX):
+        return os.path.join(destination, f"steward-{host}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}")
+    if not destination.endswith(SUFFIX):
         raise BackupUsage(
-            f"{to} is no directory, and no name for a backup: name a directory that is there, or "
+            f"{destination} is no directory, and no name for a backup: name a directory that "
+            "is there, or "
             f"a file NAME{SUFFIX}",
-            to,
+            destination,
         )
-    return to
+    return destination
 
 
 def make_backup(
@@ -155,7 +156,7 @@ def make_backup(
     *,
     archive: bool = False,
     catalogue: bool = True,
-    show: ShowProgress = lambda *_: None,
+    show_progress: ShowProgress = lambda *_: None,
 ) -> BackupManifest:
     """Make a backup.
 
@@ -165,7 +166,7 @@ def make_backup(
         path: Path of the backup.
         archive: Whether to include files of sinks, and a job log outside the state directory.
         catalogue: Whether to include the index for content search.
-        show: Progress callback.
+        show_progress: Progress callback.
 
     Returns:
         Manifest of the backup.
@@ -181,25 +182,25 @@ def make_backup(
     with (
         create_backup_file(path, trusted) as writer,
         _make_staging(path, trusted) as staging,
-        ExitStack() as held,
+        ExitStack() as held_locks,
     ):
-        is_running = held.enter_context(_hold_journal(state))
+        is_running = held_locks.enter_context(_hold_journal(state))
         at = utc_now()
-        what, looks = _open_snapshots(settings, catalogue=catalogue)
-        with looks:
-            making = _BackupSteps(state, writer, looks, staging, show)
-            files = making.open_files(what)
-            making.journal()
+        selected, snapshots = _open_snapshots(settings, catalogue=catalogue)
+        with snapshots:
+            steps = _BackupSteps(state, writer, snapshots, staging, show_progress)
+            files = steps.open_files(selected)
+            steps.add_journal()
             reader = JournalReader(staging)
             head = reader.head()
-            missing = making.waiting(reader, make_stores(settings))
+            missing = steps.add_incoming(reader, make_stores(settings))
             reader.close()
-            held.close()
-            making.databases(what)
-        making.files(files, what)
-        making.configuration(config, settings)
+            held_locks.close()
+            steps.add_databases(selected)
+        steps.add_files(files, selected)
+        steps.add_configuration(config, settings)
         if archive:
-            making.archive(settings)
+            steps.add_archive(settings)
         return writer.end(
             BackupManifest(
                 steward=__version__,
@@ -210,7 +211,9 @@ def make_backup(
                 owner=_get_owner_name(state),
                 config=os.path.abspath(config) if config else "",
                 head=head,
-                stores={one.name: os.path.abspath(one.directory) for one in make_stores(settings)},
+                stores={
+                    store.name: os.path.abspath(store.directory) for store in make_stores(settings)
+                },
                 trees=list_trees(settings) if archive else {},
                 ledger=_PASSWORD.sub(r"\1:***@", settings.bank.database),
                 missing=missing,
@@ -223,7 +226,7 @@ def _hold_journal(state: str) -> Iterator[bool]:
     """Keep the journal from being trimmed; yield whether the daemon runs."""
     link = JournalLink(state, Stop())
     try:
-        link.ask("hold", _HOLD_S)
+        link.send_command("hold", _HOLD_S)
     except JournalUnavailable:
         lock = lock_state_dir(state, wait_s=1.0)
         try:
@@ -236,7 +239,7 @@ def _hold_journal(state: str) -> Iterator[bool]:
     finally:
         # A writer that was restarted meanwhile has no hold.
         with contextlib.suppress(JournalUnavailable):
-            link.ask("hold", 0)
+            link.send_command("hold", 0)
         link.close()
 
 
@@ -245,28 +248,28 @@ def _make_staging(path: str, trusted: Collection[int]) -> Iterator[str]:
     """Create a temporary directory beside the backup, for one database copy at a time."""
     try:
         with open_parent(path, trusted=trusted) as (directory, _):
-            made = os.path.realpath(
+            staging = os.path.realpath(
                 tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{directory}")
             )
     except OSError as error:
         raise BackupUnavailable(f"{path} cannot be written: {error.strerror}", path) from error
     try:
-        yield made
+        yield staging
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _open_snapshots(
     settings: Settings, *, catalogue: bool
 ) -> tuple[BackupFiles, DatabaseSnapshots]:
     """Select the files, and begin read transactions on the databases among them."""
-    for left in reversed(range(_TRIES)):
-        what = select_files(settings, catalogue=catalogue)
+    for tries_left in reversed(range(_TRIES)):
+        selected = select_files(settings, catalogue=catalogue)
         try:
-            return what, DatabaseSnapshots(settings.state_dir, what.databases)
+            return selected, DatabaseSnapshots(settings.state_dir, selected.databases)
         except SqliteUnavailable:
             # A database disappeared between the two steps: the catalog was rebuilt.
-            if not left:
+            if not tries_left:
                 raise
     raise AssertionError
 
@@ -286,105 +289,109 @@ class _BackupSteps:
         self,
         state: str,
         writer: BackupWriter,
-        looks: DatabaseSnapshots,
+        snapshots: DatabaseSnapshots,
         staging: str,
-        show: ShowProgress,
+        show_progress: ShowProgress,
     ) -> None:
         self._state = state
         self._writer = writer
-        self._looks = looks
+        self._snapshots = snapshots
         self._staging = staging
-        self._show = show
+        self._show_progress = show_progress
 
-    def open_files(self, what: BackupFiles) -> dict[str, int]:
+    def open_files(self, selected: BackupFiles) -> dict[str, int]:
         """Open files that may be replaced or removed before they are copied."""
-        found = {}
-        for name in what.files:
+        opened = {}
+        for name in selected.files:
             if name.endswith(_REPLACED_SUFFIXES):
                 with contextlib.suppress(FileNotFoundError):
-                    found[name] = os.open(
+                    opened[name] = os.open(
                         os.path.join(self._state, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
                     )
-        return found
+        return opened
 
-    def journal(self) -> None:
+    def add_journal(self) -> None:
         """Add the journal; its copy stays in the staging directory."""
         copy = os.path.join(self._staging, JOURNAL_FILENAME)
-        self._looks.copy(JOURNAL_FILENAME, copy)
+        self._snapshots.copy(JOURNAL_FILENAME, copy)
         self._writer.add(f"{STATE_PREFIX}{JOURNAL_FILENAME}", copy)
 
-    def waiting(self, reader: JournalReader, stores: IncomingStores) -> int:
+    def add_incoming(self, reader: JournalReader, stores: IncomingStores) -> int:
         """Add the incoming scripts of all journal events; return how many are missing."""
         position, head, missing, done = 0, reader.head(), 0, 0
         while position < head:
             events, position = reader.read(position, {JOB_SCRIPT}, _PAGE)
             for event in events:
                 if isinstance(event.body, JobScript):
-                    missing += self._script(event.body, stores)
+                    missing += self._add_script(event.body, stores)
                     done += 1
-                    self._show(done, None, "waiting scripts")
+                    self._show_progress(done, None, "waiting scripts")
         return missing
 
-    def _script(self, body: JobScript, stores: IncomingStores) -> int:
+    def _add_script(self, body: JobScript, stores: IncomingStores) -> int:
         """Add script and environment of an event; return how many are missing."""
-        gone = 0
-        for kept in (body.script, body.environment):
-            if kept is None:
+        missing = 0
+        for stored in (body.script, body.environment):
+            if stored is None:
                 continue
             try:
-                fd = stores.get(body.store).open(kept)
+                fd = stores.get(body.store).open(stored)
             except FileNotFoundError:
-                gone += 1  # purged: the journal has that event too
+                missing += 1  # purged: the journal has that event too
                 continue
-            self._writer.add_open(f"{INCOMING_PREFIX}{body.store}/{kept.path}", fd)
-        return gone
+            self._writer.add_open(f"{INCOMING_PREFIX}{body.store}/{stored.path}", fd)
+        return missing
 
-    def databases(self, what: BackupFiles) -> None:
+    def add_databases(self, selected: BackupFiles) -> None:
         """Add all databases but the journal."""
-        for done, name in enumerate(what.databases):
+        for done, name in enumerate(selected.databases):
             if name == JOURNAL_FILENAME:
                 continue
             copy = os.path.join(self._staging, "copy.db")
-            self._looks.copy(name, copy)
+            self._snapshots.copy(name, copy)
             self._writer.add(f"{STATE_PREFIX}{name}", copy)
             os.unlink(copy)
-            self._show(done, len(what.databases), "databases")
+            self._show_progress(done, len(selected.databases), "databases")
 
-    def files(self, opened: dict[str, int], what: BackupFiles) -> None:
+    def add_files(self, opened: dict[str, int], selected: BackupFiles) -> None:
         """Add the other files of the state directory."""
-        for name in what.files:
+        for name in selected.files:
             if name in opened:
                 self._writer.add_open(f"{STATE_PREFIX}{name}", opened[name])
                 continue
             with contextlib.suppress(FileNotFoundError):
                 self._writer.add(f"{STATE_PREFIX}{name}", os.path.join(self._state, name))
-        for name, target in what.links.items():
+        for name, target in selected.links.items():
             self._writer.add_link(f"{STATE_PREFIX}{name}", target)
 
-    def configuration(self, config: str, settings: Settings) -> None:
+    def add_configuration(self, config: str, settings: Settings) -> None:
         """Add the configuration and the files that it names: passwords, keys, rules."""
-        wanted = [os.path.abspath(config)] if config else []
-        for path in [*wanted, *list_named_files(settings)]:
+        config_paths = [os.path.abspath(config)] if config else []
+        for path in [*config_paths, *list_named_files(settings)]:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # another user's, such as a key of the web process: not ours to back up
             self._writer.add_open(f"{CONFIG_PREFIX}{path.lstrip('/')}", fd)
 
-    def archive(self, settings: Settings) -> None:
+    def add_archive(self, settings: Settings) -> None:
         """Add the files of files sinks and the job log, with modes and ACLs."""
         done = 0
         for name, root in list_trees(settings).items():
-            for directory, below, files in os.walk(root):
-                below[:] = sorted(one for one in below if one != ARCHIVE_DIRECTORY)
-                where = os.path.relpath(directory, root)
-                prefix = name if where == "." else f"{name}/{where}"
+            for directory, subdirectories, files in os.walk(root):
+                subdirectories[:] = sorted(
+                    subdirectory
+                    for subdirectory in subdirectories
+                    if subdirectory != ARCHIVE_DIRECTORY
+                )
+                relative = os.path.relpath(directory, root)
+                prefix = name if relative == "." else f"{name}/{relative}"
                 self._writer.add_directory(prefix, directory)
                 for file in sorted(files):
                     with contextlib.suppress(FileNotFoundError):
                         self._writer.add(f"{prefix}/{file}", os.path.join(directory, file))
                     done += 1
-                    self._show(done, None, "files of the archive")
+                    self._show_progress(done, None, "files of the archive")
 
 
 def list_trees(settings: Settings) -> dict[str, str]:

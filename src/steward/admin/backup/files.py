@@ -55,12 +55,12 @@ def select_files(settings: Settings, *, catalogue: bool) -> BackupFiles:
         BackupUnavailable: The directory cannot be read.
     """
     root = os.path.abspath(settings.state_dir)
-    passed = {_INCOMING} if catalogue else {_INCOMING, "catalogue"}
+    excluded = {_INCOMING} if catalogue else {_INCOMING, "catalogue"}
     trees = {os.path.abspath(settings.sink_path(name)) for name in settings.files_sinks()}
     databases: list[str] = []
     files: list[str] = []
     links: dict[str, str] = {}
-    for path, entry in _walk_files(root, passed, trees):
+    for path, entry in _walk_files(root, excluded, trees):
         if entry.is_symlink():
             target = os.readlink(entry.path)
             if os.path.dirname(target) == "":
@@ -93,14 +93,14 @@ def sort_databases(databases: Iterable[str]) -> list[str]:
 
 def list_named_files(settings: Settings) -> list[str]:
     """Return the files that a configuration names, and those in directories that it names."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for path in _find_named_paths(msgspec.to_builtins(settings)):
         if os.path.isfile(path):
-            found.add(path)
+            paths.add(path)
         elif os.path.isdir(path):
             with os.scandir(path) as entries:
-                found.update(entry.path for entry in entries if entry.is_file())
-    return sorted(found)
+                paths.update(entry.path for entry in entries if entry.is_file())
+    return sorted(paths)
 
 
 def _find_named_paths(table: object) -> Iterator[str]:
@@ -116,17 +116,17 @@ def _find_named_paths(table: object) -> Iterator[str]:
 
 
 def _walk_files(
-    root: str, passed: set[str], trees: set[str], below: str = ""
+    root: str, excluded: set[str], trees: set[str], below: str = ""
 ) -> "Iterator[tuple[str, os.DirEntry[str]]]":
     """Yield files below the state directory, without transient and excluded ones."""
     try:
         with os.scandir(os.path.join(root, below)) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
+            for entry in sorted(entries, key=lambda item: item.name):
                 path = os.path.join(below, entry.name)
-                if _TRANSIENT.fullmatch(entry.name) or path in passed or entry.path in trees:
+                if _TRANSIENT.fullmatch(entry.name) or path in excluded or entry.path in trees:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _walk_files(root, passed, trees, path)
+                    yield from _walk_files(root, excluded, trees, path)
                 else:
                     yield path, entry
     except FileNotFoundError:

@@ -58,14 +58,14 @@ class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
         files: Number of written files.
         aside: Directory of the previous state; "" if there was none.
         written: Configuration files that were written.
-        left: Configuration files that existed and were left unchanged.
+        unchanged: Configuration files that existed and were left unchanged.
     """
 
     state_dir: str
     files: int
     aside: str = ""
     written: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
 
 
 def restore_backup(
@@ -75,7 +75,7 @@ def restore_backup(
     *,
     force: bool,
     now: datetime,
-    show: Show = lambda *_: None,
+    show_progress: Show = lambda *_: None,
 ) -> RestoreResult:
     """Restore a verified backup.
 
@@ -85,7 +85,7 @@ def restore_backup(
         settings: The whole configuration, with the target directories.
         force: Whether to move an existing state aside.
         now: Current time.
-        show: Progress callback.
+        show_progress: Progress callback.
 
     Raises:
         BackupError: The state directory is not empty, or an archive is not there.
@@ -99,14 +99,14 @@ def restore_backup(
         try:
             if os.geteuid() == 0:
                 os.chown(os.path.join(state, _LOCK), owner.st_uid, owner.st_gid)
-            putting = _RestoreSteps(path, manifest, settings, owner, show)
-            putting.look(force=force)
-            return putting.run(now)
+            steps = _RestoreSteps(path, manifest, settings, owner, show_progress)
+            steps.check_preconditions(force=force)
+            return steps.run(now)
         finally:
             lock.close()
     except OSError as error:
-        where, why = error.filename or state, error.strerror or error
-        raise BackupUnavailable(f"{where} cannot be written: {why}", state) from error
+        failed_path, reason = error.filename or state, error.strerror or error
+        raise BackupUnavailable(f"{failed_path} cannot be written: {reason}", state) from error
 
 
 def _make_state_dir(state: str, manifest: BackupManifest) -> os.stat_result:
@@ -143,37 +143,37 @@ class _RestoreSteps:
         manifest: BackupManifest,
         settings: Settings,
         owner: os.stat_result,
-        show: Show,
+        show_progress: Show,
     ) -> None:
         self._path = path
         self._manifest = manifest
         self._settings = settings
         self._owner = owner
-        self._show = show
+        self._show_progress = show_progress
         self._state = os.path.abspath(settings.state_dir)
-        self._fresh = os.path.join(self._state, _UNPACK_DIRECTORY)
+        self._unpack_dir = os.path.join(self._state, _UNPACK_DIRECTORY)
         self._files = 0
         self._written: list[str] = []
-        self._left: list[str] = []
+        self._unchanged: list[str] = []
         roots = {f"archive/{name}": settings.sink_path(name) for name in settings.files_sinks()}
         if settings.accounting.location:
             roots["joblog"] = settings.accounting.location
         self._roots = {name: os.path.abspath(root) for name, root in roots.items()}
 
-    def look(self, *, force: bool) -> None:
+    def check_preconditions(self, *, force: bool) -> None:
         """Check all preconditions before anything is changed.
 
         Raises:
             BackupError: The state directory is not empty, an archive is not there, or the
                 configuration lacks a sink or directory that the backup needs.
         """
-        if self._there() and not force:
+        if self._list_existing() and not force:
             raise BackupError(
                 f"{self._state} is not empty: give --force to have what is there moved aside",
                 self._state,
             )
-        for store in sorted({name.split("/")[1] for name in self._names(INCOMING_PREFIX)}):
-            root = self._root_of(store)
+        for store in sorted({name.split("/")[1] for name in self._list_names(INCOMING_PREFIX)}):
+            root = self._find_root(store)
             is_coming = f"archive/{store.partition('.')[2]}" in self._manifest.trees
             if root and not is_coming and not os.path.exists(os.path.join(root, MARKER)):
                 raise BackupError(
@@ -187,29 +187,29 @@ class _RestoreSteps:
 
     def run(self, now: datetime) -> RestoreResult:
         """Unpack the backup and move it into place."""
-        shutil.rmtree(self._fresh, ignore_errors=True)
-        os.mkdir(self._fresh, 0o700)
-        read_members(self._path, self._take)
+        shutil.rmtree(self._unpack_dir, ignore_errors=True)
+        os.mkdir(self._unpack_dir, 0o700)
+        read_members(self._path, self._unpack_member)
         # Before ownership is set: files written here belong to the user who restores.
-        end_revoked(self._fresh, self._state, now)
-        self._fit()
-        aside = self._make_way(now)
-        for name in os.listdir(self._fresh):
-            os.rename(os.path.join(self._fresh, name), os.path.join(self._state, name))
-        os.rmdir(self._fresh)
+        end_revoked(self._unpack_dir, self._state, now)
+        self._make_consistent()
+        aside = self._move_aside(now)
+        for name in os.listdir(self._unpack_dir):
+            os.rename(os.path.join(self._unpack_dir, name), os.path.join(self._state, name))
+        os.rmdir(self._unpack_dir)
         os.sync()
         return RestoreResult(
             state_dir=self._state,
             files=self._files,
             aside=aside,
             written=tuple(self._written),
-            left=tuple(self._left),
+            unchanged=tuple(self._unchanged),
         )
 
-    def _names(self, prefix: str) -> list[str]:
-        return [one.name for one in self._manifest.members if one.name.startswith(prefix)]
+    def _list_names(self, prefix: str) -> list[str]:
+        return [member.name for member in self._manifest.members if member.name.startswith(prefix)]
 
-    def _root_of(self, store: str) -> str:
+    def _find_root(self, store: str) -> str:
         """Return the archive root of a store; "" for the state directory's.
 
         Raises:
@@ -226,7 +226,7 @@ class _RestoreSteps:
             )
         return self._roots[f"archive/{name}"]
 
-    def _there(self) -> list[str]:
+    def _list_existing(self) -> list[str]:
         """List what a restore would replace in the state directory."""
         trees = self._roots.values()
 
@@ -240,89 +240,91 @@ class _RestoreSteps:
 
         return [name for name in sorted(os.listdir(self._state)) if not stays(name)]
 
-    def _make_way(self, now: datetime) -> str:
+    def _move_aside(self, now: datetime) -> str:
         """Move the present state aside; return the directory it went to."""
-        there = self._there()
-        if not there:
+        existing = self._list_existing()
+        if not existing:
             return ""
         aside = os.path.join(self._state, f"{BEFORE}{now:%Y%m%dT%H%M%SZ}")
         os.mkdir(aside, 0o700)
         os.chown(aside, self._owner.st_uid, self._owner.st_gid)
-        for name in there:
+        for name in existing:
             os.rename(os.path.join(self._state, name), os.path.join(aside, name))
         return aside
 
-    def _fit(self) -> None:
+    def _make_consistent(self) -> None:
         """Make databases consistent that were copied one after the other, and set their owner."""
-        path = os.path.join(self._fresh, JOURNAL_FILENAME)
+        path = os.path.join(self._unpack_dir, JOURNAL_FILENAME)
         prepare_restored(path, leap=_SKIPPED_POSITIONS if self._settings.bank.database else 0)
-        for directory, _, files in os.walk(self._fresh):
-            self._own(directory)
+        for directory, _, files in os.walk(self._unpack_dir):
+            self._set_owner(directory)
             for name in files:
-                self._own(os.path.join(directory, name))
+                self._set_owner(os.path.join(directory, name))
 
-    def _own(self, path: str) -> None:
+    def _set_owner(self, path: str) -> None:
         if os.geteuid() == 0:
             os.chown(path, self._owner.st_uid, self._owner.st_gid, follow_symlinks=False)
 
     # Members
 
-    def _take(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+    def _unpack_member(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack one member by the prefix of its name."""
         if info.name == MANIFEST:
             return
         self._files += file is not None
-        self._show(self._files, len(self._manifest.members), "files")
+        self._show_progress(self._files, len(self._manifest.members), "files")
         if info.name.startswith(STATE_PREFIX):
-            self._state_file(info, file)
+            self._unpack_state(info, file)
         elif info.name.startswith(INCOMING_PREFIX):
-            self._waiting(info, file)
+            self._unpack_incoming(info, file)
         elif info.name.startswith(CONFIG_PREFIX):
-            self._config(info, file)
+            self._unpack_config(info, file)
         else:
-            self._archived(info, file)
+            self._unpack_archived(info, file)
 
-    def _state_file(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
-        path = os.path.join(self._fresh, info.name.removeprefix(STATE_PREFIX))
+    def _unpack_state(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        path = os.path.join(self._unpack_dir, info.name.removeprefix(STATE_PREFIX))
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         if info.issym():
             os.symlink(info.linkname, path)
         elif file is not None:
-            self._write(info, file, path, mode=0o600)
+            self._write_file(info, file, path, mode=0o600)
 
-    def _waiting(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+    def _unpack_incoming(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack an incoming script to its store."""
         _, store, name = info.name.split("/", 2)
-        root = self._root_of(store)
+        root = self._find_root(store)
         directory = os.path.join(root, ARCHIVE_DIRECTORY) if root else ""
-        directory = directory or os.path.join(self._fresh, _WAITING)
+        directory = directory or os.path.join(self._unpack_dir, _WAITING)
         if not os.path.isdir(directory):
             os.makedirs(directory, mode=0o700)
-            self._own(directory)
+            self._set_owner(directory)
         path = os.path.join(directory, name)
         # In an archive that survived they exist already, written once and never changed.
         if file is not None and not os.path.exists(path):
-            self._write(info, file, path, mode=0o600)
-            self._own(path)
+            self._write_file(info, file, path, mode=0o600)
+            self._set_owner(path)
 
-    def _config(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+    def _unpack_config(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack a configuration file, unless it exists."""
         path = f"/{info.name.removeprefix(CONFIG_PREFIX)}"
         if file is None:
             return
         if os.path.lexists(path):
-            self._left.append(path)
+            self._unchanged.append(path)
             return
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        self._write(info, file, path, mode=info.mode & 0o755)
+        self._write_file(info, file, path, mode=info.mode & 0o755)
         if os.geteuid() == 0:
             os.chown(path, info.uid, info.gid)
         self._written.append(path)
 
-    def _archived(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+    def _unpack_archived(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack a file or directory of an archive with owner, mode and ACLs."""
         tree = next(
-            one for one in self._roots if info.name == one or info.name.startswith(f"{one}/")
+            tree_name
+            for tree_name in self._roots
+            if info.name == tree_name or info.name.startswith(f"{tree_name}/")
         )
         path = os.path.join(self._roots[tree], info.name[len(tree) :].lstrip("/"))
         if os.path.lexists(path) and not info.isdir():
@@ -331,7 +333,7 @@ class _RestoreSteps:
             os.makedirs(path, exist_ok=True)
             os.chmod(path, info.mode)
         elif file is not None:
-            self._write(info, file, path, mode=info.mode & 0o777)
+            self._write_file(info, file, path, mode=info.mode & 0o777)
         if os.geteuid() == 0:
             os.chown(path, info.uid, info.gid)
         for key, value in info.pax_headers.items():
@@ -340,7 +342,7 @@ class _RestoreSteps:
                 with contextlib.suppress(OSError):
                     os.setxattr(path, key.removeprefix(ACL_KEY), bytes.fromhex(value))
 
-    def _write(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
+    def _write_file(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
             copy_member(info, file, out.write)

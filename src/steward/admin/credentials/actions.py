@@ -58,30 +58,30 @@ _MAX_TOKENS: Final = 100
 
 
 def _create_login_link(
-    room: CredentialsContext,
-    asker: Asker,
+    context: CredentialsContext,
+    caller: Asker,
     request: LoginRequest,  # noqa: ARG001 - it has no fields
 ) -> LoginAnswer:
     """Create a login link for the caller."""
-    web = room.settings.web
+    web = context.settings.web
     if not web.listen:
         raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
-    if asker.how not in ("socket", "local", "munge"):
+    if caller.how not in ("socket", "local", "munge"):
         raise PermissionRefused(
             "a session or a token makes no link: run 'steward login' on a login node"
         )
-    if not asker.user:
-        raise PermissionRefused(f"your uid, {asker.uid}, has no name on the daemon's host", asker)
-    now = room.now()
-    secret, kept = room.store.make(
+    if not caller.user:
+        raise PermissionRefused(f"your uid, {caller.uid}, has no name on the daemon's host", caller)
+    now = context.now()
+    secret, credential = context.store.create(
         "login",
-        uid=asker.uid,
-        user=asker.user,
-        how=asker.how,
+        uid=caller.uid,
+        user=caller.user,
+        how=caller.how,
         now=now,
         expires=now + timedelta(seconds=web.login_s),
     )
-    return LoginAnswer(url=f"{_get_pages_url(web)}/login/{secret}", expires=kept.expires)
+    return LoginAnswer(url=f"{_get_pages_url(web)}/login/{secret}", expires=credential.expires)
 
 
 def _get_pages_url(web: WebSettings) -> str:
@@ -89,187 +89,203 @@ def _get_pages_url(web: WebSettings) -> str:
     return web.url.rstrip("/") or f"{scheme}://{web.listen}"
 
 
-def _open_session(room: CredentialsContext, asker: Asker, request: OpenRequest) -> OpenAnswer:
+def _open_session(context: CredentialsContext, caller: Asker, request: OpenRequest) -> OpenAnswer:
     """Open a session for a login link or a proxy's user."""
-    _require_web(room, asker)
-    now = room.now()
+    _require_web(context, caller)
+    now = context.now()
     if request.user:
-        if not room.settings.web.proxy_header:
+        if not context.settings.web.proxy_header:
             raise PermissionRefused(
                 "no proxy is trusted: set 'proxy_header' in [web]", request.user
             )
         uid, user, how = find_proxy_uid(request.user), request.user, BY_PROXY
     else:
-        link = room.store.use_up(request.secret, now)
+        link = context.store.use_up(request.secret, now)
         uid, user, how = link.uid, link.user, link.how
-    web = room.settings.web
-    life_s = web.proxy_session_s if how == BY_PROXY else web.session_s
-    secret, kept = room.store.make(
+    web = context.settings.web
+    validity_s = web.proxy_session_s if how == BY_PROXY else web.session_s
+    secret, credential = context.store.create(
         "session",
         uid=uid,
         user=user,
         how=how,
         now=now,
-        expires=now + timedelta(seconds=life_s),
+        expires=now + timedelta(seconds=validity_s),
     )
-    return OpenAnswer(secret=secret, user=user, expires=kept.expires)
+    return OpenAnswer(secret=secret, user=user, expires=credential.expires)
 
 
-def _create_ticket(room: CredentialsContext, asker: Asker, request: VouchRequest) -> VouchAnswer:
+def _create_ticket(
+    context: CredentialsContext, caller: Asker, request: VouchRequest
+) -> VouchAnswer:
     """Verify a MUNGE credential and return a ticket for its user."""
-    _require_web(room, asker)
+    _require_web(context, caller)
     try:
-        uid, user = verify_munge_request(room.settings.web, request)
+        uid, user = verify_munge_request(context.settings.web, request)
     except MungeUserRejected as error:
         # Not raised as an error: the request must count against the user, not the host.
         return VouchAnswer(uid=error.uid, refused=str(error))
-    return VouchAnswer(uid=uid, secret=make_ticket(uid, user, room.now()))
+    return VouchAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
 
 
-def _show_link_user(room: CredentialsContext, asker: Asker, request: PeekRequest) -> PeekAnswer:
-    _require_web(room, asker)
-    return PeekAnswer(user=room.store.known("login", request.secret, room.now()).user)
+def _show_link_user(context: CredentialsContext, caller: Asker, request: PeekRequest) -> PeekAnswer:
+    _require_web(context, caller)
+    return PeekAnswer(user=context.store.find_valid("login", request.secret, context.now()).user)
 
 
-def _close_session(room: CredentialsContext, asker: Asker, request: CloseRequest) -> Answer:
-    _require_web(room, asker)
-    now = room.now()
-    room.store.end(room.store.known("session", request.secret, now).id, now)
+def _close_session(context: CredentialsContext, caller: Asker, request: CloseRequest) -> Answer:
+    _require_web(context, caller)
+    now = context.now()
+    context.store.end(context.store.find_valid("session", request.secret, now).id, now)
     return Answer()
 
 
-def _require_web(room: CredentialsContext, asker: Asker) -> None:
-    if not room.is_web(asker):
+def _require_web(context: CredentialsContext, caller: Asker) -> None:
+    if not context.is_web(caller):
         raise PermissionRefused(
-            f"only {room.settings.web.user!r}, whom 'steward web' runs as ([web] user), may do that"
+            f"only {context.settings.web.user!r}, whom 'steward web' runs as ([web] user), may "
+            "do that"
         )
 
 
 def _show_web_settings(
-    room: CredentialsContext,
-    asker: Asker,
+    context: CredentialsContext,
+    caller: Asker,
     request: SettingsRequest,  # noqa: ARG001 - it has no fields
 ) -> SettingsAnswer:
-    if asker.uid != 0:
-        _require_web(room, asker)
-    return SettingsAnswer(web=room.settings.web)
+    if caller.uid != 0:
+        _require_web(context, caller)
+    return SettingsAnswer(web=context.settings.web)
 
 
-def _show_caller(room: CredentialsContext, asker: Asker, request: CallerRequest) -> CallerAnswer:  # noqa: ARG001 - it has no fields
-    access = room.access
+def _show_caller(
+    context: CredentialsContext,
+    caller: Asker,
+    request: CallerRequest,  # noqa: ARG001 - it has no fields
+) -> CallerAnswer:
+    access = context.access
     clusters = tuple(
         ClusterRole(
             cluster=cluster,
-            zone=of.timezone,
-            operator=access.is_operator(asker, cluster),
-            administrator=access.is_administrator(asker, cluster),
-            sees_nodes=access.may_see_nodes(asker, cluster),
-            sees_jobs=access.scope(asker, cluster).everything,
-            coordinates=tuple(sorted(access.coordinated(asker, cluster))),
+            zone=settings.timezone,
+            operator=access.is_operator(caller, cluster),
+            administrator=access.is_administrator(caller, cluster),
+            sees_nodes=access.can_see_nodes(caller, cluster),
+            sees_jobs=access.get_job_scope(caller, cluster).everything,
+            coordinates=tuple(sorted(access.list_coordinated(caller, cluster))),
         )
-        for cluster, of in room.settings.cluster.items()
+        for cluster, settings in context.settings.cluster.items()
     )
     return CallerAnswer(
-        uid=asker.uid,
-        user=asker.user,
-        how=asker.how,
+        uid=caller.uid,
+        user=caller.user,
+        how=caller.how,
         clusters=clusters,
-        bank=room.settings.bank.enabled,
-        sensor=room.settings.sensor.enabled,
-        rules=room.settings.rules.enabled,
+        bank=context.settings.bank.enabled,
+        sensor=context.settings.sensor.enabled,
+        rules=context.settings.rules.enabled,
     )
 
 
 def _create_token(
-    room: CredentialsContext, asker: Asker, request: TokenCreateRequest
+    context: CredentialsContext, caller: Asker, request: TokenCreateRequest
 ) -> TokenAnswer:
     """Create an API token for the caller, or for another user as root."""
-    if asker.how == "token":
+    if caller.how == "token":
         raise PermissionRefused("a token makes no tokens")
-    uid, user = asker.uid, asker.user
+    uid, user = caller.uid, caller.user
     if request.user and request.user != user:
-        if not _is_root(room, asker):
+        if not _is_root(context, caller):
             raise PermissionRefused(
                 "only root and Steward's own user make tokens for others", request.user
             )
         uid, user = find_proxy_uid(request.user), request.user
     if not user:
-        raise PermissionRefused(f"your uid, {uid}, has no name on the daemon's host", asker)
-    life_s = _get_validity_s(room.settings.web, asker, request.expires_s)
+        raise PermissionRefused(f"your uid, {uid}, has no name on the daemon's host", caller)
+    validity_s = _get_validity_s(context.settings.web, caller, request.expires_s)
     if not request.scopes:
         raise UsageError(f"say what the token may do: {', '.join(SCOPES)}")
     if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
         raise UsageError(f"a token's name has up to {_LONGEST_NAME} plain characters", request.name)
-    now = room.now()
-    living = [one for one in room.store.all_of("token", uid) if not one.ended and one.expires > now]
-    if len(living) >= _MAX_TOKENS:
+    now = context.now()
+    valid_tokens = [
+        token
+        for token in context.store.list_all("token", uid)
+        if not token.ended and token.expires > now
+    ]
+    if len(valid_tokens) >= _MAX_TOKENS:
         raise UsageError(
-            f"{user} has {len(living)} tokens: take some back with 'steward token revoke'", user
+            f"{user} has {len(valid_tokens)} tokens: take some back with 'steward token revoke'",
+            user,
         )
-    secret, kept = room.store.make(
+    secret, credential = context.store.create(
         "token",
         uid=uid,
         user=user,
-        how=_get_origin(room.settings.web, asker),
+        how=_get_origin(context.settings.web, caller),
         name=request.name,
         scopes=tuple(dict.fromkeys(request.scopes)),
         now=now,
-        expires=now + timedelta(seconds=life_s),
+        expires=now + timedelta(seconds=validity_s),
     )
-    return TokenAnswer(secret=secret, token=kept)
+    return TokenAnswer(secret=secret, token=credential)
 
 
-def _get_origin(web: WebSettings, asker: Asker) -> str:
+def _get_origin(web: WebSettings, caller: Asker) -> str:
     """Return how the maker of a token was identified: it limits the token too."""
-    if asker.how == "session" and web.is_shared:
+    if caller.how == "session" and web.is_shared:
         return BY_SHARED
-    if asker.by_proxy:
+    if caller.by_proxy:
         return BY_PROXY
-    return "munge" if asker.by_munge else asker.how
+    return "munge" if caller.by_munge else caller.how
 
 
-def _get_validity_s(web: WebSettings, asker: Asker, wanted_s: float | None) -> float:
+def _get_validity_s(web: WebSettings, caller: Asker, requested_s: float | None) -> float:
     """Return a token's validity in seconds: as requested, or the default."""
-    days = min(web.token_days, web.munge_token_days) if asker.by_munge else web.token_days
+    days = min(web.token_days, web.munge_token_days) if caller.by_munge else web.token_days
     longest_s = days * 86400.0
-    if wanted_s is None:
+    if requested_s is None:
         return min(_USUAL_TOKEN_S, longest_s)
-    if 0 < wanted_s <= longest_s:
-        return wanted_s
-    what = f"a token is good for {days} days at most"
-    if asker.by_munge:
-        what += " where MUNGE says whose it is: make one for longer on the daemon's host"
-    raise UsageError(what, wanted_s)
+    if 0 < requested_s <= longest_s:
+        return requested_s
+    message = f"a token is good for {days} days at most"
+    if caller.by_munge:
+        message += " where MUNGE says whose it is: make one for longer on the daemon's host"
+    raise UsageError(message, requested_s)
 
 
 def _list_tokens(
-    room: CredentialsContext, asker: Asker, request: TokenListRequest
+    context: CredentialsContext, caller: Asker, request: TokenListRequest
 ) -> TokenListAnswer:
     """List tokens, and sessions if requested."""
-    if request.everybodys and not _is_root(room, asker):
+    if request.everybodys and not _is_root(context, caller):
         raise PermissionRefused("only root and Steward's own user see everybody's tokens")
-    uid = None if request.everybodys else asker.uid
-    found = room.store.all_of("token", uid)
+    uid = None if request.everybodys else caller.uid
+    credentials = context.store.list_all("token", uid)
     if request.sessions:
-        found += room.store.all_of("session", uid)
-    return TokenListAnswer(tokens=tuple(found))
+        credentials += context.store.list_all("session", uid)
+    return TokenListAnswer(tokens=tuple(credentials))
 
 
-def _revoke_tokens(room: CredentialsContext, asker: Asker, request: TokenRevokeRequest) -> Answer:
+def _revoke_tokens(
+    context: CredentialsContext, caller: Asker, request: TokenRevokeRequest
+) -> Answer:
     """Revoke tokens or sessions, of others as root only."""
-    found = [room.store.get(number) for number in request.numbers]
-    for one in found:
-        if one.uid != asker.uid and not _is_root(room, asker):
-            raise CredentialMissing(f"there is no credential with the number {one.id}", one.id)
-    for one in found:
-        room.store.end(one.id, room.now())
+    credentials = [context.store.get(number) for number in request.numbers]
+    for credential in credentials:
+        if credential.uid != caller.uid and not _is_root(context, caller):
+            raise CredentialMissing(
+                f"there is no credential with the number {credential.id}", credential.id
+            )
+    for credential in credentials:
+        context.store.end(credential.id, context.now())
     return Answer()
 
 
-def _is_root(room: CredentialsContext, asker: Asker) -> bool:
+def _is_root(context: CredentialsContext, caller: Asker) -> bool:
     # A caller without a name is an administrator by uid alone.
-    by_uid = room.access.is_administrator(Asker(uid=asker.uid), "")
-    return by_uid and asker.how in ("socket", "local")
+    by_uid = context.access.is_administrator(Asker(uid=caller.uid), "")
+    return by_uid and caller.how in ("socket", "local")
 
 
 ACTIONS: Final[tuple[Action, ...]] = (

@@ -50,13 +50,13 @@ def make_ticket(uid: int, user: str, now: datetime) -> str:
     return f"{TICKET_PREFIX}{_sign(text)}:{text}"
 
 
-def verify_ticket(shown: str, now: datetime) -> tuple[int, str]:
+def verify_ticket(ticket: str, now: datetime) -> tuple[int, str]:
     """Return the uid and name in a ticket.
 
     Raises:
         UnknownCredential: The running daemon did not make it, or its minute is over.
     """
-    signature, _, text = shown.removeprefix(TICKET_PREFIX).partition(":")
+    signature, _, text = ticket.removeprefix(TICKET_PREFIX).partition(":")
     if not hmac.compare_digest(signature.encode(), _sign(text).encode()):
         raise UnknownCredential("this is no ticket of the daemon that runs now: ask again")
     uid, until_us, user = text.split(":", 2)
@@ -104,7 +104,7 @@ class CredentialsContext:
         """The store of credentials."""
         return CredentialStore(self.settings.state_dir)
 
-    def bearer(self, secret: str) -> Asker:
+    def find_bearer(self, secret: str) -> Asker:
         """Return the user of a session, token or ticket.
 
         Raises:
@@ -115,22 +115,22 @@ class CredentialsContext:
             return Asker(uid=uid, user=user, how="munge", by_munge=True)
         kind: CredentialKind = "session" if secret.startswith(SESSION_PREFIX) else "token"
         now = self.now()
-        found = self.store.known(kind, secret, now)
-        if kind == "session" and found.how == BY_PROXY:
-            until = now + timedelta(seconds=self.settings.web.proxy_session_s)
-            if until - found.expires >= _RENEWED_EVERY:
-                self.store.renew(found.id, until)
+        credential = self.store.find_valid(kind, secret, now)
+        if kind == "session" and credential.how == BY_PROXY:
+            expires = now + timedelta(seconds=self.settings.web.proxy_session_s)
+            if expires - credential.expires >= _RENEWED_EVERY:
+                self.store.renew(credential.id, expires)
         return Asker(
-            uid=found.uid,
-            user=found.user,
+            uid=credential.uid,
+            user=credential.user,
             how=kind,
-            by_munge=found.how == "munge",
-            by_proxy=found.how == BY_PROXY,
-            scopes=frozenset(found.scopes) if kind == "token" else None,
-            rank=self._rank(kind, found.how),
+            by_munge=credential.how == "munge",
+            by_proxy=credential.how == BY_PROXY,
+            scopes=frozenset(credential.scopes) if kind == "token" else None,
+            rank=self._get_rank(kind, credential.how),
         )
 
-    def _rank(self, kind: CredentialKind, how: str) -> Literal["full", "reads", "user"]:
+    def _get_rank(self, kind: CredentialKind, how: str) -> Literal["full", "reads", "user"]:
         """Return how far an operator's rights go with a credential, see ``Asker.rank``.
 
         Another application of the same origin can do what a session can, and make tokens with
@@ -141,9 +141,9 @@ class CredentialsContext:
             return "user"
         return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
 
-    def is_web(self, asker: Asker) -> bool:
+    def is_web(self, caller: Asker) -> bool:
         """Return whether the caller is the web process, as the kernel identifies it."""
-        return asker.how in ("socket", "local") and asker.uid in list_web_uids(self.settings)
+        return caller.how in ("socket", "local") and caller.uid in list_web_uids(self.settings)
 
 
 def list_web_uids(settings: Settings) -> frozenset[int]:
@@ -163,20 +163,20 @@ def find_proxy_uid(user: str) -> int:
         UnknownCredential: There is none of that name, or it is root or Steward's own user.
     """
     try:
-        found = pwd.getpwnam(user)
+        entry = pwd.getpwnam(user)
     except (KeyError, ValueError):
         raise UnknownCredential(f"there is no user {user!r} on this host", user) from None
-    if found.pw_uid in (0, os.geteuid()):
+    if entry.pw_uid in (0, os.geteuid()):
         raise UnknownCredential(f"a proxy cannot log in {user}", user)
-    return found.pw_uid
+    return entry.pw_uid
 
 
-def verify_munge_request(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
+def verify_munge_request(web: WebSettings, request: VouchRequest) -> tuple[int, str]:
     """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
 
     Args:
         web: Section [web].
-        shown: The credential, and that request.
+        request: The credential, and that request.
 
     Raises:
         MungeUserRejected: Its maker did not make that request, has no name here, is root or
@@ -189,34 +189,34 @@ def verify_munge_request(web: WebSettings, shown: VouchRequest) -> tuple[int, st
         raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
     # Not the host name that the client used: a server that relays the request may have named it.
     origin = urlsplit(web.url).netloc or web.listen
-    asked = build_statement_from_digest(shown.method, shown.target, shown.digest, origin)
+    statement = build_statement_from_digest(request.method, request.target, request.digest, origin)
     # Behind a proxy the peer is the proxy.
-    if shown.peer not in web.trusted_proxies:
-        if is_ipv6(shown.peer):
+    if request.peer not in web.trusted_proxies:
+        if is_ipv6(request.peer):
             raise UnknownCredential(
-                f"MUNGE is not believed from {shown.peer}, over IPv6: it names addresses of IPv4 "
+                f"MUNGE is not believed from {request.peer}, over IPv6: it names addresses of IPv4 "
                 "alone: bring a token",
-                shown.peer,
+                request.peer,
             )
-        _require_network(web, shown.peer)
+        _require_network(web, request.peer)
     try:
-        claim = Munge(web.munge_socket).decode(shown.credential.encode("ascii", "replace"))
+        claim = Munge(web.munge_socket).decode(request.credential.encode("ascii", "replace"))
     except PermissionRefused as error:
         raise UnknownCredential(str(error)) from error
     except MungeUnavailable as error:
         log.warning("nobody is known by MUNGE: %s", error)
         raise
     try:
-        return claim.uid, _admit_claim(web, claim, asked)
+        return claim.uid, _admit_claim(web, claim, statement)
     except UnknownCredential as error:
         raise MungeUserRejected(str(error), claim.uid) from error
 
 
-def _admit_claim(web: WebSettings, claim: MungeClaim, asked: bytes) -> str:
+def _admit_claim(web: WebSettings, claim: MungeClaim, statement: bytes) -> str:
     """Return the user name of a credential, if it covers the request and its user may use MUNGE."""
-    wrong = describe_difference(claim.payload, asked)
-    if wrong:
-        raise UnknownCredential(f"the MUNGE credential {wrong}")
+    difference = describe_difference(claim.payload, statement)
+    if difference:
+        raise UnknownCredential(f"the MUNGE credential {difference}")
     _require_network(web, claim.address)
     if claim.uid in (0, os.geteuid()):
         raise UnknownCredential(

@@ -23,8 +23,8 @@ class MungeUserRejected(UnknownCredential):
         uid: Uid that MUNGE reports.
     """
 
-    def __init__(self, what: str, uid: int) -> None:
-        super().__init__(what, uid)
+    def __init__(self, message: str, uid: int) -> None:
+        super().__init__(message, uid)
         self.uid = uid
 
 

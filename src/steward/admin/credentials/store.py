@@ -114,7 +114,7 @@ class CredentialStore:
         """Close the database."""
         self._connection.close()
 
-    def make(
+    def create(
         self,
         kind: CredentialKind,
         *,
@@ -160,7 +160,7 @@ class CredentialStore:
             raise CredentialMissing(f"there is no credential with the number {number}", number)
         return _make_credential(row)
 
-    def known(self, kind: CredentialKind, secret: str, now: datetime) -> Credential:
+    def find_valid(self, kind: CredentialKind, secret: str, now: datetime) -> Credential:
         """Return the valid credential of a secret.
 
         Raises:
@@ -171,16 +171,21 @@ class CredentialStore:
                 f"SELECT {_COLUMNS} FROM credential WHERE digest = ?",  # noqa: S608 - our own words
                 (_hash_secret(secret),),
             ).fetchone()
-        found = _make_credential(row) if row is not None else None
-        if found is None or found.kind != kind or found.ended or found.expires <= now:
+        credential = _make_credential(row) if row is not None else None
+        if (
+            credential is None
+            or credential.kind != kind
+            or credential.ended
+            or credential.expires <= now
+        ):
             raise UnknownCredential(
                 f"this {kind} is not known, or not good any more: {_RENEWAL_HINTS[kind]}"
             )
-        if not has_user_name(found.uid, found.user):
+        if not has_user_name(credential.uid, credential.user):
             raise UnknownCredential(f"this {kind} was made for a user who is another one by now")
-        if found.used is None or now - found.used >= _USED_EVERY:
-            self._set("used_us", found.id, now)
-        return found
+        if credential.used is None or now - credential.used >= _USED_EVERY:
+            self._set_time("used_us", credential.id, now)
+        return credential
 
     def use_up(self, secret: str, now: datetime) -> Credential:
         """Use a login link up: return its credential and invalidate it.
@@ -188,27 +193,27 @@ class CredentialStore:
         Raises:
             UnknownCredential: It is no login link, was used before, or has expired.
         """
-        found = self.known("login", secret, now)
+        credential = self.find_valid("login", secret, now)
         with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
-            taken = connection.execute(
+            changed = connection.execute(
                 "UPDATE credential SET ended_us = ? WHERE id = ? AND ended_us = 0",
-                (to_micros(now), found.id),
+                (to_micros(now), credential.id),
             ).rowcount
-        if taken != 1:
+        if changed != 1:
             raise UnknownCredential(
                 f"this login is not known, or not good any more: {_RENEWAL_HINTS['login']}"
             )
-        return found
+        return credential
 
     def renew(self, number: int, expires: datetime) -> None:
         """Extend a credential's validity."""
-        self._set("expires_us", number, expires)
+        self._set_time("expires_us", number, expires)
 
     def end(self, number: int, now: datetime) -> None:
         """Revoke a credential."""
-        self._set("ended_us", number, now)
+        self._set_time("ended_us", number, now)
 
-    def all_of(self, kind: CredentialKind, uid: int | None = None) -> list[Credential]:
+    def list_all(self, kind: CredentialKind, uid: int | None = None) -> list[Credential]:
         """Return the credentials of a kind, newest first; of one user, or of all."""
         with _translate_sqlite_errors():
             rows = self._connection.execute(
@@ -218,7 +223,7 @@ class CredentialStore:
             ).fetchall()
         return [_make_credential(row) for row in rows]
 
-    def _set(
+    def _set_time(
         self, column: Literal["used_us", "ended_us", "expires_us"], number: int, now: datetime
     ) -> None:
         with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
@@ -228,26 +233,26 @@ class CredentialStore:
             )
 
 
-def end_revoked(restored: str, before: str, now: datetime) -> None:
+def end_revoked(restored_dir: str, replaced_dir: str, now: datetime) -> None:
     """End credentials of a restored backup that were revoked, or may have been, since the backup.
 
     Args:
-        restored: State directory with the restored files.
-        before: State directory that it replaces: a credential valid there stays valid.
+        restored_dir: State directory with the restored files.
+        replaced_dir: State directory that it replaces: a credential valid there stays valid.
         now: Current time.
 
     Raises:
         CredentialsError: The backup's database is damaged.
     """
-    if not os.path.exists(os.path.join(restored, CREDENTIALS_FILENAME)):
+    if not os.path.exists(os.path.join(restored_dir, CREDENTIALS_FILENAME)):
         return
-    good = _list_valid_digests(before)
-    store = CredentialStore(restored)
+    valid_digests = _list_valid_digests(replaced_dir)
+    store = CredentialStore(restored_dir)
     try:
         with _translate_sqlite_errors(), transaction(store._connection, store._path) as connection:
             rows = connection.execute("SELECT id, digest FROM credential WHERE ended_us = 0")
             for number, digest in rows.fetchall():
-                if bytes(digest) not in good:
+                if bytes(digest) not in valid_digests:
                     connection.execute(
                         "UPDATE credential SET ended_us = ? WHERE id = ?", (to_micros(now), number)
                     )

@@ -53,72 +53,74 @@ class _RunningCheck(msgspec.Struct):
     number: int
     pid: int
     fd: int
-    until: float
-    said: bytearray
+    deadline: float
+    output: bytearray
 
 
-def run_in_processes(works: Sequence[CheckRun], timeout_s: float) -> list[tuple[CheckFinding, ...]]:
+def run_in_processes(
+    checks: Sequence[CheckRun], timeout_s: float
+) -> list[tuple[CheckFinding, ...]]:
     """Run checks in processes of their own; return their findings in the given order.
 
     Args:
-        works: The checks.
+        checks: The checks.
         timeout_s: Time limit of each check, in seconds.
     """
-    found: list[tuple[CheckFinding, ...]] = [()] * len(works)
-    waiting = deque(enumerate(works))
+    findings: list[tuple[CheckFinding, ...]] = [()] * len(checks)
+    pending = deque(enumerate(checks))
     running: dict[int, _RunningCheck] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < _MAX_RUNNING:
-                number, work = waiting.popleft()
+        while pending or running:
+            while pending and len(running) < _MAX_RUNNING:
+                number, check = pending.popleft()
                 try:
-                    one = _start_check(number, work, timeout_s)
+                    process = _start_check(number, check, timeout_s)
                 except OSError as error:
-                    what = f"the check cannot be started: {error.strerror}"
-                    found[number] = (make_wrong("", what),)
+                    problem = f"the check cannot be started: {error.strerror}"
+                    findings[number] = (make_wrong("", problem),)
                     continue
-                running[one.fd] = one
-            for one in _wait_for_ended(running) if running else ():
-                found[one.number] = _end_check(running.pop(one.fd), timeout_s)
+                running[process.fd] = process
+            for process in _wait_for_ended(running) if running else ():
+                findings[process.number] = _end_check(running.pop(process.fd), timeout_s)
     finally:
-        for one in running.values():
-            _kill_check(one)
-    return found
+        for process in running.values():
+            _kill_check(process)
+    return findings
 
 
-def _start_check(number: int, work: CheckRun, timeout_s: float) -> _RunningCheck:
+def _start_check(number: int, check: CheckRun, timeout_s: float) -> _RunningCheck:
     """Fork a process for a check."""
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     try:
         pid = os.fork()
         if pid == 0:
-            _run_in_child(work, theirs, parent)
+            _run_in_child(check, write_fd, parent)
     except OSError:
-        os.close(ours)
+        os.close(read_fd)
         raise
     finally:
-        os.close(theirs)
-    return _RunningCheck(number, pid, ours, time.monotonic() + timeout_s, bytearray())
+        os.close(write_fd)
+    return _RunningCheck(number, pid, read_fd, time.monotonic() + timeout_s, bytearray())
 
 
-def _run_in_child(work: CheckRun, fd: int, parent: int) -> None:
+def _run_in_child(check: CheckRun, fd: int, parent: int) -> None:
     """Run a check in the forked process, write its findings to the pipe, and exit."""
     code = 1
     try:
         exit_with_parent(parent)
         with os.fdopen(fd, "wb") as pipe:
-            pipe.write(_encode(_collect_findings(work)))
+            pipe.write(_encode(_collect_findings(check)))
         code = 0
     finally:
         os._exit(code)
 
 
-def _collect_findings(work: CheckRun) -> tuple[CheckFinding, ...]:
+def _collect_findings(check: CheckRun) -> tuple[CheckFinding, ...]:
     try:
-        return tuple(work())
+        return tuple(check())
     except StewardError as error:
         return (make_wrong("", str(error)),)
     except Exception as error:
@@ -133,44 +135,46 @@ def _wait_for_ended(running: dict[int, _RunningCheck]) -> list[_RunningCheck]:
     poller = select.poll()
     for fd in running:
         poller.register(fd, select.POLLIN)
-    left_s = min(one.until for one in running.values()) - time.monotonic()
+    timeout_s = min(process.deadline for process in running.values()) - time.monotonic()
     ended = []
-    for fd, _ in poller.poll(max(0.0, left_s) * 1000):
-        piece = os.read(fd, _READ)
-        running[fd].said += piece
-        if not piece:
+    for fd, _ in poller.poll(max(0.0, timeout_s) * 1000):
+        chunk = os.read(fd, _READ)
+        running[fd].output += chunk
+        if not chunk:
             ended.append(running[fd])
     now = time.monotonic()
-    late = [one for one in running.values() if one.until <= now and one not in ended]
+    late = [
+        process for process in running.values() if process.deadline <= now and process not in ended
+    ]
     return ended + late
 
 
-def _end_check(one: _RunningCheck, timeout_s: float) -> tuple[CheckFinding, ...]:
+def _end_check(process: _RunningCheck, timeout_s: float) -> tuple[CheckFinding, ...]:
     """End a check's process and decode its findings."""
-    is_late = time.monotonic() >= one.until
-    _kill_check(one)
+    is_late = time.monotonic() >= process.deadline
+    _kill_check(process)
     try:
-        return _decode(bytes(one.said))
+        return _decode(bytes(process.output))
     except msgspec.MsgspecError:
         if is_late:
-            what = f"it took longer than {timeout_s:g} s: something that it looks at hangs"
+            problem = f"it took longer than {timeout_s:g} s: something that it looks at hangs"
         else:
-            what = "the check ended without a word"
-        return (make_wrong("", what),)
+            problem = "the check ended without a word"
+        return (make_wrong("", problem),)
 
 
-def _kill_check(one: _RunningCheck) -> None:
+def _kill_check(process: _RunningCheck) -> None:
     """Kill a check's process and its descendants."""
-    os.close(one.fd)
+    os.close(process.fd)
     # A stopped process starts nothing more; its children would outlive it otherwise.
-    os.kill(one.pid, signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGSTOP)
     try:
-        kill_descendants(one.pid)
+        kill_descendants(process.pid)
     finally:
-        os.kill(one.pid, signal.SIGKILL)
-    until = time.monotonic() + 1.0
+        os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 1.0
     # A process that hangs in the kernel is left behind.
-    while os.waitpid(one.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+    while os.waitpid(process.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
@@ -178,24 +182,28 @@ _TIMEOUT_S: Final = 60.0
 """Time limit of each check, in seconds."""
 
 
-def run_checks(room: DoctorContext, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_checks(context: DoctorContext, caller: Asker, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:
         PermissionRefused: The asker is not an operator of every cluster.
         UsageError: There is no such check.
     """
-    if not all(room.access.is_operator(asker, name) for name in list_clusters(room.settings)):
-        raise PermissionRefused("only operators may have Steward looked over", asker.user)
-    chosen = _select_checks(request.only)
+    if not all(
+        context.access.is_operator(caller, name) for name in list_clusters(context.settings)
+    ):
+        raise PermissionRefused("only operators may have Steward looked over", caller.user)
+    checks = _select_checks(request.only)
     taken_at, began = utc_now(), time.monotonic()
-    asks_slurm = any(check.asks_slurm for check in chosen)
-    ground = make_check_context(room.settings, room.fresh, asker, asks_slurm=asks_slurm)
-    works = [_bind_check(check, ground) for check in chosen]
+    asks_slurm = any(check.asks_slurm for check in checks)
+    check_context = make_check_context(
+        context.settings, context.make_registry, caller, asks_slurm=asks_slurm
+    )
+    runs = [_bind_check(check, check_context) for check in checks]
     findings = tuple(
         msgspec.structs.replace(finding, check=check.name)
-        for check, found in zip(chosen, run_in_processes(works, _TIMEOUT_S), strict=True)
-        for finding in found
+        for check, check_findings in zip(checks, run_in_processes(runs, _TIMEOUT_S), strict=True)
+        for finding in check_findings
     )
     return DoctorAnswer(
         findings=findings,
@@ -207,26 +215,28 @@ def run_checks(room: DoctorContext, asker: Asker, request: DoctorRequest) -> Doc
     )
 
 
-def _bind_check(check: HealthCheck, ground: CheckContext) -> CheckRun:
-    return lambda: tuple(check.run(ground))
+def _bind_check(check: HealthCheck, check_context: CheckContext) -> CheckRun:
+    return lambda: tuple(check.run(check_context))
 
 
-def _select_checks(only: Sequence[str]) -> tuple[HealthCheck, ...]:
-    known = {check.name: check for check in CHECKS}
-    unknown = [name for name in only if name not in known]
+def _select_checks(names: Sequence[str]) -> tuple[HealthCheck, ...]:
+    by_name = {check.name: check for check in CHECKS}
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise UsageError(f"there is no check {unknown[0]!r}: there are {', '.join(known)}", unknown)
-    return tuple(check for check in CHECKS if not only or check.name in only)
+        raise UsageError(
+            f"there is no check {unknown[0]!r}: there are {', '.join(by_name)}", unknown
+        )
+    return tuple(check for check in CHECKS if not names or check.name in names)
 
 
-def run_doctor(room: DoctorContext, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_doctor(context: DoctorContext, caller: Asker, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:
         PermissionRefused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
-    return run_checks(room, asker, request)
+    return run_checks(context, caller, request)
 
 
 ACTIONS: Final = (

@@ -33,17 +33,17 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of the cluster in the configuration.
         settings: Settings of the cluster.
         version: Version of Slurm's commands; None if they cannot be run.
-        no_version: The error then.
-        shown: Output of ``scontrol show config``; empty if slurmctld does not answer.
-        no_answer: The error then; "" if it answered.
+        version_error: The error then.
+        config: Output of ``scontrol show config``; empty if slurmctld does not answer.
+        config_error: The error then; "" if it answered.
     """
 
     name: str
     settings: ClusterSettings
     version: tuple[int, int, int] | None = None
-    no_version: str = ""
-    shown: Mapping[str, str] = {}
-    no_answer: str = ""
+    version_error: str = ""
+    config: Mapping[str, str] = {}
+    config_error: str = ""
 
     @property
     def slurm(self) -> Slurm:
@@ -51,15 +51,15 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
         return Slurm(self.name, self.settings)
 
     @property
-    def etc(self) -> str:
+    def conf_dir(self) -> str:
         """Directory of slurm.conf."""
-        path = self.settings.slurm_conf or self.shown.get("SLURM_CONF", "")
+        path = self.settings.slurm_conf or self.config.get("SLURM_CONF", "")
         return os.path.dirname(path) if path else "/etc/slurm"
 
     @property
     def slurm_user(self) -> tuple[str, int]:
         """Name and uid of SlurmUser; root's if unknown."""
-        return parse_slurm_user(self.shown) or ("root", 0)
+        return parse_slurm_user(self.config) or ("root", 0)
 
 
 class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,18 +67,18 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: The whole configuration.
-        fresh: Makes an unused registry of other packages' actions.
-        asker: User in whose name the checks run.
+        make_registry: Makes an unused registry of other packages' actions.
+        caller: User in whose name the checks run.
         clusters: Clusters whose Slurm is queried from here.
-        own_uid: Steward's uid, the owner of its state directory; None before there is one.
+        steward_uid: Steward's uid, the owner of its state directory; None before there is one.
         uid: Effective uid of the checks.
     """
 
     settings: Settings
-    fresh: Callable[[], Registry]
-    asker: Asker
+    make_registry: Callable[[], Registry]
+    caller: Asker
     clusters: tuple[ClusterReport, ...] = ()
-    own_uid: int | None = None
+    steward_uid: int | None = None
     uid: int = 0
 
     @property
@@ -87,18 +87,18 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid == 0
 
     @property
-    def own_name(self) -> str:
+    def steward_user(self) -> str:
         """Name of the user that Steward runs as."""
-        return get_user_name(self.uid if self.own_uid is None else self.own_uid)
+        return get_user_name(self.uid if self.steward_uid is None else self.steward_uid)
 
-    def ask(self, action: str, **request: Any) -> Any:
+    def call_action(self, action: str, **request: Any) -> Any:
         """Call another package's action and return its answer.
 
         Raises:
             StewardError: It refuses, or cannot.
         """
-        registry = self.fresh()
-        return registry.call(action, self.asker, registry.decode(action, request))
+        registry = self.make_registry()
+        return registry.call(action, self.caller, registry.decode(action, request))
 
 
 ClusterCheck = Callable[[CheckContext, ClusterReport], Iterable[CheckFinding]]
@@ -106,74 +106,84 @@ ClusterCheck = Callable[[CheckContext, ClusterReport], Iterable[CheckFinding]]
 
 
 def make_cluster_check(
-    looked_at: str, check: ClusterCheck
+    subject: str, check: ClusterCheck
 ) -> Callable[[CheckContext], Iterator[CheckFinding]]:
     """Make a check of every cluster; clusters whose slurmctld does not answer are skipped.
 
     Args:
-        looked_at: What the check looks at, for skipped clusters.
+        subject: What the check looks at, for skipped clusters.
         check: Check of one cluster.
     """
 
-    def run(ground: CheckContext) -> Iterator[CheckFinding]:
-        if not ground.clusters:
-            yield make_skipped(looked_at, "no cluster's Slurm is asked from here")
-        for one in ground.clusters:
-            if one.no_answer:
-                yield make_skipped(looked_at, "slurmctld does not answer", of=one.name)
+    def run(context: CheckContext) -> Iterator[CheckFinding]:
+        if not context.clusters:
+            yield make_skipped(subject, "no cluster's Slurm is asked from here")
+        for report in context.clusters:
+            if report.config_error:
+                yield make_skipped(subject, "slurmctld does not answer", of=report.name)
                 continue
-            for finding in check(ground, one):
-                yield msgspec.structs.replace(finding, of=finding.of or one.name)
+            for finding in check(context, report):
+                yield msgspec.structs.replace(finding, of=finding.of or report.name)
 
     return run
 
 
 def make_check_context(
-    settings: Settings, fresh: Callable[[], Registry], asker: Asker, *, asks_slurm: bool = True
+    settings: Settings,
+    make_registry: Callable[[], Registry],
+    caller: Asker,
+    *,
+    asks_slurm: bool = True,
 ) -> CheckContext:
     """Make the context of the checks; query Slurm now.
 
     Args:
         settings: The whole configuration.
-        fresh: Makes an unused registry of other packages' actions.
-        asker: User in whose name the checks run.
+        make_registry: Makes an unused registry of other packages' actions.
+        caller: User in whose name the checks run.
         asks_slurm: Whether any check needs Slurm.
     """
-    here = [(name, of) for name, of in settings.cluster.items() if of.asks_slurm and not of.remote]
+    queried = [
+        (name, cluster_settings)
+        for name, cluster_settings in settings.cluster.items()
+        if cluster_settings.asks_slurm and not cluster_settings.remote
+    ]
     try:
-        own_uid: int | None = os.stat(settings.state_dir).st_uid
+        steward_uid: int | None = os.stat(settings.state_dir).st_uid
     except OSError:
-        own_uid = None
+        steward_uid = None
     return CheckContext(
         settings=settings,
-        fresh=fresh,
-        asker=asker,
-        clusters=tuple(_query_cluster(name, of) for name, of in here) if asks_slurm else (),
-        own_uid=own_uid,
+        make_registry=make_registry,
+        caller=caller,
+        clusters=tuple(_query_cluster(name, cluster_settings) for name, cluster_settings in queried)
+        if asks_slurm
+        else (),
+        steward_uid=steward_uid,
         uid=os.geteuid(),
     )
 
 
-def _query_cluster(name: str, of: ClusterSettings) -> ClusterReport:
+def _query_cluster(name: str, settings: ClusterSettings) -> ClusterReport:
     """Query a cluster's Slurm, with a time-out short enough for a waiting person."""
-    patient = min(of.command_timeout_s, _MOST_PATIENCE_S)
-    hasty = msgspec.structs.replace(of, command_timeout_s=patient)
-    slurm = Slurm(name, hasty)
-    version, no_version = _try_query(slurm.version)
-    shown, no_answer = _try_query(slurm.config)
+    timeout_s = min(settings.command_timeout_s, _MOST_PATIENCE_S)
+    short_settings = msgspec.structs.replace(settings, command_timeout_s=timeout_s)
+    slurm = Slurm(name, short_settings)
+    version, version_error = _try_query(slurm.version)
+    config, config_error = _try_query(slurm.config)
     return ClusterReport(
         name=name,
-        settings=hasty,
+        settings=short_settings,
         version=version,
-        no_version=no_version,
-        shown=shown or {},
-        no_answer=no_answer,
+        version_error=version_error,
+        config=config or {},
+        config_error=config_error,
     )
 
 
-def _try_query(ask: Callable[[], T]) -> tuple[T | None, str]:
+def _try_query(query: Callable[[], T]) -> tuple[T | None, str]:
     try:
-        return ask(), ""
+        return query(), ""
     except SlurmError as error:
         return None, str(error)
 

@@ -49,50 +49,56 @@ _LISTENER_S: Final = 5.0
 """Time-out of connecting to the node listener, in seconds."""
 
 
-def check_journal(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that every consumer keeps up and has no dead letters."""
-    path = f"{ground.settings.state_dir}/journal.db"
-    reader = JournalReader(ground.settings.state_dir)
+    path = f"{context.settings.state_dir}/journal.db"
+    reader = JournalReader(context.settings.state_dir)
     try:
-        consumers = reader.consumers()
+        consumers = reader.list_consumers()
     finally:
         reader.close()
-    strange = False
-    for one in consumers:
-        if one.detached or one.missed:
-            strange = True
+    has_problem = False
+    for consumer in consumers:
+        if consumer.detached or consumer.missed:
+            has_problem = True
             yield make_wrong(
                 path,
-                f"it was detached, and has missed {format_count(one.missed, 'event')}",
-                *((refill_command(one.name, one.missed_from),) if one.missed else ()),
-                of=one.name,
+                f"it was detached, and has missed {format_count(consumer.missed, 'event')}",
+                *(
+                    (refill_command(consumer.name, consumer.missed_from),)
+                    if consumer.missed
+                    else ()
+                ),
+                of=consumer.name,
             )
-        elif one.state != "running":
-            strange = True
-            yield make_wrong(path, f"it waits: {one.detail}", "steward journal status", of=one.name)
-        if one.dead:
-            strange = True
+        elif consumer.state != "running":
+            has_problem = True
+            yield make_wrong(
+                path, f"it waits: {consumer.detail}", "steward journal status", of=consumer.name
+            )
+        if consumer.dead:
+            has_problem = True
             yield make_wrong(
                 path,
-                f"{format_count(one.dead, 'event')} set aside, which it could not put to use",
-                f"steward journal dead {one.name}",
-                f"steward journal replay {one.name}",
-                of=one.name,
+                f"{format_count(consumer.dead, 'event')} set aside, which it could not put to use",
+                f"steward journal dead {consumer.name}",
+                f"steward journal replay {consumer.name}",
+                of=consumer.name,
             )
-    if not strange:
+    if not has_problem:
         yield make_ok(
             path, f"{format_count(len(consumers), 'consumer')} to read it, and nothing set aside"
         )
 
 
-def check_sinks(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_sinks(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each sink is reachable and keeps up."""
-    if ground.settings.forward.to:
-        yield make_skipped("archive.sinks", f"{ground.settings.forward.to} keeps the archive")
+    if context.settings.forward.to:
+        yield make_skipped("archive.sinks", f"{context.settings.forward.to} keeps the archive")
         return
-    for line in ground.ask("archive.sinks").sinks:
-        of = ground.settings.archive.sink.get(line.name)
-        if of is None:
+    for line in context.call_action("archive.sinks").sinks:
+        sink = context.settings.archive.sink.get(line.name)
+        if sink is None:
             yield make_warning(
                 line.name,
                 "it is configured no more, and the journal waits for it",
@@ -100,13 +106,13 @@ def check_sinks(ground: CheckContext) -> Iterator[CheckFinding]:
                 of=line.name,
             )
             continue
-        where, error = _try_sink(ground, line.name, of)
+        address, error = _try_sink(context, line.name, sink)
         mend = ("steward archive sinks", "journalctl -u steward -p warning")
         if error:
-            yield make_wrong(where, f"it cannot be reached: {error}", *mend, of=line.name)
+            yield make_wrong(address, f"it cannot be reached: {error}", *mend, of=line.name)
         elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
             yield make_wrong(
-                where,
+                address,
                 f"{format_count(line.backlog, 'script')} to go there, the oldest for "
                 f"{line.oldest_s:.0f} s: "
                 f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
@@ -115,152 +121,156 @@ def check_sinks(ground: CheckContext) -> Iterator[CheckFinding]:
             )
         else:
             yield make_ok(
-                where,
+                address,
                 f"it can be reached, with {format_count(line.backlog, 'script')} to go there",
                 of=line.name,
             )
 
 
-def _try_sink(ground: CheckContext, name: str, of: AnySinkSettings) -> tuple[str, str]:
+def _try_sink(context: CheckContext, name: str, sink: AnySinkSettings) -> tuple[str, str]:
     """Return a sink's address and the error of connecting to it, "" for none."""
-    where = _describe_sink_place(ground, name, of)
+    address = _describe_sink_place(context, name, sink)
     try:
-        if isinstance(of, FilesSinkSettings):
-            os.listdir(where)
-        elif isinstance(of, SearchSinkSettings):
-            _query_search(of)
+        if isinstance(sink, FilesSinkSettings):
+            os.listdir(address)
+        elif isinstance(sink, SearchSinkSettings):
+            _query_search(sink)
         else:
-            _query_kafka(of, name)
+            _query_kafka(sink, name)
     except Unavailable as error:
-        return where, str(error)
+        return address, str(error)
     except OSError as error:
-        return where, error.strerror or str(error)
-    return where, ""
+        return address, error.strerror or str(error)
+    return address, ""
 
 
-def _describe_sink_place(ground: CheckContext, name: str, of: AnySinkSettings) -> str:
-    if isinstance(of, FilesSinkSettings):
-        return ground.settings.sink_path(name)
-    if isinstance(of, SearchSinkSettings):
-        return ", ".join(of.urls)
-    return f"topic {of.broker.topic} at {', '.join(of.broker.servers)}"
+def _describe_sink_place(context: CheckContext, name: str, sink: AnySinkSettings) -> str:
+    if isinstance(sink, FilesSinkSettings):
+        return context.settings.sink_path(name)
+    if isinstance(sink, SearchSinkSettings):
+        return ", ".join(sink.urls)
+    return f"topic {sink.broker.topic} at {', '.join(sink.broker.servers)}"
 
 
-def _query_search(of: SearchSinkSettings) -> None:
+def _query_search(sink: SearchSinkSettings) -> None:
     from steward.extensions.search_servers import SearchClient, check_product
 
-    client = SearchClient(msgspec.structs.replace(of, timeout_s=min(of.timeout_s, _KAFKA_S)))
+    client = SearchClient(msgspec.structs.replace(sink, timeout_s=min(sink.timeout_s, _KAFKA_S)))
     try:
         check_product(client)
     finally:
         client.close()
 
 
-def _query_kafka(of: KafkaSinkSettings, name: str) -> None:
+def _query_kafka(sink: KafkaSinkSettings, name: str) -> None:
     """Query a Kafka broker for the sink's topic."""
     from steward.extensions.kafka import KafkaConnection, KafkaUnavailable
 
-    broker: KafkaSettings = of.broker
-    reached = KafkaConnection(broker, f"doctor.{name}")
-    producer = reached.make("Producer", {})
+    broker: KafkaSettings = sink.broker
+    connection = KafkaConnection(broker, f"doctor.{name}")
+    producer = connection.make("Producer", {})
     try:
         producer.list_topics(broker.topic, timeout=min(broker.timeout_s, _KAFKA_S))
-    except reached.lib.KafkaException as error:
-        raise KafkaUnavailable(reached.told(error.args[0])) from error
+    except connection.lib.KafkaException as error:
+        raise KafkaUnavailable(connection.told(error.args[0])) from error
 
 
-def check_acls(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_acls(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each archive's file system has ACLs, which admit owners to their files."""
-    looked_at = "POSIX access control lists"
-    trees = ground.settings.files_sinks()
+    subject = "POSIX access control lists"
+    trees = context.settings.files_sinks()
     for name, sink in trees.items():
-        for path in filter(None, (ground.settings.sink_path(name), sink.move_to)):
+        for path in filter(None, (context.settings.sink_path(name), sink.move_to)):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                yield make_skipped(f"{looked_at} on {path}", f"{error.strerror}", of=name)
+                yield make_skipped(f"{subject} on {path}", f"{error.strerror}", of=name)
                 continue
             try:
-                has = permissions.supports_acls(fd)
+                has_acls = permissions.supports_acls(fd)
             finally:
                 os.close(fd)
-            if has:
-                yield make_ok(f"{looked_at} on {path}", "owners are let in to their files", of=name)
+            if has_acls:
+                yield make_ok(f"{subject} on {path}", "owners are let in to their files", of=name)
             else:
                 yield make_warning(
-                    f"{looked_at} on {path}",
+                    f"{subject} on {path}",
                     "there are none: files are Steward's alone, owners see them by commands only",
                     "mount it with the option acl, or take another file system",
                     of=name,
                 )
     if not trees:
-        yield make_skipped(looked_at, "there is no sink of files")
+        yield make_skipped(subject, "there is no sink of files")
 
 
-def check_gaps(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_gaps(context: CheckContext) -> Iterator[CheckFinding]:
     """Check for gaps in accounting within the last day."""
-    looked_at = "steward accounting gaps -S now-1day"
-    if ground.settings.forward.to:
-        yield make_skipped(looked_at, f"{ground.settings.forward.to} keeps the books")
+    subject = "steward accounting gaps -S now-1day"
+    if context.settings.forward.to:
+        yield make_skipped(subject, f"{context.settings.forward.to} keeps the books")
         return
-    answer = ground.ask("accounting.gaps", since="now-1day")
-    counts = Counter(one.kind for one in answer.findings)
+    answer = context.call_action("accounting.gaps", since="now-1day")
+    counts = Counter(finding.kind for finding in answer.findings)
     if not counts:
-        yield make_ok(looked_at, "nothing is missing of the last day")
+        yield make_ok(subject, "nothing is missing of the last day")
     for kind, count in sorted(counts.items()):
-        first = next(one for one in answer.findings if one.kind == kind)
+        first = next(finding for finding in answer.findings if finding.kind == kind)
         yield make_warning(
-            looked_at, f"{format_count(count, 'time')}; {first.words}", looked_at, of=kind
+            subject, f"{format_count(count, 'time')}; {first.words}", subject, of=kind
         )
 
 
-def check_agents(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the agents of compute nodes report and are accepted."""
-    looked_at = "steward agent on compute nodes"
-    if not ground.settings.nodes.listen:
-        yield make_skipped(looked_at, "[nodes] listen is not set")
+    subject = "steward agent on compute nodes"
+    if not context.settings.nodes.listen:
+        yield make_skipped(subject, "[nodes] listen is not set")
         return
     try:
-        heard = NodeReportsReader(ground.settings.state_dir)
+        reports = NodeReportsReader(context.settings.state_dir)
     except Unavailable:
-        found, silent = 0, []
+        count, silent_nodes = 0, []
     else:
-        found = len(heard.nodes())
-        silent = heard.silent_since(utc_now() - RECENT_PERIOD)
-        heard.close()
-    away = _find_listener_error(ground.settings.nodes)
-    if away:
+        count = len(reports.read_reports())
+        silent_nodes = reports.read_silent(utc_now() - RECENT_PERIOD)
+        reports.close()
+    listener_error = _find_listener_error(context.settings.nodes)
+    if listener_error:
         yield make_wrong(
-            looked_at,
-            f"nothing listens at {ground.settings.nodes.listen}: {away}",
+            subject,
+            f"nothing listens at {context.settings.nodes.listen}: {listener_error}",
             "systemctl enable --now steward-listen",
             "journalctl -u steward-listen -p warning",
             of="listener",
         )
         return
-    refused = list_recent_refusals(ground.settings.state_dir, utc_now())
-    for one in refused:
+    refusals = list_recent_refusals(context.settings.state_dir, utc_now())
+    for refusal in refusals:
         yield make_warning(
-            looked_at, f"its batch was refused: {one.why}", _suggest_remedy(one.why), of=one.address
+            subject,
+            f"its batch was refused: {refusal.why}",
+            _suggest_remedy(refusal.why),
+            of=refusal.address,
         )
-    if refused and not (found or silent):
+    if refusals and not (count or silent_nodes):
         return
-    if not found:
+    if not count:
         yield make_warning(
-            looked_at,
-            f"no node was ever heard at {ground.settings.nodes.listen}",
+            subject,
+            f"no node was ever heard at {context.settings.nodes.listen}",
             "on each node: systemctl enable --now steward-agent.timer",
             "if that is done, on the node: journalctl -u steward-agent",
         )
-    elif silent:
+    elif silent_nodes:
         yield make_warning(
-            looked_at,
-            f"{format_count(len(silent), 'node')} of {found} silent, {silent[0].node} since "
-            f"{silent[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
-            f"ssh {silent[0].node} systemctl status steward-agent",
+            subject,
+            f"{format_count(len(silent_nodes), 'node')} of {count} silent, "
+            f"{silent_nodes[0].node} since "
+            f"{silent_nodes[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
+            f"ssh {silent_nodes[0].node} systemctl status steward-agent",
         )
     else:
-        yield make_ok(looked_at, f"{format_count(found, 'node')} heard, none of them silent")
+        yield make_ok(subject, f"{format_count(count, 'node')} heard, none of them silent")
 
 
 def _find_listener_error(nodes: NodesSettings) -> str:
@@ -276,23 +286,25 @@ def _find_listener_error(nodes: NodesSettings) -> str:
     return ""
 
 
-def _suggest_remedy(why: str) -> str:
-    if "credential was made on 127." in why:
+def _suggest_remedy(reason: str) -> str:
+    if "credential was made on 127." in reason:
         return "on that node: start munged with --origin=ADDRESS, or correct its /etc/hosts"
     return "docs/nodes.md, 'Where nothing arrives'"
 
 
-def check_rule_files(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_rule_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that every rule file is valid."""
-    looked_at = ", ".join(ground.settings.rules.directories) or "the rules"
-    if not ground.settings.rules.enabled:
-        yield make_skipped(looked_at, "[rules] enabled is not set")
+    subject = ", ".join(context.settings.rules.directories) or "the rules"
+    if not context.settings.rules.enabled:
+        yield make_skipped(subject, "[rules] enabled is not set")
         return
-    answer = ground.ask("rules.check")
-    for one in answer.troubles:
-        yield make_wrong(one.path, one.what, "steward rules check", of=os.path.basename(one.path))
+    answer = context.call_action("rules.check")
+    for problem in answer.troubles:
+        yield make_wrong(
+            problem.path, problem.what, "steward rules check", of=os.path.basename(problem.path)
+        )
     if not answer.troubles:
-        yield make_ok(looked_at, f"{format_count(answer.rules, 'rule')} to be read, and no other")
+        yield make_ok(subject, f"{format_count(answer.rules, 'rule')} to be read, and no other")
 
 
 _GATE_S: Final = 5.0
@@ -300,88 +312,90 @@ _GATE_S: Final = 5.0
 _PRICES: Final = "steward bank rate show, and the cluster's partitions"
 
 
-def _check_prices(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_prices(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that every partition of a cluster has a rate."""
-    if not ground.settings.bank.enabled:
+    if not context.settings.bank.enabled:
         yield make_skipped(_PRICES, "there is no bank here")
         return
-    rates = list(ground.ask("bank.rate_show", cluster=one.name).rates)
-    partitions = sorted(ClusterQueries(one.name, one.settings).partitions())
-    free = []
+    rates = list(context.call_action("bank.rate_show", cluster=report.name).rates)
+    partitions = sorted(ClusterQueries(report.name, report.settings).partitions())
+    unpriced = []
     for partition in partitions:
         try:
-            find_rate(rates, one.name, partition, "", utc_now())
+            find_rate(rates, report.name, partition, "", utc_now())
         except NoRate:
-            free.append(partition)
-    if free:
+            unpriced.append(partition)
+    if unpriced:
         yield make_wrong(
             _PRICES,
-            f"{', '.join(free)}: nobody says what jobs cost there, so they are not charged yet",
-            f"steward bank rate create {free[0]} --weight cpu=1",
+            f"{', '.join(unpriced)}: nobody says what jobs cost there, so they are not charged yet",
+            f"steward bank rate create {unpriced[0]} --weight cpu=1",
             "steward bank rate create '*' --weight cpu=1",
         )
     else:
         yield make_ok(_PRICES, f"{format_count(len(partitions), 'partition')}, each with a rate")
 
 
-def check_ledger(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the ledger adds up and SU holds match jobs."""
-    looked_at = "steward bank check"
-    if not ground.settings.bank.enabled:
-        yield make_skipped(looked_at, "there is no bank here")
+    subject = "steward bank check"
+    if not context.settings.bank.enabled:
+        yield make_skipped(subject, "there is no bank here")
         return
-    answer = ground.ask("bank.check")
-    for one in answer.findings:
-        tell = make_warning if one.kind in ("unproved", "job-without-hold") else make_wrong
-        yield tell(looked_at, one.what, "steward bank check", of=one.kind)
+    answer = context.call_action("bank.check")
+    for finding in answer.findings:
+        make_finding = (
+            make_warning if finding.kind in ("unproved", "job-without-hold") else make_wrong
+        )
+        yield make_finding(subject, finding.what, "steward bank check", of=finding.kind)
     if not answer.findings:
         holds = (
             "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} match the jobs"
         )
         yield make_ok(
-            looked_at, f"the books of {format_count(answer.accounts, 'account')} add up{holds}"
+            subject, f"the books of {format_count(answer.accounts, 'account')} add up{holds}"
         )
 
 
-def check_gate(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the gate decides and is not switched off."""
-    settings = ground.settings
-    looked_at = f"{settings.gate.socket}, {settings.gate.off_switch}"
+    settings = context.settings
+    subject = f"{settings.gate.socket}, {settings.gate.off_switch}"
     if not settings.bank.enabled and not settings.gate.ask:
-        yield make_skipped(looked_at, "there is no bank here")
+        yield make_skipped(subject, "there is no bank here")
         return
     if os.path.exists(settings.gate.off_switch):
         yield make_wrong(
-            looked_at,
+            subject,
             f"{settings.gate.off_switch} is there: every job is admitted unasked",
             f"rm {settings.gate.off_switch}",
             of=os.path.basename(settings.gate.off_switch),
         )
-    stands = GateClient(settings.state_dir, _GATE_S).state()
-    if not stands.deciding and not settings.gate.ask:
+    state = GateClient(settings.state_dir, _GATE_S).state()
+    if not state.deciding and not settings.gate.ask:
         yield make_wrong(
-            looked_at,
-            f"it does not decide: {stands.why}; the policy {settings.gate.policy} holds",
+            subject,
+            f"it does not decide: {state.why}; the policy {settings.gate.policy} holds",
             "journalctl -u steward -p warning",
         )
     elif settings.gate.ask:
-        yield make_ok(looked_at, f"it asks the gate at {settings.gate.ask}")
+        yield make_ok(subject, f"it asks the gate at {settings.gate.ask}")
     else:
-        yield make_ok(looked_at, f"it decides, and has {format_count(stands.holds, 'open hold')}")
+        yield make_ok(subject, f"it decides, and has {format_count(state.holds, 'open hold')}")
 
 
-def check_remote_bank(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that a remote myBRC server answers and its balances are recent."""
-    url = ground.settings.bank.remote.url
-    if not ground.settings.bank.enabled or not url:
+    url = context.settings.bank.remote.url
+    if not context.settings.bank.enabled or not url:
         yield make_skipped("[bank.remote] url", "no myBRC server elsewhere is told")
         return
-    if not ground.is_root and ground.uid != ground.own_uid:
+    if not context.is_root and context.uid != context.steward_uid:
         yield make_skipped(url, "its token is for Steward's user alone: run this as root")
         return
-    server = MybrcClient(ground.settings)
+    client = MybrcClient(context.settings)
     try:
-        server.look()
+        client.check_access()
     except (RemoteUnavailable, RemoteFailed, RemoteRejected) as error:
         yield make_wrong(
             url,
@@ -390,10 +404,10 @@ def check_remote_bank(ground: CheckContext) -> Iterator[CheckFinding]:
         )
     else:
         yield make_ok(url, "it answers")
-        if ground.settings.bank.remote.balances:
-            yield _check_remote_balances(ground.settings, url)
+        if context.settings.bank.remote.balances:
+            yield _check_remote_balances(context.settings, url)
     finally:
-        server.close()
+        client.close()
 
 
 def _check_remote_balances(settings: Settings, url: str) -> CheckFinding:
@@ -402,10 +416,10 @@ def _check_remote_balances(settings: Settings, url: str) -> CheckFinding:
     age_s = time.time() - at_us / 1e6
     if at_us and age_s <= settings.bank.remote.balance_age_s:
         return make_ok(url, f"the oldest balance was asked for {age_s:.0f} s ago")
-    what = f"a balance was last asked for {age_s:.0f} s ago" if at_us else "no balance is known"
+    problem = f"a balance was last asked for {age_s:.0f} s ago" if at_us else "no balance is known"
     return make_wrong(
         url,
-        f"{what}: for such accounts the policy {settings.gate.policy} holds",
+        f"{problem}: for such accounts the policy {settings.gate.policy} holds",
         "journalctl -u steward -p warning",
     )
 

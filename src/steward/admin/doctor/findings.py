@@ -39,29 +39,29 @@ class CheckFinding(ActionMessage, frozen=True, kw_only=True):
     mend: tuple[str, ...] = ()
 
 
-def make_ok(looked_at: str, what: str, *, of: str = "") -> CheckFinding:
+def make_ok(subject: str, what: str, *, of: str = "") -> CheckFinding:
     """Make a finding without a problem."""
-    return CheckFinding(status="ok", looked_at=looked_at, what=what, of=of)
+    return CheckFinding(status="ok", looked_at=subject, what=what, of=of)
 
 
-def make_warning(looked_at: str, what: str, *mend: str, of: str = "") -> CheckFinding:
+def make_warning(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something works at a cost, or not for long."""
-    return CheckFinding(status="warning", looked_at=looked_at, what=what, mend=mend, of=of)
+    return CheckFinding(status="warning", looked_at=subject, what=what, mend=mend, of=of)
 
 
-def make_wrong(looked_at: str, what: str, *mend: str, of: str = "") -> CheckFinding:
+def make_wrong(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something must be repaired."""
-    return CheckFinding(status="wrong", looked_at=looked_at, what=what, mend=mend, of=of)
+    return CheckFinding(status="wrong", looked_at=subject, what=what, mend=mend, of=of)
 
 
-def make_skipped(looked_at: str, why: str, *, of: str = "") -> CheckFinding:
+def make_skipped(subject: str, why: str, *, of: str = "") -> CheckFinding:
     """Make a finding that something was not checked, with the reason."""
-    return CheckFinding(status="skipped", looked_at=looked_at, what=why, of=of)
+    return CheckFinding(status="skipped", looked_at=subject, what=why, of=of)
 
 
-def format_count(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Format a count with its noun: ``1 job``, ``2 jobs``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def find_worst_status(statuses: tuple[FindingStatus, ...]) -> FindingStatus:
@@ -70,7 +70,7 @@ def find_worst_status(statuses: tuple[FindingStatus, ...]) -> FindingStatus:
 
 
 def _has_problem(statuses: tuple[FindingStatus, ...]) -> bool:
-    return any(RANK[one] for one in statuses)
+    return any(RANK[status] for status in statuses)
 
 
 class DoctorRequest(Request, frozen=True, kw_only=True):
@@ -109,13 +109,13 @@ class DoctorContext:
     Args:
         settings: The whole configuration.
         access: Access decisions.
-        fresh: Makes an unused action registry: each check is a process of its own and must not
-            use what another has open (a connection to a database).
+        make_registry: Makes an unused action registry: each check is a process of its own and must
+            not use what another has open (a connection to a database).
     """
 
     def __init__(
-        self, settings: Settings, *, access: Access, fresh: Callable[[], Registry]
+        self, settings: Settings, *, access: Access, make_registry: Callable[[], Registry]
     ) -> None:
         self.settings = settings
         self.access = access
-        self.fresh = fresh
+        self.make_registry = make_registry

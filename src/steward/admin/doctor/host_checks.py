@@ -48,21 +48,21 @@ _ENOUGH_BYTES: Final = 20 << 30
 _GIB: Final = 1 << 30
 
 
-def check_settings_resources(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_settings_resources(context: CheckContext) -> Iterator[CheckFinding]:
     """Check the files, users and Python packages that the settings name."""
-    looked_at = "the settings, and what they name on this host"
-    found = False
-    for problem in find_extension_problems(ground.settings):
-        found = True
-        yield make_wrong(looked_at, problem.what, "steward config check")
-    if not ground.is_root and ground.uid != ground.own_uid:
-        yield make_skipped(looked_at, "that is for root, or Steward's user, to look at")
+    subject = "the settings, and what they name on this host"
+    has_problem = False
+    for problem in find_extension_problems(context.settings):
+        has_problem = True
+        yield make_wrong(subject, problem.what, "steward config check")
+    if not context.is_root and context.uid != context.steward_uid:
+        yield make_skipped(subject, "that is for root, or Steward's user, to look at")
         return
-    for problem in find_missing_resources(ground.settings):
-        found = True
-        yield make_warning(looked_at, problem.what, "steward config check")
-    if not found:
-        yield make_ok(looked_at, "all that they name is there")
+    for problem in find_missing_resources(context.settings):
+        has_problem = True
+        yield make_warning(subject, problem.what, "steward config check")
+    if not has_problem:
+        yield make_ok(subject, "all that they name is there")
 
 
 def check_config_file(path: str) -> CheckFinding:
@@ -81,25 +81,25 @@ def check_config_file(path: str) -> CheckFinding:
     return make_ok(path, f"it is {get_user_name(status.st_uid)}'s, mode {mode:04o}")
 
 
-def check_secret_files(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that files with keys, passwords and tokens are closed to others."""
-    looked_at = "files of keys, passwords and tokens"
-    files = sorted(set(_list_secret_files(ground.settings)))
-    files += [f"{ground.settings.state_dir}/gate.key"]
-    strange, seen = False, 0
+    subject = "files of keys, passwords and tokens"
+    files = sorted(set(_list_secret_files(context.settings)))
+    files += [f"{context.settings.state_dir}/gate.key"]
+    has_problem, count = False, 0
     for path in files:
         try:
             mode = stat.S_IMODE(os.stat(path).st_mode)
         except OSError:
             continue  # the check "settings" reports missing files
-        seen += 1
+        count += 1
         if mode & 0o007:
-            strange = True
+            has_problem = True
             yield make_wrong(
                 path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path
             )
-    if not strange:
-        yield make_ok(looked_at, f"{format_count(seen, 'file')}, closed to others")
+    if not has_problem:
+        yield make_ok(subject, f"{format_count(count, 'file')}, closed to others")
 
 
 def _list_secret_files(section: Section) -> Iterator[str]:
@@ -116,58 +116,58 @@ def _list_secret_files(section: Section) -> Iterator[str]:
             yield value
 
 
-def check_sqlite_library(_ground: CheckContext) -> Iterator[CheckFinding]:
+def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the SQLite library has no known corruption bug."""
-    looked_at = "the SQLite library"
+    subject = "the SQLite library"
     version = dbapi2.sqlite_version
     if dbapi2.sqlite_version_info < OLDEST_SAFE_VERSION:
         oldest = ".".join(map(str, OLDEST_SAFE_VERSION))
         yield make_wrong(
-            looked_at,
+            subject,
             f"SQLite {version} can corrupt a database that two processes use: {oldest} is needed",
             "install Steward's package again: it brings its own",
         )
     else:
-        yield make_ok(looked_at, f"SQLite {version}")
+        yield make_ok(subject, f"SQLite {version}")
 
 
-def check_state_directory(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the state directory is on a local disk and only Steward's."""
-    path = ground.settings.state_dir
+    path = context.settings.state_dir
     try:
         status = os.stat(path)
-        kind = find_network_type(path)
+        network_type = find_network_type(path)
     except OSError as error:
         yield make_wrong(
             path, f"{error.strerror}: the daemon makes it when it starts", _get_start_command()
         )
         return
-    if kind:
+    if network_type:
         yield make_wrong(
             path,
-            f"it is on {kind}, where SQLite's locks are not safe",
+            f"it is on {network_type}, where SQLite's locks are not safe",
             "set state_dir to a directory on a local disk",
         )
     elif stat.S_IMODE(status.st_mode) & 0o077:
         yield make_wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
     else:
-        yield from _check_owners(ground, path)
+        yield from _check_owners(context, path)
 
 
-def _check_owners(ground: CheckContext, path: str) -> Iterator[CheckFinding]:
+def _check_owners(context: CheckContext, path: str) -> Iterator[CheckFinding]:
     """Check that Steward owns its files: one that root owns stops a daemon that is not root."""
-    if not ground.is_root and ground.uid != ground.own_uid:
+    if not context.is_root and context.uid != context.steward_uid:
         yield make_skipped(path, "only root and Steward's user can look into it")
         return
-    strange = [name for name, uid in _list_file_owners(path) if uid != ground.own_uid]
-    if strange and ground.own_uid != 0:
+    foreign = [name for name, uid in _list_file_owners(path) if uid != context.steward_uid]
+    if foreign and context.steward_uid != 0:
         yield make_wrong(
             path,
-            f"{min(strange)} is not {ground.own_name}'s: the daemon cannot use it",
-            f"chown -R {ground.own_name}: {path}",
+            f"{min(foreign)} is not {context.steward_user}'s: the daemon cannot use it",
+            f"chown -R {context.steward_user}: {path}",
         )
     else:
-        yield make_ok(path, f"it is on a local disk, and {ground.own_name}'s alone")
+        yield make_ok(path, f"it is on a local disk, and {context.steward_user}'s alone")
 
 
 def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
@@ -183,15 +183,15 @@ def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
                 yield entry.name, entry.stat(follow_symlinks=False).st_uid
 
 
-def check_disks(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_disks(context: CheckContext) -> Iterator[CheckFinding]:
     """Check the free space of every file system that Steward writes to."""
-    for of, path in list_written_places(ground.settings):
+    for purpose, path in list_written_places(context.settings):
         try:
             status = os.statvfs(path)
         except OSError as error:
-            yield make_warning(path, f"{error.strerror}", of=of)
+            yield make_warning(path, f"{error.strerror}", of=purpose)
             continue
-        yield check_free_space(of, path, status)
+        yield check_free_space(purpose, path, status)
 
 
 def list_written_places(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -203,11 +203,11 @@ def list_written_places(settings: Settings) -> Iterator[tuple[str, str]]:
             yield f"archive.{name} (move_to)", sink.move_to
 
 
-def check_free_space(of: str, path: str, status: os.statvfs_result) -> CheckFinding:
+def check_free_space(purpose: str, path: str, status: os.statvfs_result) -> CheckFinding:
     """Check free space and free inodes of one file system.
 
     Args:
-        of: Purpose of the directory.
+        purpose: Purpose of the directory.
         path: The directory.
         status: Result of statvfs(3).
     """
@@ -216,16 +216,16 @@ def check_free_space(of: str, path: str, status: os.statvfs_result) -> CheckFind
     # Some file systems (btrfs, many network file systems) have no inode count.
     inodes = status.f_favail / status.f_files if status.f_files else 1.0
     text = f"{free / _GIB:.1f} GiB are free ({share:.0%}), and {inodes:.0%} of its files"
-    looked_at = f"the file system of {path}"
+    subject = f"the file system of {path}"
     mend = (
         f"df -h {path}; df -i {path}",
         "make room, or remove what is old by retention_days in [archive.sink.NAME]",
     )
     if (share < _TOO_LITTLE and free < _ENOUGH_BYTES) or inodes < _TOO_LITTLE:
-        return make_wrong(looked_at, f"it is nearly full: {text}", *mend, of=of)
+        return make_wrong(subject, f"it is nearly full: {text}", *mend, of=purpose)
     if (share < _LITTLE and free < _ENOUGH_BYTES) or inodes < _LITTLE:
-        return make_warning(looked_at, f"it fills up: {text}", *mend, of=of)
-    return make_ok(looked_at, text, of=of)
+        return make_warning(subject, f"it fills up: {text}", *mend, of=purpose)
+    return make_ok(subject, text, of=purpose)
 
 
 def _get_start_command() -> str:
@@ -244,11 +244,11 @@ _LATELY: Final = timedelta(minutes=10)
 """Age of a worker's error up to which it is reported."""
 
 
-def check_daemon(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the daemon answers on its socket."""
-    path = ground.settings.socket
+    path = context.settings.socket
     mend = ("systemctl start steward", "journalctl -u steward -p warning")
-    if ground.settings.forward.to or not path:
+    if context.settings.forward.to or not path:
         yield make_skipped(
             path or "socket", "a controller answers no commands: see the check parts"
         )
@@ -268,41 +268,41 @@ def check_daemon(ground: CheckContext) -> Iterator[CheckFinding]:
         yield make_ok(path, "the daemon listens there")
 
 
-def check_workers(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each worker of the daemon runs and does not restart repeatedly."""
-    looked_at = f"{ground.settings.state_dir}/daemon.json"
+    subject = f"{context.settings.state_dir}/daemon.json"
     mend = ("journalctl -u steward -p warning", "systemctl restart steward")
-    standing = workers.read_daemon_status(ground.settings.state_dir)
-    if standing is None:
-        yield make_wrong(looked_at, "no daemon runs", "systemctl start steward")
+    daemon_status = workers.read_daemon_status(context.settings.state_dir)
+    if daemon_status is None:
+        yield make_wrong(subject, "no daemon runs", "systemctl start steward")
         return
-    if not standing.is_known:
-        what = "a daemon runs, and has not written down how its parts stand"
-        yield make_warning(looked_at, what, f"df {ground.settings.state_dir}")
+    if not daemon_status.is_known:
+        problem = "a daemon runs, and has not written down how its parts stand"
+        yield make_warning(subject, problem, f"df {context.settings.state_dir}")
         return
-    strange = False
-    for part in standing.parts:
-        if not part.pid:
-            strange = True
-            yield make_wrong(looked_at, f"it does not run: {part.error}", *mend, of=part.name)
-        elif part.error_at is not None and part.error_at > utc_now() - _LATELY:
-            strange = True
-            often = part.restarts >= _OFTEN
-            tell = make_wrong if often else make_warning
-            yield tell(
-                looked_at,
-                f"it was restarted, {format_count(part.restarts, 'time')} in all: {part.error}",
+    has_problem = False
+    for worker in daemon_status.parts:
+        if not worker.pid:
+            has_problem = True
+            yield make_wrong(subject, f"it does not run: {worker.error}", *mend, of=worker.name)
+        elif worker.error_at is not None and worker.error_at > utc_now() - _LATELY:
+            has_problem = True
+            is_frequent = worker.restarts >= _OFTEN
+            make_finding = make_wrong if is_frequent else make_warning
+            yield make_finding(
+                subject,
+                f"it was restarted, {format_count(worker.restarts, 'time')} in all: {worker.error}",
                 *mend,
-                of=part.name,
+                of=worker.name,
             )
-    if not strange:
-        yield make_ok(looked_at, f"{format_count(len(standing.parts), 'part')} running")
+    if not has_problem:
+        yield make_ok(subject, f"{format_count(len(daemon_status.parts), 'part')} running")
 
 
-def check_web_server(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the web pages answer and their static files are installed."""
-    of = ground.settings.web
-    if not of.listen:
+    web = check_context.settings.web
+    if not web.listen:
         yield make_skipped("[web] listen", "there are no pages here")
         return
     import http.client
@@ -316,61 +316,63 @@ def check_web_server(ground: CheckContext) -> Iterator[CheckFinding]:
             "in a clone: make setup-web",
             of="static",
         )
-    if not of.url:
-        what = f"'steward login' prints links to {of.listen}, which browsers elsewhere cannot open"
-        yield make_warning("[web] url", what, 'url = "https://steward.example.org"', of="url")
-    host, _, port = of.listen.rpartition(":")
+    if not web.url:
+        problem = (
+            f"'steward login' prints links to {web.listen}, which browsers elsewhere cannot open"
+        )
+        yield make_warning("[web] url", problem, 'url = "https://steward.example.org"', of="url")
+    host, _, port = web.listen.rpartition(":")
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
     mend = ("systemctl start steward-web", "journalctl -u steward-web -p warning")
     connection = http.client.HTTPConnection(host, int(port), timeout=_WEB_S)
-    if of.certificate_file:
+    if web.certificate_file:
         context = ssl.create_default_context()
         # This connects to our own host: browsers check the name in the certificate.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, int(port), timeout=_WEB_S, context=context)
     try:
-        connection.request("GET", f"{of.path}{HEALTH_PATH}")
+        connection.request("GET", f"{web.path}{HEALTH_PATH}")
         reply = connection.getresponse()
-        status, words = reply.status, reply.read(len(HEALTHY_BODY) + 1)
+        status, body = reply.status, reply.read(len(HEALTHY_BODY) + 1)
     except (OSError, http.client.HTTPException) as error:
-        yield make_wrong(of.listen, f"the pages do not answer: {error}", *mend)
+        yield make_wrong(web.listen, f"the pages do not answer: {error}", *mend)
         return
     finally:
         connection.close()
     if status >= 500:
-        yield make_wrong(of.listen, f"the pages answer with {status}", *mend)
-    elif (status, words) != (200, HEALTHY_BODY):
-        what = (
+        yield make_wrong(web.listen, f"the pages answer with {status}", *mend)
+    elif (status, body) != (200, HEALTHY_BODY):
+        problem = (
             f"another program answers there, not 'steward web' (status {status} at {HEALTH_PATH})"
         )
         yield make_wrong(
-            of.listen, what, "journalctl -u steward-web -p warning", "[web] listen: a free port"
+            web.listen, problem, "journalctl -u steward-web -p warning", "[web] listen: a free port"
         )
     else:
-        yield make_ok(of.listen, "the pages answer")
+        yield make_ok(web.listen, "the pages answer")
 
 
-def check_munge(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that MUNGE can identify users of commands on other hosts."""
-    of = ground.settings.web
-    looked_at = of.munge_socket or _MUNGE
-    if not of.listen or not of.munge:
+    web = context.settings.web
+    subject = web.munge_socket or _MUNGE
+    if not web.listen or not web.munge:
         yield make_skipped("[web] munge", "nobody is known by it here")
         return
-    if not of.munge_socket and not os.path.exists(_MUNGE):
+    if not web.munge_socket and not os.path.exists(_MUNGE):
         yield make_skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
         return
-    munged = Munge(of.munge_socket)
+    munged = Munge(web.munge_socket)
     try:
         munged.decode(munged.encode(b"steward doctor"))
     except (MungeUnavailable, PermissionRefused) as error:
         yield make_warning(
-            looked_at,
+            subject,
             f"commands on other hosts are known by tokens alone: {error}",
             "systemctl restart munge",
             "or set munge_socket in [web], or munge = false",
         )
         return
-    yield make_ok(looked_at, "munged makes credentials, and opens them")
+    yield make_ok(subject, "munged makes credentials, and opens them")

@@ -56,126 +56,133 @@ _NEARLY_ALL: Final = 0.9
 """Share of MaxJobCount from which a check warns."""
 
 
-def check_slurmctld(ground: CheckContext, *, ping_s: float = 8.0) -> Iterator[CheckFinding]:
+def check_slurmctld(
+    context: CheckContext, *, ping_timeout_s: float = 8.0
+) -> Iterator[CheckFinding]:
     """Check that Slurm's commands exist and slurmctld answers them.
 
     Args:
-        ground: Context of the checks.
-        ping_s: Longest wait for ``scontrol ping``, in seconds. Less than Slurm's shortest usual
-            MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
+        context: Context of the checks.
+        ping_timeout_s: Longest wait for ``scontrol ping``, in seconds. Less than Slurm's shortest
+            usual MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
     """
-    if not ground.clusters:
+    if not context.clusters:
         yield make_skipped("scontrol show config", "no cluster's Slurm is asked from here")
-    for one in ground.clusters:
-        yield _check_answer(one, ping_s)
+    for report in context.clusters:
+        yield _check_answer(report, ping_timeout_s)
 
 
-def _check_answer(one: ClusterReport, ping_s: float) -> CheckFinding:
+def _check_answer(report: ClusterReport, ping_timeout_s: float) -> CheckFinding:
     """Check the version and answers of one cluster's Slurm."""
-    looked_at = "squeue --version, scontrol show config"
-    if one.version is None:
+    subject = "squeue --version, scontrol show config"
+    if report.version is None:
         return make_wrong(
-            looked_at,
-            one.no_version,
-            f"[cluster.{one.name}] slurm_bin = the directory of Slurm's commands",
-            of=one.name,
+            subject,
+            report.version_error,
+            f"[cluster.{report.name}] slurm_bin = the directory of Slurm's commands",
+            of=report.name,
         )
-    version = f"{one.version[0]}.{one.version[1]:02d}.{one.version[2]}"
-    if one.no_answer:
-        return _check_silent_slurmctld(one, f"{looked_at}, scontrol ping", ping_s)
-    running = one.shown.get("SLURM_VERSION", version)
-    if not _OLDEST <= one.version[:2] <= _NEWEST:
+    version = f"{report.version[0]}.{report.version[1]:02d}.{report.version[2]}"
+    if report.config_error:
+        return _check_silent_slurmctld(report, f"{subject}, scontrol ping", ping_timeout_s)
+    running = report.config.get("SLURM_VERSION", version)
+    if not _OLDEST <= report.version[:2] <= _NEWEST:
         return make_warning(
-            looked_at,
+            subject,
             f"Slurm {version} is none that Steward is tested with (22.05 to 26.05)",
-            of=one.name,
+            of=report.name,
         )
     if running.split("-")[0] != version:
         return make_warning(
-            looked_at,
+            subject,
             f"slurmctld is {running}, the commands here are {version}",
             "install the same Slurm on both",
-            of=one.name,
+            of=report.name,
         )
-    return make_ok(looked_at, f"slurmctld {running} answers", of=one.name)
+    return make_ok(subject, f"slurmctld {running} answers", of=report.name)
 
 
-def _check_silent_slurmctld(one: ClusterReport, looked_at: str, ping_s: float) -> CheckFinding:
+def _check_silent_slurmctld(
+    report: ClusterReport, subject: str, ping_timeout_s: float
+) -> CheckFinding:
     """Distinguish a stopped slurmctld from a busy one, which still answers a ping."""
     try:
-        pings = ClusterQueries(one.name, one.settings).controllers(timeout_s=ping_s)
+        pings = ClusterQueries(report.name, report.settings).ping_controllers(
+            timeout_s=ping_timeout_s
+        )
     except SlurmUnavailable:
         return make_wrong(
-            looked_at,
-            f"slurmctld answers no ping within {ping_s:g} s: it hangs, or its host is away: "
-            f"{one.no_answer}",
+            subject,
+            f"slurmctld answers no ping within {ping_timeout_s:g} s: it hangs, or its host is "
+            "away: "
+            f"{report.config_error}",
             "systemctl status slurmctld",
-            of=one.name,
+            of=report.name,
         )
     except SlurmError:
         pings = []
     if any(ping.up for ping in pings if ping.daemon == "slurmctld"):
         return make_wrong(
-            looked_at,
-            f"slurmctld is busy: it answers a ping, and nothing else: {one.no_answer}",
+            subject,
+            f"slurmctld is busy: it answers a ping, and nothing else: {report.config_error}",
             "look at what slurmctld is busy with: sdiag",
-            of=one.name,
+            of=report.name,
         )
     is_down = any(ping.daemon == "slurmctld" for ping in pings)
     return make_wrong(
-        looked_at,
+        subject,
         "slurmctld does not run: scontrol ping says DOWN"
         if is_down
-        else f"slurmctld does not answer: {one.no_answer}",
+        else f"slurmctld does not answer: {report.config_error}",
         "systemctl start slurmctld" if is_down else "systemctl status slurmctld",
-        of=one.name,
+        of=report.name,
     )
 
 
-def _check_hosts(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that every slurmctld host's spool is captured."""
     hosts = [
         re.split(r"[(:]", value)[0].strip()
-        for name, value in one.shown.items()
+        for name, value in report.config.items()
         if name.startswith("SlurmctldHost[") and value
     ]
-    looked_at = "SlurmctldHost, StateSaveLocation, scontrol ping"
-    spool = one.shown.get("StateSaveLocation", "")
-    kind = find_network_type(spool) if spool else ""
+    subject = "SlurmctldHost, StateSaveLocation, scontrol ping"
+    spool = report.config.get("StateSaveLocation", "")
+    network_type = find_network_type(spool) if spool else ""
     down = [
         ping.host or ping.role
-        for ping in ClusterQueries(one.name, one.settings).pings()
+        for ping in ClusterQueries(report.name, report.settings).pings()
         if ping.daemon == "slurmctld" and not ping.up
     ]
     if len(hosts) < 2:
-        yield make_ok(looked_at, f"there is one controller, {', '.join(hosts) or 'here'}")
+        yield make_ok(subject, f"there is one controller, {', '.join(hosts) or 'here'}")
         return
     if down:
         yield make_warning(
-            looked_at, f"slurmctld on {', '.join(down)} is away", "systemctl status slurmctld"
+            subject, f"slurmctld on {', '.join(down)} is away", "systemctl status slurmctld"
         )
-    here = socket.gethostname().partition(".")[0]
-    others = [host for host in hosts if host.partition(".")[0] != here]
-    reported = set(one.settings.controllers) | {
-        name.partition(".")[0] for name in one.settings.controllers
+    this_host = socket.gethostname().partition(".")[0]
+    others = [host for host in hosts if host.partition(".")[0] != this_host]
+    reported = set(report.settings.controllers) | {
+        name.partition(".")[0] for name in report.settings.controllers
     }
-    unseen = [host for host in others if host not in reported]
-    if kind:
+    unreported = [host for host in others if host not in reported]
+    if network_type:
         yield make_ok(
-            looked_at, f"{len(hosts)} controllers share {spool} on {kind}, which is scanned"
+            subject, f"{len(hosts)} controllers share {spool} on {network_type}, which is scanned"
         )
-    elif unseen:
+    elif unreported:
         yield make_wrong(
-            looked_at,
+            subject,
             f"{spool} is a local disk as seen from here: what slurmctld on "
-            f"{', '.join(unseen)} takes while it is in charge is not archived",
-            f"run 'steward controller' on {', '.join(unseen)}, and set here "
-            f"[cluster.{one.name}] controllers = {unseen}",
+            f"{', '.join(unreported)} takes while it is in charge is not archived",
+            f"run 'steward controller' on {', '.join(unreported)}, and set here "
+            f"[cluster.{report.name}] controllers = {unreported}",
         )
     else:
-        yield make_ok(looked_at, f"{', '.join(others)} may report for {one.name}")
-    gate = ground.settings.gate
-    if ground.settings.bank.enabled and not gate.listen:
+        yield make_ok(subject, f"{', '.join(others)} may report for {report.name}")
+    gate = context.settings.gate
+    if context.settings.bank.enabled and not gate.listen:
         yield make_warning(
             "[gate] listen",
             "a slurmctld on another host cannot ask this gate: its policy holds for every job",
@@ -183,66 +190,76 @@ def _check_hosts(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFind
         )
 
 
-def _check_memory(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld keeps ended jobs long enough and has room for new ones."""
-    looked_at = "MinJobAge, MaxJobCount"
-    age = int(found[1]) if (found := _SECONDS.match(one.shown.get("MinJobAge", ""))) else 0
-    most = int(one.shown.get("MaxJobCount", "0") or 0)
-    least = max(_SHORT_MEMORY_S, int(4 * one.settings.snapshot_interval_s))
-    if age and age < least:
-        told = "" if one.settings.jobcomp_lines else ", and nothing else tells of their ends"
-        lost = make_wrong if age < 2 * one.settings.snapshot_interval_s and told else make_warning
-        yield lost(
-            looked_at,
-            f"slurmctld forgets jobs {age} s after their end{told}: records of jobs that end "
+    subject = "MinJobAge, MaxJobCount"
+    min_age_s = (
+        int(match[1]) if (match := _SECONDS.match(report.config.get("MinJobAge", ""))) else 0
+    )
+    max_jobs = int(report.config.get("MaxJobCount", "0") or 0)
+    required_s = max(_SHORT_MEMORY_S, int(4 * report.settings.snapshot_interval_s))
+    if min_age_s and min_age_s < required_s:
+        remark = "" if report.settings.jobcomp_lines else ", and nothing else tells of their ends"
+        make_finding = (
+            make_wrong
+            if min_age_s < 2 * report.settings.snapshot_interval_s and remark
+            else make_warning
+        )
+        yield make_finding(
+            subject,
+            f"slurmctld forgets jobs {min_age_s} s after their end{remark}: records of jobs "
+            "that end "
             "while Steward is down are lost",
             "slurm.conf: MinJobAge=300",
         )
         return
-    jobs = len(one.slurm.queue().rows)
-    if most and jobs > _NEARLY_ALL * most:
+    jobs = len(report.slurm.queue().rows)
+    if max_jobs and jobs > _NEARLY_ALL * max_jobs:
         yield make_warning(
-            looked_at,
-            f"slurmctld holds {jobs} of at most {most} jobs: soon it takes no more",
-            f"slurm.conf: MaxJobCount={2 * most}",
+            subject,
+            f"slurmctld holds {jobs} of at most {max_jobs} jobs: soon it takes no more",
+            f"slurm.conf: MaxJobCount={2 * max_jobs}",
         )
     else:
-        stay = f"for {age} s" if age else "for good"
+        duration = f"for {min_age_s} s" if min_age_s else "for good"
         yield make_ok(
-            looked_at,
-            f"jobs stay {stay} after their end; it holds {format_count(jobs, 'job')} of {most}",
+            subject,
+            f"jobs stay {duration} after their end; it holds {format_count(jobs, 'job')} of "
+            f"{max_jobs}",
         )
 
 
-def _check_poll_cost(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_poll_cost(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check how long one poll of the queue takes."""
-    looked_at = "one squeue, as a look at the queue takes it"
-    queue = one.slurm.queue()
-    interval_s = one.settings.snapshot_interval_s
-    apart_s = COST_FACTOR * queue.cost_s
+    subject = "one squeue, as a look at the queue takes it"
+    queue = report.slurm.queue()
+    interval_s = report.settings.snapshot_interval_s
+    poll_interval_s = COST_FACTOR * queue.cost_s
     text = f"a look at {format_count(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
-    if apart_s > max(interval_s, _SHORT_MEMORY_S):
+    if poll_interval_s > max(interval_s, _SHORT_MEMORY_S):
         yield make_warning(
-            looked_at,
-            f"{text}: looks are {apart_s:.0f} s apart, so as not to burden slurmctld",
+            subject,
+            f"{text}: looks are {poll_interval_s:.0f} s apart, so as not to burden slurmctld",
             "look at what slurmctld is busy with: sdiag",
         )
     else:
-        yield make_ok(looked_at, f"{text}, one is taken every {max(apart_s, interval_s):.1f} s")
+        yield make_ok(
+            subject, f"{text}, one is taken every {max(poll_interval_s, interval_s):.1f} s"
+        )
 
 
-def _check_clocks(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check the clocks of slurmctld and nodes against this host's."""
-    looked_at = "slurmctld's clock, and when nodes say that their slurmd started"
+    subject = "slurmctld's clock, and when nodes say that their slurmd started"
     began = time.time()
-    shown = one.slurm.clock().timestamp()
+    slurmctld_time = report.slurm.read_clock().timestamp()
     ended = time.time()
     # Slurm truncates to whole seconds.
-    skew_s = max(began - (shown + 1.0), shown - ended, 0.0)
+    skew_s = max(began - (slurmctld_time + 1.0), slurmctld_time - ended, 0.0)
     if skew_s > _SKEW_S:
-        grave = make_wrong if skew_s > _MUNGE_S else make_warning
-        yield grave(
-            looked_at,
+        make_finding = make_wrong if skew_s > _MUNGE_S else make_warning
+        yield make_finding(
+            subject,
             f"slurmctld's clock and this host's are {skew_s:.0f} s apart",
             "chronyc tracking",
             "systemctl restart chronyd",
@@ -250,20 +267,20 @@ def _check_clocks(_ground: CheckContext, one: ClusterReport) -> Iterator[CheckFi
         return
     ahead = [
         node.name
-        for node in ClusterQueries(one.name, one.settings).node_states().values()
+        for node in ClusterQueries(report.name, report.settings).node_states().values()
         for at in (node.slurmd_started_at, node.boot_at)
         if at is not None and at.timestamp() > ended + _SKEW_S
     ]
     if ahead:
         names = sorted(set(ahead))
         yield make_warning(
-            looked_at,
+            subject,
             f"the clock of {names[0]} is ahead: its slurmd started in the future"
             + (f" (and {len(names) - 1} more)" if len(names) > 1 else ""),
             f"ssh {names[0]} chronyc tracking",
         )
     else:
-        yield make_ok(looked_at, "slurmctld's clock is this host's, and no node's is ahead")
+        yield make_ok(subject, "slurmctld's clock is this host's, and no node's is ahead")
 
 
 check_controllers = make_cluster_check(
@@ -278,37 +295,37 @@ _USAGE_SETTINGS: Final = "ProctrackType, JobAcctGatherType, TaskEpilog"
 _NOT_CONTAINED: Final = ("proctrack/pgid", "proctrack/linuxproc")
 
 
-def _check_usage(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_usage(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that Slurm or the agents measure what jobs use."""
-    shown, tells = one.shown, bool(ground.settings.nodes.listen)
-    strange = False
-    tracked = shown.get("ProctrackType", "")
-    if tells and tracked in _NOT_CONTAINED:
-        strange = True
+    config, has_agents = report.config, bool(context.settings.nodes.listen)
+    has_problem = False
+    proctrack = config.get("ProctrackType", "")
+    if has_agents and proctrack in _NOT_CONTAINED:
+        has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
-            f"{tracked} has no control groups: processes that leave their task are nobody's",
+            f"{proctrack} has no control groups: processes that leave their task are nobody's",
             "slurm.conf: ProctrackType=proctrack/cgroup",
         )
-    gathered = shown.get("JobAcctGatherType", "")
-    if not tells and gathered in ("", "jobacct_gather/none"):
-        strange = True
+    jobacct_gather = config.get("JobAcctGatherType", "")
+    if not has_agents and jobacct_gather in ("", "jobacct_gather/none"):
+        has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
             "neither Slurm nor Steward's agents tell what jobs use",
             "slurm.conf: JobAcctGatherType=jobacct_gather/cgroup",
             "or docs/accounting.md: the SPANK plugin, and the agent",
         )
-    epilog = shown.get("TaskEpilog", "")
-    if tells and epilog:
-        strange = True
+    epilog = config.get("TaskEpilog", "")
+    if has_agents and epilog:
+        has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
             f"TaskEpilog is {epilog}: its CPU time counts to the task, and is marked so",
             "use Epilog, where it need not run within the task",
         )
-    if not strange:
-        yield make_ok(_USAGE_SETTINGS, f"{tracked}, {gathered or 'jobacct_gather/none'}")
+    if not has_problem:
+        yield make_ok(_USAGE_SETTINGS, f"{proctrack}, {jobacct_gather or 'jobacct_gather/none'}")
 
 
 check_usage_sources = make_cluster_check(_USAGE_SETTINGS, _check_usage)
@@ -319,20 +336,21 @@ _NO_JOBCOMP: Final = "former sizes of resized jobs, and jobs that come and go wh
 Steward is away for longer than MinJobAge"
 
 
-def _check_spank(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_spank(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check the SPANK plugin of this host, if it is a node."""
-    plugstack = one.shown.get("PlugStackConfig", "") or f"{one.etc}/plugstack.conf"
-    ours = get_own_conf(plugstack)
+    plugstack = report.config.get("PlugStackConfig", "") or f"{report.conf_dir}/plugstack.conf"
+    own_conf = get_own_conf(plugstack)
     lines = read_shim_lines(plugstack)
-    if not lines and not ground.settings.nodes.listen:
+    if not lines and not context.settings.nodes.listen:
         yield make_skipped(_SPANK, "[nodes] listen is not set: no node is to tell of its steps")
         return
     if not lines:
-        names = _list_local_nodes(one)
+        names = _list_local_nodes(report)
         if names:
             yield make_warning(
                 _SPANK,
-                f"this host is node {names[0]}, and its steps are not told of: {ours} is missing",
+                f"this host is node {names[0]}, and its steps are not told of: {own_conf} is "
+                "missing",
                 "steward plugins build",
                 install_command(plugstack=plugstack),
             )
@@ -340,23 +358,24 @@ def _check_spank(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFind
             yield make_skipped(_SPANK, "this host is no node: run 'steward plugins check' on one")
         return
     faults = find_shim_faults(
-        _get_version(one),
+        _get_version(report),
         libdir=_get_libdir(lines[0]),
         plugstack=plugstack,
-        settings=ground.settings,
+        settings=context.settings,
     )
     for fault in faults:
         yield make_wrong(lines[0].file, fault.what, *fault.mend)
     if not faults:
         yield make_ok(
-            lines[0].file, f"it is built for Slurm {_get_version(one)}, and its lines are written"
+            lines[0].file,
+            f"it is built for Slurm {_get_version(report)}, and its lines are written",
         )
 
 
-def _list_local_nodes(one: ClusterReport) -> list[str]:
-    here = socket.gethostname().partition(".")[0]
-    nodes = ClusterQueries(one.name, one.settings).node_states().values()
-    return [node.name for node in nodes if node.hostname.partition(".")[0] == here]
+def _list_local_nodes(report: ClusterReport) -> list[str]:
+    this_host = socket.gethostname().partition(".")[0]
+    nodes = ClusterQueries(report.name, report.settings).node_states().values()
+    return [node.name for node in nodes if node.hostname.partition(".")[0] == this_host]
 
 
 def _get_libdir(line: ShimLine) -> str:
@@ -364,126 +383,128 @@ def _get_libdir(line: ShimLine) -> str:
     return os.path.dirname(os.path.dirname(line.library)) or DEFAULT_LIBDIR
 
 
-def _get_version(one: ClusterReport) -> SlurmVersion:
-    text = one.shown.get("SLURM_VERSION", "").split("-")[0]
-    return SlurmVersion.parse(text) if text else SlurmVersion(*(one.version or (0, 0, 0)))
+def _get_version(report: ClusterReport) -> SlurmVersion:
+    text = report.config.get("SLURM_VERSION", "").split("-")[0]
+    return SlurmVersion.parse(text) if text else SlurmVersion(*(report.version or (0, 0, 0)))
 
 
-def _check_jobcomp(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld writes ended jobs to the file that Steward reads."""
-    path = f"{one.etc}/{JOBCOMP}"
-    looked_at = f"JobCompType, {path}"
-    kind = one.shown.get("JobCompType", "") or "jobcomp/none"
+    path = f"{report.conf_dir}/{JOBCOMP}"
+    subject = f"JobCompType, {path}"
+    kind = report.config.get("JobCompType", "") or "jobcomp/none"
     mend = (
-        f"steward plugins install --jobcomp {one.etc}",
+        f"steward plugins install --jobcomp {report.conf_dir}",
         "slurm.conf: JobCompType=jobcomp/lua",
         "systemctl restart slurmctld",
     )
-    if not one.settings.jobcomp_lines:
-        if ground.settings.accounting.type in ("jobacct/none", ""):
-            yield make_skipped(looked_at, "no accounts are kept")
+    if not report.settings.jobcomp_lines:
+        if context.settings.accounting.type in ("jobacct/none", ""):
+            yield make_skipped(subject, "no accounts are kept")
         elif kind in ("jobcomp/none", "jobcomp/lua"):
             yield make_warning(
-                looked_at,
+                subject,
                 f"jobcomp_lines is not set: lost are {_NO_JOBCOMP}",
                 *mend,
-                f'[cluster.{one.name}] jobcomp_lines = "{DEFAULT_LINES}"',
+                f'[cluster.{report.name}] jobcomp_lines = "{DEFAULT_LINES}"',
             )
         else:
             yield make_warning(
-                looked_at, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend
+                subject, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend
             )
         return
-    faults = find_jobcomp_faults(one.shown, one.etc)
+    faults = find_jobcomp_faults(report.config, report.conf_dir)
     for fault in faults:
-        yield make_wrong(looked_at, fault.what, *fault.mend)
+        yield make_wrong(subject, fault.what, *fault.mend)
     if faults:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         written = parse_lines_path(file.read())
-    if os.path.realpath(written) != os.path.realpath(one.settings.jobcomp_lines):
+    if os.path.realpath(written) != os.path.realpath(report.settings.jobcomp_lines):
         yield make_wrong(
-            looked_at,
-            f"slurmctld writes to {written}, Steward reads {one.settings.jobcomp_lines}",
-            f'[cluster.{one.name}] jobcomp_lines = "{written}"',
+            subject,
+            f"slurmctld writes to {written}, Steward reads {report.settings.jobcomp_lines}",
+            f'[cluster.{report.name}] jobcomp_lines = "{written}"',
         )
     else:
-        yield make_ok(looked_at, f"slurmctld tells of jobs that end in {written}")
+        yield make_ok(subject, f"slurmctld tells of jobs that end in {written}")
 
 
-def _check_submit(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld's submit plugin asks the gate, after all others."""
-    named = ",".join(parse_submit_plugins(one.shown)) or "(null)"
-    looked_at = f"JobSubmitPlugins={named}"
-    asks = bool(ASKING_PLUGINS & set(parse_submit_plugins(one.shown)))
-    if not ground.settings.bank.enabled and not ground.settings.gate.ask:
-        yield make_skipped(looked_at, "there is no bank here to ask")
+    plugins = ",".join(parse_submit_plugins(report.config)) or "(null)"
+    subject = f"JobSubmitPlugins={plugins}"
+    asks_gate = bool(ASKING_PLUGINS & set(parse_submit_plugins(report.config)))
+    if not context.settings.bank.enabled and not context.settings.gate.ask:
+        yield make_skipped(subject, "there is no bank here to ask")
         return
-    if not asks:
+    if not asks_gate:
         yield make_warning(
-            looked_at,
+            subject,
             "slurmctld does not ask the bank: jobs are held for and charged from the queue, "
             "and no submission is refused",
-            f"steward plugins install --job-submit-lua {one.etc}",
-            f"slurm.conf: JobSubmitPlugins={','.join([*parse_submit_plugins(one.shown), 'lua'])}",
+            f"steward plugins install --job-submit-lua {report.conf_dir}",
+            "slurm.conf: "
+            f"JobSubmitPlugins={','.join([*parse_submit_plugins(report.config), 'lua'])}",
             "systemctl restart slurmctld",
         )
         return
-    cluster = one.shown.get("ClusterName", "")
-    if PLUGIN_NAME in parse_submit_plugins(one.shown) and cluster != one.name:
+    cluster = report.config.get("ClusterName", "")
+    if PLUGIN_NAME in parse_submit_plugins(report.config) and cluster != report.name:
         # The plugin in C sends ClusterName; Lua does not know it and sends the configured name.
         yield make_wrong(
             f"ClusterName={cluster}",
-            f"the gate knows the cluster as {one.name}: of {cluster} it knows nothing",
-            f"[cluster.{cluster}] in Steward's configuration, in place of [cluster.{one.name}]",
+            f"the gate knows the cluster as {report.name}: of {cluster} it knows nothing",
+            f"[cluster.{cluster}] in Steward's configuration, in place of [cluster.{report.name}]",
         )
-    lines = check_submit(one.shown, _get_version(one), directory=one.etc)
-    lines += check_reach(one.shown, find_gate_conf(one.shown, one.etc))
+    lines = check_submit(report.config, _get_version(report), directory=report.conf_dir)
+    lines += check_reach(report.config, find_gate_conf(report.config, report.conf_dir))
     for line in lines:
-        yield make_wrong(looked_at, line, f"steward plugins check --job-submit-lua {one.etc}")
+        yield make_wrong(subject, line, f"steward plugins check --job-submit-lua {report.conf_dir}")
     if not lines:
-        yield make_ok(looked_at, "slurmctld asks the bank, behind all other plugins")
+        yield make_ok(subject, "slurmctld asks the bank, behind all other plugins")
 
 
-def _check_triggers(ground: CheckContext, one: ClusterReport) -> Iterator[CheckFinding]:
+def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that Steward's triggers are set and can wake the sensor."""
-    sensor = ground.settings.sensor
-    looked_at = f"strigger --get, {sensor.helper}"
+    sensor = context.settings.sensor
+    subject = f"strigger --get, {sensor.helper}"
     if not sensor.enabled or not sensor.triggers:
-        yield make_skipped(looked_at, "the sensor is to set none")
+        yield make_skipped(subject, "the sensor is to set none")
         return
-    user, uid = one.slurm_user
-    own = ground.uid if ground.own_uid is None else ground.own_uid
-    if own not in (0, uid):
+    user, uid = report.slurm_user
+    steward_uid = context.uid if context.steward_uid is None else context.steward_uid
+    if steward_uid not in (0, uid):
         yield make_wrong(
-            looked_at,
-            f"only SlurmUser {user} may set triggers, Steward runs as {ground.own_name}: nodes "
+            subject,
+            f"only SlurmUser {user} may set triggers, Steward runs as {context.steward_user}: "
+            "nodes "
             "are looked at by the clock alone",
             f"systemctl edit steward, [Service] User={user}",
             "or [sensor] triggers = false",
         )
         return
-    socket_path = ground.settings.wake_socket(one.name)
-    lines = check_trigger(one.shown, sensor.helper, sensor.secret_file, socket_path)
+    socket_path = context.settings.wake_socket(report.name)
+    lines = check_trigger(report.config, sensor.helper, sensor.secret_file, socket_path)
     for line in lines:
-        yield make_wrong(looked_at, line, "steward plugins install --trigger")
-    found = [
+        yield make_wrong(subject, line, "steward plugins install --trigger")
+    triggers = [
         trigger
-        for trigger in Triggers(one.name, one.settings).all()
+        for trigger in Triggers(report.name, report.settings).list_all()
         if os.path.basename(trigger.program.split()[0]) == HELPER_NAME
-        and one.name in trigger.program.split()
+        and report.name in trigger.program.split()
     ]
     if lines:
         return
-    if not found:
+    if not triggers:
         yield make_wrong(
-            looked_at,
+            subject,
             "none of Steward's triggers is set: the sensor sets them when it starts",
             "journalctl -u steward | grep triggers",
             "systemctl restart steward",
         )
     else:
-        yield make_ok(looked_at, f"{len(found)} of at most {len(TRIGGER_EVENTS)} triggers are set")
+        yield make_ok(subject, f"{len(triggers)} of at most {len(TRIGGER_EVENTS)} triggers are set")
 
 
 check_spank_plugin = make_cluster_check(_SPANK, _check_spank)
@@ -500,33 +521,33 @@ _JOB: Final = re.compile(r"job\.(\d+)")
 _SPOOL_CHECK: Final = "the spool, and whether what lies in it was taken"
 
 
-def check_spools(ground: CheckContext) -> Iterator[CheckFinding]:
+def check_spools(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each cluster's spool is readable and its scripts are captured."""
-    shown = {one.name: one for one in ground.clusters}
-    found = False
-    for name, of in ground.settings.cluster.items():
-        if of.remote:
+    reports = {report.name: report for report in context.clusters}
+    has_spool = False
+    for name, settings in context.settings.cluster.items():
+        if settings.remote:
             continue
-        found = True
-        usual = load_scheduler(of.scheduler).default_root
-        of_slurm = shown[name].shown.get("StateSaveLocation", "") if name in shown else ""
-        path = of.spool or usual or of_slurm
+        has_spool = True
+        default_path = load_scheduler(settings.scheduler).default_root
+        slurm_path = reports[name].config.get("StateSaveLocation", "") if name in reports else ""
+        path = settings.spool or default_path or slurm_path
         if not path:
             yield make_skipped(
                 _SPOOL_CHECK, "slurmctld does not answer, so nobody says where", of=name
             )
         else:
-            yield _check_spool(ground, name, path, is_slurms=of.scheduler == "slurm")
-    if not found:
+            yield _check_spool(context, name, path, is_slurms=settings.scheduler == "slurm")
+    if not has_spool:
         yield make_skipped(_SPOOL_CHECK, "every cluster is captured elsewhere (remote = true)")
 
 
-def _check_spool(ground: CheckContext, name: str, path: str, *, is_slurms: bool) -> CheckFinding:
+def _check_spool(context: CheckContext, name: str, path: str, *, is_slurms: bool) -> CheckFinding:
     """Check one cluster's spool: access, file system, captured scripts."""
-    own = ground.uid if ground.own_uid is None else ground.own_uid
+    steward_uid = context.uid if context.steward_uid is None else context.steward_uid
     try:
         os.stat(path)
-        kind = find_network_type(path)
+        network_type = find_network_type(path)
     except OSError as error:
         return make_wrong(
             path,
@@ -534,42 +555,42 @@ def _check_spool(ground: CheckContext, name: str, path: str, *, is_slurms: bool)
             f'[cluster.{name}] spool = "the StateSaveLocation of slurm.conf"',
             of=name,
         )
-    if can_access(own, "r", path) is False:
+    if can_access(steward_uid, "r", path) is False:
         return make_wrong(
             path,
-            f"{ground.own_name}, as whom Steward runs, cannot read it",
+            f"{context.steward_user}, as whom Steward runs, cannot read it",
             "run Steward as SlurmUser: systemctl edit steward, [Service] User=…",
             of=name,
         )
     if not is_slurms:
         return make_ok(path, "it can be read", of=name)
-    if not ground.is_root and ground.uid != own:
+    if not context.is_root and context.uid != steward_uid:
         return make_skipped(path, "only root and Steward's user can look into it", of=name)
-    return _check_captured(ground, name, path, kind)
+    return _check_captured(context, name, path, network_type)
 
 
-def _check_captured(ground: CheckContext, name: str, path: str, kind: str) -> CheckFinding:
+def _check_captured(context: CheckContext, name: str, path: str, network_type: str) -> CheckFinding:
     """Check that the journal knows the scripts that have been in the spool for a while."""
-    old = sorted(_list_old_scripts(path))[-_MOST:]
+    scripts = sorted(_list_old_scripts(path))[-_MOST:]
     try:
-        missing = _find_uncaptured(ground.settings.state_dir, name, old)
+        missing = _find_uncaptured(context.settings.state_dir, name, scripts)
     except Unavailable as error:
         why = f"nothing of it was ever taken: {error}"
         return make_wrong(path, why, "systemctl start steward", of=name)
     if missing:
         return make_wrong(
             path,
-            f"{format_count(len(missing), 'script')} of {len(old)} not taken, job {missing[0]} "
+            f"{format_count(len(missing), 'script')} of {len(scripts)} not taken, job {missing[0]} "
             "first",
             "journalctl -u steward -p warning",
             "systemctl restart steward",
             of=name,
         )
-    text = f"{format_count(len(old), 'script')} there for a while, all of them taken"
-    if kind:
+    text = f"{format_count(len(scripts), 'script')} there for a while, all of them taken"
+    if network_type:
         return make_warning(
             path,
-            f"it is on {kind}, where nobody is told of new files: it is scanned. {text}",
+            f"it is on {network_type}, where nobody is told of new files: it is scanned. {text}",
             "run Steward, or steward controller, on slurmctld's host with the spool on its disk",
             of=name,
         )
@@ -579,10 +600,10 @@ def _check_captured(ground: CheckContext, name: str, path: str, kind: str) -> Ch
 def _list_old_scripts(path: str) -> Iterator[tuple[int, int]]:
     """Yield time and job id of each script that has been in the spool for a while."""
     before_ns = time.time_ns() - int(_PATIENCE_S * 1e9)
-    for hashed in os.scandir(path):
-        if not hashed.name.startswith("hash.") or not hashed.is_dir(follow_symlinks=False):
+    for directory in os.scandir(path):
+        if not directory.name.startswith("hash.") or not directory.is_dir(follow_symlinks=False):
             continue
-        for entry in os.scandir(hashed.path):
+        for entry in os.scandir(directory.path):
             job = _JOB.fullmatch(entry.name)
             # slurmctld may delete entries at any moment.
             with contextlib.suppress(OSError):
@@ -594,13 +615,13 @@ def _list_old_scripts(path: str) -> Iterator[tuple[int, int]]:
 def _find_uncaptured(state_dir: str, cluster: str, scripts: list[tuple[int, int]]) -> list[int]:
     """Return the jobs whose scripts the journal does not know."""
     reader = JournalReader(state_dir)
-    known = CapturedScripts(state_dir, reader)
+    captured = CapturedScripts(state_dir, reader)
     try:
         return [
             job_id
             for mtime_ns, job_id in scripts
-            if not known.known(cluster, make_script_key(job_id, mtime_ns))
+            if not captured.was_captured(cluster, make_script_key(job_id, mtime_ns))
         ]
     finally:
-        known.close()
+        captured.close()
         reader.close()

@@ -101,17 +101,17 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         Raises:
             InvalidVersion: It is not a version of Slurm.
         """
-        found = _LIKE_VERSION.fullmatch(text)
-        if not found:
+        match = _LIKE_VERSION.fullmatch(text)
+        if not match:
             raise InvalidVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
-        return cls(int(found[1]), int(found[2]), int(found[3] or -1))
+        return cls(int(match[1]), int(match[2]), int(match[3] or -1))
 
     @classmethod
-    def of_number(cls, number: int) -> "SlurmVersion":
+    def from_number(cls, number: int) -> "SlurmVersion":
         """Convert SLURM_VERSION_NUMBER to a version."""
         return cls(number >> 16 & 0xFF, number >> 8 & 0xFF, number & 0xFF)
 
-    def serves(self, other: "SlurmVersion") -> bool:
+    def is_loadable_by(self, other: "SlurmVersion") -> bool:
         """Return whether Slurm ``other`` loads a SPANK plugin that was built for this version."""
         return (self.major, self.minor) == (other.major, other.minor)
 
@@ -137,16 +137,16 @@ def read_header_version(directory: str) -> SlurmVersion:
     path = os.path.join(directory, "slurm", "slurm_version.h")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            found = _NUMBER.search(file.read())
+            match = _NUMBER.search(file.read())
     except OSError as error:
         raise HeadersMissing(
             f"Slurm's headers are not in {directory} ({path}: {error.strerror}): install Slurm's "
             "development package (libslurm-dev, slurm-devel), or say --headers DIR",
             directory,
         ) from error
-    if not found:
+    if not match:
         raise HeadersMissing(f"{path} names no SLURM_VERSION_NUMBER", directory)
-    return SlurmVersion.of_number(int(found[1], 16))
+    return SlurmVersion.from_number(int(match[1], 16))
 
 
 def list_header_flags(headers: str) -> tuple[str, ...]:
@@ -158,11 +158,11 @@ def list_header_flags(headers: str) -> tuple[str, ...]:
     path = os.path.join(headers, "slurm", "slurm.h")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            found = _DESCRIPTION.search(file.read())
+            match = _DESCRIPTION.search(file.read())
     except OSError as error:
         raise HeadersMissing(f"{path}: {error.strerror}", headers) from error
     # Later versions have the job id in a struct within the job description.
-    return ("-DSTEWARD_STEP_ID",) if found and "step_id;" in found[0] else ()
+    return ("-DSTEWARD_STEP_ID",) if match and "step_id;" in match[0] else ()
 
 
 def find_headers() -> str:
@@ -201,20 +201,24 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
     directory = os.path.join(os.path.abspath(libdir), str(version))
     target = os.path.join(directory, LIBRARY)
     try:
-        os.close(open_directory(directory, make=0o755))
-        with tempfile.TemporaryDirectory(prefix="steward-build-") as work:
-            _write_sources(work)
-            words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *list_header_flags(headers)]
-            words.append(f"-I{headers}")
+        os.close(open_directory(directory, create_mode=0o755))
+        with tempfile.TemporaryDirectory(prefix="steward-build-") as work_dir:
+            _write_sources(work_dir)
+            command = [
+                compiler or os.environ.get("CC") or "cc",
+                *FLAGS,
+                *list_header_flags(headers),
+            ]
+            command.append(f"-I{headers}")
             with ThreadPoolExecutor() as pool:
                 # Each thread waits for a compiler process.
-                list(pool.map(lambda library: _compile_library(words, work, library), HOOKS))
+                list(pool.map(lambda library: _compile_library(command, work_dir, library), HOOKS))
             for library in HOOKS:
                 with (
-                    open(os.path.join(work, library), "rb") as built,
+                    open(os.path.join(work_dir, library), "rb") as source,
                     replace_file(os.path.join(directory, library), 0o755) as file,
                 ):
-                    shutil.copyfileobj(built, file)
+                    shutil.copyfileobj(source, file)
     except OSError as error:
         raise PluginInstallError(
             f"{error.filename or directory}: {error.strerror}", directory
@@ -230,7 +234,7 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Pl
         version: Version of the Slurm that will load it.
         library: Library that must exist; slurmctld loads none of another patch level.
     """
-    found = []
+    builds = []
     try:
         names = os.listdir(libdir)
     except OSError:
@@ -239,24 +243,24 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Pl
         directory = os.path.join(os.path.abspath(libdir), name)
         if _LIKE_VERSION.fullmatch(name) and os.path.exists(os.path.join(directory, library)):
             path = os.path.join(directory, LIBRARY)
-            built = PluginBuild(path=path, version=SlurmVersion.parse(name))
-            if built.version.serves(version) and (
-                library in NODE_LIBRARIES or built.version == version
+            build = PluginBuild(path=path, version=SlurmVersion.parse(name))
+            if build.version.is_loadable_by(version) and (
+                library in NODE_LIBRARIES or build.version == version
             ):
-                found.append(built)
-    return max(found, key=lambda built: (built.version == version, built.version), default=None)
+                builds.append(build)
+    return max(builds, key=lambda build: (build.version == version, build.version), default=None)
 
 
 def build_version_script(library: str) -> str:
     """Return the linker's version script of a library, which exports only Slurm's symbols."""
-    more = _OF_SPANK_PLUGINS if library in NODE_LIBRARIES else ()
-    names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
+    extra_names = _OF_SPANK_PLUGINS if library in NODE_LIBRARIES else ()
+    names = "; ".join((*_OF_EVERY_PLUGIN, *extra_names, *HOOKS[library]))
     return f"{{ global: {names}; local: *; }};\n"
 
 
 def list_sources() -> tuple[str, ...]:
     """Return the names of all source and header files."""
-    return tuple(sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}))
+    return tuple(sorted({*_HEADERS, *(source for names in SOURCES.values() for source in names)}))
 
 
 def read_source(name: str) -> str:
@@ -264,28 +268,28 @@ def read_source(name: str) -> str:
     return resources.files("steward.native").joinpath(name).read_text(encoding="utf-8")
 
 
-def _write_sources(work: str) -> None:
+def _write_sources(work_dir: str) -> None:
     for name in list_sources():
-        with open(os.path.join(work, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(work_dir, name), "w", encoding="utf-8") as file:
             file.write(read_source(name))
 
 
-def _compile_library(words: Sequence[str], work: str, library: str) -> None:
+def _compile_library(command: Sequence[str], work_dir: str, library: str) -> None:
     """Compile one library, which exports only its hooks."""
-    shown = os.path.join(work, f"{library}.map")
-    with open(shown, "w", encoding="utf-8") as file:
+    script_path = os.path.join(work_dir, f"{library}.map")
+    with open(script_path, "w", encoding="utf-8") as file:
         file.write(build_version_script(library))
-    sources = [os.path.join(work, name) for name in SOURCES[library]]
-    target = os.path.join(work, library)
-    _run_compiler([*words, f"-Wl,--version-script={shown}", "-o", target, *sources])
+    sources = [os.path.join(work_dir, name) for name in SOURCES[library]]
+    target = os.path.join(work_dir, library)
+    _run_compiler([*command, f"-Wl,--version-script={script_path}", "-o", target, *sources])
     os.chmod(target, 0o755)  # noqa: S103 - a library is everybody's to load
 
 
-def _run_compiler(words: Sequence[str]) -> None:
+def _run_compiler(command: Sequence[str]) -> None:
     """Run the compiler; report its first errors."""
     try:
         result = subprocess.run(
-            words,
+            command,
             capture_output=True,
             text=True,
             errors="replace",
@@ -295,11 +299,13 @@ def _run_compiler(words: Sequence[str]) -> None:
         )
     except FileNotFoundError as error:
         raise BuildFailed(
-            f"there is no C compiler {words[0]}: install gcc, or set CC", words
+            f"there is no C compiler {command[0]}: install gcc, or set CC", command
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise BuildFailed(f"{words[0]} took longer than {_TIMEOUT_S:g} s", words) from error
+        raise BuildFailed(f"{command[0]} took longer than {_TIMEOUT_S:g} s", command) from error
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line]
-        said = "; ".join(lines[:3]) or result.stderr.strip()[-300:] or f"exit {result.returncode}"
-        raise BuildFailed(f"{words[0]} did not compile the plugin: {said}", words)
+        message = (
+            "; ".join(lines[:3]) or result.stderr.strip()[-300:] or f"exit {result.returncode}"
+        )
+        raise BuildFailed(f"{command[0]} did not compile the plugin: {message}", command)

@@ -18,7 +18,7 @@ class PluginFault(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return both in one line."""
-        return ": ".join(part for part in (self.what, "; ".join(self.mend)) if part)
+        return ": ".join(text for text in (self.what, "; ".join(self.mend)) if text)
 
 
 class PluginInstallError(StewardError):

@@ -52,11 +52,11 @@ class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         written: Files and directories that it created or replaced.
-        left: Steps left to the administrator, one sentence each.
+        remaining: Steps left to the administrator, one sentence each.
     """
 
     written: tuple[str, ...]
-    left: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
 
 
 def get_conf_directory(plugstack: str) -> str:
@@ -91,7 +91,7 @@ def install_shim(
     _require_local(spool)
     conf = get_own_conf(plugstack)
     text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
-    head = (
+    header = (
         f"# {MARK}, for Slurm {built.version}.\n"
         "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
     )
@@ -100,16 +100,19 @@ def install_shim(
         make_directory(os.path.dirname(conf), 0o755)
         # Libraries first: a line that names a missing one is an error for every job.
         _copy_libraries(os.path.dirname(built.path), directory)
-        replace_if_changed(conf, (head + text).encode(), 0o644)
+        replace_if_changed(conf, (header + text).encode(), 0o644)
     except (OSError, shutil.Error) as error:
         raise PluginInstallError(describe_error(error, directory), directory) from error
-    left: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
     if not has_include(plugstack, conf):
-        left = (f"add to {plugstack}: include {get_conf_directory(plugstack)}/*.conf",)
+        remaining = (f"add to {plugstack}: include {get_conf_directory(plugstack)}/*.conf",)
     if prolog:
-        left = (*left, "restart slurmd: it loads what tells of Prolog and Epilog at its start")
+        remaining = (
+            *remaining,
+            "restart slurmd: it loads what tells of Prolog and Epilog at its start",
+        )
     written = tuple(f"{directory}/{library}" for library in libraries)
-    return InstallResult(written=(*written, conf, spool), left=left)
+    return InstallResult(written=(*written, conf, spool), remaining=remaining)
 
 
 def _copy_libraries(source_directory: str, directory: str) -> None:
@@ -131,15 +134,15 @@ def has_include(plugstack: str, conf: str) -> bool:
 
 def list_included(plugstack: str) -> list[str]:
     """Return plugstack.conf, and the files that it includes, in their order."""
-    files, waiting = list[str](), [_find_plugstack(plugstack)]
-    while waiting:
-        path = waiting.pop(0)
+    files, pending = list[str](), [_find_plugstack(plugstack)]
+    while pending:
+        path = pending.pop(0)
         if path not in files:
             files.append(path)
-            inner = [
+            included = [
                 file for pattern in _list_patterns(path) for file in sorted(glob.glob(pattern))
             ]
-            waiting = [*inner, *waiting]
+            pending = [*included, *pending]
     return files
 
 
@@ -160,13 +163,15 @@ def _is_match(pattern: str, conf: str) -> bool:
     directory, name = os.path.split(conf)
     if not fnmatch.fnmatchcase(name, os.path.basename(pattern)):
         return False
-    above = os.path.dirname(pattern)
-    return above == directory or any(_is_same(found, directory) for found in glob.glob(above))
+    pattern_directory = os.path.dirname(pattern)
+    return pattern_directory == directory or any(
+        _is_same(candidate, directory) for candidate in glob.glob(pattern_directory)
+    )
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_same(first: str, second: str) -> bool:
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(first, second)
     except OSError:
         return False
 
@@ -193,34 +198,34 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> InstallResult
         PluginInstallError: The site has a jobcomp.lua of its own, the directory of the lines is
             open to everybody, or something cannot be written.
     """
-    ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
-    called = os.path.join(directory, JOBCOMP)
-    for path in (ours, called, lines):
+    own_script = os.path.join(os.path.abspath(libdir), JOBCOMP)
+    site_script = os.path.join(directory, JOBCOMP)
+    for path in (own_script, site_script, lines):
         require_plain_path(path)
     _require_local(os.path.dirname(lines))
     if os.path.isdir(os.path.dirname(lines)) and is_world_accessible(os.path.dirname(lines)):
         directory_of_lines = os.path.dirname(lines)
-        what = describe_open_directory(directory_of_lines)
-        raise PluginInstallError(f"{what}: chmod o= {directory_of_lines}", directory_of_lines)
-    text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
+        problem = describe_open_directory(directory_of_lines)
+        raise PluginInstallError(f"{problem}: chmod o= {directory_of_lines}", directory_of_lines)
+    text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{own_script}")\n'
     try:
-        make_directory(os.path.dirname(ours), 0o755)
-        replace_if_changed(ours, read_source(JOBCOMP).encode(), 0o644)
-        if os.path.exists(called) and not is_own_file(called):
+        make_directory(os.path.dirname(own_script), 0o755)
+        replace_if_changed(own_script, read_source(JOBCOMP).encode(), 0o644)
+        if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
-                f'{called} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
-                f'local steward = dofile("{ours}"), and call steward.log_record(job) in '
+                f'{site_script} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
+                f'local steward = dofile("{own_script}"), and call steward.log_record(job) in '
                 "slurm_jobcomp_log_record(job)",
-                called,
+                site_script,
             )
-        replace_if_changed(called, text.encode(), 0o644, trusted=find_conf_owner(directory))
+        replace_if_changed(site_script, text.encode(), 0o644, trusted=find_conf_owner(directory))
     except OSError as error:
-        raise PluginInstallError(describe_error(error, called), called) from error
-    left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
+        raise PluginInstallError(describe_error(error, site_script), site_script) from error
+    remaining = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
     if not os.path.isdir(os.path.dirname(lines)):
-        left.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
-    left.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
-    return InstallResult(written=(ours, called), left=tuple(left))
+        remaining.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
+    remaining.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
+    return InstallResult(written=(own_script, site_script), remaining=tuple(remaining))
 
 
 def is_world_accessible(directory: str) -> bool:
@@ -258,10 +263,11 @@ def require_plain_path(path: str) -> None:
 
 
 def _require_local(directory: str) -> None:
-    kind = find_network_type(directory)
-    if kind:
+    network_type = find_network_type(directory)
+    if network_type:
         raise PluginInstallError(
-            f"{directory} is on {kind}, which could stall Slurm: take a local disk or a tmpfs",
+            f"{directory} is on {network_type}, which could stall Slurm: take a local disk or "
+            "a tmpfs",
             directory,
         )
 
@@ -301,13 +307,13 @@ def make_directory(path: str, mode: int) -> None:
     Raises:
         OSError: It cannot be made, or root would follow a link.
     """
-    os.close(files.open_directory(path, make=mode, checks=False))
+    os.close(files.open_directory(path, create_mode=mode, checks=False))
 
 
 def describe_error(error: Exception, path: str) -> str:
     """Describe an operating system error, with its path."""
-    where = getattr(error, "filename", None) or path
-    return f"{where}: {getattr(error, 'strerror', None) or error}"
+    failed_path = getattr(error, "filename", None) or path
+    return f"{failed_path}: {getattr(error, 'strerror', None) or error}"
 
 
 def install_command(

@@ -48,13 +48,13 @@ _CALLS: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.M
 _DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
 
 
-def install_submit(built: PluginBuild, *, libdir: str, shown: Mapping[str, str]) -> InstallResult:
+def install_submit(built: PluginBuild, *, libdir: str, config: Mapping[str, str]) -> InstallResult:
     """Install the plugin in C on this host, and return the lines to add to slurm.conf.
 
     Args:
         built: Build for exactly this host's Slurm; copied if it is elsewhere.
         libdir: Directory of all builds on this host.
-        shown: Output of ``scontrol show config``; empty if slurmctld does not run yet.
+        config: Output of ``scontrol show config``; empty if slurmctld does not run yet.
 
     Raises:
         PluginInstallError: Something cannot be written.
@@ -68,12 +68,12 @@ def install_submit(built: PluginBuild, *, libdir: str, shown: Mapping[str, str])
             replace_if_changed(target, file.read(), 0o755)
     except OSError as error:
         raise PluginInstallError(describe_error(error, target), target) from error
-    left = [_format_plugin_dir(shown, directory), _format_submit_plugins(shown, PLUGIN_NAME)]
-    lines = [f"set in slurm.conf: {line}" for line in left if line]
+    remaining = [_format_plugin_dir(config, directory), _format_submit_plugins(config, PLUGIN_NAME)]
+    lines = [f"set in slurm.conf: {line}" for line in remaining if line]
     if lines:
         lines.append("look it over with steward plugins check --job-submit")
         lines.append("restart slurmctld on every host that runs one: each needs this library")
-    return InstallResult(written=(target,), left=tuple(lines))
+    return InstallResult(written=(target,), remaining=tuple(lines))
 
 
 def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> InstallResult:
@@ -89,12 +89,12 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
             written.
     """
     module = os.path.join(os.path.abspath(libdir), MODULE)
-    called = os.path.join(directory, CALLED)
-    for path in (module, called):
+    site_script = os.path.join(directory, CALLED)
+    for path in (module, site_script):
         require_plain_path(path)
     if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
         raise PluginInstallError(f"{cluster!r} is no cluster's name", cluster)
-    names = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
+    cluster_line = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
     text = read_source(CALLED).replace("MODULE", module)
     try:
         make_directory(os.path.dirname(module), 0o755)
@@ -102,22 +102,23 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
             replace_if_changed(
                 os.path.join(os.path.dirname(module), name), read_source(name).encode(), 0o644
             )
-        if os.path.exists(called) and not is_own_file(called):
+        if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
-                f"{called} is the site's own: put there {names.strip() + '; ' if names else ''}"
+                f"{site_script} is the site's own: put there "
+                f"{cluster_line.strip() + '; ' if cluster_line else ''}"
                 f'local steward = dofile("{module}"), and end slurm_job_submit with return '
                 "steward.submit(job_desc, part_list, submit_uid) and slurm_job_modify with return "
                 "steward.modify(job_desc, job_rec, part_list, modify_uid)",
-                called,
+                site_script,
             )
-        data = f"-- {MARK}.\n{names}{text}".encode()
-        replace_if_changed(called, data, 0o644, trusted=find_conf_owner(directory))
+        data = f"-- {MARK}.\n{cluster_line}{text}".encode()
+        replace_if_changed(site_script, data, 0o644, trusted=find_conf_owner(directory))
     except OSError as error:
-        raise PluginInstallError(describe_error(error, called), called) from error
-    left = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
+        raise PluginInstallError(describe_error(error, site_script), site_script) from error
+    remaining = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
     if not find_lua_sockets():
-        left.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
-    return InstallResult(written=(module, called), left=tuple(left))
+        remaining.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
+    return InstallResult(written=(module, site_script), remaining=tuple(remaining))
 
 
 def find_lua_sockets() -> list[str]:
@@ -126,35 +127,37 @@ def find_lua_sockets() -> list[str]:
 
 
 def check_submit(
-    shown: Mapping[str, str], version: SlurmVersion, *, directory: str = ""
+    config: Mapping[str, str], version: SlurmVersion, *, directory: str = ""
 ) -> list[str]:
     """Return the faults of how slurmctld asks the gate, a line each.
 
     Args:
-        shown: Output of ``scontrol show config``.
+        config: Output of ``scontrol show config``.
         version: Version of the Slurm that runs, or of a planned upgrade.
-        directory: Directory of slurm.conf, for job_submit.lua; from ``shown`` if empty.
+        directory: Directory of slurm.conf, for job_submit.lua; from ``config`` if empty.
     """
-    plugins = parse_submit_plugins(shown)
+    plugins = parse_submit_plugins(config)
     if PLUGIN_NAME in plugins:
-        return [*_check_order(plugins), *_check_c_plugin(shown, version)]
+        return [*_check_order(plugins), *_check_c_plugin(config, version)]
     if "lua" in plugins:
-        path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
+        path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), CALLED)
         return [*_check_order(plugins), *_check_lua(path)]
-    named = ",".join(plugins) or "(null)"
-    return [f"JobSubmitPlugins is {named}: with neither steward nor lua in it nothing is asked"]
+    names = ",".join(plugins) or "(null)"
+    return [f"JobSubmitPlugins is {names}: with neither steward nor lua in it nothing is asked"]
 
 
 def _check_order(plugins: Sequence[str]) -> list[str]:
     """Check that our plugin is the last of JobSubmitPlugins."""
-    ours = PLUGIN_NAME if PLUGIN_NAME in plugins else "lua"
-    if plugins[-1] == ours:
+    own_plugin = PLUGIN_NAME if PLUGIN_NAME in plugins else "lua"
+    if plugins[-1] == own_plugin:
         return []
-    behind = ", ".join(plugins[plugins.index(ours) + 1 :])
-    return [f"JobSubmitPlugins has {behind} behind {ours}: what they change is not priced"]
+    later_plugins = ", ".join(plugins[plugins.index(own_plugin) + 1 :])
+    return [
+        f"JobSubmitPlugins has {later_plugins} behind {own_plugin}: what they change is not priced"
+    ]
 
 
-def _check_c_plugin(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
+def _check_c_plugin(config: Mapping[str, str], version: SlurmVersion) -> list[str]:
     """Check that slurmctld would start; it skips wrong files if a later PluginDir has a right one.
 
     Returns:
@@ -162,20 +165,23 @@ def _check_c_plugin(shown: Mapping[str, str], version: SlurmVersion) -> list[str
     """
     if version.micro < 0:
         return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
-    found = [
+    libraries = [
         os.path.join(directory, SUBMIT_LIBRARY)
-        for directory in _split_plugin_dir(shown)
+        for directory in _split_plugin_dir(config)
         if os.path.exists(os.path.join(directory, SUBMIT_LIBRARY))
     ]
-    wrong = {path: check_library(path, version, is_exact=True) for path in found}
-    if any(not lines for lines in wrong.values()):
+    faults = {path: check_library(path, version, is_exact=True) for path in libraries}
+    if any(not lines for lines in faults.values()):
         return []
-    stop = f"slurmctld {version} would not start"
-    if not found:
+    problem = f"slurmctld {version} would not start"
+    if not libraries:
         return [
-            f"{stop}: no directory of PluginDir ({shown.get('PluginDir', '')}) has {SUBMIT_LIBRARY}"
+            (
+                f"{problem}: no directory of PluginDir ({config.get('PluginDir', '')}) has "
+                f"{SUBMIT_LIBRARY}"
+            )
         ]
-    return [f"{stop}: {line}" for lines in wrong.values() for line in lines]
+    return [f"{problem}: {line}" for lines in faults.values() for line in lines]
 
 
 def _check_lua(path: str) -> list[str]:
@@ -187,29 +193,29 @@ def _check_lua(path: str) -> list[str]:
         return [f"JobSubmitPlugins names lua, but {path}: {error.strerror}"]
     if not _DECIDES.search(text):
         return [f"{path} does not call steward's submit: see docs/gate.md"]
-    missing = [called for called in _CALLS.findall(text) if not os.path.exists(called)]
-    wrong = [f"{path} calls {called}, which is not there" for called in missing]
+    missing_scripts = [script for script in _CALLS.findall(text) if not os.path.exists(script)]
+    faults = [f"{path} calls {script}, which is not there" for script in missing_scripts]
     if not find_lua_sockets():
-        wrong.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
-    return wrong
+        faults.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
+    return faults
 
 
-def _split_plugin_dir(shown: Mapping[str, str]) -> list[str]:
-    return [part for part in shown.get("PluginDir", "").split(":") if part]
+def _split_plugin_dir(config: Mapping[str, str]) -> list[str]:
+    return [directory for directory in config.get("PluginDir", "").split(":") if directory]
 
 
-def _format_plugin_dir(shown: Mapping[str, str], directory: str) -> str:
-    known = _split_plugin_dir(shown)
-    if directory in known:
+def _format_plugin_dir(config: Mapping[str, str], directory: str) -> str:
+    directories = _split_plugin_dir(config)
+    if directory in directories:
         return ""
-    return f"PluginDir={':'.join([*(known or ['the one of Slurm']), directory])}"
+    return f"PluginDir={':'.join([*(directories or ['the one of Slurm']), directory])}"
 
 
-def _format_submit_plugins(shown: Mapping[str, str], name: str) -> str:
-    plugins = parse_submit_plugins(shown)
+def _format_submit_plugins(config: Mapping[str, str], name: str) -> str:
+    plugins = parse_submit_plugins(config)
     if plugins and plugins[-1] == name:
         return ""
-    return f"JobSubmitPlugins={','.join([*(one for one in plugins if one != name), name])}"
+    return f"JobSubmitPlugins={','.join([*(plugin for plugin in plugins if plugin != name), name])}"
 
 
 CONF: Final = "/run/steward/gate.conf"
@@ -220,68 +226,71 @@ _SOCKET: Final = "/run/steward/gate.sock"
 _COST: Final = "so the policy holds for every job"
 
 
-def find_gate_conf(shown: Mapping[str, str], directory: str = "") -> str:
+def find_gate_conf(config: Mapping[str, str], directory: str = "") -> str:
     """Return the configuration file that the plugin reads, as far as can be known here.
 
     Args:
-        shown: Output of ``scontrol show config``.
-        directory: Directory of slurm.conf, for job_submit.lua; from ``shown`` if empty.
+        config: Output of ``scontrol show config``.
+        directory: Directory of slurm.conf, for job_submit.lua; from ``config`` if empty.
     """
-    path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
-    named = None
-    if PLUGIN_NAME not in parse_submit_plugins(shown):
+    path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), CALLED)
+    match = None
+    if PLUGIN_NAME not in parse_submit_plugins(config):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                named = _NAMED.search(file.read())
+                match = _NAMED.search(file.read())
         except OSError:
             pass  # the check of the file itself reports that it is missing
-    return named[1] if named else os.environ.get("STEWARD_GATE_CONF", CONF)
+    return match[1] if match else os.environ.get("STEWARD_GATE_CONF", CONF)
 
 
-def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:
+def check_reach(config: Mapping[str, str], conf: str = CONF) -> list[str]:
     """Return what keeps slurmctld from the gate's socket, with the repair, a line each.
 
     Missing files are no fault: the daemon creates them.
 
     Args:
-        shown: Output of ``scontrol show config``.
+        config: Output of ``scontrol show config``.
         conf: Configuration file that the plugin reads.
     """
-    user = parse_slurm_user(shown)
+    user = parse_slurm_user(config)
     if user is None or user[1] == 0:
         return []
     name, uid = user
     socket = find_gate_socket(conf)
-    closed = {_find_closed_directory(uid, socket, "w"), _find_closed_directory(uid, conf, "r")} - {
-        ""
-    }
-    wrong = [
+    closed_directories = {
+        _find_closed_directory(uid, socket, "w"),
+        _find_closed_directory(uid, conf, "r"),
+    } - {""}
+    faults = [
         f"{directory} is closed to SlurmUser {name}, who cannot reach the gate, "
         f"{_COST}: chmod o+x {directory}"
-        for directory in sorted(closed)
+        for directory in sorted(closed_directories)
     ]
-    if not wrong and os.path.exists(socket) and can_access(uid, "w", socket) is False:
-        wrong.append(
+    if not faults and os.path.exists(socket) and can_access(uid, "w", socket) is False:
+        faults.append(
             f"{socket} does not let SlurmUser {name} in, {_COST}: "
             f'set plugin_users = ["{name}"] in [gate], and restart steward serve'
         )
-    return wrong
+    return faults
 
 
 def find_gate_socket(conf: str) -> str:
     """Return the gate's socket that the plugin's configuration names."""
     try:
         with open(conf, encoding="utf-8", errors="replace") as file:
-            words = [line.split(maxsplit=1) for line in file]
+            split_lines = [line.split(maxsplit=1) for line in file]
     except OSError:
         return _SOCKET
-    found = [rest[1].strip() for rest in words if len(rest) == 2 and rest[0] == "socket"]
-    return found[-1] if found else _SOCKET
+    sockets = [
+        fields[1].strip() for fields in split_lines if len(fields) == 2 and fields[0] == "socket"
+    ]
+    return sockets[-1] if sockets else _SOCKET
 
 
-def _find_closed_directory(uid: int, path: str, way: Literal["r", "w"]) -> str:
+def _find_closed_directory(uid: int, path: str, access: Literal["r", "w"]) -> str:
     """Return the first directory above a file that a user cannot enter; "" for none."""
-    if os.path.exists(path) and can_access(uid, way, path):
+    if os.path.exists(path) and can_access(uid, access, path):
         return ""  # perhaps by an access control list
     for directory in _list_parents(path):
         try:
@@ -295,12 +304,12 @@ def _find_closed_directory(uid: int, path: str, way: Literal["r", "w"]) -> str:
 
 def _list_parents(path: str) -> list[str]:
     """Return the directories above a file, the root first."""
-    found = []
+    parents = []
     directory = os.path.dirname(os.path.abspath(path))
     while True:
-        found.append(directory)
+        parents.append(directory)
         if directory == os.path.dirname(directory):
-            return found[::-1]
+            return parents[::-1]
         directory = os.path.dirname(directory)
 
 

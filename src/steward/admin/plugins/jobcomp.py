@@ -27,60 +27,60 @@ _CALLED: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.
 _USER: Final = re.compile(r"(.*)\((\d+)\)")
 
 
-def check_jobcomp(shown: Mapping[str, str], directory: str) -> list[str]:
+def check_jobcomp(config: Mapping[str, str], directory: str) -> list[str]:
     """Return what keeps slurmctld from reporting ended jobs, with the repair, a line each.
 
     Args:
-        shown: Output of ``scontrol show config``.
+        config: Output of ``scontrol show config``.
         directory: Directory of slurm.conf.
     """
-    return [str(fault) for fault in find_jobcomp_faults(shown, directory)]
+    return [str(fault) for fault in find_jobcomp_faults(config, directory)]
 
 
-def find_jobcomp_faults(shown: Mapping[str, str], directory: str) -> list[PluginFault]:
+def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[PluginFault]:
     """Return the faults of :func:`check_jobcomp`, with their repairs as separate commands."""
-    kind = shown.get("JobCompType", "")
+    kind = config.get("JobCompType", "")
     install = f"steward plugins install --jobcomp {directory}"
     restart = "systemctl restart slurmctld"
     if kind != "jobcomp/lua":
-        told = "what it would tell comes from snapshots and sacct"
-        what = f"JobCompType is {kind or 'jobcomp/none'}, not jobcomp/lua: {told}"
-        return [PluginFault(what, (install, "slurm.conf: JobCompType=jobcomp/lua", restart))]
+        consequence = "what it would tell comes from snapshots and sacct"
+        problem = f"JobCompType is {kind or 'jobcomp/none'}, not jobcomp/lua: {consequence}"
+        return [PluginFault(problem, (install, "slurm.conf: JobCompType=jobcomp/lua", restart))]
     path = os.path.join(directory, JOBCOMP)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
     except OSError as error:
-        what = f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"
-        return [PluginFault(what, (install, restart))]
+        problem = f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"
+        return [PluginFault(problem, (install, restart))]
     if "steward" not in text:
         # For a site's own script the install command says what to add to it.
         return [PluginFault(f"{path} does not call Steward's", (install, restart))]
     lines = parse_lines_path(text)
-    again = install if lines == DEFAULT_LINES else f"{install} --lines {lines}"
-    missing = [called for called in _CALLED.findall(text) if not os.path.exists(called)]
+    reinstall = install if lines == DEFAULT_LINES else f"{install} --lines {lines}"
+    missing_scripts = [script for script in _CALLED.findall(text) if not os.path.exists(script)]
     faults = [
-        PluginFault(f"{path} calls {called}, which is not there", (again, restart))
-        for called in missing
+        PluginFault(f"{path} calls {script}, which is not there", (reinstall, restart))
+        for script in missing_scripts
     ]
-    user = parse_slurm_user(shown)
+    user = parse_slurm_user(config)
     return [
         *faults,
         *_check_lines_file(lines, user, install),
-        *_check_start_time(path, lines, shown),
+        *_check_start_time(path, lines, config),
     ]
 
 
 def parse_lines_path(text: str) -> str:
     """Return the file that a jobcomp.lua writes its lines to."""
-    named = _LINES.search(text)
-    return named[1] if named else DEFAULT_LINES
+    match = _LINES.search(text)
+    return match[1] if match else DEFAULT_LINES
 
 
-def parse_slurm_user(shown: Mapping[str, str]) -> tuple[str, int] | None:
+def parse_slurm_user(config: Mapping[str, str]) -> tuple[str, int] | None:
     """Return SlurmUser's name and uid from ``scontrol show config``; None if absent."""
-    found = _USER.fullmatch(shown.get("SlurmUser", ""))
-    return (found[1], int(found[2])) if found is not None else None
+    match = _USER.fullmatch(config.get("SlurmUser", ""))
+    return (match[1], int(match[2])) if match is not None else None
 
 
 def _check_lines_file(
@@ -89,14 +89,17 @@ def _check_lines_file(
     """Check that slurmctld can append to the file of lines, or create it."""
     directory = os.path.dirname(lines)
     name, uid = user or ("SlurmUser", -1)
-    kind = find_network_type(directory)
-    if kind:
-        local = f"{install} --lines DIR/jobcomp.jsonl"
-        what = f"{directory} is on {kind}, which could stall slurmctld: take a local disk as DIR"
-        yield PluginFault(what, (local,))
+    network_type = find_network_type(directory)
+    if network_type:
+        install_local = f"{install} --lines DIR/jobcomp.jsonl"
+        problem = (
+            f"{directory} is on {network_type}, which could stall slurmctld: take a "
+            "local disk as DIR"
+        )
+        yield PluginFault(problem, (install_local,))
     elif not os.path.isdir(directory):
-        make = f"install -d -o {name} -m 0750 {directory}"
-        yield PluginFault(f"{directory} is not there, so every line is lost", (make,))
+        make_command = f"install -d -o {name} -m 0750 {directory}"
+        yield PluginFault(f"{directory} is not there, so every line is lost", (make_command,))
     elif is_world_accessible(directory):
         yield PluginFault(describe_open_directory(directory), (f"chmod o= {directory}",))
     elif user is not None:
@@ -104,29 +107,29 @@ def _check_lines_file(
         path = lines if os.path.lexists(lines) else directory
         if os.path.islink(lines) or os.path.isdir(lines):
             # SlurmUser can make a link to any file, and chown and chmod follow links.
-            aside = f"mv -T --backup=numbered {lines} {lines}.old"
-            yield PluginFault(f"{lines} is no regular file: move it away", (aside,))
+            move_command = f"mv -T --backup=numbered {lines} {lines}.old"
+            yield PluginFault(f"{lines} is no regular file: move it away", (move_command,))
         elif can_access(uid, "w", path) is False:
-            mend = [f"chown {name} {directory}", f"chmod u=rwx {directory}"]
-            mend += [f"chown {name} {lines}", f"chmod u+rw {lines}"] if path == lines else []
-            what = f"{path} cannot be written by SlurmUser {name}, so every line is lost"
-            yield PluginFault(what, tuple(mend))
+            repairs = [f"chown {name} {directory}", f"chmod u=rwx {directory}"]
+            repairs += [f"chown {name} {lines}", f"chmod u+rw {lines}"] if path == lines else []
+            problem = f"{path} cannot be written by SlurmUser {name}, so every line is lost"
+            yield PluginFault(problem, tuple(repairs))
 
 
-def _check_start_time(path: str, lines: str, shown: Mapping[str, str]) -> list[PluginFault]:
+def _check_start_time(path: str, lines: str, config: Mapping[str, str]) -> list[PluginFault]:
     """Check whether slurmctld started before the script existed and has written nothing since."""
     try:
-        began = datetime.fromisoformat(shown.get("BOOT_TIME", "")).timestamp()
-        placed = os.stat(path).st_mtime
+        started_at = datetime.fromisoformat(config.get("BOOT_TIME", "")).timestamp()
+        placed_at = os.stat(path).st_mtime
     except (OSError, ValueError):
         return []
     try:
-        written = os.stat(lines).st_mtime
+        written_at = os.stat(lines).st_mtime
     except OSError:
-        written = 0.0
+        written_at = 0.0
     # BOOT_TIME is truncated to whole seconds.
-    if placed < began + 1 or written >= began:
+    if placed_at < started_at + 1 or written_at >= started_at:
         return []
-    since = f"slurmctld runs since {shown['BOOT_TIME']}, {path} is newer"
+    reason = f"slurmctld runs since {config['BOOT_TIME']}, {path} is newer"
     restart = ("systemctl restart slurmctld",)
-    return [PluginFault(f"{since}, and nothing was written since: restart slurmctld", restart)]
+    return [PluginFault(f"{reason}, and nothing was written since: restart slurmctld", restart)]

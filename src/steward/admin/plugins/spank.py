@@ -139,12 +139,12 @@ def suggest_spool(directories: Mapping[str, str]) -> str:
     Args:
         directories: As :func:`list_daemon_directories` returns them.
     """
-    beside = "/var/lib/steward-shim"
-    usable = (path for path in (DEFAULT_SPOOL, beside) if not os.path.islink(path))
+    alternative = "/var/lib/steward-shim"
+    usable = (path for path in (DEFAULT_SPOOL, alternative) if not os.path.islink(path))
     return next((path for path in usable if not describe_user(path, directories)), "")
 
 
-def require_usable_spool(spool: str, directories: Mapping[str, str], used: str) -> None:
+def require_usable_spool(spool: str, directories: Mapping[str, str], current_spool: str) -> None:
     """Check that a directory can be the plugin's spool.
 
     Of existing directories only one that the plugin uses already, or one of root's alone, is
@@ -153,17 +153,20 @@ def require_usable_spool(spool: str, directories: Mapping[str, str], used: str) 
     Args:
         spool: The directory.
         directories: As :func:`list_daemon_directories` returns them.
-        used: Spool that plugstack.conf names; "" if it names none.
+        current_spool: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
         UsageError: It cannot be the spool.
     """
-    taken = describe_user(spool, directories)
-    if not taken and os.path.realpath(spool) not in (DEFAULT_SPOOL, os.path.realpath(used or "/")):
-        taken = _describe_open_spool(spool)
-    if taken:
+    conflict = describe_user(spool, directories)
+    if not conflict and os.path.realpath(spool) not in (
+        DEFAULT_SPOOL,
+        os.path.realpath(current_spool or "/"),
+    ):
+        conflict = _describe_open_spool(spool)
+    if conflict:
         raise UsageError(
-            f"cannot use {spool} as the SPANK plugin's spool: it is {taken}, and the spool must "
+            f"cannot use {spool} as the SPANK plugin's spool: it is {conflict}, and the spool must "
             f"be root's alone: give --spool {suggest_spool(directories) or 'DIR'}",
             spool,
         )
@@ -201,54 +204,62 @@ def require_outside_spool(lines: str, spool: str) -> None:
 
 def find_spool_faults(spool: str) -> Iterator[PluginFault]:
     """Yield faults of a spool: lost lines, lines that the agent cannot read, access by others."""
-    kind = find_network_type(spool)
-    if kind:
-        yield PluginFault(f"{spool} is on {kind}: nothing is written there, take a local disk")
+    network_type = find_network_type(spool)
+    if network_type:
+        yield PluginFault(
+            f"{spool} is on {network_type}: nothing is written there, take a local disk"
+        )
         return
-    make = f"install -d -o root -g root -m 0700 {spool}"
+    make_command = f"install -d -o root -g root -m 0700 {spool}"
     try:
         status = os.stat(spool)
     except OSError as error:
-        yield PluginFault(f"{spool}: {error.strerror}: every line is lost", (make,))
+        yield PluginFault(f"{spool}: {error.strerror}: every line is lost", (make_command,))
         return
     if not stat.S_ISDIR(status.st_mode):
-        move = f"mv -T --backup=numbered {spool} {spool}.old"
-        yield PluginFault(f"{spool} is no directory: every line is lost", (move, make))
+        move_command = f"mv -T --backup=numbered {spool} {spool}.old"
+        yield PluginFault(
+            f"{spool} is no directory: every line is lost", (move_command, make_command)
+        )
     elif os.path.realpath(spool) == os.path.abspath(spool):
         yield from _find_access_faults(spool, status)
 
 
 def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFault]:
     """Yield faults of owner and mode of a spool and its files."""
-    close = f"chmod {MODE:04o} {spool}"
-    give = f"chown {OWNER} {spool}"
+    close_command = f"chmod {MODE:04o} {spool}"
+    chown_command = f"chown {OWNER} {spool}"
     is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    others = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
-    if others:
-        other, uid = next(iter(others.items()))
+    foreign = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
+    if foreign:
+        foreign_path, uid = next(iter(foreign.items()))
         # In a closed directory only root and its owner wrote: the files came with the directory.
-        if is_closed and set(others.values()) == {uid} and status.st_uid in (0, uid):
-            repair = (f"chown -R {OWNER} {spool}", close)
+        if is_closed and set(foreign.values()) == {uid} and status.st_uid in (0, uid):
+            repair = (f"chown -R {OWNER} {spool}", close_command)
         else:
-            aside = f"mv -T --backup=numbered {spool} {spool}.old"
-            repair = (aside, f"install -d -o root -g root -m {MODE:04o} {spool}")
+            move_command = f"mv -T --backup=numbered {spool} {spool}.old"
+            repair = (move_command, f"install -d -o root -g root -m {MODE:04o} {spool}")
         yield PluginFault(
-            f"{other} belongs to uid {uid}: the agent does not take lines from it", repair
+            f"{foreign_path} belongs to uid {uid}: the agent does not take lines from it", repair
         )
         return
     if status.st_uid != 0:
-        what = f"{spool} belongs to uid {status.st_uid}, who could change what is told"
-        yield PluginFault(what, (give, close))
+        problem = f"{spool} belongs to uid {status.st_uid}, who could change what is told"
+        yield PluginFault(problem, (chown_command, close_command))
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        yield PluginFault(f"{spool} is closed to its owner: the agent cannot read it", (close,))
+        yield PluginFault(
+            f"{spool} is closed to its owner: the agent cannot read it", (close_command,)
+        )
     if status.st_mode & stat.S_IWOTH:
-        yield PluginFault(f"{spool} may be written by anybody: nothing is written there", (close,))
+        yield PluginFault(
+            f"{spool} may be written by anybody: nothing is written there", (close_command,)
+        )
     elif status.st_mode & stat.S_IWGRP:
         yield PluginFault(
-            f"{spool} may be written by its group, who could change what is told", (close,)
+            f"{spool} may be written by its group, who could change what is told", (close_command,)
         )
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield PluginFault(f"{spool} is open to others than root", (close,))
+        yield PluginFault(f"{spool} is open to others than root", (close_command,))
 
 
 def _list_owners(spool: str) -> dict[str, int]:
@@ -324,9 +335,9 @@ def inspect_library(path: str) -> LibraryInfo:
             f"{path} took longer than {_TIMEOUT_S:g} s to load", path
         ) from error
     if result.returncode:
-        said = result.stderr.strip().rpartition("\n")[2]
-        why = said.partition(": ")[2] or said or f"signal {-result.returncode}"
-        raise PluginInstallError(f"{path} cannot be loaded: {why}", path)
+        message = result.stderr.strip().rpartition("\n")[2]
+        reason = message.partition(": ")[2] or message or f"signal {-result.returncode}"
+        raise PluginInstallError(f"{path} cannot be loaded: {reason}", path)
     return msgspec.json.decode(result.stdout, type=LibraryInfo)
 
 
@@ -339,19 +350,19 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
         is_exact: Whether the patch level must match too, as slurmctld requires.
     """
     try:
-        seen = inspect_library(path)
+        info = inspect_library(path)
     except PluginInstallError as error:
         return [str(error)]
-    wrong = []
-    wanted = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
-    if seen.type != wanted:
-        wrong.append(f"{path} is no plugin of the type {wanted} but {seen.type!r}")
-    made_for = SlurmVersion.of_number(seen.version)
-    if not (made_for == version if is_exact else made_for.serves(version)):
-        wrong.append(f"{path} was built for Slurm {made_for}, not for {version}: build it anew")
-    if seen.missing:
-        wrong.append(f"{path} lacks {', '.join(seen.missing)}: build it anew")
-    return wrong
+    faults = []
+    expected_type = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
+    if info.type != expected_type:
+        faults.append(f"{path} is no plugin of the type {expected_type} but {info.type!r}")
+    built_for = SlurmVersion.from_number(info.version)
+    if not (built_for == version if is_exact else built_for.is_loadable_by(version)):
+        faults.append(f"{path} was built for Slurm {built_for}, not for {version}: build it anew")
+    if info.missing:
+        faults.append(f"{path} lacks {', '.join(info.missing)}: build it anew")
+    return faults
 
 
 def check_upgrade(version: SlurmVersion, *, libdir: str) -> list[str]:
@@ -389,13 +400,15 @@ def read_shim_lines(plugstack: str) -> list[ShimLine]:
     Args:
         plugstack: Slurm's PlugStackConfig.
     """
-    ours = get_own_conf(plugstack)
-    lines = [_parse_shim_line(ours, words) for words in read_plugstack(ours)]
+    own_conf = get_own_conf(plugstack)
+    lines = [_parse_shim_line(own_conf, words) for words in read_plugstack(own_conf)]
     for path in list_included(plugstack):
-        if os.path.realpath(path) == os.path.realpath(ours):
+        if os.path.realpath(path) == os.path.realpath(own_conf):
             continue
-        named = (words for words in read_plugstack(path) if len(words) > 1)
-        lines += [_parse_shim_line(path, words) for words in named if is_shim_library(words[1])]
+        shim_words = (words for words in read_plugstack(path) if len(words) > 1)
+        lines += [
+            _parse_shim_line(path, words) for words in shim_words if is_shim_library(words[1])
+        ]
     return lines
 
 
@@ -438,127 +451,135 @@ def find_shim_faults(
     version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
 ) -> list[PluginFault]:
     """Return the faults of :func:`check_shim`, with their repairs as separate commands."""
-    found = _ShimChecks(version, libdir, plugstack, list_daemon_directories(settings or Settings()))
-    return [*found.of_build(), *found.of_conf(), *found.of_spools()]
+    checks = _ShimChecks(
+        version, libdir, plugstack, list_daemon_directories(settings or Settings())
+    )
+    return [*checks.check_build(), *checks.check_conf(), *checks.check_spools()]
 
 
 class _ShimChecks:
     """Checks of a node's SPANK plugin: its build, the lines that load it, and its spool."""
 
     def __init__(
-        self, version: SlurmVersion, libdir: str, plugstack: str, taken: Mapping[str, str]
+        self, version: SlurmVersion, libdir: str, plugstack: str, directories: Mapping[str, str]
     ) -> None:
         self._version = version
         self._libdir = libdir
         self._plugstack = plugstack
-        self._taken = taken
+        self._directories = directories
         self._conf = get_own_conf(plugstack)
         self._lines = read_shim_lines(plugstack)
 
-    def of_build(self) -> Iterator[PluginFault]:
+    def check_build(self) -> Iterator[PluginFault]:
         """Yield faults of the build for this Slurm."""
         libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
-        mend = (f"steward plugins build{libdir}", self._install())
+        repairs = (f"steward plugins build{libdir}", self._install_command())
         if find_built(self._libdir, self._version) is None:
             yield PluginFault(
-                f"there is no build for Slurm {self._version} in {self._libdir}", mend
+                f"there is no build for Slurm {self._version} in {self._libdir}", repairs
             )
             return
         for line in check_upgrade(self._version, libdir=self._libdir):
-            yield PluginFault(line, mend)
+            yield PluginFault(line, repairs)
 
-    def of_conf(self) -> Iterator[PluginFault]:
+    def check_conf(self) -> Iterator[PluginFault]:
         """Yield faults of the lines that load the plugin."""
         built = find_built(self._libdir, self._version)
         if built is None:
             return
         if not self._lines:
-            yield PluginFault(f"{self._conf} is missing", (self._install(),))
+            yield PluginFault(f"{self._conf} is missing", (self._install_command(),))
             return
         for line in self._lines:
-            mend = self._set(line)
+            repairs = self._suggest_repair(line)
             if line.keyword != "optional":
-                what = f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
-                yield PluginFault(what, mend)
+                problem = (
+                    f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
+                )
+                yield PluginFault(problem, repairs)
             if not os.path.exists(line.library):
-                named = line.library or "no file"
-                yield PluginFault(f"{line.file} names {named}, which is not there", mend)
+                library = line.library or "no file"
+                yield PluginFault(f"{line.file} names {library}, which is not there", repairs)
             elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(built.path)):
-                yield PluginFault(f"{line.file} names {line.library}, not {built.path}", mend)
+                yield PluginFault(f"{line.file} names {line.library}, not {built.path}", repairs)
         if any(line.file == self._conf for line in self._lines):
-            yield from self._of_include()
+            yield from self._check_include()
 
-    def _of_include(self) -> Iterator[PluginFault]:
+    def _check_include(self) -> Iterator[PluginFault]:
         if not has_include(self._plugstack, self._conf):
             line = f"include {get_conf_directory(self._plugstack)}/*.conf"
-            what = f"{self._plugstack} does not include {self._conf}"
-            yield PluginFault(what, (f"{self._plugstack}: {line}",))
+            problem = f"{self._plugstack} does not include {self._conf}"
+            yield PluginFault(problem, (f"{self._plugstack}: {line}",))
 
-    def of_spools(self) -> Iterator[PluginFault]:
+    def check_spools(self) -> Iterator[PluginFault]:
         """Yield faults of the spools that the lines name."""
-        looked_at: set[str] = set()
+        checked: set[str] = set()
         for line in self._lines:
             if not line.spool:
                 yield PluginFault(
-                    f"{line.file} names no spool: nothing is written", self._set(line)
+                    f"{line.file} names no spool: nothing is written", self._suggest_repair(line)
                 )
                 continue
             if not os.path.isabs(line.spool):
-                what = f"{line.file} names spool={line.spool}, which is no absolute path: nothing "
-                yield PluginFault(f"{what}is written", self._set(line))
+                problem = (
+                    f"{line.file} names spool={line.spool}, which is no absolute path: nothing "
+                )
+                yield PluginFault(f"{problem}is written", self._suggest_repair(line))
                 continue
-            if line.spool in looked_at and line.file == self._conf:
+            if line.spool in checked and line.file == self._conf:
                 continue
-            taken = describe_user(line.spool, self._taken)
-            real = os.path.realpath(line.spool)
-            if taken:
+            conflict = describe_user(line.spool, self._directories)
+            real_path = os.path.realpath(line.spool)
+            if conflict:
                 yield PluginFault(
-                    f"{line.file} names spool={line.spool}, which is {taken}: change the path in "
+                    f"{line.file} names spool={line.spool}, which is {conflict}: change the "
+                    "path in "
                     f"{line.file} to the SPANK plugin's own spool, which is root's alone",
-                    self._set(line),
+                    self._suggest_repair(line),
                 )
-            elif real != os.path.abspath(line.spool) or os.path.islink(real):
-                what = (
-                    f"{line.spool} is reached by a symbolic link: name {self._spool(line)} itself"
+            elif real_path != os.path.abspath(line.spool) or os.path.islink(real_path):
+                problem = (
+                    f"{line.spool} is reached by a symbolic link: name "
+                    f"{self._suggest_spool(line)} itself"
                 )
-                yield PluginFault(what, self._set(line))
-            elif line.spool not in looked_at:
+                yield PluginFault(problem, self._suggest_repair(line))
+            elif line.spool not in checked:
                 yield from find_spool_faults(line.spool)
-            looked_at.add(line.spool)
+            checked.add(line.spool)
 
-    def _set(self, line: ShimLine) -> tuple[str, ...]:
+    def _suggest_repair(self, line: ShimLine) -> tuple[str, ...]:
         """Return the repair of a line, which is the same for each of its faults.
 
         It is our install command, or words to type into the site's own file.
         """
         if line.file == self._conf:
-            return (self._install(),)
+            return (self._install_command(),)
         if any(other.file == self._conf for other in self._lines):
             return (f"{line.file}: remove the line that names {line.library}, {self._conf} has it",)
         built, library = find_built(self._libdir, self._version), line.library
         if built is not None:
             library = os.path.join(os.path.dirname(built.path), os.path.basename(library))
-        spool = self._spool(line)
-        words = f"{line.file}: optional {library} spool={spool}"
-        return (words, f"install -d -o root -g root -m 0700 {spool}") if spool else (words,)
+        spool = self._suggest_spool(line)
+        edit = f"{line.file}: optional {library} spool={spool}"
+        return (edit, f"install -d -o root -g root -m 0700 {spool}") if spool else (edit,)
 
-    def _spool(self, line: ShimLine) -> str:
+    def _suggest_spool(self, line: ShimLine) -> str:
         """Return the spool that a line should name: its own, if that can be one."""
-        real = os.path.realpath(line.spool)
-        is_place = real == os.path.abspath(line.spool) or os.path.isdir(real)
-        is_usable = os.path.isabs(line.spool) and is_place and not os.path.islink(real)
-        if is_usable and not describe_user(line.spool, self._taken):
-            return real if real != os.path.abspath(line.spool) else line.spool
-        return suggest_spool(self._taken)
+        real_path = os.path.realpath(line.spool)
+        is_direct = real_path == os.path.abspath(line.spool) or os.path.isdir(real_path)
+        is_usable = os.path.isabs(line.spool) and is_direct and not os.path.islink(real_path)
+        if is_usable and not describe_user(line.spool, self._directories):
+            return real_path if real_path != os.path.abspath(line.spool) else line.spool
+        return suggest_spool(self._directories)
 
-    def _install(self) -> str:
+    def _install_command(self) -> str:
         """Return the command that writes our file again with its present values."""
-        libraries = {os.path.basename(one.library) for one in self._lines}
-        line = next((one for one in self._lines if one.spool), None)
+        libraries = {os.path.basename(candidate.library) for candidate in self._lines}
+        line = next((candidate for candidate in self._lines if candidate.spool), None)
         return install_command(
             plugstack=self._plugstack,
             libdir=self._libdir,
-            spool=self._spool(line) if line else suggest_spool(self._taken),
+            spool=self._suggest_spool(line) if line else suggest_spool(self._directories),
             prolog=PROLOG_LIBRARY in libraries,
             # Without Slurm's commands in PATH the command cannot find the version itself.
             slurm="" if shutil.which("scontrol") else str(self._version),

@@ -44,8 +44,8 @@ def install_trigger(
         PluginInstallError: There is no such user, or something cannot be written.
     """
     python = python or DEFAULT_PYTHON
-    for one in (path, secret_file, python):
-        require_plain_path(one)
+    for checked_path in (path, secret_file, python):
+        require_plain_path(checked_path)
     owner = _find_owner(user)
     written = [path]
     try:
@@ -57,48 +57,50 @@ def install_trigger(
             written.append(secret_file)
     except OSError as error:
         raise PluginInstallError(describe_error(error, path), path) from error
-    left = (
+    remaining = (
         "set in [sensor] of Steward's configuration: enabled = true"
         + ("" if path == _get_default("helper") else f', helper = "{path}"')
         + (
             "" if secret_file == _get_default("secret_file") else f', secret_file = "{secret_file}"'
         ),
     )
-    return InstallResult(written=tuple(written), left=left)
+    return InstallResult(written=tuple(written), remaining=remaining)
 
 
-def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
+def check_trigger(config: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
     """Return what keeps slurmctld from waking the sensor, a line each.
 
     Args:
-        shown: Output of ``scontrol show config``.
+        config: Output of ``scontrol show config``.
         path: Path of the helper.
         secret_file: Path of the secret.
         socket: Socket of the sensor.
     """
-    name, uid = parse_slurm_user(shown) or ("root", 0)
+    name, uid = parse_slurm_user(config) or ("root", 0)
     if not os.path.isfile(path):
         return [f"{path} is not there: run steward plugins install --trigger"]
-    wrong = []
+    faults = []
     if can_access(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
-        wrong.append(f"{path} cannot be run by SlurmUser {name}: chmod 0755 {path}")
+        faults.append(f"{path} cannot be run by SlurmUser {name}: chmod 0755 {path}")
     elif _is_outdated(path):
-        wrong.append(f"{path} is of another Steward: run steward plugins install --trigger")
-    wrong += _check_secret(secret_file, name, uid)
+        faults.append(f"{path} is of another Steward: run steward plugins install --trigger")
+    faults += _check_secret(secret_file, name, uid)
     if os.path.exists(socket) and can_access(uid, "w", socket) is False:
-        wrong.append(f"{socket} cannot be reached by SlurmUser {name}: open its directories to him")
-    return wrong
+        faults.append(
+            f"{socket} cannot be reached by SlurmUser {name}: open its directories to him"
+        )
+    return faults
 
 
 def _check_secret(path: str, name: str, uid: int) -> list[str]:
     """Check that the secret belongs to SlurmUser and is closed to others."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         return [f"{path}: {error.strerror}: run steward plugins install --trigger"]
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         return [f"{path} is open to others: chmod 0600 {path}"]
-    if found.st_uid != uid:
+    if status.st_uid != uid:
         return [f"{path} is not SlurmUser's: chown {name} {path}"]
     return []
 

@@ -67,40 +67,40 @@ class StatusContext:
         self._access = access
         self._registry = registry
 
-    def admit(self, asker: Asker) -> None:
+    def require_operator(self, caller: Asker) -> None:
         """Require an operator.
 
         Raises:
             PermissionRefused: The asker is not an operator on every cluster.
         """
-        if not self.is_operator(asker):
+        if not self.is_operator(caller):
             raise PermissionRefused("how Steward itself stands is for operators to see")
 
-    def admit_scraper(self, asker: Asker) -> None:
+    def require_scraper(self, caller: Asker) -> None:
         """Require an operator or the user of the web process, which serves metrics.
 
         Raises:
             PermissionRefused: The asker is neither.
         """
-        if asker.uid != _find_uid(self.settings.web.user) and not self.is_operator(asker):
+        if caller.uid != _find_uid(self.settings.web.user) and not self.is_operator(caller):
             raise PermissionRefused(
                 "figures are for operators and for the user of Steward's web process"
             )
 
-    def is_operator(self, asker: Asker) -> bool:
+    def is_operator(self, caller: Asker) -> bool:
         """Return whether the asker is an operator on every cluster."""
         clusters = list_clusters(self.settings)
-        return all(self._access.is_operator(asker, cluster) for cluster in clusters)
+        return all(self._access.is_operator(caller, cluster) for cluster in clusters)
 
-    def ask(self, name: str, request: Any) -> Any:
+    def call_action(self, name: str, request: Any) -> Any:
         """Call another package's action as Steward itself, for an already admitted caller.
 
         Raises:
             StewardError: The action rejects the request or fails.
         """
-        return self._registry.call(name, self._own(), request)
+        return self._registry.call(name, self._steward_user(), request)
 
-    def _own(self) -> Asker:
+    def _steward_user(self) -> Asker:
         try:
             uid = os.stat(self.settings.state_dir).st_uid
         except OSError:
@@ -123,45 +123,49 @@ _DISK_S: Final = 2.0
 """Longest wait for statvfs(3), in seconds."""
 
 
-def show_status(room: StatusContext, asker: Asker, request: StatusShowRequest) -> StatusShowAnswer:
+def show_status(
+    context: StatusContext, caller: Asker, request: StatusShowRequest
+) -> StatusShowAnswer:
     """Return the status of Steward itself.
 
     Raises:
         PermissionRefused: The asker is not an operator on every cluster.
     """
-    room.admit(asker)
-    return collect_status(room, gaps=request.gaps)
+    context.require_operator(caller)
+    return collect_status(context, gaps=request.gaps)
 
 
-def collect_status(room: StatusContext, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
+def collect_status(
+    context: StatusContext, *, gaps: bool, accounts: bool = False
+) -> StatusShowAnswer:
     """Collect the status of Steward itself, for an already admitted caller.
 
     Args:
-        room: Context of the action.
+        context: Context of the action.
         gaps: Whether to search for gaps in accounting.
         accounts: Whether to include the balances of all bank accounts.
     """
     from steward.archive.requests import SinksRequest
 
-    settings = room.settings
+    settings = context.settings
     unknown: dict[str, str] = {}
 
-    def known(what: str, look: Callable[[], T], otherwise: T) -> T:
+    def known(part: str, read: Callable[[], T], default: T) -> T:
         try:
-            return look()
+            return read()
         except StewardError as error:
-            unknown[what] = str(error)
-            return otherwise
+            unknown[part] = str(error)
+            return default
 
     daemon = read_daemon_status(settings.state_dir)
     if daemon is not None and not daemon.is_known:
         unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
-    nothing: JournalStatus = (None, ())
-    journal, consumers = known("journal", lambda: _collect_journal(room), nothing)
+    no_journal: JournalStatus = (None, ())
+    journal, consumers = known("journal", lambda: _collect_journal(context), no_journal)
     sinks = known(
         "sinks",
-        lambda: room.ask("archive.sinks", SinksRequest()).sinks if has_books else (),
+        lambda: context.call_action("archive.sinks", SinksRequest()).sinks if has_books else (),
         (),
     )
     none_missed: dict[str, int] = {}
@@ -173,29 +177,30 @@ def collect_status(room: StatusContext, *, gaps: bool, accounts: bool = False) -
     return StatusShowAnswer(
         steward=(daemon.version if daemon is not None else "") or __version__,
         python=platform.python_version(),
-        now=room.now(),
+        now=context.now(),
         running=daemon is not None,
         since=daemon.since if daemon is not None else None,
         parts=daemon.parts if daemon is not None else (),
         journal=journal,
         consumers=consumers,
         sinks=sinks,
-        dead_letters=sum(one.set_aside for one in consumers),
-        gaps=known("gaps", lambda: _collect_gaps(room), None) if gaps and has_books else None,
-        bank=known("bank", lambda: _collect_bank(room, accounts), None)
+        dead_letters=sum(item.set_aside for item in consumers),
+        gaps=known("gaps", lambda: _collect_gaps(context), None) if gaps and has_books else None,
+        bank=known("bank", lambda: _collect_bank(context, accounts), None)
         if settings.bank.enabled
         else None,
         clusters=tuple(
-            _make_cluster_line(room, name, missed.get(name, 0)) for name in settings.cluster
+            _make_cluster_line(context, name, missed.get(name, 0)) for name in settings.cluster
         ),
-        disks=collect_disks(room, unknown),
+        disks=collect_disks(context, unknown),
         unavailable={
-            ".".join(key): driver.missing
+            ".".join(key): driver.missing_error
             for key, driver in list_needed_drivers(settings)
             if not driver.is_installed
         },
         refused={
-            one.address: one.why for one in list_recent_refusals(settings.state_dir, room.now())
+            item.address: item.why
+            for item in list_recent_refusals(settings.state_dir, context.now())
         }
         if settings.nodes.listen
         else {},
@@ -203,45 +208,45 @@ def collect_status(room: StatusContext, *, gaps: bool, accounts: bool = False) -
     )
 
 
-def _collect_journal(room: StatusContext) -> JournalStatus:
+def _collect_journal(context: StatusContext) -> JournalStatus:
     from steward.admin.journal import StatusAnswer, StatusRequest
 
-    answer: StatusAnswer = room.ask("journal.status", StatusRequest())
-    path = os.path.join(room.settings.state_dir, JOURNAL_FILENAME)
+    answer: StatusAnswer = context.call_action("journal.status", StatusRequest())
+    path = os.path.join(context.settings.state_dir, JOURNAL_FILENAME)
     line = JournalLine(
         head=answer.head,
         oldest=answer.oldest,
         events=answer.events,
         bytes=_get_file_size(path) + _get_file_size(f"{path}-wal"),
-        max_bytes=room.settings.journal.max_bytes,
+        max_bytes=context.settings.journal.max_bytes,
     )
-    now = room.now()
-    return line, tuple(_make_consumer_line(one, now) for one in answer.consumers)
+    now = context.now()
+    return line, tuple(_make_consumer_line(consumer, now) for consumer in answer.consumers)
 
 
-def _make_consumer_line(one: ConsumerStatus, now: datetime) -> ConsumerLine:
-    state: ConsumerState = "running" if one.state == "running" else "waiting"
+def _make_consumer_line(status: ConsumerStatus, now: datetime) -> ConsumerLine:
+    state: ConsumerState = "running" if status.state == "running" else "waiting"
     return ConsumerLine(
-        name=one.name,
-        state="detached" if one.detached else state,
-        detail=one.detail,
-        position=one.position,
-        behind=one.behind,
-        behind_s=max(0.0, (now - one.oldest).total_seconds()) if one.oldest else None,
-        set_aside=one.dead,
-        missed=one.missed,
-        refill=refill_command(one.name, one.missed_from) if one.missed else "",
-        rate=one.rate,
-        error=one.error,
-        error_at=datetime.fromtimestamp(one.error_at, UTC) if one.error_at else None,
+        name=status.name,
+        state="detached" if status.detached else state,
+        detail=status.detail,
+        position=status.position,
+        behind=status.behind,
+        behind_s=max(0.0, (now - status.oldest).total_seconds()) if status.oldest else None,
+        set_aside=status.dead,
+        missed=status.missed,
+        refill=refill_command(status.name, status.missed_from) if status.missed else "",
+        rate=status.rate,
+        error=status.error,
+        error_at=datetime.fromtimestamp(status.error_at, UTC) if status.error_at else None,
     )
 
 
-def _collect_gaps(room: StatusContext) -> GapsLine | None:
+def _collect_gaps(context: StatusContext) -> GapsLine | None:
     from steward.accounting.gaps import GapsAnswer, GapsRequest
 
-    answer: GapsAnswer = room.ask("accounting.gaps", GapsRequest())
-    counts = Counter(one.kind for one in answer.findings)
+    answer: GapsAnswer = context.call_action("accounting.gaps", GapsRequest())
+    counts = Counter(finding.kind for finding in answer.findings)
     return GapsLine(
         since=answer.since,
         until=answer.until,
@@ -251,9 +256,9 @@ def _collect_gaps(room: StatusContext) -> GapsLine | None:
     )
 
 
-def _collect_bank(room: StatusContext, accounts: bool) -> BankStatusReply:
+def _collect_bank(context: StatusContext, accounts: bool) -> BankStatusReply:
     request = BankStatusRequest(accounts=accounts)
-    answer: BankStatusReply = room.ask("bank.standing", request)
+    answer: BankStatusReply = context.call_action("bank.standing", request)
     return answer
 
 
@@ -267,44 +272,44 @@ def _count_missed(settings: Settings) -> dict[str, int]:
         return {name: jobs.count_missed(name) for name in settings.cluster}
 
 
-def _make_cluster_line(room: StatusContext, name: str, missed: int) -> ClusterLine:
-    of = room.settings.cluster[name]
-    look = PollStatusFiles(room.settings.state_dir).get(name)
-    if look is None:
-        return ClusterLine(cluster=name, remote=of.remote, missed_scripts=missed)
+def _make_cluster_line(context: StatusContext, name: str, missed: int) -> ClusterLine:
+    settings = context.settings.cluster[name]
+    poll = PollStatusFiles(context.settings.state_dir).get(name)
+    if poll is None:
+        return ClusterLine(cluster=name, remote=settings.remote, missed_scripts=missed)
     return ClusterLine(
         cluster=name,
-        slurm=look.version,
-        up=look.up,
-        message=look.message,
-        looked_at=look.at,
-        cost_s=look.cost_s,
-        jobs=look.jobs if look.up else None,
-        interval_s=look.interval_s,
-        remote=of.remote,
+        slurm=poll.version,
+        up=poll.up,
+        message=poll.message,
+        looked_at=poll.at,
+        cost_s=poll.cost_s,
+        jobs=poll.jobs if poll.up else None,
+        interval_s=poll.interval_s,
+        remote=settings.remote,
         missed_scripts=missed,
     )
 
 
-def collect_disks(room: StatusContext, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
+def collect_disks(context: StatusContext, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
     """Return the file systems that Steward writes to; failures are added to ``unknown``."""
-    settings = room.settings
+    settings = context.settings
     places = {"state": settings.state_dir}
     if not settings.forward.to:
         places |= {f"archive {name}": settings.sink_path(name) for name in settings.files_sinks()}
     lines = []
-    for what, path in places.items():
-        found = _query_statvfs(path)
-        if not isinstance(found, os.statvfs_result):
-            unknown[f"disk of {what}"] = f"{path}: {found}"
+    for purpose, path in places.items():
+        status = _query_statvfs(path)
+        if not isinstance(status, os.statvfs_result):
+            unknown[f"disk of {purpose}"] = f"{path}: {status}"
             continue
         lines.append(
             DiskLine(
-                what=what,
+                what=purpose,
                 path=path,
-                total=found.f_blocks * found.f_frsize,
-                free=found.f_bavail * found.f_frsize,
-                files_free=found.f_favail if found.f_files else None,
+                total=status.f_blocks * status.f_frsize,
+                free=status.f_bavail * status.f_frsize,
+                files_free=status.f_favail if status.f_files else None,
             )
         )
     return tuple(lines)
@@ -312,18 +317,18 @@ def collect_disks(room: StatusContext, unknown: dict[str, str]) -> tuple[DiskLin
 
 def _query_statvfs(path: str) -> os.statvfs_result | str:
     """Call statvfs(3) with a time limit, or return the error: a dead mount never answers."""
-    said: list[os.statvfs_result | str] = []
+    results: list[os.statvfs_result | str] = []
 
     def look() -> None:
         try:
-            said.append(os.statvfs(path))
+            results.append(os.statvfs(path))
         except OSError as error:
-            said.append(str(error.strerror))
+            results.append(str(error.strerror))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(_DISK_S)
-    return said[0] if said else f"no answer within {_DISK_S:g} s"
+    return results[0] if results else f"no answer within {_DISK_S:g} s"
 
 
 def _get_file_size(path: str) -> int:

@@ -79,7 +79,7 @@ class DaemonStatusWriter:
         # A lock belongs to all processes with the descriptor: a stuck child would keep it held.
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def put(self, parts: Sequence[WorkerLine]) -> None:
+    def write(self, workers: Sequence[WorkerLine]) -> None:
         """Write the workers' status; first take the lock, for the life of this process.
 
         Raises:
@@ -88,7 +88,7 @@ class DaemonStatusWriter:
         if self._lock < 0:
             self._lock = _take_lock(self._lock_path, self._path)
         write_status(
-            self._path, DaemonStatus(version=__version__, since=self._since, parts=tuple(parts))
+            self._path, DaemonStatus(version=__version__, since=self._since, parts=tuple(workers))
         )
 
     def _leave_to_parent(self) -> None:
@@ -101,12 +101,12 @@ def read_daemon_status(state_dir: str) -> DaemonStatus | None:
     """Read the status of the daemon of a state directory; None if none runs."""
     if not _is_held(os.path.join(state_dir, _LOCK)):
         return None
-    found = read_status(os.path.join(state_dir, _FILENAME), DaemonStatus)
-    return found[0] if found else DaemonStatus()
+    status = read_status(os.path.join(state_dir, _FILENAME), DaemonStatus)
+    return status[0] if status else DaemonStatus()
 
 
-def _take_lock(path: str, told: str) -> int:
-    """Take the daemon's lock and delete an earlier daemon's status file ``told``.
+def _take_lock(path: str, status_path: str) -> int:
+    """Take the daemon's lock and delete an earlier daemon's status file ``status_path``.
 
     The file is deleted while the lock is held, before a reader can take it for this daemon's. The
     lock is one of the open file (F_OFD_SETLK): a process's own lock would be released by closing
@@ -119,7 +119,7 @@ def _take_lock(path: str, told: str) -> int:
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(told)
+            os.unlink(status_path)
     except BlockingIOError as error:
         os.close(fd)
         raise StatusWriteError(f"another steward holds {path}", path) from error
@@ -136,11 +136,11 @@ def _is_held(path: str) -> bool:
     except OSError:
         return False  # it does not exist, or this user may not read it
     try:
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+        query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        reply = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query)
     except OSError:
         return False  # a file system without locks, on which no process can hold one
     finally:
         os.close(fd)
-    kind: int = _FLOCK.unpack(found)[0]
-    return kind != fcntl.F_UNLCK
+    lock_type: int = _FLOCK.unpack(reply)[0]
+    return lock_type != fcntl.F_UNLCK

@@ -56,13 +56,13 @@ class CatalogConsumer:
         self._generations = CatalogGenerations(directory)
         self._contents = contents
         self._directory = ""
-        self._progressed: CatalogCursor | None = None
-        self._months: dict[str, MonthWriter] = {}
+        self._cursor: CatalogCursor | None = None
+        self._writers: dict[str, MonthWriter] = {}
 
     def cursor(self) -> int:
         """Return the position of the last applied event."""
         with self._generations.lock():
-            return self._open().position()
+            return self._open().load_position()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Index new scripts, add their owners, and remove purged ones.
@@ -72,14 +72,16 @@ class CatalogConsumer:
             Rejected: The bytes of a script are gone.
         """
         with self._generations.lock():
-            progressed = self._open()
+            catalog_cursor = self._open()
             purged = _list_purged_keys(events)
-            gone = {(cluster, key) for cluster, key, _ in purged}
-            gone |= progressed.purged(list({_get_script_key(event) for event in events}))
-            of_month = _group_by_month(events)
-            for month in sorted({*of_month, *(_get_key_month(key) for _, key in gone)}):
-                self._apply_month(month, of_month.get(month, ()), gone)
-            progressed.advance(upto, purged)
+            purged_keys = {(cluster, key) for cluster, key, _ in purged}
+            purged_keys |= catalog_cursor.find_purged(
+                list({_get_script_key(event) for event in events})
+            )
+            by_month = _group_by_month(events)
+            for month in sorted({*by_month, *(_get_key_month(key) for _, key in purged_keys)}):
+                self._apply_month(month, by_month.get(month, ()), purged_keys)
+            catalog_cursor.advance(upto, purged)
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
         """Do nothing; return seconds until the next call."""
@@ -87,61 +89,65 @@ class CatalogConsumer:
 
     def close(self) -> None:
         """Close all files."""
-        for writer in self._months.values():
+        for writer in self._writers.values():
             writer.close()
-        self._months.clear()
-        if self._progressed is not None:
-            self._progressed.close()
-            self._progressed = None
+        self._writers.clear()
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
         self._directory = ""
 
     def _open(self) -> CatalogCursor:
         """Open the cursor of the current generation, which changes after a rebuild."""
-        directory = self._generations.ensure()
-        if directory != self._directory or self._progressed is None:
+        directory = self._generations.ensure_current()
+        if directory != self._directory or self._cursor is None:
             self.close()
-            self._progressed = CatalogCursor(directory)
+            self._cursor = CatalogCursor(directory)
             self._directory = directory
-        return self._progressed
+        return self._cursor
 
-    def _month(self, month: str) -> MonthWriter:
+    def _get_writer(self, month: str) -> MonthWriter:
         """Return a month's writer; at most three stay open."""
-        writer = self._months.pop(month, None)
+        writer = self._writers.pop(month, None)
         if writer is None:
             writer = MonthWriter(make_month_path(self._directory, month))
-        self._months[month] = writer  # The one used last stands last.
-        while len(self._months) > _OPEN_MONTHS:
-            self._months.pop(next(iter(self._months))).close()
+        self._writers[month] = writer  # The one used last stands last.
+        while len(self._writers) > _OPEN_MONTHS:
+            self._writers.pop(next(iter(self._writers))).close()
         return writer
 
-    def _apply_month(self, month: str, events: Sequence[Event], gone: set[tuple[str, str]]) -> None:
+    def _apply_month(
+        self, month: str, events: Sequence[Event], purged_keys: set[tuple[str, str]]
+    ) -> None:
         """Apply the events of one month in one transaction."""
         if not events and not os.path.exists(make_month_path(self._directory, month)):
             return
-        writer = self._month(month)
+        writer = self._get_writer(month)
         with writer.writing():
             for event in events:
-                if _get_script_key(event) not in gone:
-                    self._take(writer, event)
-            forgotten = [writer.forget(*key) for key in gone if _get_key_month(key[1]) == month]
-        if any(forgotten):
+                if _get_script_key(event) not in purged_keys:
+                    self._index_event(writer, event)
+            removed = [
+                writer.remove_use(*key) for key in purged_keys if _get_key_month(key[1]) == month
+            ]
+        if any(removed):
             writer.shrink_log()
 
-    def _take(self, writer: MonthWriter, event: Event) -> None:
+    def _index_event(self, writer: MonthWriter, event: Event) -> None:
         """Index the script of an event, or update its use."""
         if isinstance(event.body, JobIdentity):
-            writer.identify(make_identified_use(event.cluster, event.body, event.id))
+            writer.update_use(make_identified_use(event.cluster, event.body, event.id))
         elif isinstance(event.body, JobScript) and event.body.script is not None:
             if writer.has_use(event.cluster, event.key):
                 return
-            kept = event.body.script
-            digest = bytes.fromhex(kept.sha256)
-            number = writer.knows(digest)
+            script_file = event.body.script
+            digest = bytes.fromhex(script_file.sha256)
+            number = writer.find_script(digest)
             if not number:
-                number = writer.add_script(digest, self._bytes(event, event.body))
+                number = writer.add_script(digest, self._read_script(event, event.body))
             writer.add_use(make_spooled_use(event, event.body, number))
 
-    def _bytes(self, event: Event, body: JobScript) -> bytes:
+    def _read_script(self, event: Event, body: JobScript) -> bytes:
         """Read the script of an event."""
         try:
             script = self._contents.read(event.cluster, event.key, body, "script")
@@ -206,7 +212,7 @@ def _get_script_key(event: Event) -> tuple[str, str]:
 
 def _group_by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
     """Group events by the month of their scripts."""
-    found: dict[str, list[Event]] = {}
+    groups: dict[str, list[Event]] = {}
     for event in events:
         if isinstance(event.body, ArchivePurge):
             continue
@@ -214,13 +220,13 @@ def _group_by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
             month = _get_key_month(_get_script_key(event)[1])
         except ValueError as error:
             raise Rejected(str(error), event) from error
-        found.setdefault(month, []).append(event)
-    return found
+        groups.setdefault(month, []).append(event)
+    return groups
 
 
 def _list_purged_keys(events: Sequence[Event]) -> list[tuple[str, str, int]]:
     """Return cluster, key and event of every script purged from all sinks."""
-    found = []
+    purged = []
     for event in events:
         # A purge of one sink concerns that sink only.
         if isinstance(event.body, ArchivePurge) and not event.body.sink:
@@ -229,8 +235,8 @@ def _list_purged_keys(events: Sequence[Event]) -> list[tuple[str, str, int]]:
                     parse_spool_time(key)
                 except ValueError as error:
                     raise Rejected(str(error), event) from error
-                found.append((event.cluster, key, event.id))
-    return found
+                purged.append((event.cluster, key, event.id))
+    return purged
 
 
 __all__ = [

@@ -53,18 +53,18 @@ class CatalogCursor:
         with translate_damage(self._path):
             self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
-    def position(self) -> int:
+    def load_position(self) -> int:
         """Return the position of the last applied event."""
         with translate_damage(self._path):
             return int(self._connection.execute("SELECT position FROM cursor").fetchone()[0])
 
-    def purged(self, keys: Sequence[CatalogKey]) -> set[CatalogKey]:
+    def find_purged(self, keys: Sequence[CatalogKey]) -> set[CatalogKey]:
         """Return which of these scripts were purged and must not be indexed again."""
         sql = "SELECT 1 FROM purged WHERE cluster = ? AND key = ?"
         with translate_damage(self._path):
             return {key for key in keys if self._connection.execute(sql, key).fetchone()}
 
-    def purged_since(self, position: int) -> list[tuple[str, str, int]]:
+    def list_purged_since(self, position: int) -> list[tuple[str, str, int]]:
         """Return all scripts purged by events after a position, with the event."""
         sql = "SELECT cluster, key, event FROM purged WHERE event > ?"
         with translate_damage(self._path):
@@ -91,7 +91,7 @@ class CatalogGenerations:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def current(self) -> str:
+    def get_current(self) -> str:
         """Return the current directory; "" if there is none yet."""
         try:
             name = os.readlink(os.path.join(self.directory, _CURRENT))
@@ -99,15 +99,15 @@ class CatalogGenerations:
             return ""
         return os.path.join(self.directory, name) if _GENERATION.fullmatch(name) else ""
 
-    def ensure(self) -> str:
+    def ensure_current(self) -> str:
         """Return the current directory; create the first one if needed.
 
         Raises:
             CatalogUnavailable: It cannot be created now.
         """
-        return self.current() or self.enter(self.make())
+        return self.get_current() or self.make_current(self.create())
 
-    def make(self) -> str:
+    def create(self) -> str:
         """Create a new directory that is not current yet.
 
         Raises:
@@ -115,36 +115,36 @@ class CatalogGenerations:
         """
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            path = os.path.join(self.directory, f"g{max(self._numbers(), default=0) + 1}")
+            path = os.path.join(self.directory, f"g{max(self._list_numbers(), default=0) + 1}")
             os.mkdir(path, 0o700)
         except OSError as error:
             raise _make_catalog_unavailable(error, self.directory) from error
         return path
 
-    def enter(self, path: str) -> str:
+    def make_current(self, path: str) -> str:
         """Make a directory current and remove all others; the caller holds the lock.
 
         Raises:
             CatalogUnavailable: The link cannot be moved.
         """
         name = os.path.basename(path)
-        fresh = os.path.join(self.directory, f"{_CURRENT}.new")
+        new_link = os.path.join(self.directory, f"{_CURRENT}.new")
         try:
-            if os.path.lexists(fresh):
-                os.unlink(fresh)
-            os.symlink(name, fresh)
-            os.replace(fresh, os.path.join(self.directory, _CURRENT))
+            if os.path.lexists(new_link):
+                os.unlink(new_link)
+            os.symlink(name, new_link)
+            os.replace(new_link, os.path.join(self.directory, _CURRENT))
             _sync_directory(self.directory)
         except OSError as error:
             raise _make_catalog_unavailable(error, self.directory) from error
-        self.clear()
+        self.remove_others()
         return path
 
-    def clear(self) -> None:
+    def remove_others(self) -> None:
         """Remove directories that are not current: older or incomplete ones."""
-        kept = os.path.basename(self.current())
-        for number in self._numbers():
-            if f"g{number}" != kept:
+        current_name = os.path.basename(self.get_current())
+        for number in self._list_numbers():
+            if f"g{number}" != current_name:
                 import shutil  # half a megabyte that the daemon hardly ever needs
 
                 shutil.rmtree(os.path.join(self.directory, f"g{number}"), ignore_errors=True)
@@ -177,7 +177,7 @@ class CatalogGenerations:
         finally:
             os.close(fd)
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:

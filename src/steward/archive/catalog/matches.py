@@ -62,37 +62,39 @@ class TermMatcher:
         self._case = case
         self.words = words
         # Scripts contain U+FFFD for undecodable bytes, so terms must, too.
-        clean = [
+        decoded = [
             term.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for term in terms
         ]
-        self.terms = tuple(clean)
+        self.terms = tuple(decoded)
         # For the index lookup, as in ``fold_for_index``; a NUL in a term is checked by the patterns
         # below.
-        self._looked_up = [term.casefold().replace("\0", " ") for term in clean]
-        self._terms = clean if case else [term.casefold() for term in clean]
+        self._index_terms = [term.casefold().replace("\0", " ") for term in decoded]
+        self._terms = decoded if case else [term.casefold() for term in decoded]
         edges = (r"(?<!\w)", r"(?!\w)") if words else ("", "")
         self._patterns = [re.compile(edges[0] + re.escape(term) + edges[1]) for term in self._terms]
         # The longest first: if two terms begin alike, the longer one is marked.
         ordered = sorted(set(self._terms), key=len, reverse=True)
         body = "|".join(map(re.escape, ordered))
-        self._any = re.compile(f"{edges[0]}(?:{body}){edges[1]}")
+        self._any_term = re.compile(f"{edges[0]}(?:{body}){edges[1]}")
 
-    def groups(self) -> list[str]:
+    def list_trigrams(self) -> list[str]:
         """Return a sample of the groups of three letters that every matching script contains."""
-        found: dict[str, None] = {}
-        share = max(2, _MOST_GROUPS // len(self._looked_up))
-        for term in self._looked_up:
-            usable = [term[i : i + _GROUP] for i in range(len(term) - _GROUP + 1)]
-            usable = list(dict.fromkeys(usable))
-            if len(usable) > share:
-                last = len(usable) - 1
-                usable = [usable[i * last // (share - 1)] for i in range(share)]
-            found.update(dict.fromkeys(usable))
-        return list(found)
+        trigrams: dict[str, None] = {}
+        max_per_term = max(2, _MOST_GROUPS // len(self._index_terms))
+        for term in self._index_terms:
+            candidates = [term[i : i + _GROUP] for i in range(len(term) - _GROUP + 1)]
+            candidates = list(dict.fromkeys(candidates))
+            if len(candidates) > max_per_term:
+                last_index = len(candidates) - 1
+                candidates = [
+                    candidates[i * last_index // (max_per_term - 1)] for i in range(max_per_term)
+                ]
+            trigrams.update(dict.fromkeys(candidates))
+        return list(trigrams)
 
-    def short_part(self) -> str:
+    def get_longest_term(self) -> str:
         """Return the longest term, if all are too short for a group of three."""
-        return max(self._looked_up, key=len)
+        return max(self._index_terms, key=len)
 
     def matches(self, text: str) -> bool:
         """Return whether a script's text contains all terms."""
@@ -101,7 +103,7 @@ class TermMatcher:
             return all(pattern.search(subject) for pattern in self._patterns)
         return all(term in subject for term in self._terms)
 
-    def lines(self, text: str, limit: int) -> tuple[tuple[HitLine, ...], int]:
+    def find_lines(self, text: str, limit: int) -> tuple[tuple[HitLine, ...], int]:
         """Return the first matching lines, and the number of further ones.
 
         Args:
@@ -110,31 +112,31 @@ class TermMatcher:
         """
         subject = text if self._case else text.casefold()
         # If folding changed the length, positions differ between the two texts.
-        shown = text if len(text) == len(subject) else subject
+        visible = text if len(text) == len(subject) else subject
         lines: list[HitLine] = []
-        number, line_start, more, last_counted = 1, 0, 0, 0
+        number, line_start, more_lines, last_counted = 1, 0, 0, 0
         spans: list[tuple[int, int]] = []
 
         def finish() -> None:
             if spans:
-                lines.append(_make_matching_line(shown, number, line_start, spans))
+                lines.append(_make_matching_line(visible, number, line_start, spans))
                 spans.clear()
 
-        for count, match in enumerate(self._any.finditer(subject)):
+        for count, match in enumerate(self._any_term.finditer(subject)):
             if count >= _MOST_SPANS:
                 break
-            passed = subject.count("\n", line_start, match.start())
-            if passed:
+            newlines = subject.count("\n", line_start, match.start())
+            if newlines:
                 finish()
-                number += passed
+                number += newlines
                 line_start = subject.rfind("\n", 0, match.start()) + 1
             if len(lines) < limit:
                 spans.append(match.span())
             elif number != last_counted:
-                more += 1
+                more_lines += 1
                 last_counted = number
         finish()
-        return tuple(lines), more
+        return tuple(lines), more_lines
 
 
 def _make_matching_line(
@@ -148,9 +150,9 @@ def _make_matching_line(
         middle = (spans[0][0] + min(spans[0][1], end)) // 2
         start = max(start, middle - _SHOWN_LETTERS // 2)
         end = min(end, start + _SHOWN_LETTERS)
-    inside = [
+    visible_spans = [
         (max(first, start) - start, min(last, end) - start)
         for first, last in spans
         if first < end and last > start
     ]
-    return HitLine(number=number, text=text[start:end], spans=tuple(inside))
+    return HitLine(number=number, text=text[start:end], spans=tuple(visible_spans))

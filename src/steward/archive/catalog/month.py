@@ -112,7 +112,7 @@ class ScriptUse(msgspec.Struct, frozen=True, kw_only=True):
         return convert_microseconds(self.at)
 
     @property
-    def place(self) -> tuple[int, str, str]:
+    def position(self) -> tuple[int, str, str]:
         """Return its sort position: time in microseconds, key, cluster."""
         return self.at, self.key, self.cluster
 
@@ -180,22 +180,22 @@ class MonthReader:
         self.path = path
         self.connection: Connection = open_reader(path)
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+    def query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query."""
         with translate_damage(self.path):
             yield from self.connection.execute(sql, values)
 
-    def text(self, script: int) -> str:
+    def read_text(self, script: int) -> str:
         """Return the indexed text of a script."""
-        return decode_script_text(self.data(script))
+        return decode_script_text(self.read_data(script))
 
-    def data(self, script: int) -> bytes:
+    def read_data(self, script: int) -> bytes:
         """Return the indexed bytes of a script.
 
         Raises:
             CatalogUnavailable: The file is damaged.
         """
-        rows = list(self.rows("SELECT packed FROM script WHERE number = ?", (script,)))
+        rows = list(self.query("SELECT packed FROM script WHERE number = ?", (script,)))
         if not rows:
             raise CatalogUnavailable(
                 f"the catalogue is damaged ({self.path} lacks script {script}): "
@@ -247,7 +247,7 @@ class MonthWriter:
         with translate_damage(self.path):
             self._connection.execute("COMMIT")
 
-    def knows(self, sha256: bytes) -> int:
+    def find_script(self, sha256: bytes) -> int:
         """Return the row number of a script; 0 if it is not stored."""
         sql = "SELECT number FROM script WHERE sha256 = ?"
         row = self._connection.execute(sql, (sha256,)).fetchone()
@@ -255,15 +255,15 @@ class MonthWriter:
 
     def add_script(self, sha256: bytes, data: bytes) -> int:
         """Store and index a new script; return its row number."""
-        known = data[:MAX_INDEXED_BYTES]
-        packed = zlib.compress(known, 1)
+        indexed = data[:MAX_INDEXED_BYTES]
+        packed = zlib.compress(indexed, 1)
         number = self._connection.execute(
             "INSERT INTO script(sha256, length, packed) VALUES(?, ?, ?)",
-            (sha256, len(data), packed if len(packed) < len(known) else b"\0" + known),
+            (sha256, len(data), packed if len(packed) < len(indexed) else b"\0" + indexed),
         ).lastrowid
         self._connection.execute(
             "INSERT INTO words(rowid, body) VALUES(?, ?)",
-            (number, fold_for_index(decode_script_text(known))),
+            (number, fold_for_index(decode_script_text(indexed))),
         )
         return int(number)
 
@@ -280,7 +280,7 @@ class MonthWriter:
         sql = "SELECT 1 FROM use WHERE cluster = ? AND key = ?"
         return self._connection.execute(sql, (cluster, key)).fetchone() is not None
 
-    def identify(self, use: ScriptUse) -> None:
+    def update_use(self, use: ScriptUse) -> None:
         """Update owner, account, partition and name of an existing use."""
         self._connection.execute(
             "UPDATE use SET uid = ?, user = ?, account = ?, partition = ?, name = ?, event = ? "
@@ -291,19 +291,19 @@ class MonthWriter:
             ),
         )
 
-    def forget(self, cluster: str, key: str) -> bool:
+    def remove_use(self, cluster: str, key: str) -> bool:
         """Remove a use, and its script if unused; return whether the use existed."""
-        run = self._connection.execute
-        row = run(
+        execute = self._connection.execute
+        row = execute(
             "DELETE FROM use WHERE cluster = ? AND key = ? RETURNING script", (cluster, key)
         ).fetchone()
         if row is None:
             return False
-        if run("SELECT 1 FROM use WHERE script = ? LIMIT 1", row).fetchone() is None:
-            packed = run("SELECT packed FROM script WHERE number = ?", row).fetchone()[0]
+        if execute("SELECT 1 FROM use WHERE script = ? LIMIT 1", row).fetchone() is None:
+            packed = execute("SELECT packed FROM script WHERE number = ?", row).fetchone()[0]
             body = fold_for_index(decode_script_text(_decompress_script(packed)))
-            run("INSERT INTO words(words, rowid, body) VALUES('delete', ?, ?)", (row[0], body))
-            run("DELETE FROM script WHERE number = ?", row)
+            execute("INSERT INTO words(words, rowid, body) VALUES('delete', ?, ?)", (row[0], body))
+            execute("DELETE FROM script WHERE number = ?", row)
         return True
 
     def shrink_log(self) -> None:
@@ -311,7 +311,7 @@ class MonthWriter:
         with translate_damage(self.path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def counts(self) -> tuple[int, int]:
+    def count_rows(self) -> tuple[int, int]:
         """Return the number of uses and of distinct scripts."""
         sql = "SELECT (SELECT count(*) FROM use), (SELECT count(*) FROM script)"
         uses, scripts = self._connection.execute(sql).fetchone()

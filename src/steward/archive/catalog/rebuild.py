@@ -51,7 +51,7 @@ class CatalogBuilder:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._months: dict[str, MonthWriter] = {}
+        self._writers: dict[str, MonthWriter] = {}
         self._pending = 0
 
     def add(self, use: ScriptUse, data: bytes, sha256: bytes = b"") -> None:
@@ -65,18 +65,18 @@ class CatalogBuilder:
         Raises:
             SqliteUnavailable: The disk is full.
         """
-        writer = self._month(get_month(use.at))
+        writer = self._get_writer(get_month(use.at))
         digest = sha256 or hashlib.sha256(data).digest()
-        number = writer.knows(digest) or writer.add_script(digest, data)
-        added = msgspec.structs.replace(use, script=number)
-        writer.add_use(added)
-        writer.identify(added)
+        number = writer.find_script(digest) or writer.add_script(digest, data)
+        stored_use = msgspec.structs.replace(use, script=number)
+        writer.add_use(stored_use)
+        writer.update_use(stored_use)
 
-    def has(self, use: ScriptUse) -> bool:
+    def has_use(self, use: ScriptUse) -> bool:
         """Return whether a use is stored."""
-        return self._month(get_month(use.at)).has_use(use.cluster, use.key)
+        return self._get_writer(get_month(use.at)).has_use(use.cluster, use.key)
 
-    def forget(self, at: int, key: CatalogKey) -> None:
+    def remove_use(self, at: int, key: CatalogKey) -> None:
         """Remove a use.
 
         Args:
@@ -84,8 +84,8 @@ class CatalogBuilder:
             key: Cluster and key of the use.
         """
         month = get_month(at)
-        if month in self._months or os.path.exists(make_month_path(self.directory, month)):
-            self._month(month).forget(*key)
+        if month in self._writers or os.path.exists(make_month_path(self.directory, month)):
+            self._get_writer(month).remove_use(*key)
 
     def finish(self, position: int, purged: list[tuple[str, str, int]]) -> tuple[int, int]:
         """Make the generation durable, set its cursor; return the number of uses and scripts.
@@ -94,17 +94,17 @@ class CatalogBuilder:
             position: Position of the last event included.
             purged: Purged scripts, with the event.
         """
-        self._close_months()
+        self._close_writers()
         uses = scripts = 0
         for month in list_months(self.directory):
             writer = MonthWriter(make_month_path(self.directory, month))
-            of_month = writer.counts()
-            uses, scripts = uses + of_month[0], scripts + of_month[1]
+            counts = writer.count_rows()
+            uses, scripts = uses + counts[0], scripts + counts[1]
             writer.shrink_log()
             writer.close()
-        progressed = CatalogCursor(self.directory)
-        progressed.advance(position, purged)
-        progressed.close()
+        cursor = CatalogCursor(self.directory)
+        cursor.advance(position, purged)
+        cursor.close()
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sync_filesystem(fd)
@@ -114,35 +114,35 @@ class CatalogBuilder:
 
     def abandon(self) -> None:
         """Close all files; harmless after :meth:`finish`."""
-        for writer in self._months.values():
+        for writer in self._writers.values():
             writer.close()
-        self._months.clear()
+        self._writers.clear()
 
-    def _month(self, month: str) -> MonthWriter:
+    def _get_writer(self, month: str) -> MonthWriter:
         """Return a month's writer, inside a transaction."""
-        writer = self._months.pop(month, None)
+        writer = self._writers.pop(month, None)
         if writer is None:
             # A crash discards the whole generation, so nothing is synced before the end.
             writer = MonthWriter(make_month_path(self.directory, month), synchronous="OFF")
             writer.begin()
-        self._months[month] = writer  # The one used last stands last.
+        self._writers[month] = writer  # The one used last stands last.
         self._pending += 1
         if self._pending >= _COMMIT_EVERY:
             self._pending = 0
-            for each in self._months.values():
-                each.commit()
-                each.begin()
-        while len(self._months) > _OPEN_MONTHS:
-            oldest = self._months.pop(next(iter(self._months)))
+            for open_writer in self._writers.values():
+                open_writer.commit()
+                open_writer.begin()
+        while len(self._writers) > _OPEN_MONTHS:
+            oldest = self._writers.pop(next(iter(self._writers)))
             oldest.commit()
             oldest.close()
         return writer
 
-    def _close_months(self) -> None:
-        for writer in self._months.values():
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
             writer.commit()
             writer.close()
-        self._months.clear()
+        self._writers.clear()
 
 
 log = logging.getLogger(__name__)
@@ -160,9 +160,12 @@ class CatalogRebuild:
 
     def __init__(self, settings: Settings, sink: str) -> None:
         self._generations = CatalogGenerations(os.path.join(settings.state_dir, "catalogue"))
-        of = settings.files_sink(sink)
-        self._roots = [settings.sink_path(sink), *([of.move_to] if of.move_to else [])]
-        self._layout = compile_layout(of.layout, of.period)
+        sink_settings = settings.files_sink(sink)
+        self._roots = [
+            settings.sink_path(sink),
+            *([sink_settings.move_to] if sink_settings.move_to else []),
+        ]
+        self._layout = compile_layout(sink_settings.layout, sink_settings.period)
         # A path without a cluster belongs to the only one, unless other hosts send theirs here.
         self._clusters = () if settings.consume else tuple(settings.cluster)
         self._reader = FilesReader(settings, sink)
@@ -176,28 +179,28 @@ class CatalogRebuild:
             ArchiveUnavailable: The tree cannot be read.
         """
         with self._generations.lock("reindex", wait=False):
-            old = self._generations.ensure()
-            since = _read_cursor(old)
-            builder = CatalogBuilder(self._generations.make())
+            old_directory = self._generations.ensure_current()
+            since = _read_cursor(old_directory)
+            builder = CatalogBuilder(self._generations.create())
             try:
-                yield from self._fill(builder)
-                self._keep_what_moved(old, builder)
+                yield from self._index_files(builder)
+                self._add_moved_uses(old_directory, builder)
                 with self._generations.lock():
-                    uses, scripts = self._take_over(old, builder, since)
+                    uses, scripts = self._copy_new_uses(old_directory, builder, since)
                     months = list_months(builder.directory)
-                    self._generations.enter(builder.directory)
+                    self._generations.make_current(builder.directory)
             finally:
                 builder.abandon()
                 self._reader.close()
-                self._generations.clear()
+                self._generations.remove_others()
         yield ReindexReply(
             scripts=uses, distinct=scripts, months=tuple(months), unreadable=self._unreadable
         )
 
-    def _fill(self, builder: CatalogBuilder) -> Iterator[Progress]:
+    def _index_files(self, builder: CatalogBuilder) -> Iterator[Progress]:
         """Index every archived script; yield progress."""
         done = 0
-        for path, use in self._uses():
+        for path, use in self._iterate_uses():
             done += 1
             if done % _REPORT_EVERY == 0:
                 yield Progress(done=done)
@@ -215,90 +218,94 @@ class CatalogRebuild:
             builder.add(use, data)
         yield Progress(done=done, total=done)
 
-    def _uses(self) -> Iterator[tuple[str, ScriptUse]]:
+    def _iterate_uses(self) -> Iterator[tuple[str, ScriptUse]]:
         """Yield the path and use of every archived script."""
-        if not self._layout.manifests:
-            known = False
-            for placed in self._placed():
-                known = True
+        if not self._layout.has_manifests:
+            has_rows = False
+            for placed in self._iterate_placed():
+                has_rows = True
                 if placed.script is not None:
                     yield placed.script.path, _make_placed_use(placed)
-            if known:
+            if has_rows:
                 return
         for root in self._roots:
-            for found in iterate_scripts_in_tree(root, self._layout):
-                if found.script is not None:
-                    path = os.path.join(root, found.script.path)
-                    yield path, self._use_of_found(found, path)
+            for found_script in iterate_scripts_in_tree(root, self._layout):
+                if found_script.script is not None:
+                    path = os.path.join(root, found_script.script.path)
+                    yield path, self._make_found_use(found_script, path)
 
-    def _placed(self) -> Iterator[PlacedScript]:
+    def _iterate_placed(self) -> Iterator[PlacedScript]:
         try:
-            yield from self._reader.entries()
+            yield from self._reader.iterate_scripts()
         except SqliteUnavailable as error:
             # Lost with the state directory: only the files are left.
             log.info("the sink's database says nothing: %s", error)
 
-    def _use_of_found(self, found: FoundScript, path: str) -> ScriptUse:
+    def _make_found_use(self, found_script: FoundScript, path: str) -> ScriptUse:
         """Make the use of a script found by manifest or file name."""
-        record = found.record
-        cluster = found.cluster
+        record = found_script.record
+        cluster = found_script.cluster
         if not cluster and len(self._clusters) == 1:
             cluster = self._clusters[0]
         uid, user = (
-            (record.uid, record.user) if record else _find_owner_by_acl(path, found.user_directory)
+            (record.uid, record.user)
+            if record
+            else _find_owner_by_acl(path, found_script.user_directory)
         )
         return ScriptUse(
             cluster=cluster,
-            key=found.key,
-            job_id=found.job_id,
-            at=max(0, found.spool_mtime_ns // 1000),
+            key=found_script.key,
+            job_id=found_script.job_id,
+            at=max(0, found_script.spool_mtime_ns // 1000),
             uid=uid,
             user=user,
             account=record.account if record else "",
             partition=record.partition if record else "",
-            name=_escape_name(found.name),
+            name=_escape_name(found_script.name),
         )
 
-    def _keep_what_moved(self, old: str, builder: CatalogBuilder) -> None:
+    def _add_moved_uses(self, old_directory: str, builder: CatalogBuilder) -> None:
         """Add uses that the sink has but the scan missed: waiting, or moved during the scan."""
-        for reader, use, sha256 in _iterate_old_uses(old, -1):
-            if not builder.has(use) and self._is_kept(use):
-                builder.add(use, reader.data(use.script), sha256)
+        for reader, use, sha256 in _iterate_old_uses(old_directory, -1):
+            if not builder.has_use(use) and self._is_in_sink(use):
+                builder.add(use, reader.read_data(use.script), sha256)
 
-    def _is_kept(self, use: ScriptUse) -> bool:
+    def _is_in_sink(self, use: ScriptUse) -> bool:
         try:
             return self._reader.locate(use.key, use.cluster) is not None
         except Unavailable:
             # Without the sink's database only the files count.
             return False
 
-    def _take_over(self, old: str, builder: CatalogBuilder, since: int) -> tuple[int, int]:
+    def _copy_new_uses(
+        self, old_directory: str, builder: CatalogBuilder, since: int
+    ) -> tuple[int, int]:
         """Add what the consumer indexed after ``since``; return the number of uses and scripts."""
-        for reader, use, sha256 in _iterate_old_uses(old, since):
-            builder.add(use, reader.data(use.script), sha256)
+        for reader, use, sha256 in _iterate_old_uses(old_directory, since):
+            builder.add(use, reader.read_data(use.script), sha256)
         purged: list[tuple[str, str, int]] = []
         position = since
         try:
-            progressed = CatalogCursor(old)
+            cursor = CatalogCursor(old_directory)
             try:
-                purged, position = progressed.purged_since(-1), progressed.position()
+                purged, position = cursor.list_purged_since(-1), cursor.load_position()
             finally:
-                progressed.close()
+                cursor.close()
         except CatalogUnavailable as error:
             log.warning("what was purged before is not known any more: %s", error)
         for cluster, key, _ in purged:
-            builder.forget(parse_spool_time(key), (cluster, key))
+            builder.remove_use(parse_spool_time(key), (cluster, key))
         return builder.finish(position, purged)
 
 
 def _read_cursor(generation: str) -> int:
     """Return the cursor of a generation; 0 if it cannot be read."""
     try:
-        progressed = CatalogCursor(generation)
+        cursor = CatalogCursor(generation)
         try:
-            return progressed.position()
+            return cursor.load_position()
         finally:
-            progressed.close()
+            cursor.close()
     except CatalogUnavailable as error:
         # Damage may be the reason for the rebuild. Events still in the journal are applied again,
         # without harm.
@@ -321,7 +328,7 @@ def _iterate_old_uses(
         try:
             reader = MonthReader(make_month_path(generation, month))
             try:
-                for sha256, *row in reader.rows(sql, (since,)):
+                for sha256, *row in reader.query(sql, (since,)):
                     yield (
                         reader,
                         ScriptUse(**dict(zip(ScriptUse.__struct_fields__, row, strict=True))),
@@ -336,7 +343,7 @@ def _iterate_old_uses(
 def _make_placed_use(placed: PlacedScript) -> ScriptUse:
     """Make the use of a script recorded in the sink's database."""
     assert placed.script is not None, "the caller has looked"
-    name = parse_file_name(os.path.basename(placed.script.path))
+    parsed_name = parse_file_name(os.path.basename(placed.script.path))
     return ScriptUse(
         cluster=placed.cluster,
         key=placed.script_key,
@@ -344,7 +351,7 @@ def _make_placed_use(placed: PlacedScript) -> ScriptUse:
         at=max(0, placed.spool_mtime_ns // 1000),
         uid=placed.uid,
         user=placed.user,
-        name=_escape_name(name.name) if name else "",
+        name=_escape_name(parsed_name.name) if parsed_name else "",
     )
 
 

@@ -90,7 +90,7 @@ class UseFilter(msgspec.Struct, frozen=True, kw_only=True):
 def propose_uses(
     reader: MonthReader,
     matcher: TermMatcher,
-    wanted: UseFilter,
+    use_filter: UseFilter,
     after: UsePosition | None,
     thresholds: SearchThresholds,
 ) -> Iterator[ScriptUse]:
@@ -99,137 +99,148 @@ def propose_uses(
     Args:
         reader: Reader of the month.
         matcher: The search terms.
-        wanted: The filter.
+        use_filter: The filter.
         after: Only uses after this position.
         thresholds: Sizes that decide how the month is read.
     """
-    groups = matcher.groups()
-    if groups:
-        question = " AND ".join(map(_quote_group, groups))
-        yield from _select_by_index(reader, [question], wanted, after, thresholds)
+    trigrams = matcher.list_trigrams()
+    if trigrams:
+        query = " AND ".join(map(_quote_group, trigrams))
+        yield from _select_by_index(reader, [query], use_filter, after, thresholds)
         return
-    seen, look_first = 0, thresholds.look_first
+    count, newest_uses = 0, thresholds.look_first
     for use in _select_uses(
-        reader, f"use INDEXED BY {_choose_time_index(wanted)}", wanted, after, look_first
+        reader, f"use INDEXED BY {_choose_time_index(use_filter)}", use_filter, after, newest_uses
     ):
-        seen += 1
-        after = use.place
+        count += 1
+        after = use.position
         yield use
-    if seen == look_first:
-        questions = _build_short_term_queries(
-            reader, matcher.short_part(), thresholds.groups_at_once
+    if count == newest_uses:
+        queries = _build_short_term_queries(
+            reader, matcher.get_longest_term(), thresholds.groups_at_once
         )
-        yield from _select_by_index(reader, questions, wanted, after, thresholds)
+        yield from _select_by_index(reader, queries, use_filter, after, thresholds)
 
 
 def _select_by_index(
     reader: MonthReader,
-    questions: Sequence[str],
-    wanted: UseFilter,
+    queries: Sequence[str],
+    use_filter: UseFilter,
     after: UsePosition | None,
     thresholds: SearchThresholds,
 ) -> Iterator[ScriptUse]:
     """Yield the uses of scripts that the trigram index proposes, newest first."""
-    if not questions:
+    if not queries:
         return
-    one = "SELECT rowid FROM words WHERE words MATCH ?"
-    scripts = " UNION ALL ".join([one] * len(questions))
+    subquery = "SELECT rowid FROM words WHERE words MATCH ?"
+    scripts = " UNION ALL ".join([subquery] * len(queries))
     few_scripts = thresholds.few_scripts
     is_few = (
-        _count_up_to(reader, scripts, few_scripts, questions) < few_scripts
-        and _count_up_to(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
+        _count_up_to(reader, scripts, few_scripts, queries) < few_scripts
+        and _count_up_to(reader, _USES_OF.format(scripts), _FEW_USES, queries) < _FEW_USES
     )
-    index = "use_script" if is_few else _choose_time_index(wanted)
+    index = "use_script" if is_few else _choose_time_index(use_filter)
     # The unary plus keeps SQLite from looking up scripts one by one where the index by time must
     # lead.
     script = "use.script" if is_few else "+use.script"
     table = f"use INDEXED BY {index}"
     yield from _select_uses(
-        reader, table, wanted, after, -1, also=f"{script} IN ({scripts})", values=questions
+        reader,
+        table,
+        use_filter,
+        after,
+        -1,
+        extra_condition=f"{script} IN ({scripts})",
+        values=queries,
     )
 
 
-def _count_up_to(reader: MonthReader, question: str, limit: int, values: Sequence[Any]) -> int:
+def _count_up_to(reader: MonthReader, query: str, limit: int, values: Sequence[Any]) -> int:
     """Count the rows of a query, up to a limit."""
-    sql = f"SELECT count(*) FROM (SELECT 1 FROM ({question}) LIMIT {limit})"  # noqa: S608 - made of constants, values are bound
-    return int(next(reader.rows(sql, values))[0])
+    sql = f"SELECT count(*) FROM (SELECT 1 FROM ({query}) LIMIT {limit})"  # noqa: S608 - made of constants, values are bound
+    return int(next(reader.query(sql, values))[0])
 
 
 def _select_uses(
     reader: MonthReader,
     table: str,
-    wanted: UseFilter,
+    use_filter: UseFilter,
     after: UsePosition | None,
     limit: int,
     *,
-    also: str = "1",
+    extra_condition: str = "1",
     values: Sequence[Any] = (),
 ) -> Iterator[ScriptUse]:
     """Yield the uses that match the filter and a further condition, newest first."""
-    conditions, more = _build_use_conditions(wanted, after)
+    conditions, filter_values = _build_use_conditions(use_filter, after)
     sql = (
-        f"SELECT {USE_COLUMNS} FROM {table} WHERE {also} AND {conditions} "  # noqa: S608 - made of constants, values are bound
+        f"SELECT {USE_COLUMNS} FROM {table} WHERE {extra_condition} AND {conditions} "  # noqa: S608 - made of constants, values are bound
         f"{_NEWEST_FIRST} LIMIT {limit}"
     )
-    for row in reader.rows(sql, [*values, *more]):
+    for row in reader.query(sql, [*values, *filter_values]):
         use = ScriptUse(**dict(zip(ScriptUse.__struct_fields__, row, strict=True)))
-        if wanted.keys is None or (use.cluster, use.key) in wanted.keys:
+        if use_filter.keys is None or (use.cluster, use.key) in use_filter.keys:
             yield use
 
 
-def _choose_time_index(wanted: UseFilter) -> str:
+def _choose_time_index(use_filter: UseFilter) -> str:
     """Return the index that yields uses in order of time."""
-    return "use_owner" if wanted.owner is not None and not wanted.owner.accounts else "use_at"
+    return (
+        "use_owner" if use_filter.owner is not None and not use_filter.owner.accounts else "use_at"
+    )
 
 
-def _build_short_term_queries(reader: MonthReader, term: str, at_once: int) -> list[str]:
+def _build_short_term_queries(reader: MonthReader, term: str, max_trigrams: int) -> list[str]:
     """Build index queries for all groups of three letters that begin with a shorter term."""
     sql = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?"
-    groups = [_quote_group(row[0]) for row in reader.rows(sql, (term, term + "\U0010ffff"))]
+    trigrams = [_quote_group(row[0]) for row in reader.query(sql, (term, term + "\U0010ffff"))]
     return [
-        " OR ".join(groups[first : first + at_once]) for first in range(0, len(groups), at_once)
+        " OR ".join(trigrams[start : start + max_trigrams])
+        for start in range(0, len(trigrams), max_trigrams)
     ]
 
 
-def _quote_group(group: str) -> str:
-    return '"' + group.replace('"', '""') + '"'
+def _quote_group(trigram: str) -> str:
+    return '"' + trigram.replace('"', '""') + '"'
 
 
-def _build_use_conditions(wanted: UseFilter, after: UsePosition | None) -> tuple[str, list[Any]]:
+def _build_use_conditions(
+    use_filter: UseFilter, after: UsePosition | None
+) -> tuple[str, list[Any]]:
     """Build the WHERE condition of a filter, and its bound values."""
-    found: list[str] = ["1"]
+    conditions: list[str] = ["1"]
     values: list[Any] = []
 
     def add(condition: str, *bound: Any) -> None:
-        found.append(condition)
+        conditions.append(condition)
         values.extend(bound)
 
-    owner = wanted.owner
+    owner = use_filter.owner
     if owner is not None:
-        own = "use.uid = ? AND use.user = ?"
+        owner_condition = "use.uid = ? AND use.user = ?"
         if owner.accounts:
-            either = f"({own} OR {_make_in_condition('account')})"
-            add(either, owner.uid, owner.user, _encode_list(owner.accounts))
+            alternatives = f"({owner_condition} OR {_make_in_condition('account')})"
+            add(alternatives, owner.uid, owner.user, _encode_list(owner.accounts))
         else:
-            add(own, owner.uid, owner.user)
+            add(owner_condition, owner.uid, owner.user)
     for column in ("cluster", "account", "partition"):
-        chosen = getattr(wanted, column + "s")
-        if chosen:
-            add(_make_in_condition(column), _encode_list(chosen))
-    if wanted.users or wanted.uids:
-        either = f"({_make_in_condition('user')} OR {_make_in_condition('uid')})"
-        add(either, _encode_list(wanted.users), _encode_list(wanted.uids))
-    if wanted.names:
+        names = getattr(use_filter, column + "s")
+        if names:
+            add(_make_in_condition(column), _encode_list(names))
+    if use_filter.users or use_filter.uids:
+        alternatives = f"({_make_in_condition('user')} OR {_make_in_condition('uid')})"
+        add(alternatives, _encode_list(use_filter.users), _encode_list(use_filter.uids))
+    if use_filter.names:
         # A shell's [!a] is SQLite's [^a].
-        globs = [name.replace("[!", "[^") for name in wanted.names]
+        globs = [name.replace("[!", "[^") for name in use_filter.names]
         add("EXISTS (SELECT 1 FROM json_each(?) WHERE use.name GLOB value)", _encode_list(globs))
-    if wanted.since is not None:
-        add("use.at >= ?", to_micros(wanted.since))
-    if wanted.until is not None:
-        add("use.at < ?", to_micros(wanted.until))
+    if use_filter.since is not None:
+        add("use.at >= ?", to_micros(use_filter.since))
+    if use_filter.until is not None:
+        add("use.at < ?", to_micros(use_filter.until))
     if after is not None:
         add("(use.at, use.key, use.cluster) < (?, ?, ?)", *after)
-    return " AND ".join(found), values
+    return " AND ".join(conditions), values
 
 
 def _make_in_condition(column: str) -> str:
@@ -283,26 +294,26 @@ def collect_page(
     limit: int,
     lines: int,
     after: UsePosition | None,
-    longest_s: float,
+    timeout_s: float,
 ) -> HitPage:
     """Collect the next page of hits, for :meth:`CatalogSearcher.page`."""
-    deadline = time.monotonic() + longest_s
+    deadline = time.monotonic() + timeout_s
     hits: list[ScriptHit] = []
-    last: UsePosition | None = after
+    position: UsePosition | None = after
     for use, text in uses:
         if text:
             if len(hits) == limit:
-                return HitPage(hits, last, complete=True)
-            hits.append(ScriptHit(use, *matcher.lines(text, lines)))
-        last = use.place
+                return HitPage(hits, position, complete=True)
+            hits.append(ScriptHit(use, *matcher.find_lines(text, lines)))
+        position = use.position
         if time.monotonic() > deadline:
-            return HitPage(hits, last, complete=False)
+            return HitPage(hits, position, complete=False)
     return HitPage(hits, None, complete=True)
 
 
-def count_hits(uses: CheckedUses, *, longest_s: float) -> int | None:
+def count_hits(uses: CheckedUses, *, timeout_s: float) -> int | None:
     """Count all hits, for :meth:`CatalogSearcher.count`; None if the time limit was reached."""
-    deadline = time.monotonic() + longest_s
+    deadline = time.monotonic() + timeout_s
     hits = 0
     for _, text in uses:
         hits += bool(text)
@@ -323,100 +334,102 @@ class CatalogSearcher:
         self._thresholds = thresholds or SearchThresholds()
         self._generations = CatalogGenerations(directory)
         self._directory = ""
-        self._open: dict[str, MonthReader] = {}
+        self._readers: dict[str, MonthReader] = {}
 
-    def page(
+    def find_page(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         *,
         limit: int,
         lines: int = 3,
         after: UsePosition | None = None,
-        longest_s: float = 5.0,
+        timeout_s: float = 5.0,
     ) -> HitPage:
         """Return the next page of hits, newest first.
 
         Args:
             matcher: The search terms.
-            wanted: The filter.
-            allowed: Returns whether the user may know of a use.
+            use_filter: The filter.
+            is_allowed: Returns whether the user may know of a use.
             limit: Maximum number of hits.
             lines: Maximum number of matching lines of each hit.
             after: ``HitPage.after`` of the previous page.
-            longest_s: Time limit in seconds; a partial page is returned then.
+            timeout_s: Time limit in seconds; a partial page is returned then.
         """
-        uses = self._uses(matcher, wanted, allowed, after)
+        uses = self._iterate_uses(matcher, use_filter, is_allowed, after)
         return collect_page(
-            uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s
+            uses, matcher, limit=limit, lines=lines, after=after, timeout_s=timeout_s
         )
 
     def count(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         *,
-        longest_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> int | None:
         """Count all hits; None if the time limit was reached."""
-        return count_hits(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
+        return count_hits(
+            self._iterate_uses(matcher, use_filter, is_allowed, None), timeout_s=timeout_s
+        )
 
     def close(self) -> None:
         """Close all files."""
-        for month in self._open.values():
-            month.close()
-        self._open.clear()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
-    def _uses(
+    def _iterate_uses(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         after: UsePosition | None,
     ) -> CheckedUses:
         """Yield proposed uses, newest first, with the script's text; "" if it is not a hit."""
-        for month in self._months(wanted, after):
-            reader = self._reader(month)
+        for month in self._list_months(use_filter, after):
+            reader = self._open_reader(month)
             # Check a script used by many jobs once, and keep only the latest text in memory.
-            proved: dict[int, bool] = {}
-            recent: tuple[int, str] = (0, "")
-            for use in propose_uses(reader, matcher, wanted, after, self._thresholds):
-                if proved.get(use.script) is False or not allowed(use):
+            is_match: dict[int, bool] = {}
+            latest: tuple[int, str] = (0, "")
+            for use in propose_uses(reader, matcher, use_filter, after, self._thresholds):
+                if is_match.get(use.script) is False or not is_allowed(use):
                     yield use, ""
                     continue
-                if recent[0] != use.script:
-                    recent = (use.script, reader.text(use.script))
-                if use.script not in proved:
-                    proved[use.script] = matcher.matches(recent[1])
-                yield use, recent[1] if proved[use.script] else ""
+                if latest[0] != use.script:
+                    latest = (use.script, reader.read_text(use.script))
+                if use.script not in is_match:
+                    is_match[use.script] = matcher.matches(latest[1])
+                yield use, latest[1] if is_match[use.script] else ""
 
-    def _months(self, wanted: UseFilter, after: UsePosition | None) -> list[str]:
+    def _list_months(self, use_filter: UseFilter, after: UsePosition | None) -> list[str]:
         """Return the months to search, newest first."""
-        directory = self._generations.current()
+        directory = self._generations.get_current()
         if directory != self._directory:
             self.close()
             self._directory = directory
         months = list_months(directory) if directory else []
         latest = get_month(after[0]) if after else "9999-99"
-        if wanted.until is not None:
-            latest = min(latest, get_month(to_micros(wanted.until)))
-        earliest = get_month(to_micros(wanted.since)) if wanted.since else ""
+        if use_filter.until is not None:
+            latest = min(latest, get_month(to_micros(use_filter.until)))
+        earliest = get_month(to_micros(use_filter.since)) if use_filter.since else ""
         return [month for month in reversed(months) if earliest <= month <= latest]
 
-    def _reader(self, month: str) -> MonthReader:
+    def _open_reader(self, month: str) -> MonthReader:
         """Return a month's reader; at most 24 stay open."""
         path = make_month_path(self._directory, month)
-        reader = self._open.pop(path, None)
+        reader = self._readers.pop(path, None)
         if reader is None:
             try:
                 reader = MonthReader(path)
             except SqliteUnavailable as error:
-                if self._generations.current() == self._directory:
+                if self._generations.get_current() == self._directory:
                     raise
                 raise SearchError("the catalogue was made anew just now: search again") from error
-        self._open[path] = reader
-        while len(self._open) > _MAX_OPEN_MONTHS:
-            self._open.pop(next(iter(self._open))).close()
+        self._readers[path] = reader
+        while len(self._readers) > _MAX_OPEN_MONTHS:
+            self._readers.pop(next(iter(self._readers))).close()
         return reader

@@ -83,17 +83,17 @@ class PendingBatch:
         self._owners = owners
         self._manifests = manifests
         self.rows: dict[FileRef, FileRow] = {}
-        self._before: dict[FileRef, FileRow] = {}
-        self.fresh: dict[FileRef, JobScript] = {}
-        self.taken: set[tuple[int, str]] = set()
-        self.left: set[int] = set()
-        self.unlinks: dict[tuple[str, str], None] = {}
-        self.later: list[tuple[str, str, str, bytes]] = []
+        self._saved_rows: dict[FileRef, FileRow] = {}
+        self.new_scripts: dict[FileRef, JobScript] = {}
+        self.used_names: set[tuple[int, str]] = set()
+        self.vacated_directories: set[int] = set()
+        self.files_to_remove: dict[tuple[str, str], None] = {}
+        self.deferred: list[tuple[str, str, str, bytes]] = []
         self.now = datetime.now(UTC)
         self.now_ns = 0
-        self.replays = False
+        self.is_replay = False
         self._began_ns = time.time_ns()
-        self._is_clear = False
+        self._is_clean = False
         # In the order of the events, which is nearly that of the keys: neighbors share a database
         # page.
         self._dirty: dict[FileRef, None] = {}
@@ -103,25 +103,25 @@ class PendingBatch:
         """Begin a batch with the rows of its known scripts."""
         self.drop()
         self.rows = rows
-        self._before = rows.copy()
+        self._saved_rows = rows.copy()
         self.now = datetime.now(UTC)
         self.now_ns = time.time_ns()
 
     def drop(self) -> None:
         """Discard unsaved changes."""
         self.rows = {}
-        self._before = {}
-        for gathered in (self.taken, self.left, self._deleted):
-            gathered.clear()
+        self._saved_rows = {}
+        for collected in (self.used_names, self.vacated_directories, self._deleted):
+            collected.clear()
         self._dirty.clear()
-        self.fresh.clear()
-        self.unlinks.clear()
-        self.later.clear()
+        self.new_scripts.clear()
+        self.files_to_remove.clear()
+        self.deferred.clear()
         self._manifests.drop()
-        self._records.forget_new()
-        self._owners.forget_new()
+        self._records.discard_new()
+        self._owners.discard_new()
 
-    def keep(self, row: FileRow) -> None:
+    def set_row(self, row: FileRow) -> None:
         """Record a new or changed row."""
         ref = (row.cluster, row.key)
         self.rows[ref] = row
@@ -134,19 +134,19 @@ class PendingBatch:
         self._dirty.pop(ref, None)
         self._deleted.add(ref)
 
-    def claimed(self, row: FileRow, directory: int, name: str) -> bool:
+    def is_name_taken(self, row: FileRow, directory: int, name: str) -> bool:
         """Return whether a file name in a directory belongs to another script than the row's."""
-        return (directory, name) in self.taken or self._records.claimed(
+        return (directory, name) in self.used_names or self._records.is_name_taken(
             row.job_id, row.key, directory, name
         )
 
     def may_repeat(self, row: FileRow) -> bool:
         """Return whether a script may have been placed already, before a crash."""
-        if (row.cluster, row.key) in self.fresh:
-            return self.replays
+        if (row.cluster, row.key) in self.new_scripts:
+            return self.is_replay
         return not self._began_ns <= row.since_ns < LOST_NS
 
-    def clear_up(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove files left by batches that were interrupted after their commit.
 
         Call this before placing any file: the names to remove must not be in use again.
@@ -154,31 +154,33 @@ class PendingBatch:
         Raises:
             OSError: The tree cannot be written.
         """
-        if self._is_clear:
+        if self._is_clean:
             return
         moved = int(self._records.moved)
         sql = "SELECT directory, name FROM leaving WHERE moved = ?"
-        left = self._records.query(sql, moved)
-        self._remove(left)
+        files = self._records.query(sql, moved)
+        self._remove_files(files)
         remove_empty_directories(
-            self._tree, self._records, {self._records.number(path) for path, _ in left}
+            self._tree,
+            self._records,
+            {self._records.get_directory_number(path) for path, _ in files},
         )
         if not self._records.moved:
-            self._clear_waiting()
-        self._is_clear = True
+            self._remove_stale_links()
+        self._is_clean = True
 
-    def _clear_waiting(self) -> None:
+    def _remove_stale_links(self) -> None:
         """Remove links in ``.waiting/`` to which no waiting row refers."""
         try:
-            there = set(os.listdir(self._tree.directory(WAITING_DIRECTORY)))
+            names = set(os.listdir(self._tree.get_directory_fd(WAITING_DIRECTORY)))
         except FileNotFoundError:
             return
-        wanted: set[str] = set()
+        referenced: set[str] = set()
         sql = "SELECT body FROM script WHERE state = ? AND body IS NOT NULL"
-        for (text,) in self._records.query(sql, WAITING) if there else ():
+        for (text,) in self._records.query(sql, WAITING) if names else ():
             body = _body_decoder.decode(text)
-            wanted.update(kept.path for kept in (body.script, body.environment) if kept)
-        for name in there - wanted:
+            referenced.update(file.path for file in (body.script, body.environment) if file)
+        for name in names - referenced:
             self._tree.unlink(WAITING_DIRECTORY, name)
 
     def finish(self, sources: "SourceFinder") -> None:
@@ -188,14 +190,14 @@ class PendingBatch:
             OSError: The tree cannot be written.
             BytesGone: Bytes that must wait for their job are not in the store.
         """
-        for ref, body in self.fresh.items():
+        for ref, body in self.new_scripts.items():
             row = self.rows.get(ref)
             if row is not None and row.state == WAITING:
-                sources.put_aside(row, body)
-        sources.settle()
+                sources.link_waiting(row, body)
+        sources.sync_files()
         self._manifests.flush()
         self._tree.sync()
-        self._is_clear = not self.unlinks
+        self._is_clean = not self.files_to_remove
 
     def write(self, connection: Connection, *, moved: bool = False) -> None:
         """Write the changes, inside the transaction that moves the cursor.
@@ -208,25 +210,27 @@ class PendingBatch:
         rows = [self.rows[ref] for ref in self._dirty]
         counts = ByteCounts()
         for row in rows:
-            counts.change(self._before.get((row.cluster, row.key)), row, moved=moved)
+            counts.change(self._saved_rows.get((row.cluster, row.key)), row, moved=moved)
         for ref in self._deleted:
-            if ref in self._before:
-                counts.remove(self._before[ref], moved=moved or self._before[ref].state == MOVED)
+            if ref in self._saved_rows:
+                counts.remove(
+                    self._saved_rows[ref], moved=moved or self._saved_rows[ref].state == MOVED
+                )
         if moved:
             rows = [msgspec.structs.replace(row, state=MOVED) for row in rows]
-        save_rows(connection, rows, self._before)
+        save_rows(connection, rows, self._saved_rows)
         delete_rows(connection, self._deleted)
         counts.write(connection)
         connection.executemany(
-            "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.later
+            "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.deferred
         )
         # Waiting files are known by their rows.
         connection.executemany(
             "INSERT OR IGNORE INTO leaving VALUES (?, ?, ?)",
-            [(int(moved), *file) for file in self.unlinks if file[0] != WAITING_DIRECTORY],
+            [(int(moved), *file) for file in self.files_to_remove if file[0] != WAITING_DIRECTORY],
         )
 
-    def written(self) -> None:
+    def remove_replaced(self) -> None:
         """Remove replaced files and empty directories, after the commit.
 
         Not before: an interrupted batch is repeated and reads its bytes from where they were.
@@ -234,22 +238,22 @@ class PendingBatch:
         Raises:
             OSError: The tree cannot be written.
         """
-        self._owners.saved()
-        self._remove(self.unlinks)
-        self._is_clear = True
-        remove_empty_directories(self._tree, self._records, self.left)
+        self._owners.confirm_saved()
+        self._remove_files(self.files_to_remove)
+        self._is_clean = True
+        remove_empty_directories(self._tree, self._records, self.vacated_directories)
         self.drop()
 
-    def _remove(self, files: Iterable[tuple[str, str]]) -> None:
+    def _remove_files(self, files: Iterable[tuple[str, str]]) -> None:
         """Remove files, and the database's notes that they are to be removed."""
-        noted = False
+        has_record = False
         for path, name in files:
             try:
                 self._tree.unlink(path, name)
             except IsADirectoryError:
                 log.error("%s/%s/%s is a directory: it is left", self._tree.root, path, name)
-            noted = noted or path != WAITING_DIRECTORY
-        if noted:
+            has_record = has_record or path != WAITING_DIRECTORY
+        if has_record:
             self._tree.sync()
             with self._records.writing() as connection:
                 connection.execute(
@@ -267,7 +271,7 @@ def remove_empty_directories(
     """
     for number in directories:
         if not records.is_used(number):
-            path = records.directory(number)
+            path = records.get_directory_path(number)
             tree.unlink(path, MANIFEST_FILE_NAME)
             tree.prune(path)
 
@@ -290,17 +294,17 @@ class SourceFinder:
         records: FilesRecords,
         placer: FilePlacer,
         *,
-        packs: bool = False,
+        compress: bool = False,
     ) -> None:
         self._tree = tree
-        self._packs = packs
+        self._compress = compress
         self._stores = stores
         self._records = records
         self._placer = placer
-        self._fds: dict[str, tuple[int, bool]] = {}
+        self._store_fds: dict[str, tuple[int, bool]] = {}
 
-    def of(
-        self, row: FileRow, body: JobScript | None, *, fresh: bool
+    def find_sources(
+        self, row: FileRow, body: JobScript | None, *, is_new: bool
     ) -> tuple[ByteSource | None, ByteSource | None, str]:
         """Return a script's two sources, and their directory in the tree ("" for a store).
 
@@ -309,75 +313,79 @@ class SourceFinder:
             OSError: The store or the directory cannot be opened.
         """
         if row.directory:
-            old = self._records.directory(row.directory)
+            directory = self._records.get_directory_path(row.directory)
             # A shared file has the readers of all its links.
-            fd, link = self._tree.directory(old), not row.shared
+            fd, can_link = self._tree.get_directory_fd(directory), not row.shared
             script, environment = row.script_name, row.env_name
         elif body is None:
             raise BytesGone(f"nothing tells where the bytes of {row.key} are", row)
         else:
             script = body.script.path if body.script else ""
             environment = body.environment.path if body.environment else ""
-            if fresh:
-                old = ""
-                fd, link = self._store(body.store)
+            if is_new:
+                directory = ""
+                fd, can_link = self._open_store(body.store)
             else:
-                old = WAITING_DIRECTORY
-                fd, link = self._tree.directory(old, HIDDEN_ENTRY), True
+                directory = WAITING_DIRECTORY
+                fd, can_link = self._tree.get_directory_fd(directory, HIDDEN_ENTRY), True
         return (
-            self._source(fd, script, row.script_sha, row, row.script_length, link=link),
-            self._source(fd, environment, row.env_sha, row, row.env_length, link=link),
-            old,
+            self._make_source(
+                fd, script, row.script_sha, row, row.script_length, can_link=can_link
+            ),
+            self._make_source(fd, environment, row.env_sha, row, row.env_length, can_link=can_link),
+            directory,
         )
 
-    def _source(
-        self, fd: int, name: str, sha: bytes | None, row: FileRow, length: int, *, link: bool
+    def _make_source(
+        self, fd: int, name: str, sha: bytes | None, row: FileRow, length: int, *, can_link: bool
     ) -> ByteSource | None:
         """Make the source of one file; None if the script has no such file."""
         if sha is None or not name:
             return None
         # Never compress a file too large to be decompressed again.
-        packed = (
-            is_compressed_name(name) if row.directory else self._packs and length <= MAX_PLAIN_BYTES
+        compressed = (
+            is_compressed_name(name)
+            if row.directory
+            else self._compress and length <= MAX_PLAIN_BYTES
         )
-        return ByteSource(fd, check_stored_name(name), sha, link, packed)
+        return ByteSource(fd, check_stored_name(name), sha, can_link, compressed)
 
-    def put_aside(self, row: FileRow, body: JobScript) -> None:
+    def link_waiting(self, row: FileRow, body: JobScript) -> None:
         """Link bytes into ``.waiting/`` until their job is known.
 
         Raises:
             BytesGone: They are not in the store.
             OSError: The tree cannot be written.
         """
-        fd, link = self._store(body.store)
-        hidden = self._tree.directory(WAITING_DIRECTORY, HIDDEN_ENTRY)
-        for kept, sha in ((body.script, row.script_sha), (body.environment, row.env_sha)):
-            if kept is not None and sha is not None:
-                source = ByteSource(fd, check_stored_name(kept.path), sha, link)
-                self._placer.put_as(hidden, kept.path, source)
-        self._tree.touch(WAITING_DIRECTORY)
+        fd, can_link = self._open_store(body.store)
+        waiting_fd = self._tree.get_directory_fd(WAITING_DIRECTORY, HIDDEN_ENTRY)
+        for file, sha in ((body.script, row.script_sha), (body.environment, row.env_sha)):
+            if file is not None and sha is not None:
+                source = ByteSource(fd, check_stored_name(file.path), sha, can_link)
+                self._placer.place_at(waiting_fd, file.path, source)
+        self._tree.record_change(WAITING_DIRECTORY)
 
-    def settle(self) -> None:
+    def sync_files(self) -> None:
         """Make compressed files durable; see :meth:`FilePlacer.settle`."""
-        self._placer.settle()
+        self._placer.sync_files()
 
-    def _store(self, name: str) -> tuple[int, bool]:
+    def _open_store(self, name: str) -> tuple[int, bool]:
         """Return the open directory of a store, and whether its files may be linked to."""
-        found = self._fds.get(name)
-        if found is None:
+        entry = self._store_fds.get(name)
+        if entry is None:
             directory = self._stores.get(name).directory
             # Link within this tree only: a link shares its ACL, and another sink's groups are not
             # this one's.
-            link = directory == os.path.join(self._tree.root, ARCHIVE_DIRECTORY)
-            found = self._fds[name] = (os.open(directory, _DIRECTORY), link)
-        return found
+            can_link = directory == os.path.join(self._tree.root, ARCHIVE_DIRECTORY)
+            entry = self._store_fds[name] = (os.open(directory, _DIRECTORY), can_link)
+        return entry
 
     def close(self) -> None:
         """Close the stores' directories."""
         self._placer.drop()
-        for fd, _ in self._fds.values():
+        for fd, _ in self._store_fds.values():
             os.close(fd)
-        self._fds.clear()
+        self._store_fds.clear()
 
 
 def check_stored_name(name: str) -> str:
@@ -412,34 +420,34 @@ class FileSharing:
     def __init__(self, tree: ArchiveTree, records: FilesRecords) -> None:
         self._tree = tree
         self._records = records
-        self._jobs: dict[_Content, int] = {}
-        self._found: dict[_Content, FileLocation] = {}
+        self._candidate_jobs: dict[_Content, int] = {}
+        self._locations: dict[_Content, FileLocation] = {}
 
-    def begin(self, wanted: Iterable[ShareCandidate]) -> None:
+    def begin(self, candidates: Iterable[ShareCandidate]) -> None:
         """Look up link candidates for all scripts of a batch at once.
 
         Args:
-            wanted: The scripts, from :func:`list_share_candidates`.
+            candidates: The scripts, from :func:`list_share_candidates`.
         """
         self.drop()
         moved = self._records.moved
-        asked: dict[int, _Content] = {}
-        for holder, script, environment in wanted:
+        contents: dict[int, _Content] = {}
+        for holder, script, environment in candidates:
             if script is not None:
                 number = compute_content_number(holder, script, environment=False, moved=moved)
-                asked[number] = (holder, script, False)
+                contents[number] = (holder, script, False)
             if environment is not None:
                 number = compute_content_number(holder, environment, environment=True, moved=moved)
-                asked[number] = (holder, environment, True)
-        for number, job_id in self._records.contents(list(asked)).items():
-            self._jobs[asked[number]] = job_id
+                contents[number] = (holder, environment, True)
+        for number, job_id in self._records.find_contents(list(contents)).items():
+            self._candidate_jobs[contents[number]] = job_id
 
     def drop(self) -> None:
         """Discard the batch."""
-        self._jobs.clear()
-        self._found.clear()
+        self._candidate_jobs.clear()
+        self._locations.clear()
 
-    def instead(
+    def find_identical(
         self, row: FileRow, script: ByteSource | None, environment: ByteSource | None
     ) -> tuple[ByteSource | None, ByteSource | None]:
         """Return identical files as sources, in place of a script's and its environment's bytes.
@@ -455,45 +463,49 @@ class FileSharing:
         if not row.shared or row.holder is None:
             return script, environment
         if script is not None:
-            of = (row.holder, script.sha, False)
-            script = self._instead(script, of, row, row.script_length)
+            content = (row.holder, script.sha, False)
+            script = self._find_identical_file(script, content, row, row.script_length)
         if environment is not None:
-            of = (row.holder, environment.sha, True)
-            environment = self._instead(environment, of, row, row.env_length)
+            content = (row.holder, environment.sha, True)
+            environment = self._find_identical_file(environment, content, row, row.env_length)
         return script, environment
 
-    def _instead(self, source: ByteSource, of: "_Content", row: FileRow, length: int) -> ByteSource:
+    def _find_identical_file(
+        self, source: ByteSource, content: "_Content", row: FileRow, length: int
+    ) -> ByteSource:
         """Return an identical file as source, or the given one if there is none."""
-        found = self._found.get(of)
-        if found is None:
-            job_id = self._jobs.pop(of, None)
+        location = self._locations.get(content)
+        if location is None:
+            job_id = self._candidate_jobs.pop(content, None)
             if job_id is None:
                 return source
-            found = self._kept(source.sha, row, job_id, length)
-            if found is None:
+            location = self._find_file(source.sha, row, job_id, length)
+            if location is None:
                 return source
-            self._found[of] = found
-        path, name = found
+            self._locations[content] = location
+        path, name = location
         try:
-            fd = self._tree.directory(path)
+            fd = self._tree.get_directory_fd(path)
         except FileNotFoundError:
             # It was purged in this batch, and its directory became empty.
             return source
-        return ByteSource(fd, name, source.sha, packed=is_compressed_name(name), otherwise=source)
+        return ByteSource(
+            fd, name, source.sha, compressed=is_compressed_name(name), fallback=source
+        )
 
     def add(self, row: FileRow, path: str) -> None:
         """Record a filed script, to which later ones of the batch may be linked."""
         if not row.shared or row.holder is None:
             return
         if row.script_sha is not None and row.script_name:
-            self._found[row.holder, row.script_sha, False] = (path, row.script_name)
+            self._locations[row.holder, row.script_sha, False] = (path, row.script_name)
         if row.env_sha is not None and row.env_name:
-            self._found[row.holder, row.env_sha, True] = (path, row.env_name)
+            self._locations[row.holder, row.env_sha, True] = (path, row.env_name)
 
-    def _kept(self, sha: bytes, row: FileRow, job_id: int, length: int) -> FileLocation | None:
+    def _find_file(self, sha: bytes, row: FileRow, job_id: int, length: int) -> FileLocation | None:
         """Find an undamaged file with this checksum among a job's scripts."""
         # All keys of a job's scripts have the same prefix.
-        rows = self._records.select(
+        rows = self._records.select_rows(
             "key >= ? AND key < ? AND cluster = ? AND holder = ? AND shared "
             "AND state BETWEEN ? AND ?",
             f"script:{job_id}:",
@@ -508,7 +520,7 @@ class FileSharing:
                 (other.env_name, other.env_sha),
             ):
                 if digest == sha and name and other.key != row.key:
-                    path = self._records.directory(other.directory)
+                    path = self._records.get_directory_path(other.directory)
                     if self._is_sound(path, name, sha, length):
                         return path, name
         return None
@@ -516,7 +528,7 @@ class FileSharing:
     def _is_sound(self, path: str, name: str, sha: bytes, length: int) -> bool:
         """Return whether a file still has its checksum."""
         try:
-            with open_archived_file(self._tree.directory(path), name) as file:
+            with open_archived_file(self._tree.get_directory_fd(path), name) as file:
                 return compute_plain_digest(file, name, length)[0] == sha
         except (FileNotFoundError, IsADirectoryError, PathBlocked, DamagedFile):
             # Verify reports the damage; this script gets its own bytes.
@@ -533,46 +545,46 @@ def list_share_candidates(
         rows: Known rows of its scripts.
         records: The sink's database.
     """
-    fresh: dict[FileRef, JobScript] = {}
+    new_scripts: dict[FileRef, JobScript] = {}
     for event in events:
-        found = None
+        candidate = None
         if event.kind == JOB_SCRIPT:
-            fresh[event.cluster, event.key] = event.body
+            new_scripts[event.cluster, event.key] = event.body
         elif event.kind == JOB_IDENTITY:
             ref = (event.cluster, event.body.script_key)
-            found = _make_share_candidate(
-                ref, event.body.record, rows.get(ref), fresh.get(ref), records
+            candidate = _make_share_candidate(
+                ref, event.body.record, rows.get(ref), new_scripts.get(ref), records
             )
         elif event.kind == ARCHIVE_RESEND:
-            for sent in event.body.scripts:
-                ref = (event.cluster, sent.script_key)
-                if sent.identity is not None:
-                    one = _make_share_candidate(
-                        ref, sent.identity.record, rows.get(ref), sent.script, records
+            for resent in event.body.scripts:
+                ref = (event.cluster, resent.script_key)
+                if resent.identity is not None:
+                    resent_candidate = _make_share_candidate(
+                        ref, resent.identity.record, rows.get(ref), resent.script, records
                     )
-                    if one is not None:
-                        yield one
-        if found is not None:
-            yield found
+                    if resent_candidate is not None:
+                        yield resent_candidate
+        if candidate is not None:
+            yield candidate
 
 
 def _make_share_candidate(
     ref: FileRef,
     record: JobRecord,
     row: FileRow | None,
-    fresh: JobScript | None,
+    new_script: JobScript | None,
     records: FilesRecords,
 ) -> ShareCandidate | None:
     """Return the link candidate of one script; None if its owner is unknown or unchanged."""
     if record.uid is None or (row is not None and not has_other_owner(row, record)):
         return None
-    holder = records.known_holder((ref[0], record.uid, record.user, record.account))
+    holder = records.find_holder((ref[0], record.uid, record.user, record.account))
     if holder is None:
         return None
     if row is not None:
         return holder, row.script_sha, row.env_sha
-    if fresh is None:
+    if new_script is None:
         return None
-    kept = (fresh.script, fresh.environment)
-    script, environment = (bytes.fromhex(file.sha256) if file else None for file in kept)
+    files = (new_script.script, new_script.environment)
+    script, environment = (bytes.fromhex(file.sha256) if file else None for file in files)
     return holder, script, environment

@@ -57,14 +57,14 @@ def open_archived_file(fd: int, name: str) -> "BufferedReader":
 
 
 def read_blocks(
-    file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES
+    file: "BufferedReader[Any]", name: str, max_bytes: int = MAX_PLAIN_BYTES
 ) -> Iterator[bytes]:
     """Yield the plain bytes of an open file in blocks.
 
     Args:
         file: The file, at its beginning.
         name: Its name, which tells whether it is compressed.
-        longest: Size limit for the plain bytes of a compressed file.
+        max_bytes: Size limit for the plain bytes of a compressed file.
 
     Raises:
         DamagedFile: It is not a Zstandard frame, or it is larger than the limit.
@@ -76,36 +76,36 @@ def read_blocks(
         return
     import zstandard
 
-    given = 0
+    total = 0
     try:
         # A second frame after the first is read, too, and exceeds the limit.
         with _decompressor().stream_reader(file, read_across_frames=True, closefd=False) as plain:
-            while block := plain.read(min(_BLOCK, longest + 1 - given)):
-                given += len(block)
-                if given > longest:
-                    raise DamagedFile(f"{name} holds more than {longest} bytes", name)
+            while block := plain.read(min(_BLOCK, max_bytes + 1 - total)):
+                total += len(block)
+                if total > max_bytes:
+                    raise DamagedFile(f"{name} holds more than {max_bytes} bytes", name)
                 yield block
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedFile(f"{name} is damaged: {error}", name) from error
 
 
-def read_plain(file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES) -> bytes:
+def read_plain(file: "BufferedReader[Any]", name: str, max_bytes: int = MAX_PLAIN_BYTES) -> bytes:
     """Return all plain bytes of an open file; raises as :func:`read_blocks`."""
     if not is_compressed_name(name):
         return file.read()
-    return b"".join(read_blocks(file, name, longest))
+    return b"".join(read_blocks(file, name, max_bytes))
 
 
 def compute_plain_digest(
-    file: "BufferedReader[Any]", name: str, longest: int = MAX_PLAIN_BYTES
+    file: "BufferedReader[Any]", name: str, max_bytes: int = MAX_PLAIN_BYTES
 ) -> tuple[bytes, int]:
     """Return SHA-256 and size of the plain bytes of an open file; raises as :func:`read_blocks`."""
     if not is_compressed_name(name):
-        found = hashlib.file_digest(file, "sha256").digest()
-        return found, file.tell()
+        digest = hashlib.file_digest(file, "sha256").digest()
+        return digest, file.tell()
     sha = hashlib.sha256()
     size = 0
-    for block in read_blocks(file, name, longest):
+    for block in read_blocks(file, name, max_bytes):
         sha.update(block)
         size += len(block)
     return sha.digest(), size
@@ -113,8 +113,8 @@ def compute_plain_digest(
 
 def compress_bytes(data: bytes) -> bytes:
     """Compress bytes to one frame, which records their size."""
-    packed: bytes = _compressor().compress(data)
-    return packed
+    frame: bytes = _compressor().compress(data)
+    return frame
 
 
 @lru_cache(maxsize=1)

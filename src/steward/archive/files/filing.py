@@ -91,7 +91,7 @@ class ScriptFiling:
     ) -> None:
         self.gids: tuple[int, ...] = ()
         self._settings = settings
-        self._sink = settings.files_sink(name)
+        self._sink_settings = settings.files_sink(name)
         self._layout = layout
         self._tree = tree
         self._records = records
@@ -101,11 +101,11 @@ class ScriptFiling:
         self._manifests = manifests
         self._pending = pending
         self._sharing = sharing
-        self._entries: dict[tuple[int | None, bool], tuple[DirectoryAccess, FileReaders]] = {}
+        self._access_cache: dict[tuple[int | None, bool], tuple[DirectoryAccess, FileReaders]] = {}
 
     # ------------------------------------------------------------ event job.script
 
-    def script(self, event: Event) -> None:
+    def file_script(self, event: Event) -> None:
         """File a captured script, or let it wait for its job's identity.
 
         Raises:
@@ -116,18 +116,18 @@ class ScriptFiling:
         if ref in self._pending.rows:
             return
         body: JobScript = event.body
-        row = self._fresh_row(ref, body)
-        self._pending.fresh[ref] = body
+        row = self._make_row(ref, body)
+        self._pending.new_scripts[ref] = body
         if not self._layout.needs_identity:
-            self._file(row, body, None, event.source)
-        elif self._waits(event.cluster):
-            self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
+            self._file_under_owner(row, body, None, event.source)
+        elif self._must_wait(event.cluster):
+            self._pending.set_row(msgspec.structs.replace(row, body=_encoder.encode(body)))
         else:
-            self.unverified(row, body, event.source)
+            self.file_unverified(row, body, event.source)
 
-    def _fresh_row(self, ref: FileRef, body: JobScript) -> FileRow:
+    def _make_row(self, ref: FileRef, body: JobScript) -> FileRow:
         """Make the row of a newly captured script."""
-        kept, environment = body.script, body.environment
+        script, environment = body.script, body.environment
         if not self._settings.archive.environments:
             environment = None
         cluster, key = ref
@@ -139,8 +139,8 @@ class ScriptFiling:
             WAITING,
             0,
             "",
-            bytes.fromhex(kept.sha256) if kept else None,
-            kept.length if kept else 0,
+            bytes.fromhex(script.sha256) if script else None,
+            script.length if script else 0,
             "",
             bytes.fromhex(environment.sha256) if environment else None,
             environment.length if environment else 0,
@@ -153,12 +153,12 @@ class ScriptFiling:
 
     # ------------------------------------------------------------ archive.resend
 
-    def waiting(self, ref: FileRef, body: JobScript) -> None:
+    def add_waiting(self, ref: FileRef, body: JobScript) -> None:
         """Add a script that :class:`.sink.ResendHandler` put into ``.waiting/``."""
-        row = self._fresh_row(ref, body)
-        self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
+        row = self._make_row(ref, body)
+        self._pending.set_row(msgspec.structs.replace(row, body=_encoder.encode(body)))
 
-    def settle(self, ref: FileRef, identity: JobIdentity | None) -> None:
+    def file_resent(self, ref: FileRef, identity: JobIdentity | None) -> None:
         """File a waiting or unverified script, under its owner if known.
 
         Raises:
@@ -166,20 +166,22 @@ class ScriptFiling:
             OSError: The tree cannot be written.
         """
         row = self._pending.rows[ref]
-        waits = row.state == WAITING
-        if waits and not self._layout.needs_identity:
-            self._file(row, _body_decoder.decode(row.body or b""), None, "spool")
-        if identity is not None and (waits or has_other_owner(row, identity.record)):
+        is_waiting = row.state == WAITING
+        if is_waiting and not self._layout.needs_identity:
+            self._file_under_owner(row, _body_decoder.decode(row.body or b""), None, "spool")
+        if identity is not None and (is_waiting or has_other_owner(row, identity.record)):
             self._identify(ref, identity)
-        elif waits and self._pending.rows[ref].state == WAITING:
-            self.unverified(row)
+        elif is_waiting and self._pending.rows[ref].state == WAITING:
+            self.file_unverified(row)
 
-    def _waits(self, cluster: str) -> bool:
+    def _must_wait(self, cluster: str) -> bool:
         """Return whether scripts of a cluster wait for their job's identity."""
-        known = self._settings.cluster.get(cluster)
-        return self._sink.identity_wait_s > 0 and (known is None or known.slurm)
+        cluster_settings = self._settings.cluster.get(cluster)
+        return self._sink_settings.identity_wait_s > 0 and (
+            cluster_settings is None or cluster_settings.slurm
+        )
 
-    def unverified(
+    def file_unverified(
         self, row: FileRow, body: JobScript | None = None, source: str = "spool"
     ) -> None:
         """File a script whose job is not known yet under ``unverified/``.
@@ -190,12 +192,12 @@ class ScriptFiling:
         """
         body = body or _body_decoder.decode(row.body or b"")
         # Claims are not trusted: only groups may read it.
-        place = self._unverified_place(row, body)
-        entry, readers = self._who(None, hidden=True)
-        changed = msgspec.structs.replace(row, state=UNVERIFIED, body=None)
-        self._put(row, changed, body, place, entry, readers, source)
+        place = self._make_unverified_place(row, body)
+        access, readers = self._get_access(None, hidden=True)
+        new_row = msgspec.structs.replace(row, state=UNVERIFIED, body=None)
+        self._place_files(row, new_row, body, place, access, readers, source)
 
-    def _unverified_place(self, row: FileRow, body: JobScript) -> ArchivePlace:
+    def _make_unverified_place(self, row: FileRow, body: JobScript) -> ArchivePlace:
         """Return a script's place under ``unverified/``."""
         subject = PathSubject(
             cluster=row.cluster,
@@ -203,28 +205,32 @@ class ScriptFiling:
             spool_mtime_ns=row.mtime_ns,
             name=body.claimed_name,
         )
-        return self._layout.unverified_place(subject, self._zone(row.cluster))
+        return self._layout.make_unverified_place(subject, self._get_timezone(row.cluster))
 
-    def _leave_unverified(
+    def _remove_unverified(
         self,
         row: FileRow,
         body: JobScript,
-        to: str,
+        new_directory: str,
         sources: tuple[ByteSource | None, ByteSource | None],
     ) -> None:
         """Remove files that an interrupted batch placed under ``unverified/``."""
-        place = self._unverified_place(row, body)
-        path, number = place.directory, self._records.number(place.directory)
-        claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
-        for name in self._placer.put_before(path, place.stem, *sources, claimed):
-            self._pending.unlinks[path, name] = None
-            self._pending.left.add(number)
-        if number in self._pending.left and self._manifests.about(path, row.key):
-            self._manifests.add(path, self._moved_line(row, to))
+        place = self._make_unverified_place(row, body)
+        path, number = place.directory, self._records.get_directory_number(place.directory)
+        is_taken: Callable[[str], bool] = functools.partial(
+            self._pending.is_name_taken, row, number
+        )
+        for name in self._placer.find_existing(path, place.stem, *sources, is_taken):
+            self._pending.files_to_remove[path, name] = None
+            self._pending.vacated_directories.add(number)
+        if number in self._pending.vacated_directories and self._manifests.find_facts(
+            path, row.key
+        ):
+            self._manifests.add(path, self._make_moved_line(row, new_directory))
 
     # ------------------------------------------------------------ job.identity
 
-    def identity(self, event: Event) -> None:
+    def apply_identity(self, event: Event) -> None:
         """Apply an identity: file a script under its owner, or add the news to the manifest.
 
         Raises:
@@ -241,28 +247,28 @@ class ScriptFiling:
         row = self._pending.rows[ref]
         cluster, key = ref
         if row.state == MOVED:
-            self._pending.later.append((JOB_IDENTITY, key, cluster, _encoder.encode(body)))
+            self._pending.deferred.append((JOB_IDENTITY, key, cluster, _encoder.encode(body)))
             return
         if has_other_owner(row, body.record):
-            kept = self._pending.fresh.get(ref)
-            if kept is None and row.body:
-                kept = _body_decoder.decode(row.body)
-            self._file(row, kept, body.record, "spool")
+            script = self._pending.new_scripts.get(ref)
+            if script is None and row.body:
+                script = _body_decoder.decode(row.body)
+            self._file_under_owner(row, script, body.record, "spool")
             row = self._pending.rows[ref]
         elif row.holder is not None and body.record.account:
-            self._charge(row, body.record)
-        if self._layout.manifests and row.directory:
-            path = self._records.directory(row.directory)
+            self._set_account(row, body.record)
+        if self._layout.has_manifests and row.directory:
+            path = self._records.get_directory_path(row.directory)
             self._manifests.add(path, encode_identity_line(cluster, body, self._pending.now))
 
-    def _charge(self, row: FileRow, record: JobRecord) -> None:
+    def _set_account(self, row: FileRow, record: JobRecord) -> None:
         """Count a script for its account, if that was unknown when it was filed."""
-        unknown = (row.cluster, row.uid or 0, row.user, "")
-        if self._records.known_holder(unknown) == row.holder:
-            holder = self._records.holder((*unknown[:3], record.account))
-            self._pending.keep(msgspec.structs.replace(row, holder=holder))
+        without_account = (row.cluster, row.uid or 0, row.user, "")
+        if self._records.find_holder(without_account) == row.holder:
+            holder = self._records.get_or_add_holder((*without_account[:3], record.account))
+            self._pending.set_row(msgspec.structs.replace(row, holder=holder))
 
-    def _file(
+    def _file_under_owner(
         self, row: FileRow, body: JobScript | None, record: JobRecord | None, source: str
     ) -> None:
         """File a script under its owner, or where the layout needs no owner."""
@@ -276,14 +282,14 @@ class ScriptFiling:
             account=record.account if record else "",
             partition=record.partition if record else "",
         )
-        zone = self._zone(row.cluster)
+        zone = self._get_timezone(row.cluster)
         if uid is not None:
-            owner = (self._layout.owner_scope(row.cluster), uid, user)
+            owner = (self._layout.get_owner_scope(row.cluster), uid, user)
             is_foreign = functools.partial(self._is_foreign, uid, subject, zone)
-            directory = self._owners.directory(owner, is_foreign)
+            directory = self._owners.get_directory(owner, is_foreign)
             subject = msgspec.structs.replace(subject, user_directory=directory)
-        entry, readers = self._who(self._owners.reader(uid, user), hidden=False)
-        changed = msgspec.structs.replace(
+        access, readers = self._get_access(self._owners.get_reader_uid(uid, user), hidden=False)
+        new_row = msgspec.structs.replace(
             row,
             state=PLACED,
             uid=uid,
@@ -291,134 +297,141 @@ class ScriptFiling:
             body=None,
             holder=None if record is None else find_holder(self._records, row.cluster, record),
             # Share files only if their readers are those of a directory that contains all links.
-            shared=int(self._layout.shares and readers.uid is not None),
+            shared=int(self._layout.can_share_files and readers.uid is not None),
         )
         if row.state == PLACED and not self._layout.user_depth:
             # Only its readers change: the file name keeps the job name at submit.
-            fd = self._tree.directory(self._records.directory(row.directory))
-            self._placer.admit(fd, (row.script_name, row.env_name), readers)
-            self._pending.keep(changed)
+            fd = self._tree.get_directory_fd(self._records.get_directory_path(row.directory))
+            self._placer.set_readers(fd, (row.script_name, row.env_name), readers)
+            self._pending.set_row(new_row)
             return
-        self._put(row, changed, body, self._layout.place(subject, zone), entry, readers, source)
+        self._place_files(
+            row, new_row, body, self._layout.make_place(subject, zone), access, readers, source
+        )
 
     def _is_foreign(self, uid: int, subject: PathSubject, zone: str, name: str) -> bool:
         """Return whether a user directory of that name belongs to another uid."""
         depth = self._layout.user_depth
         if not depth:
             return False
-        place = self._layout.place(msgspec.structs.replace(subject, user_directory=name), zone)
-        found = self._tree.owner_of("/".join(place.directory.split("/")[:depth]))
-        return found is not None and found != uid
+        place = self._layout.make_place(msgspec.structs.replace(subject, user_directory=name), zone)
+        owner_uid = self._tree.read_owner_uid("/".join(place.directory.split("/")[:depth]))
+        return owner_uid is not None and owner_uid != uid
 
     # ------------------------------------------------------------ bytes and lines
 
-    def _put(
+    def _place_files(
         self,
         row: FileRow,
-        changed: FileRow,
+        new_row: FileRow,
         body: JobScript | None,
         place: ArchivePlace,
-        entry: DirectoryAccess,
+        access: DirectoryAccess,
         readers: FileReaders,
         source: str,
     ) -> None:
         """Place a script's files, record its new row, and add manifest lines."""
-        number = self._records.number(place.directory)
+        number = self._records.get_directory_number(place.directory)
         log.debug("job %d: filed in %r", row.job_id, f"{self._tree.root}/{place.directory}")
-        fresh = (row.cluster, row.key) in self._pending.fresh
-        script, environment, old = self._sources.of(row, body, fresh=fresh and not row.directory)
-        claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
-        target = PlacementTarget(place.directory, place.stem, entry, readers)
-        sources = self._sharing.instead(changed, script, environment)
+        is_new = (row.cluster, row.key) in self._pending.new_scripts
+        script, environment, old_directory = self._sources.find_sources(
+            row, body, is_new=is_new and not row.directory
+        )
+        is_taken: Callable[[str], bool] = functools.partial(
+            self._pending.is_name_taken, row, number
+        )
+        target = PlacementTarget(place.directory, place.stem, access, readers)
+        sources = self._sharing.find_identical(new_row, script, environment)
         if not row.directory and self._pending.may_repeat(row):
-            sources = self._placer.as_before(target, *sources, claimed)
-            if body is not None and not fresh and changed.state != UNVERIFIED:
-                self._leave_unverified(row, body, place.directory, (script, environment))
-        names = self._placer.put(target, *sources, claimed)
-        self._pending.taken.add((number, names[0]))
-        self._pending.taken.add((number, names[1]))
-        unlinks = self._pending.unlinks
-        if old:
-            for before in (script, environment):
-                if before:
-                    unlinks[old, before.name] = None
+            sources = self._placer.match_existing(target, *sources, is_taken)
+            if body is not None and not is_new and new_row.state != UNVERIFIED:
+                self._remove_unverified(row, body, place.directory, (script, environment))
+        names = self._placer.place_pair(target, *sources, is_taken)
+        self._pending.used_names.add((number, names[0]))
+        self._pending.used_names.add((number, names[1]))
+        files_to_remove = self._pending.files_to_remove
+        if old_directory:
+            for old_source in (script, environment):
+                if old_source:
+                    files_to_remove[old_directory, old_source.name] = None
         for name in names:
             # An earlier event of the batch may have moved it away from here.
-            unlinks.pop((place.directory, name), None)
+            files_to_remove.pop((place.directory, name), None)
         came_from = row.came_from
         if row.directory and row.directory != number:
             came_from = f"{came_from},{row.directory}".lstrip(",")
-            self._pending.left.add(row.directory)
-        changed = msgspec.structs.replace(
-            changed,
+            self._pending.vacated_directories.add(row.directory)
+        new_row = msgspec.structs.replace(
+            new_row,
             directory=number,
             script_name=names[0],
             env_name=names[1],
             came_from=came_from,
             since_ns=min(row.since_ns, self._pending.now_ns),
         )
-        if self._layout.manifests:
-            self._tell(row, changed, body, place.directory, source)
-        self._pending.keep(changed)
-        self._sharing.add(changed, place.directory)
+        if self._layout.has_manifests:
+            self._add_manifest_lines(row, new_row, body, place.directory, source)
+        self._pending.set_row(new_row)
+        self._sharing.add(new_row, place.directory)
 
-    def _tell(
-        self, row: FileRow, changed: FileRow, body: JobScript | None, path: str, source: str
+    def _add_manifest_lines(
+        self, row: FileRow, new_row: FileRow, body: JobScript | None, path: str, source: str
     ) -> None:
         """Add the manifest lines of a filed or moved script."""
         now = self._pending.now
-        names = (changed.script_name, changed.env_name)
+        names = (new_row.script_name, new_row.env_name)
         if not row.directory:
             if body is not None:
-                text = encode_kept_line(row.key, row.cluster, body, names, now, source)
-                self._manifests.add(path, text)
+                line = encode_kept_line(row.key, row.cluster, body, names, now, source)
+                self._manifests.add(path, line)
             return
-        before = self._records.directory(row.directory)
-        for text in self._earlier_lines(before, row.key, names):
-            self._manifests.add(path, text)
-        if before != path:
-            self._manifests.add(before, self._moved_line(row, path))
+        old_path = self._records.get_directory_path(row.directory)
+        for line in self._read_earlier_lines(old_path, row.key, names):
+            self._manifests.add(path, line)
+        if old_path != path:
+            self._manifests.add(old_path, self._make_moved_line(row, path))
 
-    def _moved_line(self, row: FileRow, to: str) -> bytes:
-        moved = ManifestFact(
+    def _make_moved_line(self, row: FileRow, new_directory: str) -> bytes:
+        fact = ManifestFact(
             fact="moved",
             key=row.key,
             version=MANIFEST_VERSION,
             cluster=row.cluster,
             at=self._pending.now,
-            to=to,
+            to=new_directory,
         )
-        return encode_fact(moved)
+        return encode_fact(fact)
 
-    def _earlier_lines(self, path: str, key: str, names: tuple[str, str]) -> list[bytes]:
+    def _read_earlier_lines(self, path: str, key: str, names: tuple[str, str]) -> list[bytes]:
         """Return a script's facts from the manifest of its old directory, for the new one."""
         return [
-            encode_fact(rename_fact_files(fact, names)) for fact in self._manifests.about(path, key)
+            encode_fact(rename_fact_files(fact, names))
+            for fact in self._manifests.find_facts(path, key)
         ]
 
-    def _who(self, uid: int | None, *, hidden: bool) -> tuple[DirectoryAccess, FileReaders]:
+    def _get_access(self, uid: int | None, *, hidden: bool) -> tuple[DirectoryAccess, FileReaders]:
         """Return the permissions of directories and files for an owner, from a cache."""
-        found = self._entries.get((uid, hidden))
-        if found is None or found[0].gids != self.gids:
+        cached = self._access_cache.get((uid, hidden))
+        if cached is None or cached[0].gids != self.gids:
             depth = 0 if hidden else self._layout.user_depth
-            entry = DirectoryAccess(
+            access = DirectoryAccess(
                 uid=uid, gids=self.gids, user_depth=depth, others_pass=not hidden
             )
-            if len(self._entries) > 4096:
-                self._entries.clear()
-            found = self._entries[uid, hidden] = (entry, FileReaders(uid, self.gids))
-        return found
+            if len(self._access_cache) > 4096:
+                self._access_cache.clear()
+            cached = self._access_cache[uid, hidden] = (access, FileReaders(uid, self.gids))
+        return cached
 
-    def _zone(self, cluster: str) -> str:
-        known = self._settings.cluster.get(cluster)
-        return known.timezone if known else ""
+    def _get_timezone(self, cluster: str) -> str:
+        cluster_settings = self._settings.cluster.get(cluster)
+        return cluster_settings.timezone if cluster_settings else ""
 
 
 def find_holder(records: FilesRecords, cluster: str, record: JobRecord) -> int | None:
     """Return the number of a job's holder, for whom bytes are counted; None without a uid."""
     if record.uid is None:
         return None
-    return records.holder((cluster, record.uid, record.user, record.account))
+    return records.get_or_add_holder((cluster, record.uid, record.user, record.account))
 
 
 def rename_fact_files(fact: ManifestFact, names: tuple[str, str]) -> ManifestFact:
@@ -452,23 +465,23 @@ def purge_files(
     body: ArchivePurge = event.body
     # Lines about these scripts may still wait to be appended.
     manifests.flush()
-    gone: list[FileRow] = []
-    removed: dict[FileRef, FileRow] = {}
+    purged_rows: list[FileRow] = []
+    removed_rows: dict[FileRef, FileRow] = {}
     for key in body.script_keys:
         row = pending.rows.get((event.cluster, key))
         if row is None:
             continue
         if row.state == MOVED:
             # The mover removes the files; manifest lines about them may still be here.
-            pending.later.append((event.kind, key, event.cluster, msgspec.json.encode(body)))
-            gone.append(row)
+            pending.deferred.append((event.kind, key, event.cluster, msgspec.json.encode(body)))
+            purged_rows.append(row)
             continue
         _remove_files(row, tree, records)
-        removed[event.cluster, key] = row
+        removed_rows[event.cluster, key] = row
         if row.directory:
-            gone.append(row)
+            purged_rows.append(row)
     try:
-        remove_manifest_lines(gone, records, manifests, body.asked_by, pending.now)
+        remove_manifest_lines(purged_rows, records, manifests, body.asked_by, pending.now)
     except OSError as error:
         if error.errno not in {errno.EISDIR, errno.ELOOP}:
             raise
@@ -478,20 +491,20 @@ def purge_files(
             tree.root,
         ) from error
     # Last: a purge that fails half way is repeated, and must find its rows.
-    for ref, row in removed.items():
+    for ref, row in removed_rows.items():
         pending.delete(ref)
         if row.directory:
-            pending.left.add(row.directory)
+            pending.vacated_directories.add(row.directory)
 
 
 def _remove_files(row: FileRow, tree: ArchiveTree, records: FilesRecords) -> None:
     if row.state == WAITING:
         body = _body_decoder.decode(row.body) if row.body else None
-        for kept in (body.script, body.environment) if body else ():
-            if kept is not None:
-                _remove_file(tree, WAITING_DIRECTORY, kept.path)
+        for file in (body.script, body.environment) if body else ():
+            if file is not None:
+                _remove_file(tree, WAITING_DIRECTORY, file.path)
         return
-    path = records.directory(row.directory)
+    path = records.get_directory_path(row.directory)
     for name, sha in ((row.script_name, row.script_sha), (row.env_name, row.env_sha)):
         if name:
             _remove_file(tree, path, name)
@@ -502,14 +515,14 @@ def _remove_other_form(
     row: FileRow, tree: ArchiveTree, records: FilesRecords, name: str, sha: bytes | None
 ) -> None:
     """Remove the other form, plain or compressed, left by a crash and a change of the setting."""
-    path = records.directory(row.directory)
+    path = records.get_directory_path(row.directory)
     try:
-        fd = tree.directory(path)
+        fd = tree.get_directory_fd(path)
     except FileNotFoundError:
         return
     if (
         has_regular_file(fd, name)
-        and not records.claimed(row.job_id, row.key, row.directory, name)
+        and not records.is_name_taken(row.job_id, row.key, row.directory, name)
         and compute_file_digest(fd, name) == sha
     ):
         tree.unlink(path, name)
@@ -534,17 +547,17 @@ def list_incoming_names(event: Event, pending: PendingBatch) -> list[str]:
         row = pending.rows.get(ref)
         if row is None:
             continue
-        body = pending.fresh.get(ref)
+        body = pending.new_scripts.get(ref)
         if body is None and row.body:
             body = _body_decoder.decode(row.body)
         if body is not None:
-            names.update(kept.path for kept in (body.script, body.environment) if kept)
+            names.update(file.path for file in (body.script, body.environment) if file)
             continue
-        of = (row.cluster, row.job_id, row.mtime_ns)
+        job_ref = (row.cluster, row.job_id, row.mtime_ns)
         if row.script_sha is not None:
-            names.add(make_incoming_filename(*of, row.script_length, "script"))
+            names.add(make_incoming_filename(*job_ref, row.script_length, "script"))
         if row.env_sha is not None:
-            names.add(make_incoming_filename(*of, row.env_length, "env"))
+            names.add(make_incoming_filename(*job_ref, row.env_length, "env"))
     return sorted(name for name in names if parse_incoming_filename(name))
 
 
@@ -569,9 +582,9 @@ def remove_manifest_lines(
         OSError: A manifest cannot be rewritten.
     """
     keys: dict[str, list[str]] = {}
-    told: dict[str, list[bytes]] = {}
+    lines: dict[str, list[bytes]] = {}
     for row in rows:
-        path = records.directory(row.directory)
+        path = records.get_directory_path(row.directory)
         fact = ManifestFact(
             fact="purged",
             key=row.key,
@@ -581,11 +594,11 @@ def remove_manifest_lines(
             asked_by=asked_by or "",
         )
         if asked_by is not None:
-            told.setdefault(path, []).append(encode_fact(fact))
+            lines.setdefault(path, []).append(encode_fact(fact))
         for number in (row.directory, *list_former_directories(row)):
-            keys.setdefault(records.directory(number), []).append(row.key)
-    for path, forgotten in keys.items():
-        manifests.forget(path, forgotten, told.get(path, []))
+            keys.setdefault(records.get_directory_path(number), []).append(row.key)
+    for path, purged_keys in keys.items():
+        manifests.remove_keys(path, purged_keys, lines.get(path, []))
 
 
 def list_former_directories(row: FileRow) -> list[int]:

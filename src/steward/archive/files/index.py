@@ -266,7 +266,7 @@ class FilesRecords:
         settings: Settings,
         name: str,
         *,
-        reading: bool = False,
+        read_only: bool = False,
         moved: bool = False,
         page_rows: int = PAGE_ROWS,
     ) -> None:
@@ -275,12 +275,12 @@ class FilesRecords:
         self.states = (MOVED, MOVED) if moved else (WAITING, PLACED)
         self.path = f"{settings.state_dir}/archive-{name}.db"
         self._connection: Connection = (
-            open_reader(self.path) if reading else open_database(self.path, MIGRATIONS)
+            open_reader(self.path) if read_only else open_database(self.path, MIGRATIONS)
         )
-        self._numbers: dict[str, int] = {}
-        self._paths: dict[int, str] = {}
+        self._directory_numbers: dict[str, int] = {}
+        self._directory_paths: dict[int, str] = {}
         self._new_directories: dict[int, str] = {}
-        self._holders: dict[StorageHolder, int] = {}
+        self._holder_numbers: dict[StorageHolder, int] = {}
 
     def query(self, sql: str, *parameters: object) -> list[Any]:
         """Return the rows of a read-only statement."""
@@ -299,26 +299,26 @@ class FilesRecords:
             yield connection
         self._new_directories.clear()
 
-    def cursor(self) -> int:
+    def load_cursor(self) -> int:
         """Return the position of the last applied event."""
         return int(self.query("SELECT position FROM cursor")[0][0])
 
-    def marker(self, tree: str = "root") -> str:
+    def load_marker(self, tree: str = "root") -> str:
         """Return the required marker id of a tree (``root`` or ``move_to``); "" if unknown."""
-        found = self.query("SELECT id FROM marker WHERE tree = ?", tree)
-        return str(found[0][0]) if found else ""
+        rows = self.query("SELECT id FROM marker WHERE tree = ?", tree)
+        return str(rows[0][0]) if rows else ""
 
     def set_marker(self, tree: str, identifier: str) -> None:
         """Store the marker id of a tree."""
         with self.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO marker VALUES (?, ?)", (tree, identifier))
 
-    def rows(self, refs: Iterable[FileRef]) -> dict[FileRef, FileRow]:
+    def load_rows(self, refs: Iterable[FileRef]) -> dict[FileRef, FileRow]:
         """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
-        found: dict[FileRef, FileRow] = {}
+        rows: dict[FileRef, FileRow] = {}
         for cluster, keys in by_cluster.items():
             for start in range(0, len(keys), _CHUNK):
                 chunk = keys[start : start + _CHUNK]
@@ -326,64 +326,68 @@ class FilesRecords:
                 sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
                 for values in self.query(sql, *chunk, cluster):
                     row = FileRow(*values)
-                    found[row.cluster, row.key] = row
-        return found
+                    rows[row.cluster, row.key] = row
+        return rows
 
-    def select(self, where: str, *parameters: object) -> list[FileRow]:
+    def select_rows(self, where: str, *parameters: object) -> list[FileRow]:
         """Return rows by an SQL condition of this package."""
         return [FileRow(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
 
-    def each(self) -> Iterator[FileRow]:
+    def iterate_rows(self) -> Iterator[FileRow]:
         """Yield every row, by key, in pages, so that no read snapshot lasts long."""
-        last = ("", "")
+        last_key = ("", "")
         while True:
-            page = self.select("(key, cluster) > (?, ?) ORDER BY key, cluster LIMIT 1000", *last)
+            page = self.select_rows(
+                "(key, cluster) > (?, ?) ORDER BY key, cluster LIMIT 1000", *last_key
+            )
             yield from page
             if not page:
                 return
-            last = (page[-1].key, page[-1].cluster)
+            last_key = (page[-1].key, page[-1].cluster)
 
-    def number(self, path: str) -> int:
+    def get_directory_number(self, path: str) -> int:
         """Return the number of a directory; the next :meth:`writing` saves a new one."""
-        number = self._numbers.get(path)
+        number = self._directory_numbers.get(path)
         if number is not None:
             return number
-        found = self.query("SELECT number FROM directory WHERE path = ?", path)
-        if found:
-            number = int(found[0][0])
+        rows = self.query("SELECT number FROM directory WHERE path = ?", path)
+        if rows:
+            number = int(rows[0][0])
         else:
-            saved = self.query("SELECT max(number) FROM directory")[0][0] or 0
-            number = max(saved, *self._new_directories, 0) + 1
+            last_number = self.query("SELECT max(number) FROM directory")[0][0] or 0
+            number = max(last_number, *self._new_directories, 0) + 1
             self._new_directories[number] = path
-        if len(self._numbers) > 4096:
+        if len(self._directory_numbers) > 4096:
             # New ones are still found: they stay in _new_directories until saved.
-            self._numbers = {path: number for number, path in self._new_directories.items()}
-            self._paths.clear()
-        self._numbers[path] = number
+            self._directory_numbers = {
+                path: number for number, path in self._new_directories.items()
+            }
+            self._directory_paths.clear()
+        self._directory_numbers[path] = number
         return number
 
-    def directory(self, number: int) -> str:
+    def get_directory_path(self, number: int) -> str:
         """Return the path of a directory below the root.
 
         Raises:
             ArchiveError: The number is unknown.
         """
-        path = self._new_directories.get(number) or self._paths.get(number)
+        path = self._new_directories.get(number) or self._directory_paths.get(number)
         if path is None:
-            found = self.query("SELECT path FROM directory WHERE number = ?", number)
-            if not found:
+            rows = self.query("SELECT path FROM directory WHERE number = ?", number)
+            if not rows:
                 raise ArchiveError(f"{self.path} names directory {number}, which it does not have")
-            path = self._paths[number] = str(found[0][0])
-            if len(self._paths) > 4096:
-                self._paths = {number: path}
+            path = self._directory_paths[number] = str(rows[0][0])
+            if len(self._directory_paths) > 4096:
+                self._directory_paths = {number: path}
         return path
 
-    def holder(self, holder: StorageHolder) -> int:
+    def get_or_add_holder(self, holder: StorageHolder) -> int:
         """Return the number of a holder; a new one is saved at once, since there are few.
 
         Must not be called within :meth:`writing`.
         """
-        number = self._holders.get(holder) or self.known_holder(holder)
+        number = self._holder_numbers.get(holder) or self.find_holder(holder)
         if number is None:
             with transaction(self._connection, self.path) as connection:
                 connection.execute(
@@ -391,27 +395,27 @@ class FilesRecords:
                     "VALUES (?, ?, ?, ?)",
                     holder,
                 )
-            number = self.known_holder(holder)
+            number = self.find_holder(holder)
         assert number is not None, "it was just saved"
         return number
 
-    def known_holder(self, holder: StorageHolder) -> int | None:
+    def find_holder(self, holder: StorageHolder) -> int | None:
         """Return the number of a holder; None if it has no scripts yet."""
-        number = self._holders.get(holder)
+        number = self._holder_numbers.get(holder)
         if number is None:
-            found = self.query(
+            rows = self.query(
                 "SELECT number FROM holder "
                 "WHERE cluster = ? AND uid = ? AND user = ? AND account = ?",
                 *holder,
             )
-            if not found:
+            if not rows:
                 return None
-            if len(self._holders) > 4096:
-                self._holders.clear()
-            number = self._holders[holder] = int(found[0][0])
+            if len(self._holder_numbers) > 4096:
+                self._holder_numbers.clear()
+            number = self._holder_numbers[holder] = int(rows[0][0])
         return number
 
-    def contents(self, numbers: Sequence[int]) -> dict[int, int]:
+    def find_contents(self, numbers: Sequence[int]) -> dict[int, int]:
         """Return the known ones of some contents, with the id of the last job that has each."""
         with translate_errors(self.path):
             return find_known_contents(self._connection, numbers)
@@ -421,7 +425,7 @@ class FilesRecords:
         sql = "SELECT 1 FROM script WHERE directory = ? AND state BETWEEN ? AND ? LIMIT 1"
         return bool(self.query(sql, number, *self.states))
 
-    def claimed(self, job_id: int, key: str, directory: int, name: str) -> bool:
+    def is_name_taken(self, job_id: int, key: str, directory: int, name: str) -> bool:
         """Return whether a file name in a directory belongs to another script than ``key``."""
         # All keys of a job's scripts have the same prefix: no index on names is needed.
         sql = (
@@ -431,10 +435,10 @@ class FilesRecords:
         first, end = f"script:{job_id}:", f"script:{job_id};"
         return bool(self.query(sql, first, end, key, directory, name, name, *self.states))
 
-    def forget_new(self) -> None:
+    def discard_new(self) -> None:
         """Drop unsaved directory numbers of a failed batch."""
         for path in self._new_directories.values():
-            self._numbers.pop(path, None)
+            self._directory_numbers.pop(path, None)
         self._new_directories.clear()
 
     def close(self) -> None:
@@ -464,26 +468,28 @@ def insert_unique(connection: Connection, sql: str, rows: Sequence[Sequence[obje
 
 def find_known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
     """Return the known ones of some contents, with the id of the last job that has each."""
-    found: dict[int, int] = {}
+    job_ids: dict[int, int] = {}
     for first in range(0, len(numbers), _AT_ONCE):
-        some = numbers[first : first + _AT_ONCE]
-        marks = ", ".join("?" * len(some))
+        chunk = numbers[first : first + _AT_ONCE]
+        marks = ", ".join("?" * len(chunk))
         sql = f"SELECT number, job_id FROM content WHERE number IN ({marks})"  # noqa: S608 - question marks alone
-        found.update(connection.execute(sql, some).fetchall())
-    return found
+        job_ids.update(connection.execute(sql, chunk).fetchall())
+    return job_ids
 
 
-def save_rows(connection: Connection, rows: Iterable[FileRow], known: Collection[FileRef]) -> None:
+def save_rows(
+    connection: Connection, rows: Iterable[FileRow], existing: Collection[FileRef]
+) -> None:
     """Insert or update rows, inside a transaction.
 
     Args:
         connection: Connection in a transaction.
         rows: The rows.
-        known: Scripts that already have a row.
+        existing: Scripts that already have a row.
     """
     new, old = [], []
     for row in rows:
-        if (row.cluster, row.key) in known:
+        if (row.cluster, row.key) in existing:
             old.append(_get_changing_values(row))
         else:
             new.append(msgspec.structs.astuple(row))
@@ -523,18 +529,18 @@ def compute_content_number(holder: int, sha: bytes, *, environment: bool, moved:
         environment: Whether it is an environment, not a script.
         moved: Whether it is in the second tree.
     """
-    place = 4 * holder + (_MOVED if moved else 0) + (_ENVIRONMENT if environment else 0)
-    begin: int = _unpack(sha)[0]
-    return ((begin + place * _HASH_MULTIPLIER) & 0xFFFFFFFFFFFFFFFF) - (1 << 63)
+    salt = 4 * holder + (_MOVED if moved else 0) + (_ENVIRONMENT if environment else 0)
+    prefix: int = _unpack(sha)[0]
+    return ((prefix + salt * _HASH_MULTIPLIER) & 0xFFFFFFFFFFFFFFFF) - (1 << 63)
 
 
 class ByteCounts:
     """Changes of byte counts in one transaction."""
 
     def __init__(self) -> None:
-        self._more: dict[int, tuple[int, int, int, int]] = {}
-        self._less: dict[int, int] = {}
-        self._own: dict[int, int] = {}
+        self._added: dict[int, tuple[int, int, int, int]] = {}
+        self._removed: dict[int, int] = {}
+        self._byte_changes: dict[int, int] = {}
 
     def add(self, row: FileRow, *, moved: bool) -> None:
         """Count a script that was added."""
@@ -542,20 +548,20 @@ class ByteCounts:
             return
         if not row.shared:
             length = row.script_length + row.env_length
-            self._own[row.holder] = self._own.get(row.holder, 0) + length
+            self._byte_changes[row.holder] = self._byte_changes.get(row.holder, 0) + length
             return
         if row.script_sha is not None:
             number = compute_content_number(
                 row.holder, row.script_sha, environment=False, moved=moved
             )
-            self._use(number, row.holder, row.script_length, row.job_id)
+            self._add_use(number, row.holder, row.script_length, row.job_id)
         if row.env_sha is not None:
             number = compute_content_number(row.holder, row.env_sha, environment=True, moved=moved)
-            self._use(number, row.holder, row.env_length, row.job_id)
+            self._add_use(number, row.holder, row.env_length, row.job_id)
 
-    def _use(self, number: int, holder: int, length: int, job_id: int) -> None:
-        known = self._more.get(number)
-        self._more[number] = (holder, known[1] + 1 if known else 1, length, job_id)
+    def _add_use(self, number: int, holder: int, length: int, job_id: int) -> None:
+        previous = self._added.get(number)
+        self._added[number] = (holder, previous[1] + 1 if previous else 1, length, job_id)
 
     def remove(self, row: FileRow, *, moved: bool) -> None:
         """Count a script that was removed."""
@@ -563,14 +569,14 @@ class ByteCounts:
             return
         if not row.shared:
             length = row.script_length + row.env_length
-            self._own[row.holder] = self._own.get(row.holder, 0) - length
+            self._byte_changes[row.holder] = self._byte_changes.get(row.holder, 0) - length
             return
         for sha, environment in ((row.script_sha, False), (row.env_sha, True)):
             if sha is not None:
                 number = compute_content_number(
                     row.holder, sha, environment=environment, moved=moved
                 )
-                self._less[number] = self._less.get(number, 0) + 1
+                self._removed[number] = self._removed.get(number, 0) + 1
 
     def change(self, before: FileRow | None, after: FileRow, *, moved: bool) -> None:
         """Count a script that changed from ``before``, if it existed, to ``after``."""
@@ -584,24 +590,24 @@ class ByteCounts:
         """Write the changes, inside the transaction that writes the rows."""
         # Additions first: a content that only changes its account never disappears in between.
         # Ordered by key, so that neighbors share a database page.
-        numbers = sorted(self._more)
-        known = find_known_contents(connection, numbers)
-        new = [number for number in numbers if number not in known]
-        connection.executemany(_INSERT_CONTENT, [(number, *self._more[number]) for number in new])
+        numbers = sorted(self._added)
+        known_contents = find_known_contents(connection, numbers)
+        new = [number for number in numbers if number not in known_contents]
+        connection.executemany(_INSERT_CONTENT, [(number, *self._added[number]) for number in new])
         for number in new:
-            holder, _, length, _ = self._more[number]
-            self._own[holder] = self._own.get(holder, 0) + length
-        again = [(number, self._more[number]) for number in numbers if number in known]
+            holder, _, length, _ = self._added[number]
+            self._byte_changes[holder] = self._byte_changes.get(holder, 0) + length
+        reused = [(number, self._added[number]) for number in numbers if number in known_contents]
         connection.executemany(
-            _INCREASE_USES, [(uses, job_id, number) for number, (_, uses, _, job_id) in again]
+            _INCREASE_USES, [(uses, job_id, number) for number, (_, uses, _, job_id) in reused]
         )
-        if self._less:
-            gone = sorted(self._less)
+        if self._removed:
+            removed = sorted(self._removed)
             connection.executemany(
-                _DECREASE_USES, [(self._less[number], number) for number in gone]
+                _DECREASE_USES, [(self._removed[number], number) for number in removed]
             )
-            connection.executemany(_DELETE_UNUSED, [(number,) for number in gone])
+            connection.executemany(_DELETE_UNUSED, [(number,) for number in removed])
         connection.executemany(
             "UPDATE holder SET bytes = bytes + ? WHERE number = ?",
-            [(length, holder) for holder, length in self._own.items() if length],
+            [(length, holder) for holder, length in self._byte_changes.items() if length],
         )

@@ -49,13 +49,13 @@ def _escape_character(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in raw)
 
 
-def _shorten_with_digest(encoded: str, original: str, longest: int) -> str:
+def _shorten_with_digest(encoded: str, original: str, max_bytes: int) -> str:
     """Shorten an encoded name to a size limit, with a digest of the original."""
     digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    head = encoded.encode("utf-8")[: longest - 17]
-    kept = head.decode("utf-8", "ignore")
+    head = encoded.encode("utf-8")[: max_bytes - 17]
+    shortened = head.decode("utf-8", "ignore")
     # Never cut an escape in two: "%4" would have another meaning.
-    return re.sub(r"%[0-9A-F]?$", "", kept) + "~" + digest
+    return re.sub(r"%[0-9A-F]?$", "", shortened) + "~" + digest
 
 
 @lru_cache(maxsize=4096)
@@ -71,17 +71,21 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
         At most :data:`MAX_ENCODED_NAME_BYTES` bytes without "/", NUL, control or invisible
         characters; no leading "." or "-"; "" for an empty name.
     """
-    usual = _PLAIN if is_plain else _STRICT
-    if usual.fullmatch(name) and len(name) <= MAX_ENCODED_NAME_BYTES and name not in RESERVED:
+    safe_pattern = _PLAIN if is_plain else _STRICT
+    if (
+        safe_pattern.fullmatch(name)
+        and len(name) <= MAX_ENCODED_NAME_BYTES
+        and name not in RESERVED
+    ):
         return name
     parts = []
     for index, character in enumerate(name):
-        first = index == 0 and (character in ".- " or name in RESERVED)
+        is_reserved = index == 0 and (character in ".- " or name in RESERVED)
         if is_plain:
-            is_kept = character not in _NEVER and character.isprintable()
+            is_safe = character not in _NEVER and character.isprintable()
         else:
-            is_kept = character in _KEPT
-        if first or not is_kept:
+            is_safe = character in _KEPT
+        if is_reserved or not is_safe:
             parts.append(_escape_character(character))
         else:
             parts.append(character)
@@ -103,20 +107,20 @@ def encode_user(name: str, *, is_plain: bool = False) -> str:
 def decode_name(encoded: str) -> str:
     """Decode a name of :func:`encode_name`, except a part that was cut off."""
     raw = encoded.encode("utf-8", "surrogateescape")
-    raw = _ENCODED.sub(lambda found: bytes((int(found.group(1), 16),)), raw)
+    raw = _ENCODED.sub(lambda match: bytes((int(match.group(1), 16),)), raw)
     return raw.decode("utf-8", "surrogateescape")
 
 
-def shorten_component(component: str, longest: int = 240) -> str:
+def shorten_component(component: str, max_bytes: int = 240) -> str:
     """Cut a path component to a size limit, with a digest of the whole.
 
     Args:
         component: Encoded parts, joined.
-        longest: Size limit in bytes; the default leaves room for a suffix within NAME_MAX.
+        max_bytes: Size limit in bytes; the default leaves room for a suffix within NAME_MAX.
     """
-    if len(component) * 4 <= longest or len(component.encode("utf-8")) <= longest:
+    if len(component) * 4 <= max_bytes or len(component.encode("utf-8")) <= max_bytes:
         return component
-    return _shorten_with_digest(component, component, longest)
+    return _shorten_with_digest(component, component, max_bytes)
 
 
 UNVERIFIED: Final = "unverified"
@@ -223,14 +227,14 @@ class _PathTemplate:
         self.directory = _compile_path_template(head, is_plain=is_plain)
         self.stem = _compile_path_template(tail, is_plain=is_plain)
         # Most scripts share the directory of earlier ones: one lookup instead of rendering.
-        self._rendered: dict[tuple[str, ...], str] = {}
+        self._directory_cache: dict[tuple[str, ...], str] = {}
         self.directory_fields = frozenset(_FIELD.findall(head))
 
     def render(self, subject: PathSubject, zone_name: str) -> ArchivePlace:
         """Render directory and stem for a script."""
         quarter = subject.spool_mtime_ns // _QUARTER_NS
         dates = _get_date_parts(quarter, zone_name)
-        what = (
+        cache_key = (
             *dates,
             subject.cluster,
             subject.user_directory,
@@ -238,17 +242,17 @@ class _PathTemplate:
             subject.partition,
         )
         if self.directory_fields.isdisjoint(("job_id", "name", "slice1", "slice2")):
-            found = self._rendered.get(what)
-            if found is None:
-                if len(self._rendered) >= _REMEMBERED:
-                    self._rendered.clear()
-                found = self._rendered[what] = self._directory(subject, dates)
-            directory = found
+            cached = self._directory_cache.get(cache_key)
+            if cached is None:
+                if len(self._directory_cache) >= _REMEMBERED:
+                    self._directory_cache.clear()
+                cached = self._directory_cache[cache_key] = self._render_directory(subject, dates)
+            directory = cached
         else:
-            directory = self._directory(subject, dates)
+            directory = self._render_directory(subject, dates)
         return ArchivePlace(directory, shorten_component(_render_parts(self.stem, subject, dates)))
 
-    def _directory(self, subject: PathSubject, dates: "_Dates") -> str:
+    def _render_directory(self, subject: PathSubject, dates: "_Dates") -> str:
         rendered = _render_parts(self.directory, subject, dates)
         # A field may be empty (a job without a name), but no path component may.
         return (
@@ -262,10 +266,10 @@ _Dates = tuple[str, str, str, str]
 _Part = str | Callable[[PathSubject, _Dates], str]
 
 
-def _get_slice(subject: PathSubject, place: int) -> str:
+def _get_slice(subject: PathSubject, position: int) -> str:
     """Return two digits of the job id, from the right."""
     # Reversed slices: the digits that change fastest come first and fill all directories evenly.
-    return f"{subject.job_id // 100**place % 100:02d}"
+    return f"{subject.job_id // 100**position % 100:02d}"
 
 
 _RENDER: dict[str, Callable[[PathSubject, _Dates], str]] = {
@@ -318,48 +322,48 @@ class ArchiveLayout:
         name: Name or template, as configured.
         needs_identity: Whether its paths contain fields known only from Slurm (user, account,
             partition).
-        manifests: Whether its directories have a manifest.
+        has_manifests: Whether its directories have a manifest.
         suffixes: Suffixes of script and environment files.
-        shares: Whether identical files of one user may be hard links of one file.
+        can_share_files: Whether identical files of one user may be hard links of one file.
         is_plain: Whether its paths contain names as in job_archive and SArchive.
         user_depth: Depth of the user's directory, itself included; 0 if no directory belongs to a
             user.
     """
 
     def __init__(
-        self, name: str, template: str, suffixes: tuple[str, str], manifests: bool
+        self, name: str, template: str, suffixes: tuple[str, str], has_manifests: bool
     ) -> None:
         self.name = name
         self.template = template
         self.suffixes = suffixes
-        self.manifests = manifests
+        self.has_manifests = has_manifests
         fields = frozenset(_FIELD.findall(template))
         self.needs_identity = bool(fields & _FROM_IDENTITY)
         self.user_depth = 0
-        self.user_scope = False
+        self.is_user_per_cluster = False
         for depth, component in enumerate(template.split("/")[:-1], start=1):
-            self.user_scope = self.user_scope or "{cluster}" in component
+            self.is_user_per_cluster = self.is_user_per_cluster or "{cluster}" in component
             if "{user}" in component:
                 self.user_depth = depth
                 break
         # Without a manifest, only a file's own time tells when its job was submitted, and without a
         # directory of its owner, each file has its own ACL.
-        self.shares = manifests and self.user_depth > 0
+        self.can_share_files = has_manifests and self.user_depth > 0
         self.is_plain = name in _PLAIN_LAYOUTS
-        self._template = _PathTemplate(template, is_plain=self.is_plain)
-        self._unverified = _PathTemplate(_UNVERIFIED, is_plain=self.is_plain)
+        self._path_template = _PathTemplate(template, is_plain=self.is_plain)
+        self._unverified_template = _PathTemplate(_UNVERIFIED, is_plain=self.is_plain)
 
-    def place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
+    def make_place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
         """Return the place of a script whose identity is known or not needed."""
-        return self._template.render(subject, zone_name)
+        return self._path_template.render(subject, zone_name)
 
-    def unverified_place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
+    def make_unverified_place(self, subject: PathSubject, zone_name: str = "") -> ArchivePlace:
         """Return the place of a script until Slurm confirms its owner."""
-        return self._unverified.render(subject, zone_name)
+        return self._unverified_template.render(subject, zone_name)
 
-    def owner_scope(self, cluster: str) -> str:
+    def get_owner_scope(self, cluster: str) -> str:
         """Return the scope in which user directories are unique: a cluster, or "" for the tree."""
-        return cluster if self.user_scope else ""
+        return cluster if self.is_user_per_cluster else ""
 
 
 def compile_layout(text: str, period: str = "yearly") -> ArchiveLayout:
@@ -375,19 +379,21 @@ def compile_layout(text: str, period: str = "yearly") -> ArchiveLayout:
     if text == "sarchive":
         if period not in _SARCHIVE:
             raise LayoutError(f"period {period!r} is unknown: use {', '.join(_SARCHIVE)}", period)
-        return ArchiveLayout(text, _SARCHIVE[period], ("script", "environment"), manifests=False)
+        return ArchiveLayout(
+            text, _SARCHIVE[period], ("script", "environment"), has_manifests=False
+        )
     if text in PRESETS:
-        return ArchiveLayout(text, PRESETS[text], (".sh", ".env"), manifests=text == "default")
+        return ArchiveLayout(text, PRESETS[text], (".sh", ".env"), has_manifests=text == "default")
     _check_template(text)
-    return ArchiveLayout(text, text, (".sh", ".env"), manifests=True)
+    return ArchiveLayout(text, text, (".sh", ".env"), has_manifests=True)
 
 
 def _check_template(text: str) -> None:
     """Raise LayoutError for a template with unknown fields or unsafe paths."""
     if "{" not in text:
-        known = "default, job_archive, sarchive, sliced"
+        presets = "default, job_archive, sarchive, sliced"
         raise LayoutError(
-            f"layout {text!r} is unknown: use {known} or a template with {{job_id}}", text
+            f"layout {text!r} is unknown: use {presets} or a template with {{job_id}}", text
         )
     unknown = [field for field in _FIELD.findall(text) if field not in FIELDS]
     if unknown:

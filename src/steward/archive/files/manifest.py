@@ -166,11 +166,11 @@ def encode_fact(fact: ManifestFact) -> bytes:
 
 def decode_facts(data: bytes) -> Iterator[ManifestFact]:
     """Decode the facts of a manifest; skip incomplete lines and kinds of newer versions."""
-    for text in data.split(b"\n"):
-        if not text:
+    for line in data.split(b"\n"):
+        if not line:
             continue
         try:
-            yield _decoder.decode(text)
+            yield _decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
 
@@ -180,14 +180,14 @@ class ManifestWriter:
 
     def __init__(self, tree: ArchiveTree) -> None:
         self._tree = tree
-        self._lines: dict[str, list[bytes]] = {}
-        self._read: dict[str, tuple[bytes, dict[str, list[tuple[int, int]]]]] = {}
+        self._new_lines: dict[str, list[bytes]] = {}
+        self._cache: dict[str, tuple[bytes, dict[str, list[tuple[int, int]]]]] = {}
 
     def add(self, path: str, text: bytes) -> None:
         """Add a line for the manifest of the directory ``path``, which must exist."""
-        lines = self._lines.get(path)
+        lines = self._new_lines.get(path)
         if lines is None:
-            lines = self._lines[path] = []
+            lines = self._new_lines[path] = []
         lines.append(text)
 
     def flush(self) -> None:
@@ -196,18 +196,18 @@ class ManifestWriter:
         Raises:
             OSError: A manifest cannot be written; the next append repairs an incomplete line.
         """
-        few = len(self._lines) <= 8
-        for path, lines in self._lines.items():
+        few = len(self._new_lines) <= 8
+        for path, lines in self._new_lines.items():
             self._append(path, lines, sync=few)
-            self._tree.touch(path)
+            self._tree.record_change(path)
         self.drop()
 
     def drop(self) -> None:
         """Discard collected lines and cached manifests."""
-        self._lines.clear()
-        self._read.clear()
+        self._new_lines.clear()
+        self._cache.clear()
 
-    def about(self, path: str, key: str) -> list[ManifestFact]:
+    def find_facts(self, path: str, key: str) -> list[ManifestFact]:
         """Return the ``kept`` and ``identity`` facts about a script in the manifest of ``path``.
 
         The manifest is read once per batch; lines added since are included.
@@ -215,21 +215,21 @@ class ManifestWriter:
         Raises:
             OSError: It cannot be read.
         """
-        if path not in self._read:
+        if path not in self._cache:
             data = self.read(path)
-            self._read[path] = (data, _index_lines(data))
-        data, index = self._read[path]
-        sign = key.encode()
-        texts = [data[start:end] for start, end in index.get(key, ())]
-        texts.extend(text for text in self._lines.get(path, ()) if sign in text)
-        said = [fact for text in texts for fact in decode_facts(text) if fact.key == key]
-        return [fact for fact in said if fact.fact in {"kept", "identity"}]
+            self._cache[path] = (data, _index_lines(data))
+        data, index = self._cache[path]
+        key_bytes = key.encode()
+        lines = [data[start:end] for start, end in index.get(key, ())]
+        lines.extend(line for line in self._new_lines.get(path, ()) if key_bytes in line)
+        facts = [fact for line in lines for fact in decode_facts(line) if fact.key == key]
+        return [fact for fact in facts if fact.fact in {"kept", "identity"}]
 
     def _append(self, path: str, lines: list[bytes], *, sync: bool) -> None:
         """Append lines to a manifest; end a line that a crash cut short."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        directory_fd = self._tree.directory(path)
-        fd = os.open(MANIFEST_FILE_NAME, flags, self._mode(directory_fd), dir_fd=directory_fd)
+        directory_fd = self._tree.get_directory_fd(path)
+        fd = os.open(MANIFEST_FILE_NAME, flags, self._get_mode(directory_fd), dir_fd=directory_fd)
         try:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -240,11 +240,11 @@ class ManifestWriter:
         finally:
             os.close(fd)
 
-    def _mode(self, directory_fd: int) -> int:
+    def _get_mode(self, directory_fd: int) -> int:
         """Return the mode of a new manifest in a directory."""
         # A default ACL turns the group bits into its mask; without one they would give access to
         # the file's group, which is not wanted.
-        if not self._tree.acls:
+        if not self._tree.has_acls:
             return 0o600
         try:
             os.getxattr(directory_fd, "system.posix_acl_default")
@@ -259,7 +259,7 @@ class ManifestWriter:
             OSError: It cannot be read.
         """
         try:
-            directory_fd = self._tree.directory(path)
+            directory_fd = self._tree.get_directory_fd(path)
             fd = os.open(
                 MANIFEST_FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd
             )
@@ -268,13 +268,13 @@ class ManifestWriter:
         with os.fdopen(fd, "rb") as file:
             return file.read()
 
-    def forget(self, path: str, keys: Collection[str], purged: list[bytes]) -> None:
+    def remove_keys(self, path: str, keys: Collection[str], purge_lines: list[bytes]) -> None:
         """Rewrite a manifest atomically without the lines of ``keys``.
 
         Args:
             path: The directory.
             keys: Keys of job.script events.
-            purged: Lines to append instead.
+            purge_lines: Lines to append instead.
 
         Raises:
             OSError: It cannot be rewritten; the old one remains.
@@ -282,19 +282,19 @@ class ManifestWriter:
         data = self.read(path)
         if not data:
             return
-        wanted = frozenset(keys)
-        kept = [text for text in data.split(b"\n") if _is_retained_line(text, wanted)]
-        directory_fd = self._tree.directory(path)
+        removed_keys = frozenset(keys)
+        remaining = [line for line in data.split(b"\n") if _is_retained_line(line, removed_keys)]
+        directory_fd = self._tree.get_directory_fd(path)
         temporary = f".{MANIFEST_FILE_NAME}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, self._mode(directory_fd), dir_fd=directory_fd)
+        fd = os.open(temporary, flags, self._get_mode(directory_fd), dir_fd=directory_fd)
         try:
-            _write_all(fd, b"".join(text + b"\n" for text in (*kept, *purged)))
+            _write_all(fd, b"".join(line + b"\n" for line in (*remaining, *purge_lines)))
             os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, MANIFEST_FILE_NAME, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
-        self._tree.touch(path)
+        self._tree.record_change(path)
 
 
 class _LineKey(msgspec.Struct, frozen=True):
@@ -306,7 +306,7 @@ _key_decoder = msgspec.json.Decoder(_LineKey)
 
 def _index_lines(data: bytes) -> dict[str, list[tuple[int, int]]]:
     """Map each key of a manifest to the byte ranges of its lines."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
     start = 0
     while start < len(data):
         end = data.find(b"\n", start)
@@ -318,15 +318,15 @@ def _index_lines(data: bytes) -> dict[str, list[tuple[int, int]]]:
             # Cut short by a crash, and written again since.
             key = ""
         if key:
-            found.setdefault(key, []).append((start, end))
+            ranges.setdefault(key, []).append((start, end))
         start = end + 1
-    return found
+    return ranges
 
 
-def _is_retained_line(text: bytes, forgotten: frozenset[str]) -> bool:
+def _is_retained_line(line: bytes, purged_keys: frozenset[str]) -> bool:
     """Return whether a manifest line is kept when keys are purged."""
     try:
-        return _key_decoder.decode(text).key not in forgotten
+        return _key_decoder.decode(line).key not in purged_keys
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Cut short: it is useless, and may be part of what is to be forgotten.
         return False
@@ -418,7 +418,7 @@ def _iterate_directories(root: str) -> Iterator[tuple[str, list[str], str]]:
     try:
         # A tree to be read may be a copy without a marker, so the marker is not checked.
         tree.open_for_reading()
-        for directory, names in tree.files():
+        for directory, names in tree.iterate_files():
             yield directory, names, os.path.join(root, directory)
     except OSError as error:
         raise make_archive_unavailable(root, error) from error
@@ -444,36 +444,38 @@ def _read_facts(root: str, path: str) -> Iterator[ManifestFact]:
 
 def _find_manifest_scripts(root: str, directory: str, path: str) -> Iterator[FoundScript]:
     """Yield the scripts that a directory's manifest says are there."""
-    kept: dict[tuple[str, str], ManifestFact] = {}
-    identity: dict[tuple[str, str], ManifestFact] = {}
+    kept_facts: dict[tuple[str, str], ManifestFact] = {}
+    identities: dict[tuple[str, str], ManifestFact] = {}
     for fact in _read_facts(root, path):
         ref = (fact.cluster, fact.key)
         if fact.fact == "kept":
-            kept[ref] = fact
+            kept_facts[ref] = fact
         elif fact.fact == "identity":
-            identity[ref] = fact
+            identities[ref] = fact
         else:
-            kept.pop(ref, None)
-            identity.pop(ref, None)
-    for ref, fact in kept.items():
-        known = identity.get(ref)
+            kept_facts.pop(ref, None)
+            identities.pop(ref, None)
+    for ref, fact in kept_facts.items():
+        identity_fact = identities.get(ref)
         yield FoundScript(
             key=fact.key,
             job_id=fact.job_id,
             spool_mtime_ns=_get_fact_time(fact),
             cluster=fact.cluster,
-            name=known.record.name if known and known.record else fact.claimed_name,
+            name=identity_fact.record.name
+            if identity_fact and identity_fact.record
+            else fact.claimed_name,
             script=_make_found_file(directory, fact, "script"),
             environment=_make_found_file(directory, fact, "environment"),
             kept=fact,
-            record=known.record if known else None,
-            first_submit=known.first_submit if known else None,
+            record=identity_fact.record if identity_fact else None,
+            first_submit=identity_fact.first_submit if identity_fact else None,
         )
 
 
-def _make_found_file(directory: str, fact: ManifestFact, which: str) -> FoundFile | None:
+def _make_found_file(directory: str, fact: ManifestFact, kind: str) -> FoundFile | None:
     """Return a file of a ``kept`` fact, with its path below the root."""
-    file = fact.script if which == "script" else fact.environment
+    file = fact.script if kind == "script" else fact.environment
     if file is None or "/" in file.name:
         return None
     path = f"{directory}/{file.name}".lstrip("/")
@@ -483,9 +485,9 @@ def _make_found_file(directory: str, fact: ManifestFact, which: str) -> FoundFil
 def _get_fact_time(fact: ManifestFact) -> int:
     """Return the spool time of a fact, ns since the epoch."""
     # The key has nanoseconds, the manifest's time only microseconds.
-    last = fact.key.rpartition(":")[2]
-    if last.isdecimal() and len(last) < 20:
-        return int(last)
+    suffix = fact.key.rpartition(":")[2]
+    if suffix.isdecimal() and len(suffix) < 20:
+        return int(suffix)
     return to_micros_or_zero(fact.spool_mtime) * 1000
 
 
@@ -526,8 +528,8 @@ def find_named_scripts(
     """
     pairs: dict[tuple[int, str, str], dict[bool, tuple[FoundFile, int]]] = {}
     for filename in names:
-        name = parse_file_name(filename)
-        if name is None:
+        parsed = parse_file_name(filename)
+        if parsed is None:
             continue
         try:
             status = os.stat(os.path.join(path, filename), follow_symlinks=False)
@@ -535,9 +537,9 @@ def find_named_scripts(
             continue
         except OSError as error:
             raise make_archive_unavailable(root, error) from error
-        found = FoundFile(path=f"{directory}/{filename}".lstrip("/"), length=status.st_size)
-        ref = (name.job_id, name.name, name.variant)
-        pairs.setdefault(ref, {})[name.is_script] = (found, status.st_mtime_ns)
+        file = FoundFile(path=f"{directory}/{filename}".lstrip("/"), length=status.st_size)
+        ref = (parsed.job_id, parsed.name, parsed.variant)
+        pairs.setdefault(ref, {})[parsed.is_script] = (file, status.st_mtime_ns)
     cluster, user = _parse_directory(directory, layout)
     for (job_id, job_name, _), files in pairs.items():
         script, environment = files.get(True), files.get(False)
@@ -560,8 +562,8 @@ def _parse_directory(directory: str, layout: ArchiveLayout) -> tuple[str, str]:
     template = layout.template.split("/")[:-1]
     if parts[0] == UNVERIFIED:
         return (decode_name(parts[1]) if len(parts) > 1 else ""), ""
-    said = dict(zip(template, parts, strict=False))
-    return decode_name(said.get("{cluster}", "")), decode_name(said.get("{user}", ""))
+    values = dict(zip(template, parts, strict=False))
+    return decode_name(values.get("{cluster}", "")), decode_name(values.get("{user}", ""))
 
 
 def get_found_spool_time(script: FoundScript) -> datetime:

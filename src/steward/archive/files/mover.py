@@ -82,28 +82,28 @@ class StaleCopies:
             OSError: The tree cannot be written.
         """
         for copy in copies:
-            path = self._records.directory(copy.directory)
+            path = self._records.get_directory_path(copy.directory)
             for name in (copy.script_name, copy.env_name):
                 if name:
                     self._tree.unlink(path, name)
         remove_manifest_lines(copies, self._records, self._manifests, None, utc_now())
         remove_empty_directories(self._tree, self._records, {copy.directory for copy in copies})
 
-    def after_a_crash(self) -> None:
+    def remove_after_crash(self) -> None:
         """Remove copies of scripts purged during a copy that a crash interrupted.
 
         Raises:
             OSError: The tree cannot be written.
         """
-        found = self._records.query("SELECT row FROM moving")
-        if not found:
+        saved_rows = self._records.query("SELECT row FROM moving")
+        if not saved_rows:
             return
-        rows = [_row_decoder.decode(row) for (row,) in found]
-        now = self._records.rows([(row.cluster, row.key) for row in rows])
+        rows = [_row_decoder.decode(row) for (row,) in saved_rows]
+        current_rows = self._records.load_rows([(row.cluster, row.key) for row in rows])
         for row in rows:
-            if (row.cluster, row.key) in now:
+            if (row.cluster, row.key) in current_rows:
                 continue
-            path = self._records.directory(row.directory)
+            path = self._records.get_directory_path(row.directory)
             for name, sha in ((row.script_name, row.script_sha), (row.env_name, row.env_sha)):
                 if name and sha:
                     self._remove_copies(row, path, name, sha)
@@ -115,19 +115,19 @@ class StaleCopies:
     def _remove_copies(self, row: FileRow, path: str, name: str, sha: bytes) -> None:
         """Remove every copy of a file in its directory, whatever its name variant."""
         try:
-            fd = self._tree.directory(path)
+            fd = self._tree.get_directory_fd(path)
             names = os.listdir(fd)
         except FileNotFoundError:
             return
         plain = strip_compression_suffix(name)
         stem = plain.rpartition(".")[0] if plain.endswith((".sh", ".env")) else plain
-        for there in names:
+        for copy_name in names:
             if (
-                there.startswith(stem)
-                and not self._records.claimed(row.job_id, row.key, row.directory, there)
-                and compute_file_digest(fd, there) == sha
+                copy_name.startswith(stem)
+                and not self._records.is_name_taken(row.job_id, row.key, row.directory, copy_name)
+                and compute_file_digest(fd, copy_name) == sha
             ):
-                self._tree.unlink(path, there)
+                self._tree.unlink(path, copy_name)
 
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class _CopiedScript(msgspec.Struct, frozen=True):
     """Copied script: its row, its future row, and its manifest facts."""
 
     row: FileRow
-    moved: FileRow
+    moved_row: FileRow
     told: list[ManifestFact]
 
 
@@ -167,28 +167,32 @@ class ArchiveMover:
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.name = f"archive.{name}.mover"
-        self._sink = settings.files_sink(name)
-        if not self._sink.move_to:
+        self._sink_settings = settings.files_sink(name)
+        if not self._sink_settings.move_to:
             raise ArchiveError(f"sink {name} has no move_to: there is nothing to move", name)
-        self._layout = compile_layout(self._sink.layout, self._sink.period)
-        self._here = ArchiveTree(settings.sink_path(name))
-        self._there = ArchiveTree(self._sink.move_to)
+        self._layout = compile_layout(self._sink_settings.layout, self._sink_settings.period)
+        self._first_tree = ArchiveTree(settings.sink_path(name))
+        self._second_tree = ArchiveTree(self._sink_settings.move_to)
         self._records = FilesRecords(settings, name, moved=True)
-        self._here_records = FilesRecords(settings, name)
+        self._first_records = FilesRecords(settings, name)
         self._owners = DirectoryOwners(self._records, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
-        self._here_manifests = ManifestWriter(self._here)
-        self._manifests = ManifestWriter(self._there)
-        self._pending = PendingBatch(self._there, self._records, self._owners, self._manifests)
-        self._placer = FilePlacer(self._there, self._layout)
-        self._sources = SourceFinder(self._there, IncomingStores(()), self._records, self._placer)
-        self._sharing = FileSharing(self._there, self._records)
-        self._leftovers = StaleCopies(self._there, self._records, self._manifests)
+        self._first_manifests = ManifestWriter(self._first_tree)
+        self._manifests = ManifestWriter(self._second_tree)
+        self._pending = PendingBatch(
+            self._second_tree, self._records, self._owners, self._manifests
+        )
+        self._placer = FilePlacer(self._second_tree, self._layout)
+        self._sources = SourceFinder(
+            self._second_tree, IncomingStores(()), self._records, self._placer
+        )
+        self._sharing = FileSharing(self._second_tree, self._records)
+        self._stale_copies = StaleCopies(self._second_tree, self._records, self._manifests)
         self._filing = ScriptFiling(
             settings,
             name,
             self._layout,
-            self._there,
+            self._second_tree,
             self._records,
             self._owners,
             self._placer,
@@ -198,8 +202,8 @@ class ArchiveMover:
             self._sharing,
         )
         self._unmovable: set[tuple[str, str]] = set()
-        self._admission = AccessUpdater(self._there, self._records, self._layout)
-        self._owners_at = 0.0
+        self._access_updater = AccessUpdater(self._second_tree, self._records, self._layout)
+        self._next_owner_check = 0.0
 
     def run_once(self, stop: Stop) -> float:
         """Move files that are old enough, batch by batch, until none is left or ``stop`` is set.
@@ -213,27 +217,31 @@ class ArchiveMover:
         """
         busy = True
         while busy and not stop.is_set():
-            with self._usable():
-                busy = self._check_owners() | self._catch_up() | self._move(self._due())
+            with self._use_trees():
+                busy = (
+                    self._check_owners() | self._apply_deferred() | self._move(self._select_due())
+                )
         return _IDLE_S
 
     @contextlib.contextmanager
-    def _usable(self) -> "Iterator[None]":
-        where = self._here.root
+    def _use_trees(self) -> "Iterator[None]":
+        failed_path = self._first_tree.root
         try:
-            self._here.open(self._records.marker())
-            where = self._there.root
-            known = self._records.marker("move_to")
-            found = self._there.open(known)
-            if not known:
-                self._records.set_marker("move_to", found)
-            where = f"{self._there.root} (or {self._here.root}, which is moved there)"
-            self._pending.clear_up()
-            self._leftovers.after_a_crash()
+            self._first_tree.open(self._records.load_marker())
+            failed_path = self._second_tree.root
+            expected_id = self._records.load_marker("move_to")
+            marker_id = self._second_tree.open(expected_id)
+            if not expected_id:
+                self._records.set_marker("move_to", marker_id)
+            failed_path = (
+                f"{self._second_tree.root} (or {self._first_tree.root}, which is moved there)"
+            )
+            self._pending.remove_leftovers()
+            self._stale_copies.remove_after_crash()
             yield
         except OSError as error:
             self._reset()
-            raise make_archive_unavailable(where, error) from error
+            raise make_archive_unavailable(failed_path, error) from error
         except BaseException:
             self._reset()
             raise
@@ -241,19 +249,22 @@ class ArchiveMover:
     def _reset(self) -> None:
         self._pending.drop()
         self._sharing.drop()
-        self._here_manifests.drop()
-        self._here.close()
-        self._there.close()
+        self._first_manifests.drop()
+        self._first_tree.close()
+        self._second_tree.close()
 
     # ------------------------------------------------------------ moving on
 
-    def _due(self) -> list[FileRow]:
+    def _select_due(self) -> list[FileRow]:
         """Return scripts that are old enough to move."""
         now_ns = time.time_ns()
-        before = now_ns - int(self._sink.move_after_s * 1e9)
+        cutoff_ns = now_ns - int(self._sink_settings.move_after_s * 1e9)
         rows: list[FileRow] = []
-        for state, limit_ns in ((PLACED, before), (UNVERIFIED, before - _UNVERIFIED_GRACE_NS)):
-            rows += self._records.select(
+        for state, limit_ns in (
+            (PLACED, cutoff_ns),
+            (UNVERIFIED, cutoff_ns - _UNVERIFIED_GRACE_NS),
+        ):
+            rows += self._records.select_rows(
                 "state = ? AND mtime_ns < ? AND since_ns < ? ORDER BY mtime_ns LIMIT ?",
                 state,
                 limit_ns,
@@ -277,10 +288,10 @@ class ArchiveMover:
         self._sharing.begin(
             (row.holder, row.script_sha, row.env_sha) for row in rows if row.holder and row.shared
         )
-        copied: list[_CopiedScript] = []
+        copies: list[_CopiedScript] = []
         for row in rows:
             try:
-                copied.append(self._copy(row))
+                copies.append(self._copy(row))
             except FileNotFoundError:
                 # It was purged or moved within the tree since the query; otherwise verify reports
                 # it.
@@ -288,118 +299,125 @@ class ArchiveMover:
             except BytesGone as error:
                 self._skip(row, str(error))
         self._manifests.flush()
-        self._there.sync()
-        with self._lock.held():
-            changed = self._settle(copied)
+        self._second_tree.sync()
+        with self._lock.acquire():
+            changed_copies = self._remove_originals(copies)
         # Without the lock, because the second tree may hang.
-        self._leftovers.remove(changed)
+        self._stale_copies.remove(changed_copies)
         with self._records.writing() as connection:
             connection.execute("DELETE FROM moving")
         return True
 
-    def _skip(self, row: FileRow, why: str) -> None:
+    def _skip(self, row: FileRow, reason: str) -> None:
         """Log and exclude a script whose files cannot be copied."""
         ref = (row.cluster, row.key)
-        if self._records.rows([ref]).get(ref) == row:
+        if self._records.load_rows([ref]).get(ref) == row:
             self._unmovable.add(ref)
-            log.error("%s leaves %s where it is: %s", self.name, row.key, why)
+            log.error("%s leaves %s where it is: %s", self.name, row.key, reason)
 
     def _copy(self, row: FileRow) -> "_CopiedScript":
         """Copy a script's files and manifest facts to the second tree."""
-        path = self._records.directory(row.directory)
-        here = self._here.directory(path)
+        path = self._records.get_directory_path(row.directory)
+        directory_fd = self._first_tree.get_directory_fd(path)
         script_suffix, env_suffix = self._layout.suffixes
         name, suffix = (
             (row.script_name, script_suffix) if row.script_name else (row.env_name, env_suffix)
         )
-        uid = self._owners.reader(row.uid, row.user)
-        gids = self._gids()
+        uid = self._owners.get_reader_uid(row.uid, row.user)
+        gids = self._resolve_gids()
         if path.split("/")[0] == UNVERIFIED_DIRECTORY:
-            entry = msgspec.structs.replace(HIDDEN_ENTRY, gids=gids)
+            access = msgspec.structs.replace(HIDDEN_ENTRY, gids=gids)
         else:
-            entry = DirectoryAccess(uid=uid, gids=gids, user_depth=self._layout.user_depth)
-        target = PlacementTarget(path, name[: name.rindex(suffix)], entry, FileReaders(uid, gids))
-        script = _make_copy_source(here, row.script_name, row.script_sha)
-        environment = _make_copy_source(here, row.env_name, row.env_sha)
+            access = DirectoryAccess(uid=uid, gids=gids, user_depth=self._layout.user_depth)
+        target = PlacementTarget(path, name[: name.rindex(suffix)], access, FileReaders(uid, gids))
+        script = _make_copy_source(directory_fd, row.script_name, row.script_sha)
+        environment = _make_copy_source(directory_fd, row.env_name, row.env_sha)
         if uid is not None:
-            script, environment = self._sharing.instead(row, script, environment)
-        names = self._placer.put(
+            script, environment = self._sharing.find_identical(row, script, environment)
+        names = self._placer.place_pair(
             target,
             script,
             environment,
-            lambda taken: self._pending.claimed(row, row.directory, taken),
+            lambda file_name: self._pending.is_name_taken(row, row.directory, file_name),
         )
-        self._pending.taken.update((row.directory, taken) for taken in names)
-        told = self._told(row)
-        for fact in told:
+        self._pending.used_names.update((row.directory, file_name) for file_name in names)
+        facts = self._read_facts(row)
+        for fact in facts:
             self._manifests.add(path, encode_fact(rename_fact_files(fact, names)))
-        moved = msgspec.structs.replace(
+        moved_row = msgspec.structs.replace(
             row, state=MOVED, script_name=names[0], env_name=names[1], body=None
         )
         if uid is not None:
-            self._sharing.add(moved, path)
-        return _CopiedScript(row, moved, told)
+            self._sharing.add(moved_row, path)
+        return _CopiedScript(row, moved_row, facts)
 
-    def _told(self, row: FileRow) -> list[ManifestFact]:
+    def _read_facts(self, row: FileRow) -> list[ManifestFact]:
         """Return a script's facts in the manifest of the first tree."""
-        if not self._layout.manifests:
+        if not self._layout.has_manifests:
             return []
-        return self._here_manifests.about(self._records.directory(row.directory), row.key)
+        return self._first_manifests.find_facts(
+            self._records.get_directory_path(row.directory), row.key
+        )
 
-    def _settle(self, copied: "Sequence[_CopiedScript]") -> list[FileRow]:
+    def _remove_originals(self, copies: "Sequence[_CopiedScript]") -> list[FileRow]:
         """Remove the originals of copied scripts that have not changed; the lock is held.
 
         Returns:
             Copies of scripts that changed meanwhile.
         """
-        now = self._records.rows([(copy.row.cluster, copy.row.key) for copy in copied])
-        self._here_manifests.drop()
+        current_rows = self._records.load_rows(
+            [(copy.row.cluster, copy.row.key) for copy in copies]
+        )
+        self._first_manifests.drop()
         done: list[_CopiedScript] = []
-        changed: list[FileRow] = []
-        for copy in copied:
+        changed_copies: list[FileRow] = []
+        for copy in copies:
             row = copy.row
-            if now.get((row.cluster, row.key)) == row and self._told(row) == copy.told:
+            if (
+                current_rows.get((row.cluster, row.key)) == row
+                and self._read_facts(row) == copy.told
+            ):
                 done.append(copy)
             else:
-                changed.append(copy.moved)
+                changed_copies.append(copy.moved_row)
         for copy in done:
             row = copy.row
-            path = self._records.directory(row.directory)
-            log.debug("job %d: moved on to %r", row.job_id, f"{self._there.root}/{path}")
+            path = self._records.get_directory_path(row.directory)
+            log.debug("job %d: moved on to %r", row.job_id, f"{self._second_tree.root}/{path}")
             for name in (row.script_name, row.env_name):
                 if name:
-                    self._here.unlink(path, name)
-            if self._layout.manifests:
-                self._here_manifests.add(path, _make_moved_line(row, path))
-        self._here_manifests.flush()
-        self._here.sync()
+                    self._first_tree.unlink(path, name)
+            if self._layout.has_manifests:
+                self._first_manifests.add(path, _make_moved_line(row, path))
+        self._first_manifests.flush()
+        self._first_tree.sync()
         with self._records.writing() as connection:
             counts = ByteCounts()
             for copy in done:
                 counts.remove(copy.row, moved=False)
-                counts.add(copy.moved, moved=True)
-            save_rows(connection, [copy.moved for copy in done], now)
+                counts.add(copy.moved_row, moved=True)
+            save_rows(connection, [copy.moved_row for copy in done], current_rows)
             counts.write(connection)
         remove_empty_directories(
-            self._here, self._here_records, {copy.row.directory for copy in done}
+            self._first_tree, self._first_records, {copy.row.directory for copy in done}
         )
         self._pending.drop()
-        return changed
+        return changed_copies
 
     # ------------------------------------------------------------ later changes of moved scripts
 
-    def _catch_up(self) -> bool:
+    def _apply_deferred(self) -> bool:
         """Apply identities and purges of moved scripts, which the sink left to the mover."""
-        found = self._records.query(
+        changes = self._records.query(
             "SELECT number, kind, key, cluster, body, tries FROM later WHERE due_s <= ? "
             "ORDER BY number LIMIT ?",
             int(time.time()),
             _MOVE_BATCH,
         )
-        if not found:
+        if not changes:
             return False
-        self._filing.gids = self._gids()
-        rows = self._records.rows({(cluster, key) for _, _, key, cluster, *_ in found})
+        self._filing.gids = self._resolve_gids()
+        rows = self._records.load_rows({(cluster, key) for _, _, key, cluster, *_ in changes})
         # Filing regards scripts in its own tree as placed, whichever tree that is.
         self._pending.begin(
             {
@@ -409,10 +427,10 @@ class ArchiveMover:
             }
         )
         done: list[tuple[int]] = []
-        again: list[tuple[int, int]] = []
-        for number, kind, key, cluster, body, tries in found:
+        retries: list[tuple[int, int]] = []
+        for number, kind, key, cluster, body, tries in changes:
             try:
-                self._one(kind, key, cluster, body)
+                self._apply_change(kind, key, cluster, body)
             except Unavailable:
                 raise
             except StewardError as error:
@@ -425,7 +443,7 @@ class ArchiveMover:
                         error,
                     )
                 wait_s = min(_AGAIN_S << min(tries, 16), _AGAIN_AT_MOST_S)
-                again.append((int(time.time()) + wait_s, number))
+                retries.append((int(time.time()) + wait_s, number))
             else:
                 done.append((number,))
         self._pending.finish(self._sources)
@@ -433,12 +451,12 @@ class ArchiveMover:
             self._pending.write(connection, moved=True)
             connection.executemany("DELETE FROM later WHERE number = ?", done)
             connection.executemany(
-                "UPDATE later SET tries = tries + 1, due_s = ? WHERE number = ?", again
+                "UPDATE later SET tries = tries + 1, due_s = ? WHERE number = ?", retries
             )
-        self._pending.written()
+        self._pending.remove_replaced()
         return True
 
-    def _one(self, kind: str, key: str, cluster: str, body: bytes) -> None:
+    def _apply_change(self, kind: str, key: str, cluster: str, body: bytes) -> None:
         """Apply one deferred identity or purge to the second tree."""
         now = utc_now()
         decoded: ArchivePurge | JobIdentity
@@ -450,18 +468,20 @@ class ArchiveMover:
             kind=kind, cluster=cluster, key=key, at=now, seen_at=now, source="mover", body=decoded
         )
         if kind == ARCHIVE_PURGE:
-            purge_files(event, self._pending, self._there, self._records, self._manifests)
+            purge_files(event, self._pending, self._second_tree, self._records, self._manifests)
         else:
-            self._filing.identity(event)
+            self._filing.apply_identity(event)
 
     def _check_owners(self) -> bool:
         """Apply changes of access to the second tree; return whether some are left."""
-        if time.monotonic() >= self._owners_at:
-            self._follow_owners()
-            self._owners_at = time.monotonic() + _OWNERS_EVERY_S
-        return self._admission.waits() and self._admission.page(self._gids())
+        if time.monotonic() >= self._next_owner_check:
+            self._queue_access_changes()
+            self._next_owner_check = time.monotonic() + _OWNERS_EVERY_S
+        return self._access_updater.has_queued_changes() and self._access_updater.apply_page(
+            self._resolve_gids()
+        )
 
-    def _follow_owners(self) -> None:
+    def _queue_access_changes(self) -> None:
         """Queue changes of access that the sink made and the second tree lacks."""
         self._owners.reload()
         changed = self._records.query(
@@ -474,23 +494,23 @@ class ArchiveMover:
                 connection.execute(
                     "UPDATE owner SET shut_there = ? WHERE uid = ? AND user = ?", (shut, uid, user)
                 )
-                queue_access_change(connection, uid, user, shut=bool(shut), moved=True)
+                queue_access_change(connection, uid, user, revoke=bool(shut), moved=True)
 
-    def _gids(self) -> tuple[int, ...]:
-        return resolve_group_ids(self._sink.groups, self._sink.groups_file)
+    def _resolve_gids(self) -> tuple[int, ...]:
+        return resolve_group_ids(self._sink_settings.groups, self._sink_settings.groups_file)
 
     def close(self) -> None:
         """Close files and the database."""
         self._reset()
         self._lock.close()
         self._records.close()
-        self._here_records.close()
+        self._first_records.close()
 
 
 def _make_copy_source(fd: int, name: str, sha: bytes | None) -> ByteSource | None:
     if not name or sha is None:
         return None
-    return ByteSource(fd, name, sha, link=False, packed=is_compressed_name(name))
+    return ByteSource(fd, name, sha, link=False, compressed=is_compressed_name(name))
 
 
 def _make_moved_line(row: FileRow, path: str) -> bytes:

@@ -25,7 +25,7 @@ from steward.core.sqlite import Connection
 
 
 def queue_access_change(
-    connection: Connection, uid: int, user: str, *, shut: bool, moved: bool
+    connection: Connection, uid: int, user: str, *, revoke: bool, moved: bool
 ) -> None:
     """Queue a change of an owner's access, inside a transaction.
 
@@ -33,12 +33,12 @@ def queue_access_change(
         connection: Connection in a transaction.
         uid: Uid of the owner.
         user: Name of the owner at submit.
-        shut: True to revoke access, False to grant it again.
+        revoke: True to revoke access, False to grant it again.
         moved: True for the second tree (``move_to``), False for the first.
     """
     connection.execute(
         "INSERT OR REPLACE INTO admitting VALUES (?, ?, ?, ?, -1, '', '')",
-        (int(moved), uid, user, int(shut)),
+        (int(moved), uid, user, int(revoke)),
     )
 
 
@@ -59,12 +59,12 @@ class AccessUpdater:
         self._records = records
         self._layout = layout
 
-    def waits(self) -> bool:
+    def has_queued_changes(self) -> bool:
         """Return whether changes are queued."""
         sql = "SELECT 1 FROM admitting WHERE moved = ? LIMIT 1"
         return bool(self._records.query(sql, int(self._records.moved)))
 
-    def page(self, gids: tuple[int, ...], owner: tuple[int, str] | None = None) -> bool:
+    def apply_page(self, gids: tuple[int, ...], owner: tuple[int, str] | None = None) -> bool:
         """Apply the next part of the queue; revocations come first.
 
         Args:
@@ -77,85 +77,92 @@ class AccessUpdater:
         Raises:
             OSError: The permissions cannot be changed.
         """
-        found = self._records.query(
+        rows = self._records.query(
             "SELECT uid, user, shut, directory, key, cluster FROM admitting WHERE moved = ? "
             "AND (? IS NULL OR (uid = ? AND user = ?)) ORDER BY shut DESC, uid LIMIT 1",
             int(self._records.moved),
             *((None, None, None) if owner is None else (owner[0], *owner)),
         )
-        if not found:
+        if not rows:
             return False
-        uid, user, shut, *position = found[0]
-        readers = FileReaders(None if shut else uid, gids)
-        following: tuple[int, str, str] | None = None
-        if self._tree.acls:
-            one = self._directories if self._layout.user_depth else self._files
-            following = one((uid, user), (position[0], position[1], position[2]), readers)
-        where = (int(self._records.moved), uid, user)
+        uid, user, is_revoked, *position = rows[0]
+        readers = FileReaders(None if is_revoked else uid, gids)
+        next_position: tuple[int, str, str] | None = None
+        if self._tree.has_acls:
+            update_page = (
+                self._update_directories if self._layout.user_depth else self._update_files
+            )
+            next_position = update_page(
+                (uid, user), (position[0], position[1], position[2]), readers
+            )
+        owner_key = (int(self._records.moved), uid, user)
         with self._records.writing() as connection:
-            if following is None:
+            if next_position is None:
                 sql = "DELETE FROM admitting WHERE moved = ? AND uid = ? AND user = ?"
-                connection.execute(sql, where)
+                connection.execute(sql, owner_key)
             else:
                 sql = (
                     "UPDATE admitting SET directory = ?, key = ?, cluster = ? "
                     "WHERE moved = ? AND uid = ? AND user = ?"
                 )
-                connection.execute(sql, (*following, *where))
-        return self.waits()
+                connection.execute(sql, (*next_position, *owner_key))
+        return self.has_queued_changes()
 
-    def _directories(
-        self, owner: tuple[int, str], after: tuple[int, str, str], readers: FileReaders
+    def _update_directories(
+        self, owner: tuple[int, str], position: tuple[int, str, str], readers: FileReaders
     ) -> tuple[int, str, str] | None:
         """Change the user directories of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
-        found = self._records.query(
+        rows = self._records.query(
             "SELECT DISTINCT directory FROM script INDEXED BY script_owner "
             "WHERE uid = ? AND user = ? AND directory > ? ORDER BY directory LIMIT ?",
             *owner,
-            after[0],
+            position[0],
             page_rows,
         )
         depth = self._layout.user_depth
         paths = {
-            "/".join(self._records.directory(number).split("/")[:depth]) for (number,) in found
+            "/".join(self._records.get_directory_path(number).split("/")[:depth])
+            for (number,) in rows
         }
         for path in sorted(paths):
             try:
-                grant_directory_access(self._tree.directory(path), readers, others_pass=False)
+                grant_directory_access(
+                    self._tree.get_directory_fd(path), readers, others_pass=False
+                )
             except FileNotFoundError:
                 # A purge emptied it since, or all of it is in the other tree.
                 continue
             except PathBlocked as error:
                 log.error("access to what uid %d has here is not changed: %s", owner[0], error)
-        return (found[-1][0], "", "") if len(found) == page_rows else None
+        return (rows[-1][0], "", "") if len(rows) == page_rows else None
 
-    def _files(
-        self, owner: tuple[int, str], after: tuple[int, str, str], readers: FileReaders
+    def _update_files(
+        self, owner: tuple[int, str], position: tuple[int, str, str], readers: FileReaders
     ) -> tuple[int, str, str] | None:
         """Change the files of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
-        rows = self._records.select(
+        rows = self._records.select_rows(
             "uid = ? AND user = ? AND (directory, key, cluster) > (?, ?, ?) "
             "ORDER BY directory, key, cluster LIMIT ?",
             *owner,
-            *after,
+            *position,
             page_rows,
         )
         first, last = self._records.states
         for row in rows:
             if first <= row.state <= last:
-                self._admit(row, readers)
+                self._set_file_access(row, readers)
         if len(rows) < page_rows:
             return None
         return rows[-1].directory, rows[-1].key, rows[-1].cluster
 
-    def _admit(self, row: FileRow, readers: FileReaders) -> None:
-        path = self._records.directory(row.directory)
+    def _set_file_access(self, row: FileRow, readers: FileReaders) -> None:
+        path = self._records.get_directory_path(row.directory)
         for name in (row.script_name, row.env_name):
             try:
                 if name:
-                    self._tree.read_access(self._tree.directory(path), name, readers)
+                    self._tree.grant_access(self._tree.get_directory_fd(path), name, readers)
             except FileNotFoundError:
                 # A missing file needs no permissions; verify reports it.
                 continue
@@ -207,52 +214,53 @@ class DirectoryOwners:
         self._records = records
         self._resolve = resolve
         self._directories: dict[DirectoryOwner, str] = {}
-        self._new: dict[DirectoryOwner, str] = {}
-        self._shut: set[tuple[int, str]] = set()
-        self._names: dict[int, tuple[str, ...]] = {}
-        self._left: list[int] = []
-        self._now: dict[int, str] = {}
-        self._missed: frozenset[int] = frozenset()
-        self._is_away = False
+        self._new_owners: dict[DirectoryOwner, str] = {}
+        self._revoked: set[tuple[int, str]] = set()
+        self._names_by_uid: dict[int, tuple[str, ...]] = {}
+        self._unresolved: list[int] = []
+        self._resolved: dict[int, str] = {}
+        self._missing_uids: frozenset[int] = frozenset()
+        self._is_name_service_down = False
         self.reload()
         self._read_names()
 
     def reload(self) -> None:
         """Read again whose access is revoked: the sink decides, and its mover follows."""
-        found = self._records.query("SELECT uid, user FROM owner WHERE shut = 1")
-        self._shut = {(int(uid), str(user)) for uid, user in found}
+        rows = self._records.query("SELECT uid, user FROM owner WHERE shut = 1")
+        self._revoked = {(int(uid), str(user)) for uid, user in rows}
 
-    def directory(self, owner: DirectoryOwner, foreign: Callable[[str], bool]) -> str:
+    def get_directory(self, owner: DirectoryOwner, is_foreign: Callable[[str], bool]) -> str:
         """Return the name of an owner's directory; :meth:`save` stores a new one.
 
         Args:
             owner: The owner.
-            foreign: Returns whether a directory of that name exists and belongs to another uid
+            is_foreign: Returns whether a directory of that name exists and belongs to another uid
                 (this database may be younger than the tree).
         """
-        found = self._directories.get(owner)
-        if found is None:
-            found = self._known(owner) or self._choose(owner, foreign)
-            self._directories[owner] = found
-        return found
+        directory = self._directories.get(owner)
+        if directory is None:
+            directory = self._find_saved(owner) or self._choose_name(owner, is_foreign)
+            self._directories[owner] = directory
+        return directory
 
-    def _known(self, owner: DirectoryOwner) -> str:
+    def _find_saved(self, owner: DirectoryOwner) -> str:
         sql = "SELECT directory FROM owner WHERE scope = ? AND uid = ? AND user = ?"
-        found = self._records.query(sql, *owner)
-        return str(found[0][0]) if found else ""
+        rows = self._records.query(sql, *owner)
+        return str(rows[0][0]) if rows else ""
 
-    def _choose(self, owner: DirectoryOwner, foreign: Callable[[str], bool]) -> str:
+    def _choose_name(self, owner: DirectoryOwner, is_foreign: Callable[[str], bool]) -> str:
         """Choose a free directory name for a new owner."""
         scope, uid, user = owner
-        first = encode_user(user, is_plain=self._is_plain) if user else str(uid)
-        for name in _generate_directory_names(uid, first):
+        base_name = encode_user(user, is_plain=self._is_plain) if user else str(uid)
+        for name in _generate_directory_names(uid, base_name):
             sql = "SELECT 1 FROM owner WHERE scope = ? AND directory = ?"
-            taken = self._records.query(sql, scope, name) or any(
-                (scope, name) == (other[0], directory) for other, directory in self._new.items()
+            is_taken = self._records.query(sql, scope, name) or any(
+                (scope, name) == (other[0], directory)
+                for other, directory in self._new_owners.items()
             )
-            if not taken and not foreign(name):
-                self._new[owner] = name
-                if user and name != first:
+            if not is_taken and not is_foreign(name):
+                self._new_owners[owner] = name
+                if user and name != base_name:
                     log.warning(
                         "user %r was another uid before: uid %d gets the directory %s",
                         user,
@@ -262,9 +270,9 @@ class DirectoryOwners:
                 return name
         raise AssertionError("candidates never end")
 
-    def reader(self, uid: int | None, user: str) -> int | None:
+    def get_reader_uid(self, uid: int | None, user: str) -> int | None:
         """Return the uid to admit; None if it is unknown, unresolved or revoked."""
-        if uid is None or not user or (uid, user) in self._shut:
+        if uid is None or not user or (uid, user) in self._revoked:
             return None
         return uid
 
@@ -273,11 +281,11 @@ class DirectoryOwners:
         sql = "SELECT DISTINCT uid, user FROM owner WHERE user != '' ORDER BY uid"
         for uid, user in self._records.query(sql):
             names[uid] = (*names.get(uid, ()), user)
-        self._names = names
+        self._names_by_uid = names
 
-    def _open(self, uid: int, names: Iterable[str]) -> list[str]:
+    def _list_admitted(self, uid: int, names: Iterable[str]) -> list[str]:
         """Return the names of a uid whose access is not revoked."""
-        return [name for name in names if (uid, name) not in self._shut]
+        return [name for name in names if (uid, name) not in self._revoked]
 
     def check(self) -> list[AccessChange] | None:
         """Resolve the uid of every known owner, within a time limit per call.
@@ -285,77 +293,85 @@ class DirectoryOwners:
         Returns:
             The changes of access; None if not all uids are resolved yet: call again.
         """
-        if not self._left:
+        if not self._unresolved:
             self._read_names()
-            self._left, self._now = list(self._names), {}
-        until = time.monotonic() + _MAX_RESOLVE_S
-        while self._left and time.monotonic() < until:
-            uid = self._left.pop()
-            self._now[uid] = self._resolve(uid)
-        return None if self._left else self._compared()
+            self._unresolved, self._resolved = list(self._names_by_uid), {}
+        deadline_s = time.monotonic() + _MAX_RESOLVE_S
+        while self._unresolved and time.monotonic() < deadline_s:
+            uid = self._unresolved.pop()
+            self._resolved[uid] = self._resolve(uid)
+        return None if self._unresolved else self._compare_names()
 
-    def _compared(self) -> list[AccessChange]:
+    def _compare_names(self) -> list[AccessChange]:
         """Return the changes of access after all uids were resolved."""
         changes: list[AccessChange] = []
-        for uid, now in self._now.items():
-            changes += self._differing(uid, now, self._names.get(uid, ()))
-        opened = {uid for uid in self._now if self._open(uid, self._names.get(uid, ()))}
-        missing = frozenset(uid for uid in opened if not self._now[uid])
-        is_away = len(missing) > 1 and 2 * len(missing) > len(opened)
-        if is_away and not self._is_away:
+        for uid, current_name in self._resolved.items():
+            changes += self._find_changes(uid, current_name, self._names_by_uid.get(uid, ()))
+        admitted = {
+            uid
+            for uid in self._resolved
+            if self._list_admitted(uid, self._names_by_uid.get(uid, ()))
+        }
+        missing = frozenset(uid for uid in admitted if not self._resolved[uid])
+        is_service_down = len(missing) > 1 and 2 * len(missing) > len(admitted)
+        if is_service_down and not self._is_name_service_down:
             log.error(
                 "%d of %d owners have no name any more: the name service seems to be away, "
                 "nobody's files are closed; ask 'getent passwd'",
                 len(missing),
-                len(opened),
+                len(admitted),
             )
-        self._is_away = is_away
-        if is_away:
+        self._is_name_service_down = is_service_down
+        if is_service_down:
             missing = frozenset()
-        for uid in sorted(missing & self._missed):
-            changes += [(uid, name, True) for name in self._open(uid, self._names[uid])]
-        self._missed = missing
+        for uid in sorted(missing & self._missing_uids):
+            changes += [
+                (uid, name, True) for name in self._list_admitted(uid, self._names_by_uid[uid])
+            ]
+        self._missing_uids = missing
         return changes
 
-    def _differing(self, uid: int, now: str, names: Iterable[str]) -> list[AccessChange]:
-        """Return the changes of access if a uid's name is ``now``; none if it has no name."""
+    def _find_changes(
+        self, uid: int, current_name: str, names: Iterable[str]
+    ) -> list[AccessChange]:
+        """Return the changes of access if a uid is now named ``current_name``; none if nameless."""
         return [
-            (uid, name, name != now)
+            (uid, name, name != current_name)
             for name in names
-            if now and (name != now) != ((uid, name) in self._shut)
+            if current_name and (name != current_name) != ((uid, name) in self._revoked)
         ]
 
-    def conflicting(self, identities: Iterable[tuple[int, str]]) -> list[AccessChange]:
+    def find_conflicts(self, identities: Iterable[tuple[int, str]]) -> list[AccessChange]:
         """Return the changes of access if jobs show a uid under a new name.
 
         Args:
             identities: Uid and name, from jobs.
         """
-        met: dict[int, list[str]] = {}
+        names_by_uid: dict[int, list[str]] = {}
         for uid, user in identities:
-            names = met.setdefault(uid, list(self._names.get(uid, ())))
+            names = names_by_uid.setdefault(uid, list(self._names_by_uid.get(uid, ())))
             if user and user not in names:
                 names.append(user)
         changes: list[AccessChange] = []
-        for uid, names in met.items():
-            if len(names) > 1 and len(self._open(uid, names)) > 1:
-                changes += self._differing(uid, self._resolve(uid), names)
+        for uid, names in names_by_uid.items():
+            if len(names) > 1 and len(self._list_admitted(uid, names)) > 1:
+                changes += self._find_changes(uid, self._resolve(uid), names)
         return changes
 
-    def mark(self, uid: int, user: str, *, shut: bool) -> None:
+    def set_access(self, uid: int, user: str, *, revoke: bool) -> None:
         """Record that an owner's access is revoked or granted, and queue the change."""
         with self._records.writing() as connection:
             connection.execute(
-                "UPDATE owner SET shut = ? WHERE uid = ? AND user = ?", (int(shut), uid, user)
+                "UPDATE owner SET shut = ? WHERE uid = ? AND user = ?", (int(revoke), uid, user)
             )
-            queue_access_change(connection, uid, user, shut=shut, moved=False)
-        if shut:
-            self._shut.add((uid, user))
+            queue_access_change(connection, uid, user, revoke=revoke, moved=False)
+        if revoke:
+            self._revoked.add((uid, user))
             log.warning(
                 "uid %d is not %r any more: its archived files are closed until it is", uid, user
             )
         else:
-            self._shut.discard((uid, user))
+            self._revoked.discard((uid, user))
             log.info("uid %d is %r again: its archived files are open to it", uid, user)
 
     def save(self, connection: Connection) -> None:
@@ -365,31 +381,31 @@ class DirectoryOwners:
             "INSERT OR IGNORE INTO owner (scope, uid, user, directory, shut) "
             "VALUES (?, ?, ?, ?, ?)",
             [
-                (*owner, directory, int(owner[1:] in self._shut))
-                for owner, directory in self._new.items()
+                (*owner, directory, int(owner[1:] in self._revoked))
+                for owner, directory in self._new_owners.items()
             ],
         )
 
-    def saved(self) -> None:
+    def confirm_saved(self) -> None:
         """Accept new owners after the commit."""
-        for _, uid, user in self._new:
-            known = self._names.get(uid, ())
-            if user and user not in known:
-                self._names[uid] = (*known, user)
-        self._new.clear()
+        for _, uid, user in self._new_owners:
+            names = self._names_by_uid.get(uid, ())
+            if user and user not in names:
+                self._names_by_uid[uid] = (*names, user)
+        self._new_owners.clear()
 
-    def forget_new(self) -> None:
+    def discard_new(self) -> None:
         """Drop unsaved owners of a failed batch; their directories are chosen again."""
-        for owner in self._new:
+        for owner in self._new_owners:
             self._directories.pop(owner, None)
-        self._new.clear()
+        self._new_owners.clear()
 
 
-def _generate_directory_names(uid: int, first: str) -> Iterator[str]:
+def _generate_directory_names(uid: int, base_name: str) -> Iterator[str]:
     """Yield directory names for a user: name, name.uid, name.uid~2 and so on."""
-    yield first
-    yield f"{first}.{uid}"
+    yield base_name
+    yield f"{base_name}.{uid}"
     number = 2
     while True:
-        yield f"{first}.{uid}~{number}"
+        yield f"{base_name}.{uid}~{number}"
         number += 1

@@ -52,20 +52,20 @@ class FileReaders(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def encode_acl(readers: FileReaders, own: int, theirs: int) -> bytes:
+def encode_acl(readers: FileReaders, owner_bits: int, reader_bits: int) -> bytes:
     """Encode an ACL as the value of an extended attribute.
 
     Args:
         readers: Owner and groups.
-        own: Permissions of the file's owner, Steward (r 4, w 2, x 1).
-        theirs: Permissions of the readers.
+        owner_bits: Permissions of the file's owner, Steward (r 4, w 2, x 1).
+        reader_bits: Permissions of the readers.
     """
-    entries = [(_USER_OBJ, own, _NO_ID)]
+    entries = [(_USER_OBJ, owner_bits, _NO_ID)]
     if readers.uid is not None:
-        entries.append((_USER, theirs, readers.uid))
+        entries.append((_USER, reader_bits, readers.uid))
     entries.append((_GROUP_OBJ, 0, _NO_ID))
-    entries.extend((_GROUP, theirs, gid) for gid in sorted(set(readers.gids)))
-    entries.extend(((_MASK, theirs, _NO_ID), (_OTHER, 0, _NO_ID)))
+    entries.extend((_GROUP, reader_bits, gid) for gid in sorted(set(readers.gids)))
+    entries.extend(((_MASK, reader_bits, _NO_ID), (_OTHER, 0, _NO_ID)))
     return _HEADER.pack(2) + b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 
@@ -199,21 +199,21 @@ def resolve_group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[in
     Raises:
         ArchiveError: The file of groups cannot be read.
     """
-    wanted = list(names)
+    group_names = list(names)
     if groups_file:
         try:
             with open(groups_file, encoding="utf-8", errors="surrogateescape") as lines:
-                wanted.extend(line.strip() for line in lines)
+                group_names.extend(line.strip() for line in lines)
         except OSError as error:
             raise ArchiveError(
                 f"groups_file {groups_file} cannot be read: {error.strerror}", groups_file
             ) from error
-    found = set()
-    for name in wanted:
+    gids = set()
+    for name in group_names:
         if not name or name.startswith("#"):
             continue
         try:
-            found.add(grp.getgrnam(name).gr_gid)
+            gids.add(grp.getgrnam(name).gr_gid)
         except (KeyError, ValueError):
             log.warning("group %r does not exist: it is given no access to the archive", name)
-    return tuple(sorted(found))
+    return tuple(sorted(gids))

@@ -41,13 +41,13 @@ class PlacementTarget(msgspec.Struct, frozen=True):
     Attributes:
         directory: Path below the root.
         stem: File name without suffix.
-        entry: Who may enter new directories.
+        access: Who may enter new directories.
         readers: Who may read the files.
     """
 
     directory: str
     stem: str
-    entry: DirectoryAccess
+    access: DirectoryAccess
     readers: FileReaders
 
 
@@ -57,39 +57,41 @@ class FilePlacer:
     Args:
         tree: The tree, opened.
         layout: Layout, which defines the suffixes.
-        settles: Whether :meth:`settle` will be called for compressed files; otherwise each is made
-            durable at once.
+        settles: Whether :meth:`sync_files` will be called for compressed files; otherwise each is
+            made durable at once.
     """
 
-    def __init__(self, tree: ArchiveTree, layout: ArchiveLayout, *, settles: bool = False) -> None:
+    def __init__(
+        self, tree: ArchiveTree, layout: ArchiveLayout, *, defers_sync: bool = False
+    ) -> None:
         self._tree = tree
-        self._settles = settles
-        self._unsettled: list[tuple[str, str]] = []
+        self._defers_sync = defers_sync
+        self._unsynced: list[tuple[str, str]] = []
         self._script_suffix, self._env_suffix = layout.suffixes
 
-    def _names(
+    def _make_names(
         self, stem: str, variant: int, script: ByteSource | None, environment: ByteSource | None
     ) -> tuple[str, str]:
         """Return the file names of a pair, with ``~N`` from the second variant on."""
         return (
-            self._name(stem, variant, self._script_suffix, script),
-            self._name(stem, variant, self._env_suffix, environment),
+            self._make_name(stem, variant, self._script_suffix, script),
+            self._make_name(stem, variant, self._env_suffix, environment),
         )
 
-    def _name(self, stem: str, variant: int, suffix: str, source: ByteSource | None) -> str:
-        packing = COMPRESSION_SUFFIX if source is not None and source.packed else ""
+    def _make_name(self, stem: str, variant: int, suffix: str, source: ByteSource | None) -> str:
+        compression = COMPRESSION_SUFFIX if source is not None and source.compressed else ""
         if variant == 1:
-            return f"{stem}{suffix}{packing}"
+            return f"{stem}{suffix}{compression}"
         if suffix.startswith("."):
-            return f"{stem}~{variant}{suffix}{packing}"
-        return f"{stem}{suffix}~{variant}{packing}"
+            return f"{stem}~{variant}{suffix}{compression}"
+        return f"{stem}{suffix}~{variant}{compression}"
 
-    def put(
+    def place_pair(
         self,
         target: PlacementTarget,
         script: ByteSource | None,
         environment: ByteSource | None,
-        claimed: Callable[[str], bool],
+        is_taken: Callable[[str], bool],
     ) -> tuple[str, str]:
         """Place a script and its environment; identical files that exist are kept.
 
@@ -97,7 +99,7 @@ class FilePlacer:
             target: Where to place them.
             script: Bytes of the script, if there is one.
             environment: Bytes of the environment, if there is one.
-            claimed: Returns whether a name in the directory belongs to another script.
+            is_taken: Returns whether a name in the directory belongs to another script.
 
         Returns:
             The names of both files; "" for a missing one.
@@ -106,32 +108,32 @@ class FilePlacer:
             BytesGone: The bytes are missing or were changed.
             OSError: The tree cannot be written.
         """
-        fd = self._tree.directory(target.directory, target.entry)
+        fd = self._tree.get_directory_fd(target.directory, target.access)
         for source in (script, environment):
-            if source is not None and source.packed and self._settles:
-                for one in (source, _get_alternative_source(source)):
-                    if self._is_late(one):
-                        self._unsettled.append((target.directory, make_temporary_name(one)))
+            if source is not None and source.compressed and self._defers_sync:
+                for candidate in (source, _get_alternative_source(source)):
+                    if self._is_sync_deferred(candidate):
+                        self._unsynced.append((target.directory, make_temporary_name(candidate)))
         variant = 1
         while True:
-            names = self._names(target.stem, variant, script, environment)
-            if self._put_both(fd, names, script, environment, claimed):
+            names = self._make_names(target.stem, variant, script, environment)
+            if self._place_both(fd, names, script, environment, is_taken):
                 break
             variant += 1
-        self._tree.touch(target.directory)
+        self._tree.record_change(target.directory)
         names = (names[0] if script else "", names[1] if environment else "")
-        if self._tree.acls and (
+        if self._tree.has_acls and (
             target.readers or not (script or environment or _STORE_SOURCE).link
         ):
-            self.admit(fd, names, target.readers)
+            self.set_readers(fd, names, target.readers)
         return names
 
-    def as_before(
+    def match_existing(
         self,
         target: PlacementTarget,
         script: ByteSource | None,
         environment: ByteSource | None,
-        claimed: Callable[[str], bool],
+        is_taken: Callable[[str], bool],
     ) -> tuple[ByteSource | None, ByteSource | None]:
         """Return the sources in the form, plain or compressed, that a crash left in place.
 
@@ -142,37 +144,37 @@ class FilePlacer:
             target: Where they are placed.
             script: Bytes of the script, in the form to be placed now.
             environment: Bytes of the environment, likewise.
-            claimed: As for :meth:`put`.
+            is_taken: As for :meth:`put`.
 
         Raises:
             OSError: The tree cannot be used.
         """
-        fd = self._tree.directory(target.directory, target.entry)
+        fd = self._tree.get_directory_fd(target.directory, target.access)
         suffixes = (self._script_suffix, self._env_suffix)
         both = [
-            source and self._as_before(fd, target.stem, suffix, source, claimed)
+            source and self._match_existing_file(fd, target.stem, suffix, source, is_taken)
             for source, suffix in zip((script, environment), suffixes, strict=True)
         ]
         return both[0], both[1]
 
-    def _as_before(
-        self, fd: int, stem: str, suffix: str, source: ByteSource, claimed: Callable[[str], bool]
+    def _match_existing_file(
+        self, fd: int, stem: str, suffix: str, source: ByteSource, is_taken: Callable[[str], bool]
     ) -> ByteSource:
-        own = source.otherwise or source
-        other = msgspec.structs.replace(own, packed=not source.packed)
-        if next(self._put_before(fd, stem, suffix, other, claimed), ""):
-            return other
-        if not self._is_late(own):
-            remove_temporary(own, fd)
+        original = source.fallback or source
+        other_form = msgspec.structs.replace(original, compressed=not source.compressed)
+        if next(self._find_existing_file(fd, stem, suffix, other_form, is_taken), ""):
+            return other_form
+        if not self._is_sync_deferred(original):
+            remove_temporary(original, fd)
         return source
 
-    def put_before(
+    def find_existing(
         self,
         directory: str,
         stem: str,
         script: ByteSource | None,
         environment: ByteSource | None,
-        claimed: Callable[[str], bool],
+        is_taken: Callable[[str], bool],
     ) -> list[str]:
         """Return names of files with these bytes that an attempt before a crash placed.
 
@@ -181,120 +183,120 @@ class FilePlacer:
             stem: File name without suffix.
             script: Bytes of the script, if there is one.
             environment: Bytes of the environment, if there is one.
-            claimed: As for :meth:`put`.
+            is_taken: As for :meth:`put`.
 
         Raises:
             OSError: The tree cannot be read.
         """
         try:
-            fd = self._tree.directory(directory)
+            fd = self._tree.get_directory_fd(directory)
         except FileNotFoundError:
             return []
         sources = ((self._script_suffix, script), (self._env_suffix, environment))
-        found: list[str] = []
+        names: list[str] = []
         for suffix, source in sources:
             for packed in (False, True):
                 if source is not None:
-                    own = msgspec.structs.replace(source, packed=packed)
-                    found += self._put_before(fd, stem, suffix, own, claimed)
-        return found
+                    candidate = msgspec.structs.replace(source, compressed=packed)
+                    names += self._find_existing_file(fd, stem, suffix, candidate, is_taken)
+        return names
 
-    def _put_before(
-        self, fd: int, stem: str, suffix: str, source: ByteSource, claimed: Callable[[str], bool]
+    def _find_existing_file(
+        self, fd: int, stem: str, suffix: str, source: ByteSource, is_taken: Callable[[str], bool]
     ) -> Iterator[str]:
         for variant in itertools.count(1):
-            name = self._name(stem, variant, suffix, source)
+            name = self._make_name(stem, variant, suffix, source)
             if not has_entry(fd, name):
                 return
-            if not has_regular_file(fd, name) or claimed(name):
+            if not has_regular_file(fd, name) or is_taken(name):
                 continue
             if is_unsettled(fd, name, source) or compute_file_digest(fd, name) == source.sha:
                 yield name
 
-    def put_as(self, fd: int, name: str, source: ByteSource) -> None:
+    def place_at(self, fd: int, name: str, source: ByteSource) -> None:
         """Place bytes under a reserved name; replace what a crash left there.
 
         Raises:
             BytesGone: The bytes are missing or were changed.
             OSError: The tree cannot be written.
         """
-        if self._put(fd, name, source, _is_never_claimed) is None:
+        if self._place_file(fd, name, source, _is_never_claimed) is None:
             os.unlink(name, dir_fd=fd)
-            self._put(fd, name, source, _is_never_claimed)
+            self._place_file(fd, name, source, _is_never_claimed)
 
-    def settle(self) -> None:
+    def sync_files(self) -> None:
         """Make compressed files durable with one sync, then remove the marks of unfinished ones.
 
         Raises:
             OSError: The file system reports a failed write.
         """
-        if not self._unsettled:
+        if not self._unsynced:
             return
         sync_filesystem(self._tree.fd)
-        for path, name in self._unsettled:
+        for path, name in self._unsynced:
             self._tree.unlink(path, name)
-        self._unsettled.clear()
+        self._unsynced.clear()
 
     def drop(self) -> None:
         """Forget unsettled files: their marks identify them when the batch is repeated."""
-        self._unsettled.clear()
+        self._unsynced.clear()
 
-    def _is_late(self, source: ByteSource) -> bool:
+    def _is_sync_deferred(self, source: ByteSource) -> bool:
         """Return whether a file is compressed and made durable only by :meth:`settle`."""
-        return self._settles and source.packed and not is_compressed_name(source.name)
+        return self._defers_sync and source.compressed and not is_compressed_name(source.name)
 
-    def admit(self, fd: int, names: tuple[str, str], readers: FileReaders) -> None:
+    def set_readers(self, fd: int, names: tuple[str, str], readers: FileReaders) -> None:
         """Let ``readers``, and no one else, read these files of a directory."""
         for name in names:
             if name:
-                self._tree.read_access(fd, name, readers)
+                self._tree.grant_access(fd, name, readers)
 
-    def _put_both(
+    def _place_both(
         self,
         fd: int,
         names: tuple[str, str],
         script: ByteSource | None,
         environment: ByteSource | None,
-        claimed: Callable[[str], bool],
+        is_taken: Callable[[str], bool],
     ) -> bool:
         """Place both files of a pair; return False if a name belongs to another script."""
-        new = script is not None and self._put(fd, names[0], script, claimed)
-        if script is not None and new is None:
+        created = script is not None and self._place_file(fd, names[0], script, is_taken)
+        if script is not None and created is None:
             return False
-        done = False
+        is_complete = False
         try:
-            done = environment is None or (
-                self._put(fd, names[1], environment, claimed) is not None
+            is_complete = environment is None or (
+                self._place_file(fd, names[1], environment, is_taken) is not None
             )
         finally:
             # Never leave half of a pair.
-            if new and not done:
+            if created and not is_complete:
                 os.unlink(names[0], dir_fd=fd)
-                if script is not None and self._settles:
+                if script is not None and self._defers_sync:
                     for source in (script, _get_alternative_source(script)):
                         remove_temporary(source, fd)
-        return done
+        return is_complete
 
-    def _put(
-        self, fd: int, name: str, source: ByteSource, claimed: Callable[[str], bool]
+    def _place_file(
+        self, fd: int, name: str, source: ByteSource, is_taken: Callable[[str], bool]
     ) -> bool | None:
         """Place a file; True if new, False if it exists, None if the name is another script's."""
         try:
-            if source.link and is_compressed_name(source.name) == source.packed:
+            if source.link and is_compressed_name(source.name) == source.compressed:
                 os.link(source.name, name, src_dir_fd=source.fd, dst_dir_fd=fd)
             else:
-                late = self._is_late(source)
-                if late and is_unsettled(fd, name, source):
+                is_deferred = self._is_sync_deferred(source)
+                if is_deferred and is_unsettled(fd, name, source):
                     os.unlink(name, dir_fd=fd)
-                copy_bytes(source, fd, name, settled=not late)
+                copy_bytes(source, fd, name, durable=not is_deferred)
         except FileExistsError:
-            return False if _is_same_content(fd, name, source, claimed) else None
+            return False if _is_same_content(fd, name, source, is_taken) else None
         except FileNotFoundError as error:
             if not has_entry(source.fd, source.name):
-                if source.otherwise is not None:
-                    return self._put(fd, name, _get_alternative_source(source), claimed)
+                if source.fallback is not None:
+                    return self._place_file(fd, name, _get_alternative_source(source), is_taken)
                 if has_entry(fd, name):
-                    if claimed(name):
+                    if is_taken(name):
                         return None
                     # It was removed after it had been placed.
                     if compute_file_digest(fd, name) == source.sha:
@@ -304,15 +306,15 @@ class FilePlacer:
         except OSError as error:
             if not source.link or error.errno not in LINK_ERRORS:
                 raise
-            return self._put(fd, name, _get_alternative_source(source), claimed)
+            return self._place_file(fd, name, _get_alternative_source(source), is_taken)
         return True
 
 
 def _get_alternative_source(source: ByteSource) -> ByteSource:
     """Return the source to use where no link is possible."""
-    if source.otherwise is None:
+    if source.fallback is None:
         return msgspec.structs.replace(source, link=False)
-    return msgspec.structs.replace(source.otherwise, packed=source.packed)
+    return msgspec.structs.replace(source.fallback, compressed=source.compressed)
 
 
 _STORE_SOURCE = ByteSource(-1, "", b"")
@@ -340,20 +342,23 @@ def has_regular_file(fd: int, name: str) -> bool:
 
 
 def _is_same_content(
-    fd: int, name: str, source: ByteSource, claimed: Callable[[str], bool]
+    fd: int, name: str, source: ByteSource, is_taken: Callable[[str], bool]
 ) -> bool:
     """Return whether an existing file has the source's bytes and belongs to no other script."""
-    there = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    if not stat.S_ISREG(there.st_mode):
+    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
         return False
     try:
-        bytes_ = os.stat(source.name, dir_fd=source.fd, follow_symlinks=False)
+        source_status = os.stat(source.name, dir_fd=source.fd, follow_symlinks=False)
     except FileNotFoundError:
-        bytes_ = None
-    if bytes_ and (there.st_dev, there.st_ino) == (bytes_.st_dev, bytes_.st_ino):
+        source_status = None
+    if source_status and (status.st_dev, status.st_ino) == (
+        source_status.st_dev,
+        source_status.st_ino,
+    ):
         # A shared file has one name for each identical script.
-        return source.otherwise is None or not claimed(name)
-    return not claimed(name) and compute_file_digest(fd, name) == source.sha
+        return source.fallback is None or not is_taken(name)
+    return not is_taken(name) and compute_file_digest(fd, name) == source.sha
 
 
 def compute_file_digest(fd: int, name: str) -> bytes:

@@ -75,14 +75,14 @@ class FilesReader:
         self._name = name
         self._root = settings.sink_path(name)
         self._move_to = settings.files_sink(name).move_to
-        self._records_: FilesRecords | None = None
+        self._opened_records: FilesRecords | None = None
 
     @property
     def _records(self) -> FilesRecords:
         # Opened on first use: an action may run before the daemon's first start.
-        if self._records_ is None:
-            self._records_ = FilesRecords(self._settings, self._name, reading=True)
-        return self._records_
+        if self._opened_records is None:
+            self._opened_records = FilesRecords(self._settings, self._name, read_only=True)
+        return self._opened_records
 
     def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
         """Return where a script is; None if this archive does not have it.
@@ -94,16 +94,16 @@ class FilesReader:
         Raises:
             SqliteUnavailable: The database cannot be read now.
         """
-        row = self._row(script_key, cluster)
-        return self._placed(row) if row else None
+        row = self._find_row(script_key, cluster)
+        return self._make_placed_script(row) if row else None
 
-    def _row(self, key: str, cluster: str) -> FileRow | None:
-        rows = self._records.select(
+    def _find_row(self, key: str, cluster: str) -> FileRow | None:
+        rows = self._records.select_rows(
             "key = ? AND (cluster = ? OR ? = '') LIMIT 1", key, cluster, cluster
         )
         return rows[0] if rows and rows[0].since_ns != LOST_NS else None
 
-    def read(self, script_key: str, which: ContentKind, cluster: str = "") -> bytes:
+    def read(self, script_key: str, kind: ContentKind, cluster: str = "") -> bytes:
         """Return the bytes of a script or of its environment.
 
         Raises:
@@ -111,20 +111,20 @@ class FilesReader:
             ArchiveUnavailable: They cannot be read now.
             DamagedFile: The compressed file is damaged.
         """
-        for last in (False, True):
+        for is_last_try in (False, True):
             try:
                 placed = self.locate(script_key, cluster)
             except SqliteUnavailable as error:
                 raise ArchiveUnavailable(str(error), self._root) from error
-            file = getattr(placed, which) if placed else None
+            file = getattr(placed, kind) if placed else None
             if file is None:
                 raise NotArchived(
-                    f"{which} of {script_key} is not in the archive {self._root}", script_key
+                    f"{kind} of {script_key} is not in the archive {self._root}", script_key
                 )
             try:
                 return self._read(file.path, file.length)
             except FileNotFoundError as error:
-                if last:
+                if is_last_try:
                     raise NotArchived(
                         f"{file.path} is missing: 'steward archive verify' says what else is",
                         script_key,
@@ -142,18 +142,18 @@ class FilesReader:
                 raise
             return read_archived_file(self._move_to + path.removeprefix(self._root), length)
 
-    def entries(self) -> Iterator[PlacedScript]:
+    def iterate_scripts(self) -> Iterator[PlacedScript]:
         """Yield all scripts of this archive, by key.
 
         Raises:
             SqliteUnavailable: The database cannot be read now.
         """
-        for row in self._records.each():
+        for row in self._records.iterate_rows():
             if row.since_ns != LOST_NS:
-                yield self._placed(row)
+                yield self._make_placed_script(row)
 
-    def _placed(self, row: FileRow) -> PlacedScript:
-        script, environment = self._paths(row)
+    def _make_placed_script(self, row: FileRow) -> PlacedScript:
+        script, environment = self._make_paths(row)
         return PlacedScript(
             script_key=row.key,
             cluster=row.cluster,
@@ -167,7 +167,7 @@ class FilesReader:
             user=row.user,
         )
 
-    def _paths(self, row: FileRow) -> tuple[str, str]:
+    def _make_paths(self, row: FileRow) -> tuple[str, str]:
         if row.state == WAITING:
             body = _body_decoder.decode(row.body or b"")
             base = os.path.join(self._root, WAITING_DIRECTORY)
@@ -177,30 +177,30 @@ class FilesReader:
             )
         else:
             tree = self._move_to if row.state == MOVED and self._move_to else self._root
-            base = os.path.join(tree, self._records.directory(row.directory))
+            base = os.path.join(tree, self._records.get_directory_path(row.directory))
             names = (row.script_name, row.env_name)
         return os.path.join(base, names[0]), os.path.join(base, names[1])
 
     def close(self) -> None:
         """Close the database."""
-        if self._records_ is not None:
-            self._records_.close()
-            self._records_ = None
+        if self._opened_records is not None:
+            self._opened_records.close()
+            self._opened_records = None
 
 
-def read_archived_file(path: str, longest: int = MAX_PLAIN_BYTES) -> bytes:
+def read_archived_file(path: str, max_bytes: int = MAX_PLAIN_BYTES) -> bytes:
     """Return the plain bytes of a regular file; symbolic links are not followed.
 
     Args:
         path: The file.
-        longest: Size limit for the plain bytes of a compressed file.
+        max_bytes: Size limit for the plain bytes of a compressed file.
 
     Raises:
         DamagedFile: The file is compressed, and damaged or too large.
         OSError: It cannot be read.
     """
     with os.fdopen(os.open(path, _READ), "rb") as file:
-        return read_plain(file, path, longest)
+        return read_plain(file, path, max_bytes)
 
 
 def _make_placed_file(path: str, length: int, sha: bytes | None) -> PlacedFile | None:

@@ -63,7 +63,7 @@ class RetainedScript(msgspec.Struct, frozen=True):
         """Return the size of script and environment in bytes."""
         return self.script_length + self.env_length
 
-    def contents(self) -> list[tuple[int, int]]:
+    def list_contents(self) -> list[tuple[int, int]]:
         """Return content number and length of each file that may be shared with other scripts."""
         files = (
             (self.script_sha, self.script_length, False),
@@ -101,21 +101,21 @@ def iterate_oldest(
     records: FilesRecords, holders: Sequence[int], before_ns: int = LAST_NS
 ) -> Iterator[RetainedScript]:
     """Yield the scripts of some holders that are older than ``before_ns``, oldest first."""
-    of_each = [_iterate_oldest_of_holder(records, holder, before_ns) for holder in holders]
-    return heapq.merge(*of_each, key=lambda kept: kept.position)
+    iterators = [_iterate_oldest_of_holder(records, holder, before_ns) for holder in holders]
+    return heapq.merge(*iterators, key=lambda script: script.position)
 
 
 def _iterate_oldest_of_holder(
     records: FilesRecords, holder: int, before_ns: int
 ) -> Iterator[RetainedScript]:
     """Yield the scripts of one holder, oldest first, page by page."""
-    last: HolderPosition = (-1, "", "")
+    position: HolderPosition = (-1, "", "")
     while True:
-        page = records.query(_OF_HOLDER, holder, before_ns, *last, records.page_rows)
+        page = records.query(_OF_HOLDER, holder, before_ns, *position, records.page_rows)
         for row in page:
-            kept = RetainedScript(*row)
-            last = kept.position
-            yield kept
+            script = RetainedScript(*row)
+            position = script.position
+            yield script
         if len(page) < records.page_rows:
             return
 
@@ -140,140 +140,147 @@ class _EvictionCandidate:
     """
 
     def __init__(
-        self, records: FilesRecords, holders: Sequence[int], size: int, most: int, since_s: int
+        self, records: FilesRecords, holders: Sequence[int], size: int, max_bytes: int, since_s: int
     ) -> None:
         self.size = size
         self._records = records
         self._holders = holders
-        self._most = most
+        self._max_bytes = max_bytes
         self._since_s = since_s
-        self._left: dict[int, int] = {}
-        self._freed: set[int] = set()
-        self._last: HolderPosition = (-1, "", "")
-        self._steps = self._walk()
-        self._next: _EvictionStep | None = None
-        self._too_large: HolderPosition = (-1, "", "")
-        self._forget_what_goes()
+        self._uses_left: dict[int, int] = {}
+        self._freed_contents: set[int] = set()
+        self._last_position: HolderPosition = (-1, "", "")
+        self._steps = self._iterate_steps()
+        self._next_step: _EvictionStep | None = None
+        self._too_large_position: HolderPosition = (-1, "", "")
+        self._subtract_pending()
 
-    def _forget_what_goes(self) -> None:
+    def _subtract_pending(self) -> None:
         """Subtract scripts with a pending purge, and scripts larger than the limit."""
-        gone: Counter[int] = Counter()
+        pending_uses: Counter[int] = Counter()
         lengths: dict[int, int] = {}
         for holder in self._holders:
-            for row in self._records.query(_GOING, holder, self._since_s, self._most):
-                kept = RetainedScript(*row)
-                if kept.length > self._most:
-                    self._too_large = max(self._too_large, kept.position)
-                if not kept.shared:
-                    self.size -= kept.length
+            for row in self._records.query(_GOING, holder, self._since_s, self._max_bytes):
+                script = RetainedScript(*row)
+                if script.length > self._max_bytes:
+                    self._too_large_position = max(self._too_large_position, script.position)
+                if not script.shared:
+                    self.size -= script.length
                     continue
-                for number, length in kept.contents():
-                    gone[number] += 1
+                for number, length in script.list_contents():
+                    pending_uses[number] += 1
                     lengths[number] = length
-        self._look_up(gone)
-        for number, times in gone.items():
-            self._left[number] -= times
-            if self._left[number] <= 0:
+        self._load_uses(pending_uses)
+        for number, count in pending_uses.items():
+            self._uses_left[number] -= count
+            if self._uses_left[number] <= 0:
                 self.size -= lengths[number]
 
-    def _look_up(self, numbers: Iterable[int]) -> None:
+    def _load_uses(self, numbers: Iterable[int]) -> None:
         """Load how many scripts use each content."""
-        unknown = [number for number in dict.fromkeys(numbers) if number not in self._left]
+        unknown = [number for number in dict.fromkeys(numbers) if number not in self._uses_left]
         for first in range(0, len(unknown), _CHUNK):
-            some = unknown[first : first + _CHUNK]
-            marks = ", ".join("?" * len(some))
+            chunk = unknown[first : first + _CHUNK]
+            marks = ", ".join("?" * len(chunk))
             sql = f"SELECT number, uses FROM content WHERE number IN ({marks})"  # noqa: S608 - question marks alone
-            self._left.update(dict.fromkeys(some, 0))
-            self._left.update(self._records.query(sql, *some))
+            self._uses_left.update(dict.fromkeys(chunk, 0))
+            self._uses_left.update(self._records.query(sql, *chunk))
 
-    def _goes_anyway(self, kept: RetainedScript) -> bool:
+    def _is_removed_anyway(self, script: RetainedScript) -> bool:
         """Return whether a script is too large, or has a pending purge."""
-        return kept.length > self._most or (
-            kept.ordered_s is not None and kept.ordered_s > self._since_s
+        return script.length > self._max_bytes or (
+            script.ordered_s is not None and script.ordered_s > self._since_s
         )
 
-    def _walk(self) -> Iterator["_EvictionStep"]:
+    def _iterate_steps(self) -> Iterator["_EvictionStep"]:
         """Yield the steps at which removal in order of age frees bytes."""
         rows = (
-            kept
-            for kept in iterate_oldest(self._records, self._holders)
-            if not self._goes_anyway(kept)
+            script
+            for script in iterate_oldest(self._records, self._holders)
+            if not self._is_removed_anyway(script)
         )
         while page := list(itertools.islice(rows, self._records.page_rows)):
-            self._look_up(number for kept in page if kept.shared for number, _ in kept.contents())
-            for kept in page:
-                freed = 0 if kept.shared else kept.length
+            self._load_uses(
+                number for script in page if script.shared for number, _ in script.list_contents()
+            )
+            for script in page:
+                freed = 0 if script.shared else script.length
                 numbers: list[int] = []
-                for number, length in kept.contents() if kept.shared else ():
-                    self._left[number] -= 1
+                for number, length in script.list_contents() if script.shared else ():
+                    self._uses_left[number] -= 1
                     # An empty file frees no bytes.
-                    if not self._left[number] and length:
+                    if not self._uses_left[number] and length:
                         freed += length
                         numbers.append(number)
                 if freed:
-                    yield _EvictionStep(kept.position, freed, numbers)
+                    yield _EvictionStep(script.position, freed, numbers)
 
-    def offer(self) -> HolderPosition | None:
+    def propose_step(self) -> HolderPosition | None:
         """Return the position up to which the next step removes scripts; None if none is left."""
-        self._next = next(self._steps, None)
-        return self._next.position if self._next else None
+        self._next_step = next(self._steps, None)
+        return self._next_step.position if self._next_step else None
 
-    def give(self) -> int:
+    def accept_step(self) -> int:
         """Accept the last offer; return the number of bytes it frees."""
-        assert self._next is not None, "it was offered"
-        self._last = self._next.position
-        self._freed.update(self._next.contents)
-        self.size -= self._next.bytes
-        return self._next.bytes
+        assert self._next_step is not None, "it was offered"
+        self._last_position = self._next_step.position
+        self._freed_contents.update(self._next_step.contents)
+        self.size -= self._next_step.bytes
+        return self._next_step.bytes
 
-    def chosen(self) -> Iterator[RetainedScript]:
+    def iterate_chosen(self) -> Iterator[RetainedScript]:
         """Yield the scripts to remove without a pending purge, oldest first."""
-        for kept in iterate_oldest(self._records, self._holders):
-            if kept.position > max(self._last, self._too_large):
+        for script in iterate_oldest(self._records, self._holders):
+            if script.position > max(self._last_position, self._too_large_position):
                 return
-            if kept.ordered_s is not None and kept.ordered_s > self._since_s:
+            if script.ordered_s is not None and script.ordered_s > self._since_s:
                 continue
-            if kept.length > self._most or self._is_given(kept):
-                yield kept
+            if script.length > self._max_bytes or self._is_accepted(script):
+                yield script
 
-    def _is_given(self, kept: RetainedScript) -> bool:
+    def _is_accepted(self, script: RetainedScript) -> bool:
         """Return whether removing a script frees bytes that are part of an accepted offer."""
-        if kept.position > self._last:
+        if script.position > self._last_position:
             return False
-        if not kept.shared:
-            return kept.length > 0
-        return any(number in self._freed for number, _ in kept.contents())
+        if not script.shared:
+            return script.length > 0
+        return any(number in self._freed_contents for number, _ in script.list_contents())
 
 
 def select_evictions(
-    records: FilesRecords, users: Sequence[tuple[Sequence[int], int]], most: int, since_s: int
+    records: FilesRecords, users: Sequence[tuple[Sequence[int], int]], max_bytes: int, since_s: int
 ) -> Iterator[RetainedScript]:
     """Yield the scripts to evict so that the total of some users fits a limit.
 
     Args:
         records: The sink's database.
         users: Numbers of each user's holders, and the size of their scripts in bytes.
-        most: The limit, in bytes.
+        max_bytes: The limit, in bytes.
         since_s: Purges ordered after this time, in s since the epoch, are pending.
     """
-    if sum(size for _, size in users) <= most:
+    if sum(size for _, size in users) <= max_bytes:
         return
-    givers = [_EvictionCandidate(records, holders, size, most, since_s) for holders, size in users]
-    excess = sum(giver.size for giver in givers) - most
+    candidates = [
+        _EvictionCandidate(records, holders, size, max_bytes, since_s) for holders, size in users
+    ]
+    excess = sum(candidate.size for candidate in candidates) - max_bytes
     offers: list[tuple[int, HolderPosition, int]] = []
 
     def ask(index: int) -> None:
-        position = givers[index].offer() if excess > 0 else None
+        position = candidates[index].propose_step() if excess > 0 else None
         if position is not None:
-            heapq.heappush(offers, (-givers[index].size, position, index))
+            heapq.heappush(offers, (-candidates[index].size, position, index))
 
-    for index in range(len(givers)):
+    for index in range(len(candidates)):
         ask(index)
     while excess > 0 and offers:
         _, _, index = heapq.heappop(offers)
-        excess -= givers[index].give()
+        excess -= candidates[index].accept_step()
         ask(index)
-    yield from heapq.merge(*(giver.chosen() for giver in givers), key=lambda kept: kept.position)
+    yield from heapq.merge(
+        *(candidate.iterate_chosen() for candidate in candidates),
+        key=lambda script: script.position,
+    )
 
 
 log = logging.getLogger(__name__)
@@ -321,120 +328,129 @@ class RetentionWorker:
     """
 
     def __init__(
-        self, records: FilesRecords, sink: str, settings: FilesSinkSettings, *, at_once: int = 500
+        self,
+        records: FilesRecords,
+        sink: str,
+        settings: FilesSinkSettings,
+        *,
+        max_scripts: int = 500,
     ) -> None:
-        self._at_once = at_once
+        self._max_scripts = max_scripts
         self._records = records
         self._sink = sink
-        self._days = settings.retention_days
+        self._retention_days = settings.retention_days
         self._limits = settings.limit
-        self._next_at = 0.0
+        self._next_check_s = 0.0
         with records.writing() as connection:
             connection.execute(HOLDER_INDEX if self._limits else NO_HOLDER_INDEX)
 
-    def ask(self, append: Append) -> None:
+    def order_purges(self, append: Append) -> None:
         """Append archive.purge events for scripts that have to go and have no pending purge."""
         now = time.monotonic()
-        if (not self._days and not self._limits) or now < self._next_at:
+        if (not self._retention_days and not self._limits) or now < self._next_check_s:
             return
         now_s = int(time.time())
         # A dead letter that was fixed since is ordered again after some time.
         since_s = now_s - _REORDER_AFTER_S
-        on_the_way = self._records.query("SELECT count(*) FROM ordered WHERE at_s > ?", since_s)
+        pending = self._records.query("SELECT count(*) FROM ordered WHERE at_s > ?", since_s)
         orders: dict[tuple[str, str], _PurgeOrder] = {}
-        if on_the_way[0][0] < _MAX_PENDING:
-            for kept, why in self._due(since_s):
-                orders.setdefault((kept.cluster, kept.key), (kept, why))
-                if len(orders) >= self._at_once:
+        if pending[0][0] < _MAX_PENDING:
+            for script, reason in self._iterate_due(since_s):
+                orders.setdefault((script.cluster, script.key), (script, reason))
+                if len(orders) >= self._max_scripts:
                     break
         if not orders:
-            self._next_at = now + _EVERY_S
+            self._next_check_s = now + _EVERY_S
             return
-        append(self._events(list(orders.values()), now_s // _REORDER_AFTER_S))
+        append(self._make_events(list(orders.values()), now_s // _REORDER_AFTER_S))
         with self._records.writing() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO ordered VALUES (?, ?, ?)",
                 [(*ref, now_s) for ref in orders],
             )
-        self._say(orders.values())
+        self._log_orders(orders.values())
 
-    def _say(self, orders: Iterable[_PurgeOrder]) -> None:
+    def _log_orders(self, orders: Iterable[_PurgeOrder]) -> None:
         """Log one line per reason: no script is removed silently."""
         sizes: dict[str, list[int]] = {}
-        for kept, why in orders:
-            sizes.setdefault(why, []).append(kept.script_length + kept.env_length)
-        for why, of in sizes.items():
+        for script, reason in orders:
+            sizes.setdefault(reason, []).append(script.script_length + script.env_length)
+        for reason, lengths in sizes.items():
             log.info(
                 "archive.%s removes %d scripts, with environments %d bytes: %s",
-                *(self._sink, len(of), sum(of), why),
+                *(self._sink, len(lengths), sum(lengths), reason),
             )
 
-    def _due(self, since_s: int) -> Iterator[_PurgeOrder]:
+    def _iterate_due(self, since_s: int) -> Iterator[_PurgeOrder]:
         """Yield scripts to purge without a pending purge, limit by limit, oldest first."""
         now_ns = time.time_ns()
-        if self._days:
-            yield from self._old(now_ns - self._days * _DAY_NS, since_s, self._days)
+        if self._retention_days:
+            yield from self._iterate_old(
+                now_ns - self._retention_days * _DAY_NS, since_s, self._retention_days
+            )
         if not self._limits:
             return
         rows = self._records.query("SELECT number, uid, user, account, bytes FROM holder")
         holders = [_Holder(*row) for row in rows]
         for name, limit in self._limits.items():
-            meant = [holder for holder in holders if _matches_limit(holder, limit)]
+            matching = [holder for holder in holders if _matches_limit(holder, limit)]
             if limit.days and not limit.users and not limit.accounts:
-                yield from self._old(now_ns - limit.days * _DAY_NS, since_s, limit.days)
+                yield from self._iterate_old(now_ns - limit.days * _DAY_NS, since_s, limit.days)
             elif limit.days:
-                why = f"older than {limit.days} days (limit {name})"
-                numbers = [holder.number for holder in meant]
-                for kept in iterate_oldest(self._records, numbers, now_ns - limit.days * _DAY_NS):
-                    if kept.ordered_s is None or kept.ordered_s <= since_s:
-                        yield kept, why
+                reason = f"older than {limit.days} days (limit {name})"
+                numbers = [holder.number for holder in matching]
+                for script in iterate_oldest(self._records, numbers, now_ns - limit.days * _DAY_NS):
+                    if script.ordered_s is None or script.ordered_s <= since_s:
+                        yield script, reason
             if limit.max_bytes:
-                yield from self._large(name, limit, meant, since_s)
+                yield from self._iterate_excess(name, limit, matching, since_s)
 
-    def _old(self, before_ns: int, since_s: int, days: int) -> Iterator[_PurgeOrder]:
+    def _iterate_old(self, before_ns: int, since_s: int, days: int) -> Iterator[_PurgeOrder]:
         """Yield old scripts of all owners, also of unknown ones."""
-        for row in self._records.query(_OLDEST, before_ns, since_s, self._at_once):
+        for row in self._records.query(_OLDEST, before_ns, since_s, self._max_scripts):
             yield RetainedScript(*row), f"older than {days} days"
 
-    def _large(
-        self, name: str, limit: LimitSettings, meant: Sequence[_Holder], since_s: int
+    def _iterate_excess(
+        self, name: str, limit: LimitSettings, matching: Sequence[_Holder], since_s: int
     ) -> Iterator[_PurgeOrder]:
         """Yield the scripts to evict for one size limit."""
         groups = _group_holders(
-            meant, lambda holder: holder.account if limit.accounts else holder.name
+            matching, lambda holder: holder.account if limit.accounts else holder.name
         )
-        for whose, group in groups.items():
-            why = f"more than {limit.max_bytes} bytes of {whose} (limit {name})"
+        for group_name, group in groups.items():
+            reason = f"more than {limit.max_bytes} bytes of {group_name} (limit {name})"
             users = [
                 ([holder.number for holder in user], sum(holder.bytes for holder in user))
                 for user in _group_holders(group, lambda holder: holder.name).values()
             ]
-            for kept in select_evictions(self._records, users, limit.max_bytes, since_s):
-                yield kept, why
+            for script in select_evictions(self._records, users, limit.max_bytes, since_s):
+                yield script, reason
 
-    def _events(self, orders: Sequence[_PurgeOrder], turn: int) -> list[Event]:
+    def _make_events(self, orders: Sequence[_PurgeOrder], order_period: int) -> list[Event]:
         """Make the archive.purge events, one per directory and reason."""
         # One event per directory: one that cannot be purged now must not delay the others.
         keys: dict[tuple[str, int, str], list[str]] = {}
-        for kept, why in orders:
-            keys.setdefault((kept.cluster, kept.directory, why), []).append(kept.key)
+        for script, reason in orders:
+            keys.setdefault((script.cluster, script.directory, reason), []).append(script.key)
         at = datetime.now(UTC)
         return [
-            self._event(cluster, members, why, at, turn)
-            for (cluster, _, why), members in keys.items()
+            self._make_event(cluster, script_keys, reason, at, order_period)
+            for (cluster, _, reason), script_keys in keys.items()
         ]
 
-    def _event(self, cluster: str, keys: list[str], why: str, at: datetime, turn: int) -> Event:
+    def _make_event(
+        self, cluster: str, keys: list[str], reason: str, at: datetime, order_period: int
+    ) -> Event:
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:24]
         return Event(
             kind=ARCHIVE_PURGE,
             cluster=cluster,
-            key=f"retention:{self._sink}:{turn}:{digest}",
+            key=f"retention:{self._sink}:{order_period}:{digest}",
             at=at,
             seen_at=at,
             source=f"archive.{self._sink}",
             body=ArchivePurge(
-                script_keys=tuple(keys), sink=self._sink, asked_by="retention", reason=why
+                script_keys=tuple(keys), sink=self._sink, asked_by="retention", reason=reason
             ),
         )
 

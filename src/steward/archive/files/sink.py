@@ -104,46 +104,46 @@ class ResendHandler:
             OSError: The tree cannot be written.
         """
         body: ArchiveResend = event.body
-        lost: list[str] = []
+        losses: list[str] = []
         for resent in body.scripts:
             try:
-                self._one(event.cluster, resent)
+                self._resend_script(event.cluster, resent)
             except Unavailable:
                 raise
             except StewardError as error:
-                lost.append(f"{resent.script_key} is not archived again: {error}")
-        return lost
+                losses.append(f"{resent.script_key} is not archived again: {error}")
+        return losses
 
-    def _one(self, cluster: str, resent: ResentScript) -> None:
+    def _resend_script(self, cluster: str, resent: ResentScript) -> None:
         """Archive one script again if it is missing, and file it under its owner."""
         ref = (cluster, resent.script_key)
         row = self._pending.rows.get(ref)
         if row is None or row.since_ns == LOST_NS:
             body = resent.script
-            self._bring(cluster, resent.script_key, body)
-            self._filing.waiting(ref, body)
-        self._filing.settle(ref, resent.identity)
+            self._write_waiting_files(cluster, resent.script_key, body)
+            self._filing.add_waiting(ref, body)
+        self._filing.file_resent(ref, resent.identity)
 
-    def _bring(self, cluster: str, key: str, body: JobScript) -> None:
+    def _write_waiting_files(self, cluster: str, key: str, body: JobScript) -> None:
         """Read a script's files, check their checksums, and put them into ``.waiting/``."""
         files: list[tuple[str, bytes]] = []
-        for which in _CONTENT_KINDS if self._environments else _CONTENT_KINDS[:1]:
-            kept = body.script if which == "script" else body.environment
-            if kept is None:
+        for kind in _CONTENT_KINDS if self._environments else _CONTENT_KINDS[:1]:
+            stored = body.script if kind == "script" else body.environment
+            if stored is None:
                 continue
-            data = self._contents.read(cluster, key, body, which)
-            if data is None or hashlib.sha256(data).hexdigest() != kept.sha256:
+            data = self._contents.read(cluster, key, body, kind)
+            if data is None or hashlib.sha256(data).hexdigest() != stored.sha256:
                 raise ArchiveError(
-                    f"its {which} was changed where it is kept: see 'steward archive verify'", key
+                    f"its {kind} was changed where it is kept: see 'steward archive verify'", key
                 )
-            files.append((check_stored_name(kept.path), data))
+            files.append((check_stored_name(stored.path), data))
         # Write after both were read: half a script is never left behind.
         for name, data in files:
-            self._put_aside(name, data)
+            self._write_file(name, data)
 
-    def _put_aside(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
         """Write a file to ``.waiting/``, durably and atomically."""
-        fd = self._tree.directory(WAITING_DIRECTORY, HIDDEN_ENTRY)
+        fd = self._tree.get_directory_fd(WAITING_DIRECTORY, HIDDEN_ENTRY)
         temporary = f".copy.{name}"
         out = os.open(temporary, _WRITE, 0o600, dir_fd=fd)
         with os.fdopen(out, "wb") as file:
@@ -151,7 +151,7 @@ class ResendHandler:
             file.flush()
             os.fsync(out)
         os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
-        self._tree.touch(WAITING_DIRECTORY)
+        self._tree.record_change(WAITING_DIRECTORY)
 
 
 log = logging.getLogger(__name__)
@@ -195,20 +195,20 @@ class FilesSink:
         self.name = f"archive.{name}"
         self._sink_name = name
         self._clock = clock
-        self._settings = settings.files_sink(name)
-        self._layout = compile_layout(self._settings.layout, self._settings.period)
+        self._sink_settings = settings.files_sink(name)
+        self._layout = compile_layout(self._sink_settings.layout, self._sink_settings.period)
         self._tree = ArchiveTree(settings.sink_path(name))
         self._records = FilesRecords(settings, name, page_rows=page_rows)
         self._owners = DirectoryOwners(self._records, resolve, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
-        self._keeper = TreeClaim(settings.state_dir, self._tree.root)
+        self._claim = TreeClaim(settings.state_dir, self._tree.root)
         self._manifests = ManifestWriter(self._tree)
         self._pending = PendingBatch(self._tree, self._records, self._owners, self._manifests)
-        placer = FilePlacer(self._tree, self._layout, settles=True)
+        placer = FilePlacer(self._tree, self._layout, defers_sync=True)
         self._stores = stores
-        self._purged: list[str] = []
-        packs = self._settings.compress == "zstd"
-        self._sources = SourceFinder(self._tree, stores, self._records, placer, packs=packs)
+        self._purged_names: list[str] = []
+        compress = self._sink_settings.compress == "zstd"
+        self._sources = SourceFinder(self._tree, stores, self._records, placer, compress=compress)
         self._sharing = FileSharing(self._tree, self._records)
         self._filing = ScriptFiling(
             settings,
@@ -224,23 +224,23 @@ class FilesSink:
             self._sharing,
         )
         self._contents = make_script_contents(settings, stores)
-        self._refilling = ResendHandler(
+        self._resend_handler = ResendHandler(
             self._tree,
             self._filing,
             self._pending,
             self._contents,
             environments=settings.archive.environments,
         )
-        self._retention = RetentionWorker(self._records, name, self._settings)
-        self._admission = AccessUpdater(self._tree, self._records, self._layout)
-        self._applied = 0
-        self._lost: list[Rejected] = []
-        self._owners_at = 0.0
-        self._groups_at = 0.0
+        self._retention = RetentionWorker(self._records, name, self._sink_settings)
+        self._access_updater = AccessUpdater(self._tree, self._records, self._layout)
+        self._applied_count = 0
+        self._losses: list[Rejected] = []
+        self._next_owner_check = 0.0
+        self._next_group_check = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
-        return self._records.cursor()
+        return self._records.load_cursor()
 
     def prepare(self) -> None:
         """Create the tree's root and its marker, or check that they exist.
@@ -250,7 +250,7 @@ class FilesSink:
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
         """
-        with self._usable():
+        with self._use_tree():
             pass
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
@@ -261,21 +261,21 @@ class FilesSink:
             Rejected: The bytes of one event are gone, or something blocks its path.
         """
         del append
-        conflicting = self._owners.conflicting(_iterate_owners(events))
-        self._mark(conflicting)
-        with self._usable():
-            for uid, user, _ in conflicting:
-                self._admission.page(self._filing.gids, (uid, user))
-            self._pending.begin(self._records.rows(_list_event_refs(events)))
-            lost: list[Rejected] = []
-            self._pending.replays = self._applied < self.batch_events
-            if self._layout.shares:
+        conflicts = self._owners.find_conflicts(_iterate_owners(events))
+        self._mark_changes(conflicts)
+        with self._use_tree():
+            for uid, user, _ in conflicts:
+                self._access_updater.apply_page(self._filing.gids, (uid, user))
+            self._pending.begin(self._records.load_rows(_list_event_refs(events)))
+            losses: list[Rejected] = []
+            self._pending.is_replay = self._applied_count < self.batch_events
+            if self._layout.can_share_files:
                 self._sharing.begin(
                     list_share_candidates(events, self._pending.rows, self._records)
                 )
             for event in events:
                 try:
-                    self._one(event, lost)
+                    self._apply_event(event, losses)
                 except Unavailable:
                     raise
                 except StewardError as error:
@@ -285,26 +285,26 @@ class FilesSink:
                 self._pending.write(connection)
                 # A replayed event may have an older position.
                 connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
-            self._applied += len(events)
-            self._lost += lost
-            self._pending.written()
+            self._applied_count += len(events)
+            self._losses += losses
+            self._pending.remove_replaced()
             self._empty_stores()
 
-    def _one(self, event: Event, lost: list[Rejected]) -> None:
+    def _apply_event(self, event: Event, losses: list[Rejected]) -> None:
         """Apply one event; collect scripts lost in a resend."""
         if event.kind == JOB_SCRIPT:
-            self._filing.script(event)
+            self._filing.file_script(event)
         elif event.kind == JOB_IDENTITY:
-            self._filing.identity(event)
+            self._filing.apply_identity(event)
         elif event.body.sink not in {"", self._sink_name}:
             return
         elif event.kind == ARCHIVE_RESEND:
-            said = self._refilling.resend(event)
-            if said:
-                lost.append(Rejected(_format_losses(said, len(event.body.scripts)), event))
+            errors = self._resend_handler.resend(event)
+            if errors:
+                losses.append(Rejected(_format_losses(errors, len(event.body.scripts)), event))
         else:
             if not event.body.sink:
-                self._purged += list_incoming_names(event, self._pending)
+                self._purged_names += list_incoming_names(event, self._pending)
             purge_files(event, self._pending, self._tree, self._records, self._manifests)
 
     def _empty_stores(self) -> None:
@@ -313,14 +313,14 @@ class FilesSink:
         Only after the commit: a repeated batch may have to read them. Stores of other sinks are
         theirs, and may be on an unavailable file server.
         """
-        names, self._purged = self._purged, []
+        names, self._purged_names = self._purged_names, []
         for store in self._stores if names else ():
             if store.name not in {self.name, STATE_STORE}:
                 continue
-            there = [name for name in names if os.path.lexists(f"{store.directory}/{name}")]
+            present = [name for name in names if os.path.lexists(f"{store.directory}/{name}")]
             try:
-                if there:
-                    store.unlink(there)
+                if present:
+                    store.unlink(present)
             except StewardError as error:
                 log.warning("what was purged is in %s until it is trimmed: %s", store.name, error)
 
@@ -331,19 +331,19 @@ class FilesSink:
             ArchiveUnavailable: The tree cannot be used now.
             Rejected: Some scripts to resend are nowhere; the others were filed.
         """
-        if self._lost:
-            (first, *more), self._lost = self._lost, []
+        if self._losses:
+            (first, *more), self._losses = self._losses, []
             raise Rejected(str(first), first.event, more)
         now = self._clock()
-        due_s = self._overdue(self._settings.identity_wait_s)
-        if now >= self._owners_at:
+        due_s = self._file_next_overdue(self._sink_settings.identity_wait_s)
+        if now >= self._next_owner_check:
             changes = self._owners.check()
             if changes is not None:
-                self._mark(changes)
-                self._owners_at = now + _OWNERS_EVERY_S
-        is_admitting = self._admit()
-        self._retention.ask(append)
-        return 0.0 if is_admitting else min(due_s, _TICK_S)
+                self._mark_changes(changes)
+                self._next_owner_check = now + _OWNERS_EVERY_S
+        has_more = self._update_access()
+        self._retention.order_purges(append)
+        return 0.0 if has_more else min(due_s, _TICK_S)
 
     def file_waiting(self) -> None:
         """File all scripts that wait for their job's identity under ``unverified/`` now.
@@ -353,59 +353,59 @@ class FilesSink:
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
         """
-        while self._overdue(0.0) == 0.0:
+        while self._file_next_overdue(0.0) == 0.0:
             continue
 
-    def _overdue(self, wait_s: float) -> float:
+    def _file_next_overdue(self, wait_s: float) -> float:
         """File scripts that waited too long; return seconds until the next one is overdue."""
         wait_ns = int(wait_s * 1e9)
-        before = time.time_ns() - wait_ns
-        rows = self._records.select(
-            "state = ? AND since_ns <= ? LIMIT ?", WAITING, before, _OVERDUE_AT_ONCE
+        cutoff_ns = time.time_ns() - wait_ns
+        rows = self._records.select_rows(
+            "state = ? AND since_ns <= ? LIMIT ?", WAITING, cutoff_ns, _OVERDUE_AT_ONCE
         )
         if rows:
             self._file_overdue(rows)
         if len(rows) == _OVERDUE_AT_ONCE:
             return 0.0
         oldest = self._records.query("SELECT min(since_ns) FROM script WHERE state = ?", WAITING)
-        return max(0.0, (oldest[0][0] - before) / 1e9) if oldest[0][0] is not None else _TICK_S
+        return max(0.0, (oldest[0][0] - cutoff_ns) / 1e9) if oldest[0][0] is not None else _TICK_S
 
     def _file_overdue(self, rows: Sequence[FileRow]) -> None:
         """File overdue scripts under ``unverified/`` in one batch."""
-        with self._usable():
+        with self._use_tree():
             self._pending.begin({(row.cluster, row.key): row for row in rows})
             for row in rows:
                 try:
-                    self._filing.unverified(row)
+                    self._filing.file_unverified(row)
                 except Unavailable:
                     raise
                 except StewardError as error:
                     # Keep its row: some of its files may be in the tree, and a purge must find
                     # them.
                     log.error("%s cannot file %s: %s", self.name, row.key, error)
-                    self._pending.keep(msgspec.structs.replace(row, since_ns=LOST_NS))
+                    self._pending.set_row(msgspec.structs.replace(row, since_ns=LOST_NS))
             self._pending.finish(self._sources)
             with self._records.writing() as connection:
                 self._pending.write(connection)
-            self._pending.written()
+            self._pending.remove_replaced()
 
-    def _mark(self, changes: Iterable[AccessChange]) -> None:
+    def _mark_changes(self, changes: Iterable[AccessChange]) -> None:
         for uid, user, shut in changes:
-            self._owners.mark(uid, user, shut=shut)
+            self._owners.set_access(uid, user, revoke=shut)
 
-    def _admit(self) -> bool:
-        if not self._admission.waits():
+    def _update_access(self) -> bool:
+        if not self._access_updater.has_queued_changes():
             return False
-        with self._usable():
-            return self._admission.page(self._filing.gids)
+        with self._use_tree():
+            return self._access_updater.apply_page(self._filing.gids)
 
     @contextlib.contextmanager
-    def _usable(self) -> "Iterator[None]":
+    def _use_tree(self) -> "Iterator[None]":
         """Open and lock the tree; convert OSError to ArchiveUnavailable."""
         try:
-            with self._lock.held():
+            with self._lock.acquire():
                 self._open()
-                self._pending.clear_up()
+                self._pending.remove_leftovers()
                 yield
         except OSError as error:
             self._reset()
@@ -416,29 +416,29 @@ class FilesSink:
 
     def _open(self) -> None:
         """Open the tree, claim it, and refresh the groups once per hour."""
-        known = self._records.marker()
-        found = self._tree.open(known)
-        self._keeper.hold(self._tree.fd)
-        if not known:
-            self._records.set_marker("root", found)
+        expected_id = self._records.load_marker()
+        marker_id = self._tree.open(expected_id)
+        self._claim.acquire(self._tree.fd)
+        if not expected_id:
+            self._records.set_marker("root", marker_id)
         now = self._clock()
-        if now >= self._groups_at:
+        if now >= self._next_group_check:
             try:
                 self._filing.gids = resolve_group_ids(
-                    self._settings.groups, self._settings.groups_file
+                    self._sink_settings.groups, self._sink_settings.groups_file
                 )
             except ArchiveError as error:
                 # Never admit more readers than configured; archiving continues.
                 log.error("%s: %s", self.name, error)
-            self._groups_at = now + _GROUPS_EVERY_S
+            self._next_group_check = now + _GROUPS_EVERY_S
 
     def _reset(self) -> None:
         """Drop the batch, and close the tree."""
-        self._purged = []
+        self._purged_names = []
         self._sharing.drop()
         self._pending.drop()
         self._sources.close()
-        self._keeper.release()
+        self._claim.release()
         self._tree.close()
 
     def close(self) -> None:
@@ -449,12 +449,12 @@ class FilesSink:
         self._contents.close()
 
 
-def _format_losses(lost: Sequence[str], of: int) -> str:
+def _format_losses(lost: Sequence[str], total: int) -> str:
     """Format the losses of a resend as one line."""
-    said = "; ".join(lost[:_MAX_LISTED_LOSSES])
+    text = "; ".join(lost[:_MAX_LISTED_LOSSES])
     if len(lost) > _MAX_LISTED_LOSSES:
-        said += f"; and {len(lost) - _MAX_LISTED_LOSSES} more"
-    return f"{len(lost)} of {of} scripts are lost: {said}" if of > 1 else said
+        text += f"; and {len(lost) - _MAX_LISTED_LOSSES} more"
+    return f"{len(lost)} of {total} scripts are lost: {text}" if total > 1 else text
 
 
 def _iterate_owners(events: Iterable[Event]) -> Iterator[tuple[int, str]]:

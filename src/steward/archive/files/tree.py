@@ -64,16 +64,16 @@ class ByteSource(msgspec.Struct, frozen=True):
         name: File name.
         sha: SHA-256 of the plain bytes.
         link: Whether to hard-link; otherwise to copy.
-        packed: Whether the placed file is compressed.
-        otherwise: Another source of the same bytes, if this one cannot be linked to.
+        compressed: Whether the placed file is compressed.
+        fallback: Another source of the same bytes, if this one cannot be linked to.
     """
 
     fd: int
     name: str
     sha: bytes
     link: bool = True
-    packed: bool = False
-    otherwise: "ByteSource | None" = None
+    compressed: bool = False
+    fallback: "ByteSource | None" = None
 
 
 def make_temporary_name(source: ByteSource) -> str:
@@ -90,21 +90,24 @@ def remove_temporary(source: ByteSource, fd: int) -> None:
 def is_unsettled(fd: int, name: str, source: ByteSource) -> bool:
     """Return whether a file exists that a crash may have kept from becoming durable."""
     try:
-        mark = os.stat(make_temporary_name(source), dir_fd=fd, follow_symlinks=False)
-        there = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        temporary_status = os.stat(make_temporary_name(source), dir_fd=fd, follow_symlinks=False)
+        file_status = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (mark.st_dev, mark.st_ino) == (there.st_dev, there.st_ino)
+    return (temporary_status.st_dev, temporary_status.st_ino) == (
+        file_status.st_dev,
+        file_status.st_ino,
+    )
 
 
-def copy_bytes(source: ByteSource, fd: int, name: str, *, settled: bool = True) -> None:
+def copy_bytes(source: ByteSource, fd: int, name: str, *, durable: bool = True) -> None:
     """Copy bytes to a new file that appears complete, durable and 0600, or not at all.
 
     Args:
         source: Source of the bytes.
         fd: The open directory.
         name: The new file's name.
-        settled: False leaves the file not yet durable, with its temporary name as a mark: after a
+        durable: False leaves the file not yet durable, with its temporary name as a mark: after a
             crash, a file with both names is not trusted.
 
     Raises:
@@ -119,34 +122,34 @@ def copy_bytes(source: ByteSource, fd: int, name: str, *, settled: bool = True) 
     with open_archived_file(source.fd, source.name) as incoming:
         outgoing = os.open(temporary, flags, 0o600, dir_fd=fd)
         try:
-            found = _transfer_bytes(incoming, outgoing, source)
+            digest = _transfer_bytes(incoming, outgoing, source)
             # Without a manifest, the file's own time tells when the job was submitted.
-            there = os.fstat(incoming.fileno())
-            os.utime(outgoing, ns=(there.st_atime_ns, there.st_mtime_ns))
-            if settled:
+            status = os.fstat(incoming.fileno())
+            os.utime(outgoing, ns=(status.st_atime_ns, status.st_mtime_ns))
+            if durable:
                 os.fsync(outgoing)
         finally:
             os.close(outgoing)
-    if found != source.sha:
+    if digest != source.sha:
         os.unlink(temporary, dir_fd=fd)
         raise BytesGone(f"the bytes of {source.name} are not what they were: see verify", source)
     try:
-        marked = publish_file(fd, temporary, name, settled=settled)
+        has_both_names = publish_file(fd, temporary, name, durable=durable)
     except BaseException:
         remove_temporary(source, fd)
         raise
-    if settled and marked:
+    if durable and has_both_names:
         os.unlink(temporary, dir_fd=fd)
 
 
-def publish_file(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
+def publish_file(fd: int, temporary: str, name: str, *, durable: bool = True) -> bool:
     """Give a file its final name, never replacing another file.
 
     Args:
         fd: The open directory.
         temporary: Its present name.
         name: Its final name.
-        settled: Whether it is durable already. If links are impossible, it is made durable.
+        durable: Whether it is durable already. If links are impossible, it is made durable.
 
     Returns:
         Whether it has both names afterwards.
@@ -160,7 +163,7 @@ def publish_file(fd: int, temporary: str, name: str, *, settled: bool = True) ->
     except OSError as error:
         if error.errno not in LINK_ERRORS:
             raise
-        if not settled:
+        if not durable:
             # Without a second name nothing would mark it as not durable.
             _sync_file(fd, temporary)
         rename_new(fd, temporary, name)
@@ -169,18 +172,18 @@ def publish_file(fd: int, temporary: str, name: str, *, settled: bool = True) ->
 
 
 def _sync_file(fd: int, name: str) -> None:
-    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     try:
-        os.fsync(opened)
+        os.fsync(file_fd)
     finally:
-        os.close(opened)
+        os.close(file_fd)
 
 
 def _transfer_bytes(incoming: "BufferedReader", outgoing: int, source: ByteSource) -> bytes:
     """Copy or compress the plain bytes; return their SHA-256."""
     sha = hashlib.sha256()
     try:
-        if source.packed:
+        if source.compressed:
             # In one piece, as capture read it: a frame that records its size needs no window.
             data = read_plain(incoming, source.name)
             sha.update(data)
@@ -228,7 +231,7 @@ class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
     user_depth: int = 0
     others_pass: bool = True
 
-    def of(self, depth: int) -> tuple[FileReaders, bool]:
+    def get_readers(self, depth: int) -> tuple[FileReaders, bool]:
         """Return readers of the directory at ``depth``, and whether everyone may pass through."""
         if self.user_depth and depth >= self.user_depth:
             return FileReaders(self.uid, self.gids), False
@@ -244,10 +247,10 @@ class ArchiveTree:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.acls = False
+        self.has_acls = False
         self._fd = -1
-        self._open: OrderedDict[str, int] = OrderedDict()
-        self._touched: set[str] = set()
+        self._directory_fds: OrderedDict[str, int] = OrderedDict()
+        self._changed_directories: set[str] = set()
 
     @property
     def fd(self) -> int:
@@ -268,33 +271,33 @@ class ArchiveTree:
             ArchiveUnavailable: The marker is missing or belongs to another archive.
             OSError: The root cannot be used.
         """
-        if self._fd >= 0 and not self._same():
+        if self._fd >= 0 and not self._is_same_root():
             self.close()
         # A directory may have been renamed or replaced since the last batch: the cache is valid
         # only within one.
-        self._forget_directories()
+        self._close_directories()
         if self._fd < 0:
             if not marker:
                 self._make_root()
             try:
-                self._fd = self._opened_root()
+                self._fd = self._open_root()
             except FileNotFoundError:
-                raise self._gone() from None
-            self.acls = permissions.supports_acls(self._fd)
-        found = self._read_marker()
-        if not found and not marker:
-            found = self._write_marker()
-        if not found:
+                raise self._make_marker_error() from None
+            self.has_acls = permissions.supports_acls(self._fd)
+        marker_id = self._read_marker()
+        if not marker_id and not marker:
+            marker_id = self._write_marker()
+        if not marker_id:
             self.close()
-            raise self._gone()
-        if marker and found != marker:
+            raise self._make_marker_error()
+        if marker and marker_id != marker:
             self.close()
             raise ArchiveUnavailable(
-                f"archive {self.root} is another one (marker {found}, not {marker}): mount the "
+                f"archive {self.root} is another one (marker {marker_id}, not {marker}): mount the "
                 "right file system there, or give this sink another name",
                 self.root,
             )
-        return found
+        return marker_id
 
     def open_for_reading(self) -> None:
         """Open the root without checking its marker.
@@ -305,33 +308,33 @@ class ArchiveTree:
         self.close()
         self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
 
-    def _opened_root(self) -> int:
+    def _open_root(self) -> int:
         """Open the root for writing; as root without following links.
 
         Raises:
             UnsafePath: A link is on the path, or everyone may replace entries in the directory.
         """
         fd = open_directory(self.root, checks=False)
-        found = os.fstat(fd).st_mode
-        if os.geteuid() == 0 and found & stat.S_IWOTH and not found & stat.S_ISVTX:
+        mode = os.fstat(fd).st_mode
+        if os.geteuid() == 0 and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             os.close(fd)
             raise UnsafePath("can be written to by everybody: run 'chmod o-w' on it", self.root)
         return fd
 
-    def _gone(self) -> ArchiveUnavailable:
+    def _make_marker_error(self) -> ArchiveUnavailable:
         """Make the error for a missing marker."""
         return ArchiveUnavailable(
             f"archive {self.root} has no {MARKER}: is its file system mounted?", self.root
         )
 
-    def _same(self) -> bool:
+    def _is_same_root(self) -> bool:
         """Return whether the root's path still names the open directory."""
         try:
-            here = os.stat(self.root)
+            root_status = os.stat(self.root)
         except FileNotFoundError:
             return False
-        opened = os.fstat(self._fd)
-        return (here.st_dev, here.st_ino) == (opened.st_dev, opened.st_ino)
+        open_status = os.fstat(self._fd)
+        return (root_status.st_dev, root_status.st_ino) == (open_status.st_dev, open_status.st_ino)
 
     def _make_root(self) -> None:
         """Create the root, if missing; others may pass through it only if ACLs are supported."""
@@ -369,38 +372,38 @@ class ArchiveTree:
         finally:
             os.close(fd)
         try:
-            marked = publish_file(self._fd, temporary, MARKER)
+            has_both_names = publish_file(self._fd, temporary, MARKER)
         except FileExistsError:
             # Another process was faster: its id is valid.
             identifier = self._read_marker()
-            marked = True
-        if marked:
+            has_both_names = True
+        if has_both_names:
             os.unlink(temporary, dir_fd=self._fd)
         os.fsync(self._fd)
         return identifier
 
-    def directory(self, path: str, entry: DirectoryAccess | None = None) -> int:
+    def get_directory_fd(self, path: str, access: DirectoryAccess | None = None) -> int:
         """Return the open directory ``path`` below the root; "" is the root.
 
         Args:
             path: Safe components, joined by "/".
-            entry: Permissions of missing directories, which are created; None to create none.
+            access: Permissions of missing directories, which are created; None to create none.
 
         Raises:
-            FileNotFoundError: It does not exist, and ``entry`` is None.
+            FileNotFoundError: It does not exist, and ``access`` is None.
             PathBlocked: Another kind of entry is in its place.
             OSError: It cannot be used.
         """
-        fd = self._open.get(path)
+        fd = self._directory_fds.get(path)
         if fd is not None:
-            self._open.move_to_end(path)
+            self._directory_fds.move_to_end(path)
             return fd
         if not path:
             return self._fd
         parent, _, name = path.rpartition("/")
-        parent_fd = self.directory(parent, entry)
+        parent_fd = self.get_directory_fd(parent, access)
         try:
-            fd = self._enter(parent, parent_fd, path, name, entry)
+            fd = self._open_child(parent, parent_fd, path, name, access)
         except OSError as error:
             if error.errno in _PATH_ERRORS:
                 raise PathBlocked(
@@ -409,47 +412,47 @@ class ArchiveTree:
                     path,
                 ) from error
             raise
-        self._open[path] = fd
-        if len(self._open) > _OPEN_DIRECTORIES:
-            _, oldest = self._open.popitem(last=False)
+        self._directory_fds[path] = fd
+        if len(self._directory_fds) > _OPEN_DIRECTORIES:
+            _, oldest = self._directory_fds.popitem(last=False)
             os.close(oldest)
         return fd
 
-    def _enter(
-        self, parent: str, parent_fd: int, path: str, name: str, entry: DirectoryAccess | None
+    def _open_child(
+        self, parent: str, parent_fd: int, path: str, name: str, access: DirectoryAccess | None
     ) -> int:
-        """Open a directory in its parent; create it if ``entry`` is given."""
-        made = False
+        """Open a directory in its parent; create it if ``access`` is given."""
+        created = False
         try:
             fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
         except FileNotFoundError:
-            if entry is None:
+            if access is None:
                 raise
             os.mkdir(name, 0o700, dir_fd=parent_fd)
-            self._touched.add(parent)
-            made = True
+            self._changed_directories.add(parent)
+            created = True
             fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
-        if entry is not None:
+        if access is not None:
             try:
-                self._admit(fd, path, entry, made=made)
+                self._set_access(fd, path, access, created=created)
             except BaseException:
                 os.close(fd)
                 raise
         return fd
 
-    def _admit(self, fd: int, path: str, entry: DirectoryAccess, *, made: bool) -> None:
+    def _set_access(self, fd: int, path: str, access: DirectoryAccess, *, created: bool) -> None:
         """Set the permissions of a directory if it is new or they differ."""
-        if not self.acls:
+        if not self.has_acls:
             return
-        readers, others_pass = entry.of(path.count("/") + 1)
+        readers, others_pass = access.get_readers(path.count("/") + 1)
         # A crash may have come between its creation and its permissions.
         passable = bool(os.fstat(fd).st_mode & stat.S_IXOTH)
-        if made or passable != others_pass or read_acl_readers(fd) != readers:
+        if created or passable != others_pass or read_acl_readers(fd) != readers:
             grant_directory_access(fd, readers, others_pass=others_pass)
 
-    def touch(self, path: str) -> None:
+    def record_change(self, path: str) -> None:
         """Record that the directory ``path`` changed and must be synced."""
-        self._touched.add(path)
+        self._changed_directories.add(path)
 
     def sync(self) -> None:
         """Make changed directories durable: a few by fsync(2) each, many by one syncfs(2).
@@ -457,24 +460,24 @@ class ArchiveTree:
         Raises:
             OSError: The file system reports a failed write.
         """
-        if len(self._touched) > _MAX_SINGLE_SYNCS:
+        if len(self._changed_directories) > _MAX_SINGLE_SYNCS:
             sync_filesystem(self._fd)
         else:
-            for path in self._touched:
+            for path in self._changed_directories:
                 try:
-                    os.fsync(self.directory(path))
+                    os.fsync(self.get_directory_fd(path))
                 except FileNotFoundError:
                     # Removed since, when its last file was purged: its parent was recorded, too.
                     continue
-        self._touched.clear()
+        self._changed_directories.clear()
 
-    def read_access(self, directory_fd: int, name: str, readers: FileReaders) -> None:
+    def grant_access(self, directory_fd: int, name: str, readers: FileReaders) -> None:
         """Let ``readers`` read a file.
 
         Raises:
             OSError: The file is missing or cannot be changed.
         """
-        if not self.acls:
+        if not self.has_acls:
             return
         fd = os.open(name, _READ, dir_fd=directory_fd)
         try:
@@ -482,14 +485,14 @@ class ArchiveTree:
         finally:
             os.close(fd)
 
-    def owner_of(self, path: str) -> int | None:
+    def read_owner_uid(self, path: str) -> int | None:
         """Return the uid that the ACL of directory ``path`` admits; None for none or no directory.
 
         Raises:
             OSError: Its ACL cannot be read.
         """
         try:
-            return read_acl_readers(self.directory(path)).uid
+            return read_acl_readers(self.get_directory_fd(path)).uid
         except FileNotFoundError:
             return None
 
@@ -500,10 +503,10 @@ class ArchiveTree:
             OSError: It cannot be removed.
         """
         try:
-            os.unlink(name, dir_fd=self.directory(path))
+            os.unlink(name, dir_fd=self.get_directory_fd(path))
         except FileNotFoundError:
             return
-        self._touched.add(path)
+        self._changed_directories.add(path)
 
     def prune(self, path: str) -> None:
         """Remove the directory ``path`` and its parents while they are empty.
@@ -514,21 +517,21 @@ class ArchiveTree:
         while path:
             parent, _, name = path.rpartition("/")
             try:
-                os.rmdir(name, dir_fd=self.directory(parent))
+                os.rmdir(name, dir_fd=self.get_directory_fd(parent))
             except FileNotFoundError:
                 return
             except OSError as error:
                 if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
                     return
                 raise
-            fd = self._open.pop(path, None)
+            fd = self._directory_fds.pop(path, None)
             if fd is not None:
                 os.close(fd)
-            self._touched.discard(path)
-            self._touched.add(parent)
+            self._changed_directories.discard(path)
+            self._changed_directories.add(parent)
             path = parent
 
-    def files(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    def iterate_files(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
         """Yield every directory below ``path`` with the sorted names of its files.
 
         Steward's own directories at the root (".incoming") are skipped.
@@ -536,12 +539,12 @@ class ArchiveTree:
         Raises:
             OSError: A directory cannot be listed.
         """
-        waiting = [path]
-        while waiting:
-            current = waiting.pop()
+        pending = [path]
+        while pending:
+            current = pending.pop()
             directories, names = [], []
             try:
-                fd = self.directory(current)
+                fd = self.get_directory_fd(current)
             except FileNotFoundError:
                 continue
             with os.scandir(fd) as entries:
@@ -553,20 +556,20 @@ class ArchiveTree:
                     else:
                         names.append(entry.name)
             yield current, sorted(names)
-            waiting.extend(sorted(directories, reverse=True))
+            pending.extend(sorted(directories, reverse=True))
 
-    def _forget_directories(self) -> None:
-        for fd in self._open.values():
+    def _close_directories(self) -> None:
+        for fd in self._directory_fds.values():
             os.close(fd)
-        self._open.clear()
+        self._directory_fds.clear()
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
         """Close every directory; :meth:`open` starts again."""
-        self._forget_directories()
-        self._touched.clear()
+        self._close_directories()
+        self._changed_directories.clear()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -581,13 +584,13 @@ class TreeLock:
             out the writers; if there is no file, nothing was filed yet.
     """
 
-    def __init__(self, path: str, *, making: bool = True) -> None:
+    def __init__(self, path: str, *, creates: bool = True) -> None:
         self._path = path
-        self._making = making
+        self._creates = creates
         self._fd = -1
 
     @contextmanager
-    def held(self) -> "Iterator[None]":
+    def acquire(self) -> "Iterator[None]":
         """Hold the lock for the body of a with statement.
 
         Raises:
@@ -605,11 +608,11 @@ class TreeLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT if self._making else os.O_RDONLY
+        flags = os.O_RDWR | os.O_CREAT if self._creates else os.O_RDONLY
         try:
             self._fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not self._making:
+            if isinstance(error, FileNotFoundError) and not self._creates:
                 return  # nothing was filed yet
             raise ArchiveUnavailable(
                 f"cannot lock {self._path}: {error.strerror}", self._path
@@ -641,12 +644,12 @@ class TreeClaim:
     """
 
     def __init__(self, state_dir: str, root: str) -> None:
-        self._name = f"{os.uname().nodename} {os.path.realpath(state_dir)}"
+        self._claimant = f"{os.uname().nodename} {os.path.realpath(state_dir)}"
         self._root = root
         self._fd = -1
-        self._of: tuple[int, int] | None = None
+        self._tree_id: tuple[int, int] | None = None
 
-    def hold(self, root_fd: int) -> None:
+    def acquire(self, root_fd: int) -> None:
         """Claim the tree until :meth:`release`; a no-op if it is claimed already.
 
         Args:
@@ -657,44 +660,44 @@ class TreeClaim:
             OSError: The root cannot be used.
         """
         status = os.fstat(root_fd)
-        of = (status.st_dev, status.st_ino)
-        if self._of == of:
+        tree_id = (status.st_dev, status.st_ino)
+        if self._tree_id == tree_id:
             return
         self.release()
-        if not self._is_named(root_fd):
-            self._name_it(root_fd)
+        if not self._is_ours(root_fd):
+            self._write_claim(root_fd)
         # Read-only: a file open for writing would prevent remounting the file system read-only.
         fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
-        named = _read_claim(fd)
+        claimant = _read_claim(fd)
         # Between the two locks another process may have claimed it.
-        if not _try_lock(fd, fcntl.LOCK_SH) or _read_claim(fd) != self._name:
+        if not _try_lock(fd, fcntl.LOCK_SH) or _read_claim(fd) != self._claimant:
             os.close(fd)
-            raise self._refused(named)
-        self._fd, self._of = fd, of
+            raise self._make_claim_error(claimant)
+        self._fd, self._tree_id = fd, tree_id
 
-    def _is_named(self, root_fd: int) -> bool:
+    def _is_ours(self, root_fd: int) -> bool:
         """Return whether the claim file names this Steward."""
         try:
             fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
         except FileNotFoundError:
             return False
         try:
-            return _read_claim(fd) == self._name
+            return _read_claim(fd) == self._claimant
         finally:
             os.close(fd)
 
-    def _name_it(self, root_fd: int) -> None:
+    def _write_claim(self, root_fd: int) -> None:
         """Write this Steward's name to the file, unless a running one has claimed the tree."""
         fd = os.open(CLAIM_FILE, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
         try:
             if not _try_lock(fd, fcntl.LOCK_EX):
-                raise self._refused(_read_claim(fd))
+                raise self._make_claim_error(_read_claim(fd))
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{self._name}\n".encode("utf-8", "surrogateescape"), 0)
+            os.pwrite(fd, f"{self._claimant}\n".encode("utf-8", "surrogateescape"), 0)
         finally:
             os.close(fd)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that no other Steward has claimed the tree, as far as the file is accessible.
 
         Raises:
@@ -708,18 +711,18 @@ class TreeClaim:
         except OSError:
             return  # no tree yet, or it is inaccessible: the caller reports that later
         try:
-            named = _read_claim(fd)
-            if named not in {"", self._name} and not _try_lock(fd, fcntl.LOCK_EX):
-                raise self._refused(named)
+            claimant = _read_claim(fd)
+            if claimant not in {"", self._claimant} and not _try_lock(fd, fcntl.LOCK_EX):
+                raise self._make_claim_error(claimant)
         finally:
             os.close(fd)
 
-    def _refused(self, named: str) -> ArchiveUnavailable:
+    def _make_claim_error(self, claimant: str) -> ArchiveUnavailable:
         """Make the error for a tree claimed by another Steward."""
-        host, _, state_dir = named.partition(" ")
-        where = f", on host {host} with its state in {state_dir}" if named else ""
+        host, _, state_dir = claimant.partition(" ")
+        details = f", on host {host} with its state in {state_dir}" if claimant else ""
         return ArchiveUnavailable(
-            f"archive {self._root} is kept by another Steward that runs{where}: "
+            f"archive {self._root} is kept by another Steward that runs{details}: "
             "give another directory, or stop that one",
             self._root,
         )
@@ -728,17 +731,17 @@ class TreeClaim:
         """Release the claim."""
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._of = -1, None
+        self._fd, self._tree_id = -1, None
 
 
 def _read_claim(fd: int) -> str:
     return os.pread(fd, _LONGEST, 0).decode("utf-8", "surrogateescape").strip()
 
 
-def _try_lock(fd: int, how: int) -> bool:
+def _try_lock(fd: int, operation: int) -> bool:
     """Take a lock; return False if another process holds it, True if locks are unsupported."""
     try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in _HELD
     return True

@@ -80,8 +80,8 @@ def iterate_tree_verifications(
 
     The last item of each tree has its totals.
     """
-    records = FilesRecords(settings, name, reading=True)
-    lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock", making=False)
+    records = FilesRecords(settings, name, read_only=True)
+    lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock", creates=False)
     try:
         yield _TreeVerification(records, settings.sink_path(name), (UNVERIFIED, PLACED), lock).run()
         move_to = settings.files_sink(name).move_to
@@ -107,23 +107,23 @@ class _TreeVerification:
         self._root = root
         self._states = states
         self._tree = ArchiveTree(root)
-        self._files = 0
-        self._bytes = 0
+        self._checked_files = 0
+        self._checked_bytes = 0
         counted = records.query(
             "SELECT total(script_name != '') + total(env_name != '') FROM script "
             "WHERE state BETWEEN ? AND ?",
             *states,
         )
-        self._total = int(counted[0][0])
+        self._total_files = int(counted[0][0])
 
     def run(self) -> Iterator[VerificationProblem | VerificationProgress]:
         """Check every file of the tree; yield problems and progress."""
         visited: set[int] = set()
         try:
             self._tree.open_for_reading()
-            for directory, names in self._tree.files():
-                yield from self._directory(directory, names, visited)
-                yield self._so_far()
+            for directory, names in self._tree.iterate_files():
+                yield from self._check_directory(directory, names, visited)
+                yield self._make_progress()
         except OSError as error:
             raise make_archive_unavailable(self._root, error) from error
         finally:
@@ -132,64 +132,72 @@ class _TreeVerification:
         for (number,) in self._records.query(sql, *self._states):
             if number in visited:
                 continue
-            directory = self._records.directory(number)
+            directory = self._records.get_directory_path(number)
             if os.path.lexists(os.path.join(self._root, directory)):
                 # It was created during the scan.
-                yield from self._directory(directory, [], visited)
+                yield from self._check_directory(directory, [], visited)
                 continue
-            for row in self._rows(number):
-                yield from self._missing(row, (row.script_name, row.env_name))
-        yield self._so_far()
+            for row in self._select_rows(number):
+                yield from self._report_missing(row, (row.script_name, row.env_name))
+        yield self._make_progress()
 
-    def _so_far(self) -> VerificationProgress:
+    def _make_progress(self) -> VerificationProgress:
         return VerificationProgress(
-            files=self._files, total_files=self._total, total_bytes=self._bytes
+            files=self._checked_files,
+            total_files=self._total_files,
+            total_bytes=self._checked_bytes,
         )
 
-    def _rows(self, directory: int) -> list[FileRow]:
-        return self._records.select(
+    def _select_rows(self, directory: int) -> list[FileRow]:
+        return self._records.select_rows(
             "directory = ? AND state BETWEEN ? AND ?", directory, *self._states
         )
 
-    def _directory(
+    def _check_directory(
         self, directory: str, names: list[str], visited: set[int]
     ) -> Iterator[VerificationProblem]:
         """Check the recorded files of a directory, and report unknown ones."""
-        found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
+        rows = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
         known: set[str] = {MANIFEST_FILE_NAME}
-        if found:
-            number = int(found[0][0])
+        if rows:
+            number = int(rows[0][0])
             visited.add(number)
-            for row in self._rows(number):
+            for row in self._select_rows(number):
                 known.update((row.script_name, row.env_name))
-                yield from self._row(row)
+                yield from self._check_row(row)
         unknown = [name for name in names if name not in known]
-        for name in self._nobodys(directory, unknown) if unknown else ():
+        for name in self._confirm_unknown(directory, unknown) if unknown else ():
             yield VerificationProblem(
                 kind="unknown", path=os.path.join(self._root, directory, name)
             )
 
-    def _nobodys(self, directory: str, names: list[str]) -> list[str]:
+    def _confirm_unknown(self, directory: str, names: list[str]) -> list[str]:
         """Return the names that are still unknown when no file is being placed or removed."""
         if self._lock is None:
             # The mover copies without the lock, but records beforehand where to.
-            return [] if directory in self._moving_to() else self._unknown(directory, names)
+            return (
+                []
+                if directory in self._load_move_targets()
+                else self._find_unknown(directory, names)
+            )
         # A batch is in the tree before it is in the database, and replaced files are removed last.
-        with self._lock.held():
-            return self._unknown(directory, names)
+        with self._lock.acquire():
+            return self._find_unknown(directory, names)
 
-    def _moving_to(self) -> set[str]:
+    def _load_move_targets(self) -> set[str]:
         """Return the directories to which the mover is copying."""
         rows = self._records.query("SELECT row FROM moving")
         return {
-            self._records.directory(msgspec.json.decode(row, type=FileRow).directory)
+            self._records.get_directory_path(msgspec.json.decode(row, type=FileRow).directory)
             for (row,) in rows
         }
 
-    def _unknown(self, directory: str, names: list[str]) -> list[str]:
+    def _find_unknown(self, directory: str, names: list[str]) -> list[str]:
         """Return the names in a directory that the database does not have."""
-        found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
-        rows = self._rows(int(found[0][0])) if found else []
+        directory_rows = self._records.query(
+            "SELECT number FROM directory WHERE path = ?", directory
+        )
+        rows = self._select_rows(int(directory_rows[0][0])) if directory_rows else []
         known = {name for row in rows for name in (row.script_name, row.env_name)}
         return [
             name
@@ -199,51 +207,58 @@ class _TreeVerification:
             and os.path.lexists(os.path.join(self._root, directory, name))
         ]
 
-    def _row(self, row: FileRow) -> Iterator[VerificationProblem]:
+    def _check_row(self, row: FileRow) -> Iterator[VerificationProblem]:
         for name, sha, length in (
             (row.script_name, row.script_sha, row.script_length),
             (row.env_name, row.env_sha, row.env_length),
         ):
             if name and sha is not None:
-                yield from self._file(row, name, sha, length)
+                yield from self._check_file(row, name, sha, length)
 
-    def _file(
+    def _check_file(
         self, row: FileRow, name: str, sha: bytes, length: int
     ) -> Iterator[VerificationProblem]:
         """Compare one file with its recorded checksum."""
-        path = os.path.join(self._root, self._records.directory(row.directory), name)
+        path = os.path.join(self._root, self._records.get_directory_path(row.directory), name)
         try:
             with os.fdopen(os.open(path, _READ), "rb") as file:
-                found, size = compute_plain_digest(file, name, length)
+                digest, size = compute_plain_digest(file, name, length)
         except FileNotFoundError:
-            yield from self._missing(row, (name,))
+            yield from self._report_missing(row, (name,))
             return
         except DamagedFile as error:
-            self._files += 1
-            yield self._problem("changed", row, path, str(error))
+            self._checked_files += 1
+            yield self._make_problem("changed", row, path, str(error))
             return
         except OSError as error:
-            yield self._problem("unreadable", row, path, error.strerror or "")
+            yield self._make_problem("unreadable", row, path, error.strerror or "")
             return
-        self._files += 1
-        self._bytes += size
-        if found != sha:
+        self._checked_files += 1
+        self._checked_bytes += size
+        if digest != sha:
             detail = f"{size} bytes, was {length}" if size != length else "same size, other bytes"
-            yield self._problem("changed", row, path, detail)
+            yield self._make_problem("changed", row, path, detail)
 
-    def _missing(self, row: FileRow, names: tuple[str, ...]) -> Iterator[VerificationProblem]:
+    def _report_missing(
+        self, row: FileRow, names: tuple[str, ...]
+    ) -> Iterator[VerificationProblem]:
         """Report missing files, unless their row changed meanwhile."""
         # It may have been moved or purged meanwhile: report it only if the row is unchanged.
-        now = self._records.rows([(row.cluster, row.key)]).get((row.cluster, row.key))
-        if now is None or (now.state, now.directory) != (row.state, row.directory):
+        current_row = self._records.load_rows([(row.cluster, row.key)]).get((row.cluster, row.key))
+        if current_row is None or (current_row.state, current_row.directory) != (
+            row.state,
+            row.directory,
+        ):
             return
         for name in names:
             if name:
-                path = os.path.join(self._root, self._records.directory(row.directory), name)
-                yield self._problem("missing", row, path)
+                path = os.path.join(
+                    self._root, self._records.get_directory_path(row.directory), name
+                )
+                yield self._make_problem("missing", row, path)
 
     @staticmethod
-    def _problem(
+    def _make_problem(
         kind: Literal["missing", "changed", "unreadable"], row: FileRow, path: str, detail: str = ""
     ) -> VerificationProblem:
         return VerificationProblem(

@@ -121,16 +121,16 @@ SINK_ENTRY_POINTS: Final = "steward.sink"
 class SinkSearcher(Protocol):
     """Searcher of one sink, with the interface of the catalog's searcher."""
 
-    def page(
+    def find_page(
         self,
         matcher: "TermMatcher",
-        wanted: "UseFilter",
-        allowed: Callable[["ScriptUse"], bool],
+        use_filter: "UseFilter",
+        is_allowed: Callable[["ScriptUse"], bool],
         *,
         limit: int,
         lines: int = 3,
         after: "UsePosition | None" = None,
-        longest_s: float = 10.0,
+        timeout_s: float = 10.0,
     ) -> "HitPage":
         """Return the next hits; see :meth:`steward.archive.catalog.search.CatalogSearcher.page`.
 
@@ -142,10 +142,10 @@ class SinkSearcher(Protocol):
     def count(
         self,
         matcher: "TermMatcher",
-        wanted: "UseFilter",
-        allowed: Callable[["ScriptUse"], bool],
+        use_filter: "UseFilter",
+        is_allowed: Callable[["ScriptUse"], bool],
         *,
-        longest_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> int | None:
         """Return the number of all hits; None if counting took too long.
 

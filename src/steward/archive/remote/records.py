@@ -114,9 +114,9 @@ class RemoteRecords:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
     """
 
-    def __init__(self, path: str, *, reading: bool = False) -> None:
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
         self.path = path
-        if reading:
+        if read_only:
             self._connection: Connection = open_reader(path)
             return
         self._connection = open_database(path, MIGRATIONS)
@@ -132,53 +132,53 @@ class RemoteRecords:
         with translate_errors(self.path):
             return list(self._connection.execute(sql, values))
 
-    def cursor(self) -> int:
+    def load_cursor(self) -> int:
         """Return the position of the last accepted event."""
         return int(self._query("SELECT position FROM cursor")[0][0])
 
-    def made_ns(self) -> int:
+    def load_creation_ns(self) -> int:
         """Return when this sink began, ns since the epoch; it may have missed older scripts."""
         return int(self._query("SELECT made_ns FROM cursor")[0][0])
 
-    def rows(self, refs: Iterable[RemoteScriptRef]) -> dict[RemoteScriptRef, RemoteRow]:
+    def load_rows(self, refs: Iterable[RemoteScriptRef]) -> dict[RemoteScriptRef, RemoteRow]:
         """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
-        found: dict[RemoteScriptRef, RemoteRow] = {}
+        rows: dict[RemoteScriptRef, RemoteRow] = {}
         for cluster, keys in by_cluster.items():
             for start in range(0, len(keys), _CHUNK):
-                some = keys[start : start + _CHUNK]
-                marks = ", ".join("?" * len(some))
+                chunk = keys[start : start + _CHUNK]
+                marks = ", ".join("?" * len(chunk))
                 sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
-                found |= {row.ref: row for row in map(_make_row, self._query(sql, *some, cluster))}
-        return found
+                rows |= {row.ref: row for row in map(_make_row, self._query(sql, *chunk, cluster))}
+        return rows
 
-    def due(self, limit: int) -> list[RemoteRow]:
+    def select_due(self, limit: int) -> list[RemoteRow]:
         """Return the next documents to send, in order of their events."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
         return list(map(_make_row, self._query(sql, DUE, limit)))
 
-    def held(self) -> tuple[int, int | None]:
+    def count_unsent(self) -> tuple[int, int | None]:
         """Return the number of scripts to send, and since when the oldest waits (ns)."""
         sql = "SELECT count(*), min(since_ns) FROM script WHERE state IN (?, ?) AND state != 0"
         ((count, since_ns),) = self._query(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
-    def refused(self) -> list[RemoteRow]:
+    def select_refused(self) -> list[RemoteRow]:
         """Return refused documents that were not reported to the journal."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event"
         return list(map(_make_row, self._query(sql, REFUSED)))
 
-    def oldest_wait_ns(self) -> int | None:
+    def get_oldest_wait_ns(self) -> int | None:
         """Return since when the oldest script waits for its job's identity, ns; None for none."""
-        found = self._query("SELECT min(since_ns) FROM script WHERE state = 1")[0][0]
-        return None if found is None else int(found)
+        oldest = self._query("SELECT min(since_ns) FROM script WHERE state = 1")[0][0]
+        return None if oldest is None else int(oldest)
 
-    def oldest_event(self) -> int | None:
+    def get_oldest_event(self) -> int | None:
         """Return the position of the oldest unsent event; None if all were sent."""
-        found = self._query("SELECT min(event) FROM script WHERE state != 0")[0][0]
-        return None if found is None else int(found)
+        oldest = self._query("SELECT min(event) FROM script WHERE state != 0")[0][0]
+        return None if oldest is None else int(oldest)
 
     @contextmanager
     def writing(self) -> "Iterator[RemoteRecordsWriter]":
@@ -215,7 +215,7 @@ class RemoteRecordsWriter:
             "UPDATE script SET state = ? WHERE state = 1 AND since_ns <= ?", (DUE, before_ns)
         )
 
-    def set_aside(self, rows: Iterable[RemoteRow]) -> None:
+    def mark_reported(self, rows: Iterable[RemoteRow]) -> None:
         """Mark refused documents as reported to the journal; keep their data for a replay.
 
         A document that changed meanwhile is sent in its new version.
@@ -226,7 +226,7 @@ class RemoteRecordsWriter:
             [(SENT, row.key, row.cluster, REFUSED, row.version) for row in rows],
         )
 
-    def sent(self, rows: Iterable[RemoteRow]) -> None:
+    def mark_sent(self, rows: Iterable[RemoteRow]) -> None:
         """Mark documents as sent."""
         self.save(
             msgspec.structs.replace(
@@ -240,17 +240,17 @@ class RemoteRecordsWriter:
             for row in rows
         )
 
-    def forget(self, before_ns: int) -> int:
+    def delete_old(self, before_ns: int) -> int:
         """Delete documents sent and unchanged since then; return the number of rows.
 
         Dead letters still have an identity, and are kept for a replay.
         """
-        gone = self._connection.execute(
+        cursor = self._connection.execute(
             "DELETE FROM script WHERE (key, cluster) IN (SELECT key, cluster FROM script "
             "WHERE state = 0 AND since_ns < ? AND identity IS NULL LIMIT ?)",
             (before_ns, _FORGET_AT_ONCE),
         )
-        return int(gone.rowcount)
+        return int(cursor.rowcount)
 
 
 def _make_row(values: Sequence[Any]) -> RemoteRow:

@@ -87,32 +87,32 @@ class RemoteSink:
         settings: Settings,
         name: str,
         stores: IncomingStores,
-        make: Callable[[], Destination],
+        make_destination: Callable[[], Destination],
         *,
         batch_bytes: int,
         environments: bool = True,
     ) -> None:
         self.name = f"archive.{name}"
-        self._sink = name
+        self._sink_name = name
         self._settings = settings
-        self._of = settings.archive.sink[name]
+        self._sink_settings = settings.archive.sink[name]
         self._records = RemoteRecords(f"{settings.state_dir}/archive-{name}.db")
         self._contents = make_script_contents(settings, stores)
-        self._make = make
+        self._make_destination = make_destination
         self._destination: Destination | None = None
         self._batch_bytes = batch_bytes
         self._environments = environments
-        self._made_ns = self._records.made_ns()
-        self._told: list[RemoteRow] = []
-        self._expire_at = self._forget_at = 0.0
+        self._created_ns = self._records.load_creation_ns()
+        self._reported: list[RemoteRow] = []
+        self._next_expiry = self._next_cleanup = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last accepted event; 0 at first."""
-        return self._records.cursor()
+        return self._records.load_cursor()
 
     def needed_from(self) -> int | None:
         """Return the oldest event whose bytes are not sent; None if all are."""
-        return self._records.oldest_event()
+        return self._records.get_oldest_event()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Store what is to be sent; :meth:`tick` sends it.
@@ -120,64 +120,72 @@ class RemoteSink:
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
-        rows = self._records.rows(_list_script_refs(events))
+        rows = self._records.load_rows(_list_script_refs(events))
         changed: dict[RemoteScriptRef, RemoteRow] = {}
         for event in events:
-            for row in self._news(event, rows):
+            for row in self._list_changes(event, rows):
                 rows[row.ref] = changed[row.ref] = row
         with self._records.writing() as writer:
             writer.save(changed.values())
             writer.advance(upto)
 
-    def _news(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
+    def _list_changes(
+        self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]
+    ) -> list[RemoteRow]:
         """Return the rows that an event changes."""
         if event.kind == JOB_SCRIPT:
-            return self._spooled(event, rows)
+            return self._apply_script(event, rows)
         if event.kind == JOB_IDENTITY:
-            return self._identified(event, rows)
+            return self._apply_identity(event, rows)
         if event.kind == ARCHIVE_RESEND:
-            if event.body.sink != self._sink:
+            if event.body.sink != self._sink_name:
                 return []
-            return [self._resent(event, script, rows) for script in event.body.scripts]
-        if event.body.sink not in {"", self._sink}:
+            return [self._apply_resend(event, script, rows) for script in event.body.scripts]
+        if event.body.sink not in {"", self._sink_name}:
             return []
         return [
             _apply_change(event, (event.cluster, key), rows, **_PURGED_FIELDS)
             for key in event.body.script_keys
         ]
 
-    def _spooled(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
+    def _apply_script(
+        self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]
+    ) -> list[RemoteRow]:
         """Return the changed row of a job.script event."""
         ref = (event.cluster, event.key)
-        known = rows.get(ref)
-        if known is not None and (known.has_bytes or known.deleted):
+        row = rows.get(ref)
+        if row is not None and (row.has_bytes or row.deleted):
             # A replay of a script that was delivered, and perhaps corrected or purged since.
             return []
         body = encode_body(event.body)
-        if known is not None and known.identity is not None:
+        if row is not None and row.identity is not None:
             return [_apply_change(event, ref, rows, body=body)]
-        return [_apply_change(event, ref, rows, body=body, state=self._first_state(event.cluster))]
+        return [_apply_change(event, ref, rows, body=body, state=self._choose_state(event.cluster))]
 
-    def _first_state(self, cluster: str) -> int:
+    def _choose_state(self, cluster: str) -> int:
         """Return whether a new script of a cluster waits for its identity or is due."""
-        known = self._settings.cluster.get(cluster)
-        waits = self._of.identity_wait_s > 0 and (known is None or known.slurm)
-        return AWAITS_IDENTITY if waits else DUE
+        cluster_settings = self._settings.cluster.get(cluster)
+        must_wait = self._sink_settings.identity_wait_s > 0 and (
+            cluster_settings is None or cluster_settings.slurm
+        )
+        return AWAITS_IDENTITY if must_wait else DUE
 
-    def _identified(self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]) -> list[RemoteRow]:
+    def _apply_identity(
+        self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]
+    ) -> list[RemoteRow]:
         """Return the changed row of a job.identity event."""
         ref = (event.cluster, event.body.script_key)
-        known = rows.get(ref)
-        if known is None and ArchivedDocument(cluster="", key=ref[1], version=0).spool_mtime_ns < (
-            self._made_ns
+        row = rows.get(ref)
+        if row is None and ArchivedDocument(cluster="", key=ref[1], version=0).spool_mtime_ns < (
+            self._created_ns
         ):
             # Archived before this sink existed: only 'resend' would bring it here.
             return []
-        if known is not None and known.deleted:
+        if row is not None and row.deleted:
             return []
         return [_apply_change(event, ref, rows, identity=encode_body(event.body))]
 
-    def _resent(
+    def _apply_resend(
         self, event: Event, script: ResentScript, rows: dict[RemoteScriptRef, RemoteRow]
     ) -> RemoteRow:
         """Return the changed row of a script in an archive.resend event."""
@@ -198,15 +206,15 @@ class RemoteSink:
             Unavailable: The server, the bytes or the state directory are unavailable.
             Rejected: The server rejects these documents permanently.
         """
-        self._forget_told()
-        self._upkeep()
-        wait_s = self.end_waits(self._of.identity_wait_s)
-        rows = self._batch(self._records.due(_DUE_BATCH))
+        self._mark_reported()
+        self._clean_up()
+        wait_s = self.end_waits(self._sink_settings.identity_wait_s)
+        rows = self._limit_batch(self._records.select_due(_DUE_BATCH))
         if rows:
             self._send(rows)
-            self._reject()
+            self._report_refused()
             return 0.0
-        self._reject()
+        self._report_refused()
         return min(wait_s, _TICK_S)
 
     def end_waits(self, wait_s: float = 0.0) -> float:
@@ -218,7 +226,7 @@ class RemoteSink:
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
-        oldest_ns = self._records.oldest_wait_ns()
+        oldest_ns = self._records.get_oldest_wait_ns()
         if oldest_ns is None:
             return _TICK_S
         before_ns = time.time_ns() - int(wait_s * 1e9)
@@ -228,7 +236,7 @@ class RemoteSink:
             writer.end_waits(before_ns)
         return 0.0
 
-    def _batch(self, rows: Sequence[RemoteRow]) -> list[RemoteRow]:
+    def _limit_batch(self, rows: Sequence[RemoteRow]) -> list[RemoteRow]:
         """Return as many of the first rows as may be read into memory at once."""
         size = 0
         for number, row in enumerate(rows):
@@ -240,32 +248,34 @@ class RemoteSink:
     def _send(self, rows: Sequence[RemoteRow]) -> None:
         """Send documents; store which were sent and which were refused."""
         documents: list[ArchivedDocument] = []
-        lost: list[RefusedDocument] = []
+        unreadable: list[RefusedDocument] = []
         for row in rows:
-            document = self._document(row)
+            document = self._make_document(row)
             if self._is_expired(document):
                 continue
             try:
-                documents.append(self._filled(document))
+                documents.append(self._add_contents(document))
             except NotArchived as error:
-                lost.append(RefusedDocument(document=document, why=str(error)))
-        refusals = [*lost, *(self._opened().send(documents) if documents else ())]
-        why = {(one.document.cluster, one.document.key): one.why for one in refusals}
+                unreadable.append(RefusedDocument(document=document, why=str(error)))
+        refusals = [*unreadable, *(self._open_destination().send(documents) if documents else ())]
+        reasons = {
+            (refusal.document.cluster, refusal.document.key): refusal.why for refusal in refusals
+        }
         with self._records.writing() as writer:
-            writer.sent([row for row in rows if row.ref not in why])
+            writer.mark_sent([row for row in rows if row.ref not in reasons])
             writer.save(
-                msgspec.structs.replace(row, state=REFUSED, error=why[row.ref])
+                msgspec.structs.replace(row, state=REFUSED, error=reasons[row.ref])
                 for row in rows
-                if row.ref in why
+                if row.ref in reasons
             )
 
     def _is_expired(self, document: ArchivedDocument) -> bool:
         """Return whether retention is over: a document expired on the server must not come back."""
-        days = self._of.retention_days
+        days = self._sink_settings.retention_days
         oldest_ns = time.time_ns() - int(days * 86400e9)
         return bool(days) and document.spool_mtime_ns < oldest_ns and not document.deleted
 
-    def _document(self, row: RemoteRow) -> ArchivedDocument:
+    def _make_document(self, row: RemoteRow) -> ArchivedDocument:
         return ArchivedDocument(
             cluster=row.cluster,
             key=row.key,
@@ -277,7 +287,7 @@ class RemoteSink:
             corrects=row.has_bytes,
         )
 
-    def _filled(self, document: ArchivedDocument) -> ArchivedDocument:
+    def _add_contents(self, document: ArchivedDocument) -> ArchivedDocument:
         """Return the document with its bytes, or a partial one if the server has them."""
         body = document.body
         if body is None:
@@ -293,48 +303,46 @@ class RemoteSink:
                 raise
             return msgspec.structs.replace(document, partial=True)
 
-    def _read(
-        self, document: ArchivedDocument, body: JobScript, which: ContentKind
-    ) -> bytes | None:
-        if which == "environment" and not self._environments:
+    def _read(self, document: ArchivedDocument, body: JobScript, kind: ContentKind) -> bytes | None:
+        if kind == "environment" and not self._environments:
             return None
-        return self._contents.read(document.cluster, document.key, body, which)
+        return self._contents.read(document.cluster, document.key, body, kind)
 
-    def _opened(self) -> Destination:
+    def _open_destination(self) -> Destination:
         if self._destination is None:
-            self._destination = self._make()
+            self._destination = self._make_destination()
         return self._destination
 
-    def _reject(self) -> None:
+    def _report_refused(self) -> None:
         """Report refused documents to the journal as dead letters.
 
         Raises:
             Rejected: There are refused documents. At the next call the journal has them.
         """
-        self._told = self._records.refused()
-        if self._told:
-            first, *more = (Rejected(row.error, _make_refused_event(row)) for row in self._told)
+        self._reported = self._records.select_refused()
+        if self._reported:
+            first, *more = (Rejected(row.error, _make_refused_event(row)) for row in self._reported)
             raise Rejected(str(first), first.event, more)
 
-    def _forget_told(self) -> None:
-        if self._told:
+    def _mark_reported(self) -> None:
+        if self._reported:
             with self._records.writing() as writer:
-                writer.set_aside(self._told)
-            self._told = []
+                writer.mark_reported(self._reported)
+            self._reported = []
 
-    def _upkeep(self) -> None:
+    def _clean_up(self) -> None:
         """Forget old sent documents, and expire documents on the server."""
         now = time.monotonic()
-        if now >= self._forget_at:
+        if now >= self._next_cleanup:
             before_ns = time.time_ns() - int(_REMEMBERED_S * 1e9)
             with self._records.writing() as writer:
-                more = writer.forget(before_ns)
-            self._forget_at = now if more else now + _EXPIRE_EVERY_S
-        if self._of.retention_days and now >= self._expire_at:
-            self._expire_at = now + _EXPIRE_EVERY_S
-            before = datetime.now(UTC) - timedelta(days=self._of.retention_days)
+                deleted = writer.delete_old(before_ns)
+            self._next_cleanup = now if deleted else now + _EXPIRE_EVERY_S
+        if self._sink_settings.retention_days and now >= self._next_expiry:
+            self._next_expiry = now + _EXPIRE_EVERY_S
+            cutoff = datetime.now(UTC) - timedelta(days=self._sink_settings.retention_days)
             try:
-                self._opened().expire(before)
+                self._open_destination().expire(cutoff)
             except Unavailable as error:
                 # Archiving must not wait for expiry; if sending fails, too, that is reported.
                 log.warning("%s: what is too old stays for now: %s", self.name, error)
@@ -357,16 +365,16 @@ def _apply_change(
     **changes: Any,
 ) -> RemoteRow:
     """Return the row with the changes of an event: a higher version, due for sending."""
-    known = rows.get(ref)
-    if known is None:
-        known = RemoteRow(*ref, state=SENT, version=0, event=0, since_ns=0)
+    row = rows.get(ref)
+    if row is None:
+        row = RemoteRow(*ref, state=SENT, version=0, event=0, since_ns=0)
     # Grows even if this database was lost, and stays equal if the event is repeated.
-    told_us = to_micros(event.seen_at)
+    seen_us = to_micros(event.seen_at)
     return msgspec.structs.replace(
-        known,
+        row,
         state=state,
-        version=max(known.version + 1, told_us),
-        event=min(known.event or event.id, event.id),
+        version=max(row.version + 1, seen_us),
+        event=min(row.event or event.id, event.id),
         since_ns=time.time_ns(),
         error="",
         **changes,

@@ -16,17 +16,17 @@ class BalanceParameters(Parameters, frozen=True, kw_only=True):
     ] = ()
 
 
-def show_balance(doing: OperationContext, asked: BalanceParameters) -> Any:
+def show_balance(context: OperationContext, parameters: BalanceParameters) -> Any:
     """Return account balances, in micro-SU."""
-    answer = doing.ask("bank.balance", {"accounts": list(asked.accounts)})
-    return msgspec.to_builtins(answer)
+    reply = context.call_action("bank.balance", {"accounts": list(parameters.accounts)})
+    return msgspec.to_builtins(reply)
 
 
 OPERATIONS: Final = (
     Operation(
         ref="bank.balance",
         help="Show what accounts have.",
-        gives="What 'steward bank balance --json' shows; amounts are micro-SU.",
+        result_help="What 'steward bank balance --json' shows; amounts are micro-SU.",
         parameters=BalanceParameters,
         run=show_balance,
         on_cluster=False,

@@ -25,24 +25,25 @@ class ConfigGetParameters(Parameters, frozen=True, kw_only=True):
     ] = ""
 
 
-def get_config(doing: OperationContext, asked: ConfigGetParameters) -> dict[str, Any]:
+def get_config(context: OperationContext, parameters: ConfigGetParameters) -> dict[str, Any]:
     """Return one or all settings of Slurm, by name."""
-    items = doing.machine.config_items()
-    if not asked.item:
+    items = context.machine.config_items()
+    if not parameters.item:
         return items
-    if asked.item not in items:
+    if parameters.item not in items:
         raise InvalidParameters(
-            f"Slurm's configuration has no {asked.item!r}: slurm.config.get without item shows all",
-            asked.item,
+            f"Slurm's configuration has no {parameters.item!r}: slurm.config.get without item "
+            "shows all",
+            parameters.item,
         )
-    return {asked.item: items[asked.item]}
+    return {parameters.item: items[parameters.item]}
 
 
 CONFIG_OPERATIONS: Final = (
     Operation(
         ref="slurm.config.get",
         help="Show one or all settings of Slurm.",
-        gives="Each setting's name and value.",
+        result_help="Each setting's name and value.",
         parameters=ConfigGetParameters,
         run=get_config,
         pack=True,
@@ -66,35 +67,39 @@ class PartitionUpdateParameters(Parameters, frozen=True, kw_only=True):
     ]
 
 
-def update_partition(doing: OperationContext, asked: PartitionUpdateParameters) -> dict[str, Any]:
+def update_partition(
+    context: OperationContext, parameters: PartitionUpdateParameters
+) -> dict[str, Any]:
     """Update a partition and return its state before and after."""
     from steward.slurm.cluster_changes import normalize_partition_changes
 
     try:
-        infos = normalize_partition_changes(asked.infos)
+        infos = normalize_partition_changes(parameters.infos)
     except WrongUpdate as error:
         raise InvalidParameters(f"slurm.partition.update: {error}") from error
-    known = doing.machine.partitions()
-    if asked.partition not in known:
-        names = ", ".join(known)
+    partitions = context.machine.partitions()
+    if parameters.partition not in partitions:
+        names = ", ".join(partitions)
         raise UnknownPartition(
-            f"there is no partition {asked.partition!r}: there are {names}", (), asked.partition
+            f"there is no partition {parameters.partition!r}: there are {names}",
+            (),
+            parameters.partition,
         )
-    before = known[asked.partition]
-    told = {"partition": asked.partition, "old_state": before.state}
-    if doing.dry_run:
-        return {**told, "state": before.state, "would_change": True}
-    doing.begin()
-    doing.changing.update_partition(asked.partition, infos)
-    after = doing.machine.partitions()[asked.partition]
-    return {**told, "state": after.state, "changed": True}
+    before = partitions[parameters.partition]
+    outcome = {"partition": parameters.partition, "old_state": before.state}
+    if context.dry_run:
+        return {**outcome, "state": before.state, "would_change": True}
+    context.begin()
+    context.cluster_changes.update_partition(parameters.partition, infos)
+    after = context.machine.partitions()[parameters.partition]
+    return {**outcome, "state": after.state, "changed": True}
 
 
 PARTITION_OPERATIONS: Final = (
     Operation(
         ref="slurm.partition.update",
         help="Change something of a partition.",
-        gives="The partition's state before and after.",
+        result_help="The partition's state before and after.",
         parameters=PartitionUpdateParameters,
         run=update_partition,
         right="administrator",
@@ -150,52 +155,52 @@ class UnreserveParameters(Parameters, frozen=True, kw_only=True):
     reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
 
 
-def reserve_nodes(doing: OperationContext, asked: ReserveParameters) -> dict[str, Any]:
+def reserve_nodes(context: OperationContext, parameters: ReserveParameters) -> dict[str, Any]:
     """Add nodes to a reservation; create it if it does not exist."""
-    nodes = doing.machine.node_names(asked.nodes)
-    name = asked.reservation_name
-    start = _parse_start(doing, asked.props.start_time)
-    has = _find_reserved_nodes(doing, name)
-    after = list(dict.fromkeys((*(has or ()), *nodes)))
-    told = _describe_reservation_change(
-        name, after, created=has is None, changed=after != has, doing=doing
+    nodes = context.machine.node_names(parameters.nodes)
+    name = parameters.reservation_name
+    start = _parse_start(context, parameters.props.start_time)
+    reserved = _find_reserved_nodes(context, name)
+    after = list(dict.fromkeys((*(reserved or ()), *nodes)))
+    outcome = _describe_reservation_change(
+        name, after, created=reserved is None, changed=after != reserved, context=context
     )
-    if doing.dry_run or after == has:
-        return told
-    doing.begin()
-    if has is None:
-        doing.changing.create_reservation(
+    if context.dry_run or after == reserved:
+        return outcome
+    context.begin()
+    if reserved is None:
+        context.cluster_changes.create_reservation(
             name,
             nodes,
             start=start,
-            duration=str(asked.props.duration),
-            users=_split_list(asked.props.users),
-            flags=_split_list(asked.props.flags),
+            duration=str(parameters.props.duration),
+            users=_split_list(parameters.props.users),
+            flags=_split_list(parameters.props.flags),
         )
     else:
-        doing.changing.set_reservation_nodes(name, after)
-    return told
+        context.cluster_changes.set_reservation_nodes(name, after)
+    return outcome
 
 
-def unreserve_nodes(doing: OperationContext, asked: UnreserveParameters) -> dict[str, Any]:
+def unreserve_nodes(context: OperationContext, parameters: UnreserveParameters) -> dict[str, Any]:
     """Remove nodes from a reservation; delete it when none are left."""
-    nodes = set(doing.machine.node_names(asked.nodes))
-    name = asked.reservation_name
-    has = _find_reserved_nodes(doing, name)
-    if has is None:
+    nodes = set(context.machine.node_names(parameters.nodes))
+    name = parameters.reservation_name
+    reserved = _find_reserved_nodes(context, name)
+    if reserved is None:
         raise UnknownReservation(f"there is no reservation {name!r}", (), name)
-    left = [node for node in has if node not in nodes]
-    told = _describe_reservation_change(
-        name, left, deleted=not left, changed=left != has, doing=doing
+    remaining = [node for node in reserved if node not in nodes]
+    outcome = _describe_reservation_change(
+        name, remaining, deleted=not remaining, changed=remaining != reserved, context=context
     )
-    if doing.dry_run or left == has:
-        return told
-    doing.begin()
-    if left:
-        doing.changing.set_reservation_nodes(name, left)
+    if context.dry_run or remaining == reserved:
+        return outcome
+    context.begin()
+    if remaining:
+        context.cluster_changes.set_reservation_nodes(name, remaining)
     else:
-        doing.changing.delete_reservation(name)
-    return told
+        context.cluster_changes.delete_reservation(name)
+    return outcome
 
 
 def _describe_reservation_change(
@@ -203,44 +208,44 @@ def _describe_reservation_change(
     nodes: list[str],
     *,
     changed: bool,
-    doing: OperationContext,
+    context: OperationContext,
     created: bool = False,
     deleted: bool = False,
 ) -> dict[str, Any]:
     """Describe the outcome of a change for the result."""
     from steward.slurm.nodelists import fold_nodelist
 
-    told: dict[str, Any] = {"reservation_name": name, "nodes": fold_nodelist(nodes)}
-    if doing.dry_run:
-        told["would_change"] = changed
+    outcome: dict[str, Any] = {"reservation_name": name, "nodes": fold_nodelist(nodes)}
+    if context.dry_run:
+        outcome["would_change"] = changed
     else:
-        told["changed"] = changed
-    return {**told, "created": created, "deleted": deleted}
+        outcome["changed"] = changed
+    return {**outcome, "created": created, "deleted": deleted}
 
 
-def _find_reserved_nodes(doing: OperationContext, name: str) -> list[str] | None:
+def _find_reserved_nodes(context: OperationContext, name: str) -> list[str] | None:
     """Return the nodes of a reservation, or None if it does not exist."""
     from steward.slurm.nodelists import expand_nodelist
 
-    found = doing.machine.reservations().get(name)
-    if found is None:
+    reservation = context.machine.reservations().get(name)
+    if reservation is None:
         return None
-    return expand_nodelist(found.nodes) if found.nodes else []
+    return expand_nodelist(reservation.nodes) if reservation.nodes else []
 
 
-def _parse_start(doing: OperationContext, given: int | str | None) -> datetime | None:
+def _parse_start(context: OperationContext, value: int | str | None) -> datetime | None:
     """Parse a start time; None means now."""
-    if given is None or given in ("", "now"):
+    if value is None or value in ("", "now"):
         return None
     try:
-        if isinstance(given, int) or given.isdigit():
-            return datetime.fromtimestamp(int(given), UTC)
+        if isinstance(value, int) or value.isdigit():
+            return datetime.fromtimestamp(int(value), UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidParameters(f"start_time {given!r} is no time", given) from error
+        raise InvalidParameters(f"start_time {value!r} is no time", value) from error
     from steward.core.events import utc_now
     from steward.slurm.times import load_zone, parse_time
 
-    return parse_time(given, utc_now(), load_zone(doing.cluster_settings.timezone))
+    return parse_time(value, utc_now(), load_zone(context.cluster_settings.timezone))
 
 
 def _split_list(value: tuple[str, ...] | str) -> list[str]:
@@ -249,23 +254,25 @@ def _split_list(value: tuple[str, ...] | str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _is_reserved(doing: OperationContext, asked: ReserveParameters) -> bool | None:
+def _is_reserved(context: OperationContext, parameters: ReserveParameters) -> bool | None:
     """Check after an interruption: are all nodes in the reservation?"""
-    has = _find_reserved_nodes(doing, asked.reservation_name)
-    return has is not None and set(doing.machine.node_names(asked.nodes)) <= set(has)
+    reserved = _find_reserved_nodes(context, parameters.reservation_name)
+    return reserved is not None and set(context.machine.node_names(parameters.nodes)) <= set(
+        reserved
+    )
 
 
-def _is_unreserved(doing: OperationContext, asked: UnreserveParameters) -> bool | None:
+def _is_unreserved(context: OperationContext, parameters: UnreserveParameters) -> bool | None:
     """Check after an interruption: is none of the nodes in the reservation?"""
-    has = _find_reserved_nodes(doing, asked.reservation_name)
-    return has is None or not set(doing.machine.node_names(asked.nodes)) & set(has)
+    reserved = _find_reserved_nodes(context, parameters.reservation_name)
+    return reserved is None or not set(context.machine.node_names(parameters.nodes)) & set(reserved)
 
 
 RESERVATION_OPERATIONS: Final = (
     Operation(
         ref="slurm.node.reserve",
         help="Put nodes into a reservation, new or there.",
-        gives="The reservation's name and nodes, and whether it was created or changed.",
+        result_help="The reservation's name and nodes, and whether it was created or changed.",
         parameters=ReserveParameters,
         run=reserve_nodes,
         right="operator",
@@ -276,7 +283,7 @@ RESERVATION_OPERATIONS: Final = (
     Operation(
         ref="slurm.node.unreserve",
         help="Take nodes out of a reservation; with the last one it goes.",
-        gives="The reservation's name, the nodes that are left, and whether it was deleted.",
+        result_help="The reservation's name, the nodes that are left, and whether it was deleted.",
         parameters=UnreserveParameters,
         run=unreserve_nodes,
         right="operator",

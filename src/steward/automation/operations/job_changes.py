@@ -51,96 +51,110 @@ class RequeueParameters(Parameters, frozen=True, kw_only=True):
     ] = ""
 
 
-def requeue_jobs(doing: OperationContext, asked: RequeueParameters) -> dict[str, Any]:
+def requeue_jobs(context: OperationContext, parameters: RequeueParameters) -> dict[str, Any]:
     """Requeue jobs, optionally with nodes to exclude from their next run."""
-    jobs = look_up_jobs(doing, asked.jobids)
-    excluded = doing.machine.node_names(asked.exclude) if asked.exclude.strip() else []
-    left = {
+    jobs = look_up_jobs(context, parameters.jobids)
+    excluded = context.machine.node_names(parameters.exclude) if parameters.exclude.strip() else []
+    targets_by_job = {
         name: select_targets(
-            name, records, lambda one: _needs_requeue(doing, one, excluded), whole=not excluded
+            name,
+            records,
+            lambda record: _needs_requeue(context, record, excluded),
+            allow_whole=not excluded,
         )
         for name, records in jobs.items()
     }
-    return change_jobs(doing, jobs, left, lambda target: _requeue_target(doing, target, excluded))
+    return change_jobs(
+        context, jobs, targets_by_job, lambda target: _requeue_target(context, target, excluded)
+    )
 
 
-def _needs_requeue(doing: OperationContext, record: JobRecord, excluded: Sequence[str]) -> bool:
+def _needs_requeue(context: OperationContext, record: JobRecord, excluded: Sequence[str]) -> bool:
     """Return whether a job needs a requeue: it started, excludes nodes, or was interrupted."""
-    waits = record.state in WAITING
-    return bool(excluded) or not waits or _is_requeue_pending(doing, record)
+    is_waiting = record.state in WAITING
+    return bool(excluded) or not is_waiting or _is_requeue_pending(context, record)
 
 
-def _requeue_target(doing: OperationContext, target: JobTarget, excluded: Sequence[str]) -> bool:
+def _requeue_target(context: OperationContext, target: JobTarget, excluded: Sequence[str]) -> bool:
     """Requeue one target, after the gate has admitted its next run."""
     is_waiting = all(record.state in WAITING for record in target.records)
-    request_grant(doing, target, released=True, is_requeue=not is_waiting)
+    request_grant(context, target, starts_job=True, is_requeue=not is_waiting)
     if is_waiting:
-        done = not excluded or doing.jobs.exclude(target.name, excluded)
-        is_ours = any(_is_requeue_pending(doing, record) for record in target.records)
-        return (not is_ours or _release_requeued(doing, target, is_marked=True)) and done
+        done = not excluded or context.jobs.exclude_nodes(target.name, excluded)
+        is_ours = any(_is_requeue_pending(context, record) for record in target.records)
+        return (not is_ours or _release_requeued(context, target, is_marked=True)) and done
     if not excluded:
-        return doing.jobs.requeue(target.name)
+        return context.jobs.requeue(target.name)
     if any(map(has_slurm_hold, target.records)):
         # The job is held, so it cannot start before its nodes are excluded, and the hold's owner
         # stays.
-        return doing.jobs.requeue(target.name) and doing.jobs.exclude(target.name, excluded)
-    return _requeue_excluding(doing, target, excluded)
+        return context.jobs.requeue(target.name) and context.jobs.exclude_nodes(
+            target.name, excluded
+        )
+    return _requeue_excluding(context, target, excluded)
 
 
-def _requeue_excluding(doing: OperationContext, target: JobTarget, excluded: Sequence[str]) -> bool:
+def _requeue_excluding(
+    context: OperationContext, target: JobTarget, excluded: Sequence[str]
+) -> bool:
     """Requeue a job held while its nodes are excluded, so that it cannot restart there at once."""
     # A comment by somebody else, such as the bank, stays.
     is_marked = all(
-        not read_steward_comment(one) or _is_requeue_pending(doing, one) for one in target.records
+        not read_steward_comment(record) or _is_requeue_pending(context, record)
+        for record in target.records
     )
     if is_marked:
         # The comment tells whoever finds the job held after a crash that it may be released.
-        doing.jobs.comment(target.name, sign_job_reason(doing, format_requeue_mark(excluded)))
+        context.jobs.comment(target.name, sign_job_reason(context, format_requeue_mark(excluded)))
     done = False
     try:
-        if doing.jobs.requeue(target.name, hold=True):
-            done = doing.jobs.exclude(target.name, excluded)
+        if context.jobs.requeue(target.name, hold=True):
+            done = context.jobs.exclude_nodes(target.name, excluded)
     finally:
-        is_free = _release_requeued(doing, target, is_marked=is_marked)
-    return is_free and done
+        is_released = _release_requeued(context, target, is_marked=is_marked)
+    return is_released and done
 
 
-def _release_requeued(doing: OperationContext, target: JobTarget, *, is_marked: bool) -> bool:
+def _release_requeued(context: OperationContext, target: JobTarget, *, is_marked: bool) -> bool:
     """Release a job that Steward's requeue holds, and clear Steward's comment."""
-    records = target.now(doing)
+    records = target.query_current(context)
     # An administrator may have held it meanwhile. While slurmctld cleans up the ended run, Slurm
     # 22.05 shows a user's hold, or no pending job.
-    if records and all(has_slurm_hold(one) and not has_admin_hold(one) for one in records):
-        return doing.jobs.release(target.name, is_told=is_marked)
-    return not is_marked or doing.jobs.comment(target.name, "")
+    if records and all(has_slurm_hold(record) and not has_admin_hold(record) for record in records):
+        return context.jobs.release(target.name, clear_reason=is_marked)
+    return not is_marked or context.jobs.comment(target.name, "")
 
 
-def _is_requeue_pending(doing: OperationContext, record: JobRecord) -> bool:
+def _is_requeue_pending(context: OperationContext, record: JobRecord) -> bool:
     """Return whether a requeue by the same speaker was interrupted."""
-    return is_requeue_unfinished(read_steward_comment(record), doing.speaker)
+    return is_requeue_unfinished(read_steward_comment(record), context.speaker)
 
 
-def _is_requeued(doing: OperationContext, asked: RequeueParameters) -> bool | None:
+def _is_requeued(context: OperationContext, parameters: RequeueParameters) -> bool | None:
     """Check after an interruption whether a requeue took effect; None if unknown."""
-    records = [one for name in validate_job_ids(asked.jobids) for one in query_records(doing, name)]
-    if any(_is_requeue_pending(doing, record) for record in records):
+    records = [
+        item
+        for name in validate_job_ids(parameters.jobids)
+        for item in query_records(context, name)
+    ]
+    if any(_is_requeue_pending(context, record) for record in records):
         return False
     if not records or any(record.state in FINISHED for record in records):
         return None
-    if not asked.exclude.strip():
+    if not parameters.exclude.strip():
         return True if all(record.state in WAITING for record in records) else None
     from steward.slurm.nodelists import expand_nodelist
 
-    excluded = set(doing.machine.node_names(asked.exclude))
-    details = doing.machine.job_details(validate_job_ids(asked.jobids))
-    shown = [one.get("exc_nodes") or "" for found in details.values() for one in found]
-    return True if all(excluded <= set(expand_nodelist(nodes)) for nodes in shown) else None
+    excluded = set(context.machine.node_names(parameters.exclude))
+    details = context.machine.job_details(validate_job_ids(parameters.jobids))
+    node_lists = [item.get("exc_nodes") or "" for rows in details.values() for item in rows]
+    return True if all(excluded <= set(expand_nodelist(nodes)) for nodes in node_lists) else None
 
 
 REQUEUE_OPERATION: Final = Operation(
     ref="slurm.job.requeue",
     help="Put jobs into the queue again.",
-    gives="For each job its state before, and whether it was changed.",
+    result_help="For each job its state before, and whether it was changed.",
     parameters=RequeueParameters,
     run=requeue_jobs,
     right="owner",
@@ -169,81 +183,95 @@ class JobReasonParameters(Parameters, frozen=True, kw_only=True):
     reason: JobReason = ""
 
 
-def cancel_jobs(doing: OperationContext, asked: JobReasonParameters) -> dict[str, Any]:
+def cancel_jobs(context: OperationContext, parameters: JobReasonParameters) -> dict[str, Any]:
     """Cancel jobs, running or pending."""
-    jobs = look_up_jobs(doing, asked.jobids)
-    left = {
+    jobs = look_up_jobs(context, parameters.jobids)
+    targets_by_job = {
         # scancel reports nothing about tasks that have ended.
         name: [] if _have_all_ended(records) else [JobTarget(name, tuple(records))]
         for name, records in jobs.items()
     }
-    why = sign_job_reason(doing, asked.reason)
-    return change_jobs(doing, jobs, left, lambda target: doing.jobs.cancel(target.name, why))
-
-
-def hold_jobs(doing: OperationContext, asked: JobReasonParameters) -> dict[str, Any]:
-    """Hold jobs; an owner's hold is one that the owner can release."""
-    jobs = look_up_jobs(doing, asked.jobids)
-    by_user = not doing.is_operator()
-    # A user's hold is not enough for an operator: the owner could release it.
-    is_kept_well = has_slurm_hold if by_user else has_admin_hold
-    left = {name: _select_to_hold(name, records, is_kept_well) for name, records in jobs.items()}
-    if by_user:
-        for target in itertools.chain(*left.values()):
-            _require_no_admin_hold(target)
-    why = sign_job_reason(doing, asked.reason)
+    comment = sign_job_reason(context, parameters.reason)
     return change_jobs(
-        *(doing, jobs, left),
-        lambda target: doing.jobs.hold(target.name, why, by_user=by_user),
+        context, jobs, targets_by_job, lambda target: context.jobs.cancel(target.name, comment)
     )
 
 
-def release_jobs(doing: OperationContext, asked: JobChangeParameters) -> dict[str, Any]:
+def hold_jobs(context: OperationContext, parameters: JobReasonParameters) -> dict[str, Any]:
+    """Hold jobs; an owner's hold is one that the owner can release."""
+    jobs = look_up_jobs(context, parameters.jobids)
+    by_user = not context.is_operator()
+    # A user's hold is not enough for an operator: the owner could release it.
+    is_held = has_slurm_hold if by_user else has_admin_hold
+    targets_by_job = {
+        name: _select_to_hold(name, records, is_held) for name, records in jobs.items()
+    }
+    if by_user:
+        for target in itertools.chain(*targets_by_job.values()):
+            _require_no_admin_hold(target)
+    comment = sign_job_reason(context, parameters.reason)
+    return change_jobs(
+        *(context, jobs, targets_by_job),
+        lambda target: context.jobs.hold(target.name, comment, by_user=by_user),
+    )
+
+
+def release_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
     """Release held jobs."""
-    jobs = look_up_jobs(doing, asked.jobids)
-    left = {name: select_targets(name, records, _needs_release) for name, records in jobs.items()}
-    for name, found in left.items():
-        if found:
-            _require_releasable(doing, name, jobs[name])
-    return change_jobs(doing, jobs, left, lambda target: _release_target(doing, target))
+    jobs = look_up_jobs(context, parameters.jobids)
+    targets_by_job = {
+        name: select_targets(name, records, _needs_release) for name, records in jobs.items()
+    }
+    for name, targets in targets_by_job.items():
+        if targets:
+            _require_releasable(context, name, jobs[name])
+    return change_jobs(
+        context, jobs, targets_by_job, lambda target: _release_target(context, target)
+    )
 
 
-def suspend_jobs(doing: OperationContext, asked: JobChangeParameters) -> dict[str, Any]:
+def suspend_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
     """Suspend running jobs; their nodes are free for others meanwhile."""
-    return _change_in_state(doing, asked, "RUNNING", lambda target: doing.jobs.suspend(target.name))
+    return _change_in_state(
+        context, parameters, "RUNNING", lambda target: context.jobs.suspend(target.name)
+    )
 
 
-def resume_jobs(doing: OperationContext, asked: JobChangeParameters) -> dict[str, Any]:
+def resume_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
     """Resume suspended jobs."""
-    return _change_in_state(doing, asked, "SUSPENDED", lambda target: _resume_target(doing, target))
+    return _change_in_state(
+        context, parameters, "SUSPENDED", lambda target: _resume_target(context, target)
+    )
 
 
 def _change_in_state(
-    doing: OperationContext,
-    asked: JobChangeParameters,
+    context: OperationContext,
+    parameters: JobChangeParameters,
     state: str,
     change: Callable[[JobTarget], bool],
 ) -> dict[str, Any]:
     """Apply a change to the jobs that are in a state."""
-    jobs = look_up_jobs(doing, asked.jobids)
-    left = {
-        name: select_targets(name, records, lambda one: one.state == state)
+    jobs = look_up_jobs(context, parameters.jobids)
+    targets_by_job = {
+        name: select_targets(name, records, lambda record: record.state == state)
         for name, records in jobs.items()
     }
-    return change_jobs(doing, jobs, left, change)
+    return change_jobs(context, jobs, targets_by_job, change)
 
 
-def _release_target(doing: OperationContext, target: JobTarget) -> bool:
+def _release_target(context: OperationContext, target: JobTarget) -> bool:
     """Release one target, after the gate has admitted its start."""
-    request_grant(doing, target, released=True)
+    request_grant(context, target, starts_job=True)
     # Any comment left on them is Steward's or overridden by force.
-    return doing.jobs.release(target.name, is_told=any(map(read_steward_comment, target.records)))
+    return context.jobs.release(
+        target.name, clear_reason=any(map(read_steward_comment, target.records))
+    )
 
 
-def _resume_target(doing: OperationContext, target: JobTarget) -> bool:
+def _resume_target(context: OperationContext, target: JobTarget) -> bool:
     """Resume one target, after the gate has admitted it."""
-    request_grant(doing, target, released=False)
-    return doing.jobs.resume(target.name)
+    request_grant(context, target, starts_job=False)
+    return context.jobs.resume(target.name)
 
 
 def _require_no_admin_hold(target: JobTarget) -> None:
@@ -256,34 +284,36 @@ def _require_no_admin_hold(target: JobTarget) -> None:
             )
 
 
-def _require_releasable(doing: OperationContext, name: str, records: list[JobRecord]) -> None:
+def _require_releasable(context: OperationContext, name: str, records: list[JobRecord]) -> None:
     """Raise OperationForbidden if the caller may not release one of the job's holds."""
     for record in filter(has_slurm_hold, records):
-        if has_admin_hold(record) and not doing.is_operator():
+        if has_admin_hold(record) and not context.is_operator():
             raise OperationForbidden(
                 f"job {name} is held by an administrator, who alone releases it", name
             )
-        said = read_steward_comment(record)
-        if not said or is_replaceable_by(said, doing.speaker):
+        comment = read_steward_comment(record)
+        if not comment or is_replaceable_by(comment, context.speaker):
             continue
-        if not doing.is_operator():
+        if not context.is_operator():
             raise OperationForbidden(
-                f"job {name} is held because {said!r}: an operator releases it", name
+                f"job {name} is held because {comment!r}: an operator releases it", name
             )
-        if not doing.force:
+        if not context.force:
             raise OperationForbidden(
-                f"job {name} is held because {said!r}: --force releases it all the same", name
+                f"job {name} is held because {comment!r}: --force releases it all the same", name
             )
 
 
 def _select_to_hold(
-    name: str, records: list[JobRecord], is_kept_well: Callable[[JobRecord], bool]
+    name: str, records: list[JobRecord], is_held: Callable[[JobRecord], bool]
 ) -> list[JobTarget]:
     """Select the records that are still to be held."""
-    waiting = [one for one in records if one.state in WAITING]
+    waiting = [record for record in records if record.state in WAITING]
     # For an array, hold the pending tasks if there are any.
-    meant = waiting if all(one.array_job_id for one in records) and waiting else records
-    return select_targets(name, records, lambda one: one in meant and not is_kept_well(one))
+    candidates = waiting if all(record.array_job_id for record in records) and waiting else records
+    return select_targets(
+        name, records, lambda record: record in candidates and not is_held(record)
+    )
 
 
 def _needs_release(record: JobRecord) -> bool:
@@ -297,12 +327,14 @@ def _have_all_ended(records: Iterable[JobRecord]) -> bool:
 
 
 def _make_check(
-    is_so: Callable[[list[JobRecord]], bool],
+    predicate: Callable[[list[JobRecord]], bool],
 ) -> Callable[[OperationContext, Any], bool | None]:
     """Make an operation's ``check`` from a predicate on a job's records."""
 
-    def check(doing: OperationContext, asked: Any) -> bool | None:
-        return all(is_so(query_records(doing, name)) for name in validate_job_ids(asked.jobids))
+    def check(context: OperationContext, parameters: Any) -> bool | None:
+        return all(
+            predicate(query_records(context, name)) for name in validate_job_ids(parameters.jobids)
+        )
 
     return check
 
@@ -311,7 +343,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.cancel",
         help="End jobs, whether they run or wait.",
-        gives="For each job its state before, and whether it was changed.",
+        result_help="For each job its state before, and whether it was changed.",
         parameters=JobReasonParameters,
         run=cancel_jobs,
         right="owner",
@@ -321,7 +353,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.hold",
         help="Keep jobs from starting.",
-        gives="For each job its state before, and whether it was changed.",
+        result_help="For each job its state before, and whether it was changed.",
         parameters=JobReasonParameters,
         run=hold_jobs,
         right="owner",
@@ -331,7 +363,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.release",
         help="Let held jobs start.",
-        gives="For each job its state before, and whether it was changed.",
+        result_help="For each job its state before, and whether it was changed.",
         parameters=JobChangeParameters,
         run=release_jobs,
         right="owner",
@@ -342,7 +374,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.suspend",
         help="Stop running jobs for a while.",
-        gives="For each job its state before, and whether it was changed.",
+        result_help="For each job its state before, and whether it was changed.",
         parameters=JobChangeParameters,
         run=suspend_jobs,
         right="operator",
@@ -352,7 +384,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.resume",
         help="Let suspended jobs go on.",
-        gives="For each job its state before, and whether it was changed.",
+        result_help="For each job its state before, and whether it was changed.",
         parameters=JobChangeParameters,
         run=resume_jobs,
         right="operator",

@@ -66,19 +66,19 @@ class NodeJobsParameters(Parameters, frozen=True, kw_only=True):
     ] = 20
 
 
-def find_jobs(doing: OperationContext, asked: JobFindParameters) -> list[int]:
+def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[int]:
     """Return the ids of jobs whose fields equal all criteria."""
     from steward.slurm.job_details import OF_SCONTROL, list_job_fields
 
-    if not asked.criterias:
+    if not parameters.criterias:
         raise InvalidParameters("slurm.job.find: criterias is empty: say what to look for")
-    known = list_job_fields()
-    for name in asked.criterias:
-        if name not in known:
+    field_names = list_job_fields()
+    for name in parameters.criterias:
+        if name not in field_names:
             raise InvalidParameters(f"slurm.job.find: no job has a field {name!r}", name)
-    is_full = not OF_SCONTROL.isdisjoint(asked.criterias)
+    is_full = not OF_SCONTROL.isdisjoint(parameters.criterias)
     # One byte more than the text sought distinguishes a longer dependency from it.
-    dependency = str(asked.criterias.get("dependency", ""))
+    dependency = str(parameters.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)
     if dependency_bytes > _DEPENDENCY_BYTES:
         raise InvalidParameters(
@@ -86,20 +86,22 @@ def find_jobs(doing: OperationContext, asked: JobFindParameters) -> list[int]:
             "look for another field",
             "dependency",
         )
-    records = doing.machine.all_job_details(full=is_full, dependency_bytes=dependency_bytes)
+    records = context.machine.all_job_details(full=is_full, dependency_bytes=dependency_bytes)
     return [
         record["job_id"]
         for record in records
-        if _may_see(doing, record) and _matches(record, asked.criterias)
+        if _may_see(context, record) and _matches(record, parameters.criterias)
     ]
 
 
-def get_job(doing: OperationContext, asked: JobGetParameters) -> dict[str, list[dict[str, Any]]]:
+def get_job(
+    context: OperationContext, parameters: JobGetParameters
+) -> dict[str, list[dict[str, Any]]]:
     """Return all records that Slurm shows of jobs, by requested id."""
-    found = doing.machine.job_details(validate_job_ids(asked.jobids))
+    records_by_id = context.machine.job_details(validate_job_ids(parameters.jobids))
     return {
-        name: [record for record in records if _may_see(doing, record)]
-        for name, records in found.items()
+        name: [record for record in records if _may_see(context, record)]
+        for name, records in records_by_id.items()
     }
 
 
@@ -111,7 +113,7 @@ def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
     """
     from steward.jobs.job_ids import JobNameError, parse_job_name
 
-    names = list(dict.fromkeys(str(one).strip() for one in jobids))
+    names = list(dict.fromkeys(str(job_id).strip() for job_id in jobids))
     if not names:
         raise InvalidParameters("jobids is empty: name a job")
     for name in names:
@@ -125,31 +127,33 @@ def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
 
 
 def list_last_jobs(
-    doing: OperationContext, asked: NodeJobsParameters
+    context: OperationContext, parameters: NodeJobsParameters
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the last recorded jobs of each node, newest first."""
     from steward.jobs import JobFilter, Jobs, database_path
 
-    found: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in doing.machine.node_names(asked.nodes)
+    rows_by_node: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in context.machine.node_names(parameters.nodes)
     }
-    jobs = Jobs(database_path(doing.settings.state_dir))
-    wanted = JobFilter(clusters=(doing.cluster,))
-    before = None
+    jobs = Jobs(database_path(context.settings.state_dir))
+    job_filter = JobFilter(clusters=(context.cluster,))
+    cursor = None
     try:
         for _ in range(_MAX_JOBS_SEARCHED // _PAGE):
-            page = jobs.list(wanted, _PAGE, before)
+            page = jobs.list(job_filter, _PAGE, cursor)
             for job in page:
-                _add_node_rows(found, job, asked.limit)
-            if len(page) < _PAGE or all(len(rows) >= asked.limit for rows in found.values()):
+                _add_node_rows(rows_by_node, job, parameters.limit)
+            if len(page) < _PAGE or all(
+                len(rows) >= parameters.limit for rows in rows_by_node.values()
+            ):
                 break
-            before = page[-1].position
+            cursor = page[-1].position
     finally:
         jobs.close()
-    return found
+    return rows_by_node
 
 
-def _add_node_rows(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None:
+def _add_node_rows(rows_by_node: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None:
     """Add a job to the rows of the nodes it ran on, up to the limit per node."""
     from steward.slurm.nodelists import NodeListError, expand_nodelist
 
@@ -173,8 +177,8 @@ def _add_node_rows(found: dict[str, list[dict[str, Any]]], job: "Job", limit: in
         "nodes": record.nodelist,
     }
     for name in names:
-        if name in found and len(found[name]) < limit:
-            found[name].append(row)
+        if name in rows_by_node and len(rows_by_node[name]) < limit:
+            rows_by_node[name].append(row)
 
 
 def _format_second(moment: datetime | None) -> str | None:
@@ -182,34 +186,34 @@ def _format_second(moment: datetime | None) -> str | None:
     return moment.isoformat(timespec="seconds") if moment else None
 
 
-def _may_see(doing: OperationContext, record: dict[str, Any]) -> bool:
+def _may_see(context: OperationContext, record: dict[str, Any]) -> bool:
     """Return whether the caller may see the job of a record."""
     uid, account = record.get("user_id"), record.get("account") or ""
-    return doing.access.may_see_job(doing.asker, doing.cluster, uid, account)
+    return context.access.can_see_job(context.caller, context.cluster, uid, account)
 
 
 def _matches(record: dict[str, Any], criterias: dict[str, Any]) -> bool:
     """Return whether a record equals all criteria."""
     return all(
-        name in record and _is_equal_field(record[name], wanted)
-        for name, wanted in criterias.items()
+        name in record and _is_equal_field(record[name], criterion)
+        for name, criterion in criterias.items()
     )
 
 
-def _is_equal_field(value: Any, wanted: Any) -> bool:
+def _is_equal_field(value: Any, criterion: Any) -> bool:
     """Compare a field with a criterion; a number may be given as text."""
-    if isinstance(value, bool) or isinstance(wanted, bool):
-        return bool(value == wanted)
-    if isinstance(value, int | float) and isinstance(wanted, str):
-        return str(value) == wanted
-    return bool(value == wanted)
+    if isinstance(value, bool) or isinstance(criterion, bool):
+        return bool(value == criterion)
+    if isinstance(value, int | float) and isinstance(criterion, str):
+        return str(value) == criterion
+    return bool(value == criterion)
 
 
 JOB_OPERATIONS: Final = (
     Operation(
         ref="slurm.job.find",
         help="Find jobs by the fields of their records.",
-        gives="The ids of the jobs that match, a list.",
+        result_help="The ids of the jobs that match, a list.",
         parameters=JobFindParameters,
         run=find_jobs,
         pack=True,
@@ -217,7 +221,7 @@ JOB_OPERATIONS: Final = (
     Operation(
         ref="slurm.job.get",
         help="Show everything that Slurm knows of jobs.",
-        gives="For each id its job's records: several for an array, none where it is gone.",
+        result_help="For each id its job's records: several for an array, none where it is gone.",
         parameters=JobGetParameters,
         run=get_job,
         pack=True,
@@ -225,7 +229,7 @@ JOB_OPERATIONS: Final = (
     Operation(
         ref="slurm.node.jobs",
         help="Show what ran last on nodes.",
-        gives="For each node its last jobs, newest first, with user, state and times.",
+        result_help="For each node its last jobs, newest first, with user, state and times.",
         parameters=NodeJobsParameters,
         run=list_last_jobs,
         right="operator",
@@ -250,14 +254,18 @@ class JobTarget(msgspec.Struct, frozen=True):
     name: str
     records: tuple[JobRecord, ...]
 
-    def now(self, doing: OperationContext) -> list[JobRecord]:
+    def query_current(self, context: OperationContext) -> list[JobRecord]:
         """Query the target's current records; [] if they are gone."""
-        known = {one.job_id for one in self.records}
-        return [one for one in doing.slurm.job(self.records[0].job_id) if one.job_id in known]
+        job_ids = {record.job_id for record in self.records}
+        return [
+            record
+            for record in context.slurm.job(self.records[0].job_id)
+            if record.job_id in job_ids
+        ]
 
 
 def look_up_jobs(
-    doing: OperationContext, jobids: Iterable[int | str]
+    context: OperationContext, jobids: Iterable[int | str]
 ) -> dict[str, list[JobRecord]]:
     """Look up jobs for a change and check the caller's rights; return records by requested name.
 
@@ -265,49 +273,54 @@ def look_up_jobs(
         UnknownJob: Slurm does not know one of them.
         OperationForbidden: The caller may not change one of them.
     """
-    found: dict[str, list[JobRecord]] = {}
+    records_by_name: dict[str, list[JobRecord]] = {}
     for name in validate_job_ids(jobids):
-        records = query_records(doing, name)
+        records = query_records(context, name)
         if not records:
-            raise UnknownJob(f"Slurm of {doing.cluster} knows no job {name} (any more)", (), name)
+            raise UnknownJob(f"Slurm of {context.cluster} knows no job {name} (any more)", (), name)
         for record in records:
-            doing.needs("owner", record.uid)
-        found[name] = records
-    return found
+            context.require_role("owner", record.uid)
+        records_by_name[name] = records
+    return records_by_name
 
 
-def query_records(doing: OperationContext, name: str) -> list[JobRecord]:
+def query_records(context: OperationContext, name: str) -> list[JobRecord]:
     """Query the current records of a job, array task or het component; [] if it is gone."""
-    parsed = parse_job_name(name)
-    records = _split_array_rows(doing, parsed.job_id, doing.slurm.job(parsed.job_id))
-    return [one for one in records if _is_named_record(one, parsed)]
+    job_name = parse_job_name(name)
+    records = _split_array_rows(context, job_name.job_id, context.slurm.job(job_name.job_id))
+    return [record for record in records if _is_named_record(record, job_name)]
 
 
 def _split_array_rows(
-    doing: OperationContext, job_id: int, records: list[JobRecord]
+    context: OperationContext, job_id: int, records: list[JobRecord]
 ) -> list[JobRecord]:
     """Split records that squeue shows as one row.
 
     Some pending tasks of an array may be held by an administrator: squeue shows them in the array's
     row, with one priority and all reasons.
     """
-    if not any(one.array_job_id and one.state in WAITING and "," in one.reason for one in records):
+    if not any(
+        record.array_job_id and record.state in WAITING and "," in record.reason
+        for record in records
+    ):
         return records
-    together: dict[int, list[JobRecord]] = {}
-    for one in doing.slurm.job(job_id, apart=True):
-        together.setdefault(one.job_id, []).append(one)
+    records_by_id: dict[int, list[JobRecord]] = {}
+    for record in context.slurm.job(job_id, apart=True):
+        records_by_id.setdefault(record.job_id, []).append(record)
     return [
-        msgspec.structs.replace(same[0], array_task=",".join(one.array_task for one in same))
-        for same in together.values()
+        msgspec.structs.replace(
+            group[0], array_task=",".join(record.array_task for record in group)
+        )
+        for group in records_by_id.values()
     ]
 
 
 def select_targets(
     name: str,
     records: Sequence[JobRecord],
-    is_left: Callable[[JobRecord], bool],
+    needs_change: Callable[[JobRecord], bool],
     *,
-    whole: bool = True,
+    allow_whole: bool = True,
 ) -> list[JobTarget]:
     """Select what has to be changed of a job, as targets of single commands.
 
@@ -317,18 +330,18 @@ def select_targets(
     Args:
         name: Name of the job.
         records: Current records of the job.
-        is_left: Return whether a record still has to be changed.
-        whole: Whether one command may change all records if all have to be changed.
+        needs_change: Return whether a record still has to be changed.
+        allow_whole: Whether one command may change all records if all have to be changed.
     """
-    left = [record for record in records if is_left(record)]
-    is_torn = len(records) > 1 and all(one.array_job_id for one in records)
-    if not left or not is_torn or (whole and len(left) == len(records)):
-        return [JobTarget(name, tuple(records))] if left else []
-    found = [JobTarget(_name_record(record), (record,)) for record in left]
-    if any("..." in target.name for target in found):
+    remaining = [record for record in records if needs_change(record)]
+    is_split_array = len(records) > 1 and all(task.array_job_id for task in records)
+    if not remaining or not is_split_array or (allow_whole and len(remaining) == len(records)):
+        return [JobTarget(name, tuple(records))] if remaining else []
+    targets = [JobTarget(_name_record(record), (record,)) for record in remaining]
+    if any("..." in target.name for target in targets):
         # Slurm abbreviates a long row of tasks, so no command can name them alone.
         return [JobTarget(name, tuple(records))]
-    return found
+    return targets
 
 
 def _name_record(record: JobRecord) -> str:
@@ -340,17 +353,17 @@ def _name_record(record: JobRecord) -> str:
 
 
 def change_jobs(
-    doing: OperationContext,
-    before: Mapping[str, list[JobRecord]],
-    left: Mapping[str, Sequence[JobTarget]],
+    context: OperationContext,
+    records_by_job: Mapping[str, list[JobRecord]],
+    targets_by_job: Mapping[str, Sequence[JobTarget]],
     change: Callable[[JobTarget], bool],
 ) -> dict[str, Any]:
     """Apply a change to jobs one by one and return each outcome.
 
     Args:
-        doing: Context of the operation.
-        before: Records before the change, by job.
-        left: Targets to change for each job, see :func:`select_targets`.
+        context: Context of the operation.
+        records_by_job: Records before the change, by job.
+        targets_by_job: Targets to change for each job, see :func:`select_targets`.
         change: Function that changes one target; returns False if it was gone.
 
     Raises:
@@ -358,22 +371,25 @@ def change_jobs(
     """
     result: dict[str, Any] = {}
     failed: list[str] = []
-    for name, records in before.items():
-        line: dict[str, Any] = {"state": _join_states(records), "changed": False}
-        result[name] = line
-        if not left[name]:
-            line["message"] = "there is nothing to be changed"
-        elif doing.dry_run:
-            line["would_change"] = True
+    for name, records in records_by_job.items():
+        outcome: dict[str, Any] = {"state": _join_states(records), "changed": False}
+        result[name] = outcome
+        if not targets_by_job[name]:
+            outcome["message"] = "there is nothing to be changed"
+        elif context.dry_run:
+            outcome["would_change"] = True
         else:
-            said = {one.name: _change_target(doing, one, change) for one in left[name]}
-            line["changed"] = not all(said.values())
-            wrong = {target: why for target, why in said.items() if why}
-            if wrong:
-                line["message"] = _summarize_errors(name, wrong, len(said))
+            errors = {
+                job_target.name: _change_target(context, job_target, change)
+                for job_target in targets_by_job[name]
+            }
+            outcome["changed"] = not all(errors.values())
+            failures = {target: error for target, error in errors.items() if error}
+            if failures:
+                outcome["message"] = _summarize_errors(name, failures, len(errors))
                 failed.append(name)
     if failed:
-        more = f" ({len(failed)} of {len(before)})" if len(before) > 1 else ""
+        more = f" ({len(failed)} of {len(records_by_job)})" if len(records_by_job) > 1 else ""
         message = f"job {failed[0]}: {result[failed[0]]['message']}{more}"
         raise PartialFailure(message, result)
     return result
@@ -386,39 +402,41 @@ def read_steward_comment(record: JobRecord) -> str:
     return read_comment(record.admin_comment)
 
 
-def sign_job_reason(doing: OperationContext, reason: str) -> str:
+def sign_job_reason(context: OperationContext, reason: str) -> str:
     """Sign a reason for the comment that a job's user sees; "" if no reason was given."""
     # The bank uses the same form, so that a comment can be found and cleared.
-    return f"steward: {sign_reason(reason, doing.speaker)}" if reason.strip() else ""
+    return f"steward: {sign_reason(reason, context.speaker)}" if reason.strip() else ""
 
 
-def _summarize_errors(name: str, wrong: Mapping[str, str], count: int) -> str:
+def _summarize_errors(name: str, errors: Mapping[str, str], count: int) -> str:
     """Summarize the errors of a job's targets in one line."""
-    target, why = next(iter(wrong.items()))
+    target, error = next(iter(errors.items()))
     if target == name:
-        return why
-    more = f" ({len(wrong)} of {count} tasks)" if count > 1 else ""
-    return f"{target}: {why}{more}"
+        return error
+    more = f" ({len(errors)} of {count} tasks)" if count > 1 else ""
+    return f"{target}: {error}{more}"
 
 
-def _is_named_record(record: JobRecord, name: JobName) -> bool:
+def _is_named_record(record: JobRecord, job_name: JobName) -> bool:
     """Return whether a record belongs to the job, task or component that a name denotes."""
-    if name.offset is not None:
-        return record.het_job_id == name.job_id and record.het_offset == name.offset
-    if name.task is None:
+    if job_name.offset is not None:
+        return record.het_job_id == job_name.job_id and record.het_offset == job_name.offset
+    if job_name.task is None:
         return True
-    if record.array_job_id != name.job_id:
+    if record.array_job_id != job_name.job_id:
         return False
     from steward.slurm import includes_task
 
-    return record.array_task == str(name.task) or includes_task(record.array_task, name.task)
+    return record.array_task == str(job_name.task) or includes_task(
+        record.array_task, job_name.task
+    )
 
 
 def _change_target(
-    doing: OperationContext, target: JobTarget, change: Callable[[JobTarget], bool]
+    context: OperationContext, target: JobTarget, change: Callable[[JobTarget], bool]
 ) -> str:
     """Change one target; return "" on success, else the error."""
-    doing.begin()
+    context.begin()
     try:
         return "" if change(target) else _NOT_CHANGEABLE
     except (SlurmError, BankRefused) as error:
@@ -426,23 +444,23 @@ def _change_target(
 
 
 def request_grant(
-    doing: OperationContext, target: JobTarget, *, released: bool, is_requeue: bool = False
+    context: OperationContext, target: JobTarget, *, starts_job: bool, is_requeue: bool = False
 ) -> None:
     """Ask the gate, as the caller, to admit what a change of these jobs may cost.
 
     Args:
-        doing: Context of the operation.
+        context: Context of the operation.
         target: Jobs to change.
-        released: Whether the change lets them start.
+        starts_job: Whether the change lets them start.
         is_requeue: Whether the cost is that of their next run.
 
     Raises:
         BankRefused: The gate rejects the change.
     """
     record = target.records[0]
-    restarts = max(one.restarts for one in target.records) + is_requeue
+    restarts = max(task.restarts for task in target.records) + is_requeue
     job_id = record.array_job_id or record.job_id
-    doing.grant(target.name, job_id, restarts=restarts, released=released)
+    context.request_admission(target.name, job_id, restarts=restarts, starts_job=starts_job)
 
 
 def _join_states(records: Iterable[JobRecord]) -> str:
@@ -453,28 +471,28 @@ def _join_states(records: Iterable[JobRecord]) -> str:
 # Job steps
 
 
-def get_steps(doing: OperationContext, asked: JobGetParameters) -> dict[str, dict[str, Any]]:
+def get_steps(context: OperationContext, parameters: JobGetParameters) -> dict[str, dict[str, Any]]:
     """Return the steps of jobs the caller may see; {} for a job without steps."""
-    names = validate_job_ids(asked.jobids)
-    details = doing.machine.job_details(names)
-    steps = doing.machine.steps(names)
-    found: dict[str, dict[str, Any]] = {}
+    names = validate_job_ids(parameters.jobids)
+    details = context.machine.job_details(names)
+    steps = context.machine.steps(names)
+    steps_by_job: dict[str, dict[str, Any]] = {}
     for name in names:
         may_see = any(
-            doing.access.may_see_job(
-                doing.asker, doing.cluster, record.get("user_id"), record.get("account") or ""
+            context.access.can_see_job(
+                context.caller, context.cluster, record.get("user_id"), record.get("account") or ""
             )
             for record in details.get(name, ())
         )
-        found[name] = steps.get(name, {}) if may_see else {}
-    return found
+        steps_by_job[name] = steps.get(name, {}) if may_see else {}
+    return steps_by_job
 
 
 STEP_OPERATIONS: Final = (
     Operation(
         ref="slurm.job.step.get",
         help="Show the steps of jobs.",
-        gives="For each id its steps by their ids, {} for a job without.",
+        result_help="For each id its steps by their ids, {} for a job without.",
         parameters=JobGetParameters,
         run=get_steps,
         pack=True,
@@ -491,18 +509,20 @@ class ScriptGetParameters(Parameters, frozen=True, kw_only=True):
     jobid: Annotated[str, msgspec.Meta(description="The job: 123, 123_7, 123+1.")]
 
 
-def get_script(doing: OperationContext, asked: ScriptGetParameters) -> dict[str, Any]:
+def get_script(context: OperationContext, parameters: ScriptGetParameters) -> dict[str, Any]:
     """Return a job's archived script if the caller may read it; base64 if it is not text."""
-    answer = doing.ask("archive.show", {"job": asked.jobid, "cluster": doing.cluster})
-    shown: dict[str, Any] = msgspec.to_builtins(answer)
-    content = shown["content"] or {}
+    reply = context.call_action(
+        "archive.show", {"job": parameters.jobid, "cluster": context.cluster}
+    )
+    details: dict[str, Any] = msgspec.to_builtins(reply)
+    content = details["content"] or {}
     return {
-        "jobid": asked.jobid,
-        "cluster": shown["job"]["cluster"],
+        "jobid": parameters.jobid,
+        "cluster": details["job"]["cluster"],
         "script": content.get("text"),
         "encoding": content.get("encoding"),
-        "script_of": shown["script_of"],
-        "sha256": (shown["script"] or {}).get("sha256"),
+        "script_of": details["script_of"],
+        "sha256": (details["script"] or {}).get("sha256"),
     }
 
 
@@ -510,7 +530,7 @@ SCRIPT_OPERATIONS: Final = (
     Operation(
         ref="slurm.script.get",
         help="Show the script that a job ran, from the archive.",
-        gives="The script; base64 where it is no text, see encoding.",
+        result_help="The script; base64 where it is no text, see encoding.",
         parameters=ScriptGetParameters,
         run=get_script,
         on_cluster=False,

@@ -60,51 +60,64 @@ class NodesUpdateParameters(Parameters, frozen=True, kw_only=True):
     ]
 
 
-def get_nodes(doing: OperationContext, asked: NodesGetParameters) -> dict[str, Any]:
+def get_nodes(context: OperationContext, parameters: NodesGetParameters) -> dict[str, Any]:
     """Return Slurm's details of nodes, by name."""
-    if not doing.access.may_see_nodes(doing.asker, doing.cluster):
-        raise OperationForbidden(f"nodes of {doing.cluster} are for operators to see (PrivateData)")
-    return {name: node.details for name, node in doing.machine.nodes(asked.nodes).items()}
+    if not context.access.can_see_nodes(context.caller, context.cluster):
+        raise OperationForbidden(
+            f"nodes of {context.cluster} are for operators to see (PrivateData)"
+        )
+    return {name: node.details for name, node in context.machine.nodes(parameters.nodes).items()}
 
 
-def set_nodes_down(doing: OperationContext, asked: NodesOutParameters) -> dict[str, Any]:
+def set_nodes_down(context: OperationContext, parameters: NodesOutParameters) -> dict[str, Any]:
     """Set nodes down, with a reason."""
-    return _take_out_of_service(doing, asked, "DOWN", lambda node: node.base == "DOWN")
+    return _take_out_of_service(context, parameters, "DOWN", lambda node: node.base == "DOWN")
 
 
-def drain_nodes(doing: OperationContext, asked: NodesOutParameters) -> dict[str, Any]:
+def drain_nodes(context: OperationContext, parameters: NodesOutParameters) -> dict[str, Any]:
     """Drain nodes, with a reason."""
-    return _take_out_of_service(doing, asked, "DRAIN", lambda node: "DRAIN" in node.flags)
+    return _take_out_of_service(context, parameters, "DRAIN", lambda node: "DRAIN" in node.flags)
 
 
-def resume_nodes(doing: OperationContext, asked: NodesResumeParameters) -> dict[str, Any]:
+def resume_nodes(context: OperationContext, parameters: NodesResumeParameters) -> dict[str, Any]:
     """Resume nodes that are drained, down or failing."""
-    nodes = doing.machine.nodes(asked.nodes)
+    nodes = context.machine.nodes(parameters.nodes)
     out = {name: node for name, node in nodes.items() if has_out_state(node)}
-    require_own_reasons(doing, out, "resume it")
-    return change_nodes(doing, nodes, lambda: doing.changing.set_state(list(out), "RESUME"), out)
+    require_own_reasons(context, out, "resume it")
+    return change_nodes(
+        context, nodes, lambda: context.cluster_changes.set_state(list(out), "RESUME"), out
+    )
 
 
-def update_node_fields(doing: OperationContext, asked: NodesUpdateParameters) -> dict[str, Any]:
+def update_node_fields(
+    context: OperationContext, parameters: NodesUpdateParameters
+) -> dict[str, Any]:
     """Update fields of nodes; a state or reason obeys the rules of the other operations."""
-    nodes = doing.machine.nodes(asked.nodes)
-    infos = _parse_node_infos(asked.infos)
+    nodes = context.machine.nodes(parameters.nodes)
+    infos = _parse_node_infos(parameters.infos)
     reason = str(infos.pop("Reason", ""))
     state = str(infos.get("State", "")).strip().upper()
     if state in _STATES_WITH_REASON and not reason.strip():
         raise InvalidParameters(f"a node is set {state} for a reason only: add one to infos")
     if "State" in infos and state not in _STATES_WITH_REASON:
         require_own_reasons(
-            doing, {name: node for name, node in nodes.items() if has_out_state(node)}, "change it"
+            context,
+            {name: node for name, node in nodes.items() if has_out_state(node)},
+            "change it",
         )
     if not reason:
-        return change_nodes(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
-    reasons = compose_reasons(doing, nodes, reason)
+        return change_nodes(
+            context, nodes, lambda: context.cluster_changes.update_nodes(list(nodes), infos)
+        )
+    reasons = compose_reasons(context, nodes, reason)
     return change_nodes(
-        doing,
+        context,
         nodes,
         lambda: _change_by_reason(
-            reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "Reason": why})
+            reasons,
+            lambda node_names, why: context.cluster_changes.update_nodes(
+                node_names, {**infos, "Reason": why}
+            ),
         ),
     )
 
@@ -121,123 +134,123 @@ def _parse_node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_out_of_service(
-    doing: OperationContext,
-    asked: NodesOutParameters,
+    context: OperationContext,
+    parameters: NodesOutParameters,
     state: Literal["DOWN", "DRAIN"],
     is_done: "Callable[[NodeRecord], bool]",
 ) -> dict[str, Any]:
     """Set nodes down or drain them, except those that are so already, with the same reason."""
-    nodes = doing.machine.nodes(asked.nodes)
-    reasons = compose_reasons(doing, nodes, asked.reason)
-    left = {
+    nodes = context.machine.nodes(parameters.nodes)
+    reasons = compose_reasons(context, nodes, parameters.reason)
+    remaining = {
         name: node
         for name, node in nodes.items()
         if not (is_done(node) and node.reason == reasons[name])
     }
     return change_nodes(
-        doing,
+        context,
         nodes,
         lambda: _change_by_reason(
-            {name: reasons[name] for name in left},
-            lambda some, why: doing.changing.set_state(some, state, why),
+            {name: reasons[name] for name in remaining},
+            lambda node_names, why: context.cluster_changes.set_state(node_names, state, why),
         ),
-        left,
+        remaining,
     )
 
 
 def change_nodes(
-    doing: OperationContext,
+    context: OperationContext,
     before: "Mapping[str, NodeRecord]",
     change: Callable[[], Mapping[str, str]],
-    meant: Iterable[str] | None = None,
+    selected: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Apply a change to nodes and return each node's state before and after.
 
     Args:
-        doing: Context of the operation.
+        context: Context of the operation.
         before: Nodes before the change, by name.
         change: Function that does it and returns Slurm's error per node, "" for none.
-        meant: Nodes that need the change; None for all.
+        selected: Nodes that need the change; None for all.
 
     Raises:
         PartialFailure: Slurm rejected the change for some nodes.
     """
-    names = list(before if meant is None else meant)
-    if doing.dry_run:
+    names = list(before if selected is None else selected)
+    if context.dry_run:
         return {
             name: _describe_node_change(
-                node.state, node.state, node.reason, done=False, would=name in names
+                node.state, node.state, node.reason, changed=False, would_change=name in names
             )
             for name, node in before.items()
         }
-    said: Mapping[str, str] = {}
+    errors: Mapping[str, str] = {}
     if names:
-        doing.begin()
-        said = change()
-    after = doing.machine.nodes(",".join(before))
+        context.begin()
+        errors = change()
+    after = context.machine.nodes(",".join(before))
     result = {
         name: _describe_node_change(
             node.state,
             after[name].state,
             after[name].reason,
-            done=name in names and not said.get(name),
-            message=said.get(name, ""),
+            changed=name in names and not errors.get(name),
+            message=errors.get(name, ""),
         )
         for name, node in before.items()
     }
-    failed = [name for name in names if said.get(name)]
+    failed = [name for name in names if errors.get(name)]
     if failed:
         more = f" ({len(failed)} of {len(names)})" if len(names) > 1 else ""
-        raise PartialFailure(f"{failed[0]}: {said[failed[0]]}{more}", result)
+        raise PartialFailure(f"{failed[0]}: {errors[failed[0]]}{more}", result)
     return result
 
 
 def _describe_node_change(
-    old: str, new: str, reason: str, *, done: bool, would: bool = False, message: str = ""
+    old: str, new: str, reason: str, *, changed: bool, would_change: bool = False, message: str = ""
 ) -> dict[str, Any]:
     """Describe one node's change for the result."""
-    line: dict[str, Any] = {"state": new, "old_state": old, "reason": reason, "changed": done}
-    if would:
-        line["would_change"] = True
+    outcome: dict[str, Any] = {"state": new, "old_state": old, "reason": reason, "changed": changed}
+    if would_change:
+        outcome["would_change"] = True
     if message:
-        line["message"] = message
-    return line
+        outcome["message"] = message
+    return outcome
 
 
 def _change_by_reason(
     reasons: Mapping[str, str], change: Callable[[list[str], str], Mapping[str, str]]
 ) -> dict[str, str]:
     """Change nodes in one call per distinct reason."""
-    together: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        together.setdefault(reason, []).append(name)
-    said: dict[str, str] = {}
-    for reason, names in together.items():
-        said.update(change(names, reason))
-    return said
+        names_by_reason.setdefault(reason, []).append(name)
+    errors: dict[str, str] = {}
+    for reason, names in names_by_reason.items():
+        errors.update(change(names, reason))
+    return errors
 
 
-def _is_drained(doing: OperationContext, asked: NodesOutParameters) -> bool | None:
+def _is_drained(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
     """Check after an interruption: are all nodes drained?"""
-    return _check_all_nodes(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
+    return _check_all_nodes(context, parameters.nodes, lambda node: "DRAIN" in node.flags)
 
 
-def _is_down(doing: OperationContext, asked: NodesOutParameters) -> bool | None:
+def _is_down(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
     """Check after an interruption: are all nodes down?"""
-    return _check_all_nodes(doing, asked.nodes, lambda node: node.base == "DOWN")
+    return _check_all_nodes(context, parameters.nodes, lambda node: node.base == "DOWN")
 
 
-def _is_resumed(doing: OperationContext, asked: NodesResumeParameters) -> bool | None:
+def _is_resumed(context: OperationContext, parameters: NodesResumeParameters) -> bool | None:
     """Check after an interruption: is no node out of service?"""
-    return _check_all_nodes(doing, asked.nodes, lambda node: not has_out_state(node))
+    return _check_all_nodes(context, parameters.nodes, lambda node: not has_out_state(node))
 
 
 def _check_all_nodes(
-    doing: OperationContext, nodes: str, is_so: "Callable[[NodeRecord], bool]"
+    context: OperationContext, nodes: str, predicate: "Callable[[NodeRecord], bool]"
 ) -> bool | None:
     """Return whether a predicate holds for all nodes; None if Slurm does not answer."""
     try:
-        return all(map(is_so, doing.machine.nodes(nodes).values()))
+        return all(map(predicate, context.machine.nodes(nodes).values()))
     except StewardError:
         return None
 
@@ -246,7 +259,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.get",
         help="Show nodes.",
-        gives="For each node everything that Slurm shows of it.",
+        result_help="For each node everything that Slurm shows of it.",
         parameters=NodesGetParameters,
         run=get_nodes,
         pack=True,
@@ -254,7 +267,9 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.down",
         help="Set nodes down.",
-        gives="For each node its state before and after, its reason, and whether it was changed.",
+        result_help=(
+            "For each node its state before and after, its reason, and whether it was changed."
+        ),
         parameters=NodesOutParameters,
         run=set_nodes_down,
         right="administrator",
@@ -265,7 +280,9 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.drain",
         help="Drain nodes: jobs on them go on, no new ones start.",
-        gives="For each node its state before and after, its reason, and whether it was changed.",
+        result_help=(
+            "For each node its state before and after, its reason, and whether it was changed."
+        ),
         parameters=NodesOutParameters,
         run=drain_nodes,
         right="administrator",
@@ -276,7 +293,9 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.resume",
         help="Bring nodes back that are drained, down or failing.",
-        gives="For each node its state before and after, its reason, and whether it was changed.",
+        result_help=(
+            "For each node its state before and after, its reason, and whether it was changed."
+        ),
         parameters=NodesResumeParameters,
         run=resume_nodes,
         right="administrator",
@@ -287,7 +306,9 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.update",
         help="Change something of nodes.",
-        gives="For each node its state before and after, its reason, and whether it was changed.",
+        result_help=(
+            "For each node its state before and after, its reason, and whether it was changed."
+        ),
         parameters=NodesUpdateParameters,
         run=update_node_fields,
         right="administrator",

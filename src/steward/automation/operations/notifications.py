@@ -47,60 +47,65 @@ class WebhookParameters(Parameters, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=dict)
 
 
-def send_email(doing: OperationContext, asked: EmailParameters) -> dict[str, Any]:
+def send_email(context: OperationContext, parameters: EmailParameters) -> dict[str, Any]:
     """Send a mail."""
-    wrong = [address for address in asked.to if _ADDRESS.fullmatch(address) is None]
-    if wrong or not asked.to:
-        what = f"{wrong[0]!r} is no address" if wrong else "nobody is named"
-        raise InvalidParameters(f"notify.email: {what}", wrong)
-    if len(asked.subject) > _MAX_SUBJECT or len(asked.body) > _MAX_BODY:
+    invalid = [address for address in parameters.to if _ADDRESS.fullmatch(address) is None]
+    if invalid or not parameters.to:
+        problem = f"{invalid[0]!r} is no address" if invalid else "nobody is named"
+        raise InvalidParameters(f"notify.email: {problem}", invalid)
+    if len(parameters.subject) > _MAX_SUBJECT or len(parameters.body) > _MAX_BODY:
         raise InvalidParameters("notify.email: that is longer than a mail should be")
-    mail = doing.settings.mail
-    letter = OutgoingMail(
-        to=asked.to,
-        subject=" ".join(asked.subject.split()),
-        body=asked.body.encode("utf-8", "replace"),
-        program=mail.program,
-        sendmail=mail.sendmail,
-        sender=mail.sender,
-        timeout_s=min(mail.timeout_s, doing.left_s),
+    mail_settings = context.settings.mail
+    message = OutgoingMail(
+        to=parameters.to,
+        subject=" ".join(parameters.subject.split()),
+        body=parameters.body.encode("utf-8", "replace"),
+        program=mail_settings.program,
+        sendmail=mail_settings.sendmail,
+        sender=mail_settings.sender,
+        timeout_s=min(mail_settings.timeout_s, context.remaining_s),
     )
-    if not doing.dry_run:
-        doing.begin()
-        send_mail(letter, "")
-    return {"to": list(asked.to), "sent": not doing.dry_run}
+    if not context.dry_run:
+        context.begin()
+        send_mail(message, "")
+    return {"to": list(parameters.to), "sent": not context.dry_run}
 
 
-def notify_webhook(doing: OperationContext, asked: WebhookParameters) -> dict[str, Any]:
+def notify_webhook(context: OperationContext, parameters: WebhookParameters) -> dict[str, Any]:
     """Post a JSON message to a configured webhook."""
-    known = doing.settings.actions.webhooks
-    url = known.get(asked.name)
+    webhooks = context.settings.actions.webhooks
+    url = webhooks.get(parameters.name)
     if url is None:
-        names = ", ".join(known) or "none"
+        names = ", ".join(webhooks) or "none"
         raise InvalidParameters(
-            f"[actions.webhooks] names no {asked.name!r}: there are {names}", asked.name
+            f"[actions.webhooks] names no {parameters.name!r}: there are {names}", parameters.name
         )
-    said = {
+    payload = {
         "version": 1,
         "kind": "action",
-        "cluster": doing.cluster,
-        "subject": asked.subject,
-        "text": asked.text,
-        "body": asked.body,
-        "by": doing.speaker,
+        "cluster": context.cluster,
+        "subject": parameters.subject,
+        "text": parameters.text,
+        "body": parameters.body,
+        "by": context.speaker,
     }
-    if doing.dry_run:
-        return {"name": asked.name, "where": describe_webhook(url), "told": False}
-    doing.begin()
-    code = post_webhook(url, said, timeout_s=min(TIMEOUT_S, doing.left_s))
-    return {"name": asked.name, "where": describe_webhook(url), "told": True, "answer": code}
+    if context.dry_run:
+        return {"name": parameters.name, "where": describe_webhook(url), "told": False}
+    context.begin()
+    http_status = post_webhook(url, payload, timeout_s=min(TIMEOUT_S, context.remaining_s))
+    return {
+        "name": parameters.name,
+        "where": describe_webhook(url),
+        "told": True,
+        "answer": http_status,
+    }
 
 
 OPERATIONS: Final = (
     Operation(
         ref="notify.email",
         help="Send a mail.",
-        gives="To whom it was sent.",
+        result_help="To whom it was sent.",
         parameters=EmailParameters,
         run=send_email,
         right="operator",
@@ -110,7 +115,7 @@ OPERATIONS: Final = (
     Operation(
         ref="notify.webhook",
         help="Tell a webhook.",
-        gives="The host that was told, and the status that it answered with.",
+        result_help="The host that was told, and the status that it answered with.",
         parameters=WebhookParameters,
         run=notify_webhook,
         right="operator",

@@ -65,8 +65,8 @@ def require_listed_program(path: str, programs_file: str) -> None:
         _require_root_owner(path, _PROGRAM_CONSEQUENCE)
         # Check the parents of both the link and its target: whoever can replace a link chooses the
         # program.
-        for way in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
-            _require_root_directories(way, _PROGRAM_CONSEQUENCE)
+        for directory in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
+            _require_root_directories(directory, _PROGRAM_CONSEQUENCE)
     except OSError as error:
         raise OperationForbidden(f"{path} cannot be started: {error.strerror}", path) from error
 
@@ -95,30 +95,32 @@ def read_listed_programs(programs_file: str) -> frozenset[str]:
     return frozenset(line for line in lines if line.startswith("/"))
 
 
-def _require_root_directories(directory: str, then: str) -> None:
+def _require_root_directories(directory: str, consequence: str) -> None:
     """Check that only root can change a directory and all its parents."""
     while True:
-        _require_root_only_writable(os.stat(directory), directory, then, is_file=False)
-        _require_root_owner(directory, then)
+        _require_root_only_writable(os.stat(directory), directory, consequence, is_file=False)
+        _require_root_owner(directory, consequence)
         if directory in ("/", "//"):
             return
         directory = os.path.dirname(directory)
 
 
-def _require_root_owner(path: str, then: str) -> None:
+def _require_root_owner(path: str, consequence: str) -> None:
     """Check that root owns a path itself, which may be a link."""
     if os.lstat(path).st_uid != 0:
-        raise ProgramsFileError(f"{path} must be root's: {then}", path)
+        raise ProgramsFileError(f"{path} must be root's: {consequence}", path)
 
 
 def _require_root_only_writable(
-    status: os.stat_result, path: str, then: str, *, is_file: bool = True
+    status: os.stat_result, path: str, consequence: str, *, is_file: bool = True
 ) -> None:
     """Check that root owns a file or directory and nobody else can write it."""
     # In a directory with the sticky bit nobody else can rename or remove root's entries.
     is_shared = not is_file and bool(status.st_mode & stat.S_ISVTX)
     if status.st_uid != 0 or (status.st_mode & _OTHERS_WRITE and not is_shared):
-        raise ProgramsFileError(f"{path} must be root's, and writable by nobody else: {then}", path)
+        raise ProgramsFileError(
+            f"{path} must be root's, and writable by nobody else: {consequence}", path
+        )
     if is_file and not stat.S_ISREG(status.st_mode):
         raise ProgramsFileError(f"{path} is no file", path)
 
@@ -143,29 +145,29 @@ class CommandParameters(Parameters, frozen=True, kw_only=True):
     ] = ()
 
 
-def run_program(doing: OperationContext, asked: CommandParameters) -> dict[str, Any]:
+def run_program(context: OperationContext, parameters: CommandParameters) -> dict[str, Any]:
     """Run a listed program until it exits; return exit code and outputs."""
-    words = [asked.program, *asked.arguments]
-    if any("\0" in word for word in words):
+    argv = [parameters.program, *parameters.arguments]
+    if any("\0" in word for word in argv):
         raise InvalidParameters("local.command: no argument of a program can hold a NUL")
-    require_listed_program(asked.program, doing.settings.actions.programs_file)
-    if doing.dry_run:
-        return {"command": words, "would_run": True}
-    doing.begin()
-    code, out, err = _execute_program(words, doing)
-    result = {"exit_code": code, "stdout": out, "stderr": err}
-    if code:
-        how = f"by signal {-code}" if code < 0 else f"with {code}"
-        raise PartialFailure(f"{asked.program} ended {how}", result)
+    require_listed_program(parameters.program, context.settings.actions.programs_file)
+    if context.dry_run:
+        return {"command": argv, "would_run": True}
+    context.begin()
+    exit_code, out, err = _execute_program(argv, context)
+    result = {"exit_code": exit_code, "stdout": out, "stderr": err}
+    if exit_code:
+        how = f"by signal {-exit_code}" if exit_code < 0 else f"with {exit_code}"
+        raise PartialFailure(f"{parameters.program} ended {how}", result)
     return result
 
 
-def _execute_program(words: list[str], doing: OperationContext) -> tuple[int, str, str]:
+def _execute_program(argv: list[str], context: OperationContext) -> tuple[int, str, str]:
     """Run a program; return its exit code (negative for a signal) and both outputs."""
     environment = {"PATH": _PATH, "LANG": "C.UTF-8", "STEWARD_ACTION": "local.command"}
     try:
         process = subprocess.Popen(
-            words,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -174,44 +176,46 @@ def _execute_program(words: list[str], doing: OperationContext) -> tuple[int, st
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise AutomationError(f"{words[0]} cannot be started: {error}", words[0]) from error
+        raise AutomationError(f"{argv[0]} cannot be started: {error}", argv[0]) from error
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        said = _read_outputs(process.stdout, process.stderr, doing)
-        code = process.wait(max(0.01, doing.left_s))
+        outputs = _read_outputs(process.stdout, process.stderr, context)
+        exit_code = process.wait(max(0.01, context.remaining_s))
     except (TimeoutError, subprocess.TimeoutExpired) as error:
         raise OperationTimeout(
-            f"{words[0]} took longer than {doing.timeout_s:g} s", words[0]
+            f"{argv[0]} took longer than {context.timeout_s:g} s", argv[0]
         ) from error
     finally:
         kill_group(process)  # also ends processes that the program left behind
-    return code, *said
+    return exit_code, *outputs
 
 
-def _read_outputs(stdout: IO[bytes], stderr: IO[bytes], doing: OperationContext) -> tuple[str, str]:
+def _read_outputs(
+    stdout: IO[bytes], stderr: IO[bytes], context: OperationContext
+) -> tuple[str, str]:
     """Read a program's outputs until it closes both; discard what exceeds the limit.
 
     Raises:
         TimeoutError: The time limit passed.
     """
-    kept = {stdout: bytearray(), stderr: bytearray()}
+    outputs = {stdout: bytearray(), stderr: bytearray()}
     with selectors.DefaultSelector() as selector:
-        for pipe in kept:
+        for pipe in outputs:
             selector.register(pipe, selectors.EVENT_READ)
-        until = time.monotonic() + doing.left_s
+        deadline = time.monotonic() + context.remaining_s
         while selector.get_map():
-            left_s = until - time.monotonic()
-            ready = selector.select(left_s) if left_s > 0 else []
+            remaining_s = deadline - time.monotonic()
+            ready = selector.select(remaining_s) if remaining_s > 0 else []
             if not ready:
                 raise TimeoutError
             for key, _ in ready:
-                pipe = next(one for one in kept if one is key.fileobj)
-                piece = os.read(key.fd, 65536)
-                if not piece:
+                pipe = next(output for output in outputs if output is key.fileobj)
+                chunk = os.read(key.fd, 65536)
+                if not chunk:
                     selector.unregister(pipe)
-                kept[pipe] += piece[: max(0, _MAX_OUTPUT_BYTES - len(kept[pipe]))]
-    out, err = (bytes(data).decode("utf-8", "backslashreplace") for data in kept.values())
+                outputs[pipe] += chunk[: max(0, _MAX_OUTPUT_BYTES - len(outputs[pipe]))]
+    out, err = (bytes(data).decode("utf-8", "backslashreplace") for data in outputs.values())
     return out, err
 
 
@@ -219,7 +223,7 @@ OPERATIONS: Final = (
     Operation(
         ref="local.command",
         help="Run a program that root has listed, where Steward runs.",
-        gives="The exit code, and what was written to both outputs.",
+        result_help="The exit code, and what was written to both outputs.",
         parameters=CommandParameters,
         run=run_program,
         right="administrator",

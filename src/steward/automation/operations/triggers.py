@@ -51,54 +51,54 @@ class TriggerUnsetParameters(Parameters, frozen=True, kw_only=True):
     user: Annotated[str, msgspec.Meta(description="Whose they are.")] = "slurm"
 
 
-def set_trigger(doing: OperationContext, asked: TriggerSetParameters) -> Any:
+def set_trigger(context: OperationContext, parameters: TriggerSetParameters) -> Any:
     """Set a trigger and return its id; if an equal one exists, return that one's id."""
-    program = asked.program.strip()
-    require_listed_program(program.partition(" ")[0], doing.settings.actions.programs_file)
-    job = "" if asked.jobid is None else str(asked.jobid)
-    event = _resolve_event(asked, job)
-    _require_event(doing, event)
-    nodes = asked.nodes.strip()
+    program = parameters.program.strip()
+    require_listed_program(program.partition(" ")[0], context.settings.actions.programs_file)
+    job = "" if parameters.jobid is None else str(parameters.jobid)
+    event = _resolve_event(parameters, job)
+    _require_event(context, event)
+    nodes = parameters.nodes.strip()
     if nodes:
-        doing.machine.node_names(nodes)
-    if job and (not job.isdigit() or not doing.slurm.job(int(job))):
-        raise UnknownJob(f"Slurm of {doing.cluster} knows no job {job} (any more)", (), job)
-    if doing.dry_run:
+        context.machine.node_names(nodes)
+    if job and (not job.isdigit() or not context.slurm.job(int(job))):
+        raise UnknownJob(f"Slurm of {context.cluster} knows no job {job} (any more)", (), job)
+    if context.dry_run:
         return {"event": event, "nodes": nodes, "jobid": job, "program": program}
-    doing.begin()
-    return doing.triggers.set(
+    context.begin()
+    return context.triggers.set(
         program,
         event,
         nodes=nodes,
         job=job,
-        offset_s=asked.offset,
-        patience_s=doing.left_s,
+        offset_s=parameters.offset,
+        patience_s=context.remaining_s,
     )
 
 
-def clear_triggers(doing: OperationContext, asked: TriggerUnsetParameters) -> dict[str, Any]:
+def clear_triggers(context: OperationContext, parameters: TriggerUnsetParameters) -> dict[str, Any]:
     """Clear triggers by id."""
-    known = {one.id: one for one in doing.triggers.all()}
-    for number in asked.trigger_ids:
-        if number not in known:
+    triggers_by_id = {trigger.id: trigger for trigger in context.triggers.list_all()}
+    for number in parameters.trigger_ids:
+        if number not in triggers_by_id:
             raise UnknownTrigger(f"there is no trigger {number}", (), str(number))
-        if known[number].user != asked.user:
+        if triggers_by_id[number].user != parameters.user:
             raise UnknownTrigger(
-                f"trigger {number} is not {asked.user}'s but {known[number].user}'s: "
-                f"user={known[number].user}",
+                f"trigger {number} is not {parameters.user}'s but {triggers_by_id[number].user}'s: "
+                f"user={triggers_by_id[number].user}",
                 (),
                 str(number),
             )
-    if not asked.trigger_ids:
+    if not parameters.trigger_ids:
         raise InvalidParameters("trigger_ids is empty: name a trigger")
-    if doing.dry_run:
-        return {str(number): {"would_change": True} for number in asked.trigger_ids}
+    if context.dry_run:
+        return {str(number): {"would_change": True} for number in parameters.trigger_ids}
     result: dict[str, Any] = {}
     failed = []
-    for number in dict.fromkeys(asked.trigger_ids):
-        doing.begin()
+    for number in dict.fromkeys(parameters.trigger_ids):
+        context.begin()
         try:
-            doing.triggers.clear(number, asked.user)
+            context.triggers.clear(number, parameters.user)
             result[str(number)] = {"changed": True}
         except SlurmError as error:
             result[str(number)] = {"changed": False, "message": str(error)}
@@ -108,20 +108,20 @@ def clear_triggers(doing: OperationContext, asked: TriggerUnsetParameters) -> di
     return result
 
 
-def _resolve_event(asked: TriggerSetParameters, job: str) -> str:
+def _resolve_event(parameters: TriggerSetParameters, job: str) -> str:
     """Determine the event that a trigger waits for.
 
     Raises:
         InvalidParameters: No event is named; strigger would assume the job's time limit.
     """
-    if asked.fini:
-        if asked.event not in ("", "fini"):
+    if parameters.fini:
+        if parameters.event not in ("", "fini"):
             raise InvalidParameters(
-                f"fini and event={asked.event} are two events: name one of them"
+                f"fini and event={parameters.event} are two events: name one of them"
             )
         return "fini"
-    if asked.event:
-        return asked.event
+    if parameters.event:
+        return parameters.event
     if job:
         raise InvalidParameters(
             f"slurm.trigger.set jobid={job} names no event: add fini=true for the job's end, or "
@@ -130,22 +130,22 @@ def _resolve_event(asked: TriggerSetParameters, job: str) -> str:
     raise InvalidParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
 
 
-def _require_event(doing: OperationContext, event: str) -> None:
+def _require_event(context: OperationContext, event: str) -> None:
     """Raise an error if this Slurm lacks a trigger event or never fires it."""
-    known = doing.triggers.events()
+    events = context.triggers.list_events()
     name = {"drain": "drained"}.get(event, event)
-    if name not in known:
-        names = ", ".join(known)
-        raise UnknownEvent(f"Slurm of {doing.cluster} has no event {event!r}: it has {names}")
-    if known[name]:
-        raise EventNeverFires(f"a trigger for {event} never fires: {known[name]}")
+    if name not in events:
+        names = ", ".join(events)
+        raise UnknownEvent(f"Slurm of {context.cluster} has no event {event!r}: it has {names}")
+    if events[name]:
+        raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")
 
 
 OPERATIONS: Final = (
     Operation(
         ref="slurm.trigger.set",
         help="Have slurmctld start a listed program when something happens.",
-        gives="The trigger's id; of one that is there already, that one's.",
+        result_help="The trigger's id; of one that is there already, that one's.",
         parameters=TriggerSetParameters,
         run=set_trigger,
         right="administrator",
@@ -156,7 +156,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.trigger.unset",
         help="Take triggers away.",
-        gives="For each id whether it was taken away.",
+        result_help="For each id whether it was taken away.",
         parameters=TriggerUnsetParameters,
         run=clear_triggers,
         right="administrator",

@@ -240,7 +240,7 @@ class RunnerPerformer:
     def _row_of(self, one: Execution) -> AuditRow | None:
         """Find the audit log entry of an execution's last start, or None."""
         assert one.started is not None, one
-        rows = self._runner.audit.rows(
+        rows = self._runner.audit.list_entries(
             limit=_MAX_AUDIT_ROWS,
             since=one.started - timedelta(seconds=_CLOCK_SKEW_S),
             ref=one.action,

@@ -177,17 +177,19 @@ class AllocationChangeRequest(Request, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def create_account(room: BankContext, asker: Asker, request: AccountCreateRequest) -> AccountReply:
+def create_account(
+    context: BankContext, caller: Asker, request: AccountCreateRequest
+) -> AccountReply:
     """Create an account.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: The name is taken, or the parent does not exist.
     """
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
-        made = t.accounts.create(
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
+        created = t.accounts.create(
             Account(
                 name=request.name.lower(),
                 parent=request.parent.lower(),
@@ -197,26 +199,28 @@ def create_account(room: BankContext, asker: Asker, request: AccountCreateReques
                 only_listed=request.only_listed,
                 note=request.note,
             ),
-            room.by(asker, request.reason),
+            context.make_authorship(caller, request.reason),
         )
-        page = _account_page(t, (made,))
-    return _reply_to_change(room, before, **page)
+        fields = _account_page(t, (created,))
+    return _reply_to_change(context, seq_before, **fields)
 
 
-def change_account(room: BankContext, asker: Asker, request: AccountChangeRequest) -> AccountReply:
+def change_account(
+    context: BankContext, caller: Asker, request: AccountChangeRequest
+) -> AccountReply:
     """Change an account.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: The account does not exist, or would be its own ancestor.
     """
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
         parent = request.parent if request.parent is None else request.parent.lower()
         changed = t.accounts.change(
             request.name.lower(),
-            room.by(asker, request.reason),
+            context.make_authorship(caller, request.reason),
             parent=parent,
             owners=request.owners,
             credit=request.credit,
@@ -225,34 +229,38 @@ def change_account(room: BankContext, asker: Asker, request: AccountChangeReques
             closed=request.closed,
             note=request.note,
         )
-        page = _account_page(t, (changed,))
-    return _reply_to_change(room, before, **page)
+        fields = _account_page(t, (changed,))
+    return _reply_to_change(context, seq_before, **fields)
 
 
-def show_accounts(room: BankContext, asker: Asker, request: AccountShowRequest) -> AccountReply:
+def show_accounts(context: BankContext, caller: Asker, request: AccountShowRequest) -> AccountReply:
     """Show accounts: operators see all, others those they use or manage.
 
     Raises:
         BankRefused: The caller may not see an account.
         BankUsage: An account does not exist.
     """
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         for name in request.names:
-            rights.need_sight(name.lower())
+            rights.require_balance_access(name.lower())
         if request.names:
-            found = [t.accounts.need(name.lower()) for name in request.names]
+            accounts = [t.accounts.require(name.lower()) for name in request.names]
         else:
-            found = [one for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
-        page = _account_page(t, tuple(found), ended=request.ended)
+            accounts = [
+                item
+                for item in t.accounts.list_all(unknown=True)
+                if rights.can_see_balance(item.name)
+            ]
+        fields = _account_page(t, tuple(accounts), ended=request.ended)
     users = tuple(
-        one for one in page["users"] if rights.leads(one.account) or one.user == rights.user
+        item for item in fields["users"] if rights.is_led(item.account) or item.user == rights.user
     )
-    return _make_reply(room, **{**page, "users": users})
+    return _make_reply(context, **{**fields, "users": users})
 
 
 def change_account_user(
-    room: BankContext, asker: Asker, request: AccountUserRequest
+    context: BankContext, caller: Asker, request: AccountUserRequest
 ) -> AccountReply:
     """Set a user's spending limit in an account; owners and coordinators may, too.
 
@@ -263,27 +271,33 @@ def change_account_user(
     account = request.account.lower()
     if not request.user:
         raise BankUsage("name the user")
-    with room.ledger.transaction() as t:
-        if not room.rights(asker, t).leads(account):
+    with context.ledger.transaction() as t:
+        if not context.get_rights(caller, t).is_led(account):
             raise BankRefused(f"only owners of {account} and operators may set limits", account)
-        before = t.seq
-        found = t.accounts.need(account)
-        known = {one.user: one for one in t.accounts.users(account)}.get(request.user)
-        limit = request.limit if request.is_limited or known is None else known.limit
+        seq_before = t.seq
+        bank_account = t.accounts.require(account)
+        member = {candidate.user: candidate for candidate in t.accounts.list_users(account)}.get(
+            request.user
+        )
+        limit = request.limit if request.is_limited or member is None else member.limit
         listed = request.listed
         if listed is None:
-            listed = known.listed if known is not None else True
+            listed = member.listed if member is not None else True
         if limit is not None and limit < 0:
             raise BankUsage("a limit is not below zero", limit)
         t.accounts.set_user(
-            account, request.user, room.by(asker, request.reason), limit=limit, listed=listed
+            account,
+            request.user,
+            context.make_authorship(caller, request.reason),
+            limit=limit,
+            listed=listed,
         )
-        page = _account_page(t, (found,))
-    return _reply_to_change(room, before, **page)
+        fields = _account_page(t, (bank_account,))
+    return _reply_to_change(context, seq_before, **fields)
 
 
 def create_account_user(
-    room: BankContext, asker: Asker, request: AccountUserRequest
+    context: BankContext, caller: Asker, request: AccountUserRequest
 ) -> AccountReply:
     """Add a user to an account; owners and coordinators may, too.
 
@@ -291,44 +305,51 @@ def create_account_user(
         BankRefused: The caller does not manage the account.
         BankUsage: The account does not exist, or the user is in it already.
     """
-    with room.ledger.reading() as t:
-        if room.rights(asker, t).leads(request.account.lower()):
-            for one in t.accounts.users(request.account.lower()):
-                if one.user == request.user and one.listed:
+    with context.ledger.reading() as t:
+        if context.get_rights(caller, t).is_led(request.account.lower()):
+            for member in t.accounts.list_users(request.account.lower()):
+                if member.user == request.user and member.listed:
                     raise BankUsage(
-                        f"{one.user} is in {one.account} already: 'bank user change' changes that",
-                        one.user,
+                        f"{member.user} is in {member.account} already: 'bank user change' "
+                        "changes that",
+                        member.user,
                     )
     listed = True if request.listed is None else request.listed
-    asked = {**_field_values(request), "listed": listed}
-    return change_account_user(room, asker, AccountUserRequest(**asked))
+    values = {**_field_values(request), "listed": listed}
+    return change_account_user(context, caller, AccountUserRequest(**values))
 
 
-def show_account_users(room: BankContext, asker: Asker, request: UserShowRequest) -> AccountReply:
+def show_account_users(
+    context: BankContext, caller: Asker, request: UserShowRequest
+) -> AccountReply:
     """Show the accounts of users; in accounts of others, callers see only themselves.
 
     Raises:
         BankRefused: The caller may not see an account.
     """
     accounts = [name.lower() for name in request.accounts]
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         for name in accounts:
-            rights.need_sight(name)
+            rights.require_balance_access(name)
         if not accounts:
-            accounts = [one.name for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
+            accounts = [
+                item.name
+                for item in t.accounts.list_all(unknown=True)
+                if rights.can_see_balance(item.name)
+            ]
         users = tuple(
-            one
+            item
             for name in accounts
-            for one in t.accounts.users(name)
-            if (rights.leads(name) or one.user == rights.user)
-            and (not request.users or one.user in request.users)
+            for item in t.accounts.list_users(name)
+            if (rights.is_led(name) or item.user == rights.user)
+            and (not request.users or item.user in request.users)
         )
-    return _make_reply(room, users=users)
+    return _make_reply(context, users=users)
 
 
 def create_allocation(
-    room: BankContext, asker: Asker, request: AllocationCreateRequest
+    context: BankContext, caller: Asker, request: AllocationCreateRequest
 ) -> AccountReply:
     """Create an allocation: grant an account service units for a period.
 
@@ -338,29 +359,29 @@ def create_allocation(
     """
     if request.amount < 0:
         raise BankUsage("an allocation is not below zero", request.amount)
-    begin = room.moment(request.begin, request.zone)
-    end = room.moment(request.end, request.zone)
+    begin = context.parse_moment(request.begin, request.zone)
+    end = context.parse_moment(request.end, request.zone)
     if end is None:
         raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
-    _require_order(begin or room.now(), end)
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
-        made = t.allocations.create(
+    _require_order(begin or context.now(), end)
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
+        allocation = t.allocations.create(
             request.account.lower(),
             request.amount,
-            room.by(asker, request.reason or "a new allocation", request.key),
+            context.make_authorship(caller, request.reason or "a new allocation", request.key),
             begin=begin,
             end=end,
             rollover=request.rollover,
             note=request.note,
         )
-        account = t.accounts.need(made.account)
-    return _reply_to_change(room, before, accounts=(account,), allocations=(made,))
+        account = t.accounts.require(allocation.account)
+    return _reply_to_change(context, seq_before, accounts=(account,), allocations=(allocation,))
 
 
 def change_allocation(
-    room: BankContext, asker: Asker, request: AllocationChangeRequest
+    context: BankContext, caller: Asker, request: AllocationChangeRequest
 ) -> AccountReply:
     """Change the period or the rollover of an allocation.
 
@@ -368,22 +389,22 @@ def change_allocation(
         BankRefused: The caller is no operator.
         BankUsage: The allocation does not exist, or a time is invalid.
     """
-    begin = room.moment(request.begin or "", request.zone)
-    end = room.moment(request.end or "", request.zone)
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
+    begin = context.parse_moment(request.begin or "", request.zone)
+    end = context.parse_moment(request.end or "", request.zone)
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
         changed = t.allocations.change(
             request.number,
-            room.by(asker, request.reason),
+            context.make_authorship(caller, request.reason),
             begin=begin,
             end=end,
             rollover=request.rollover,
             note=request.note,
         )
         _require_order(changed.begin, changed.end)
-        account = t.accounts.need(changed.account)
-    return _reply_to_change(room, before, accounts=(account,), allocations=(changed,))
+        account = t.accounts.require(changed.account)
+    return _reply_to_change(context, seq_before, accounts=(account,), allocations=(changed,))
 
 
 def _require_order(begin: datetime, end: datetime | None) -> None:
@@ -400,21 +421,25 @@ def _account_page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False)
     """Collect users and allocations of accounts for a reply."""
     return {
         "accounts": accounts,
-        "users": tuple(user for one in accounts for user in t.accounts.users(one.name)),
+        "users": tuple(
+            user for account in accounts for user in t.accounts.list_users(account.name)
+        ),
         "allocations": tuple(
-            some for one in accounts for some in t.allocations.of(one.name, ended=ended)
+            allocation
+            for account in accounts
+            for allocation in t.allocations.list_own(account.name, with_ended=ended)
         ),
     }
 
 
-def _reply_to_change(room: BankContext, before: int, **page: Any) -> AccountReply:
+def _reply_to_change(context: BankContext, seq_before: int, **fields: Any) -> AccountReply:
     """Reply to a change, after telling the gate about it."""
-    return _make_reply(room, **page, gate_knows=room.tell_gate(before))
+    return _make_reply(context, **fields, gate_knows=context.update_gate(seq_before))
 
 
-def _make_reply(room: BankContext, **page: Any) -> AccountReply:
+def _make_reply(context: BankContext, **fields: Any) -> AccountReply:
     """Build the reply of an action on accounts."""
-    return AccountReply(**page, **room.heading())
+    return AccountReply(**fields, **context.make_heading())
 
 
 ACTIONS: Final = tuple(

@@ -171,7 +171,7 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
     until: datetime
 
 
-def allow_job(room: BankContext, asker: Asker, request: AllowRequest) -> AllowReply:
+def allow_job(context: BankContext, caller: Asker, request: AllowRequest) -> AllowReply:
     """Let one job pass the gate until a time; a hold and charges apply as usual.
 
     Raises:
@@ -179,11 +179,11 @@ def allow_job(room: BankContext, asker: Asker, request: AllowRequest) -> AllowRe
         BankUsage: The job id is invalid, the time is past or too far ahead, or no reason is given.
         GateUnavailable: The gate does not answer.
     """
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator("allow a job to overdraw its account")
-    cluster = room.cluster(request.cluster)
-    until = room.moment(request.until, request.zone)
-    if until is None or not room.now() < until <= room.now() + _LONGEST_ALLOWANCE:
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator("allow a job to overdraw its account")
+    cluster = context.resolve_cluster(request.cluster)
+    until = context.parse_moment(request.until, request.zone)
+    if until is None or not context.now() < until <= context.now() + _LONGEST_ALLOWANCE:
         raise BankUsage(
             f"an allowance ends within {_LONGEST_ALLOWANCE.days} days from now, such as "
             "--until now+1day",
@@ -196,22 +196,27 @@ def allow_job(room: BankContext, asker: Asker, request: AllowRequest) -> AllowRe
     except JobNameError as error:
         raise BankUsage(str(error), request.job) from error
     job_id = name.job_id + (name.offset or 0)
-    by = room.by(asker, request.reason)
-    room.gate.allow(
+    author = context.make_authorship(caller, request.reason)
+    context.gate.allow(
         Allowance(
             cluster=cluster,
             job_id=job_id,
-            by=by.who,
+            by=author.who,
             until_us=to_micros(until),
             reason=request.reason,
         )
     )
     return AllowReply(
-        **room.heading(), job=request.job, job_id=job_id, cluster=cluster, by=by.who, until=until
+        **context.make_heading(),
+        job=request.job,
+        job_id=job_id,
+        cluster=cluster,
+        by=author.who,
+        until=until,
     )
 
 
-def quote_job(room: BankContext, asker: Asker, request: QuoteRequest) -> QuoteReply:
+def quote_job(context: BankContext, caller: Asker, request: QuoteRequest) -> QuoteReply:
     """Estimate the highest price of a job, and whether the gate would admit it.
 
     Raises:
@@ -225,57 +230,57 @@ def quote_job(room: BankContext, asker: Asker, request: QuoteRequest) -> QuoteRe
 
     if len(request.script) > _MAX_SCRIPT_CHARS:
         raise BankUsage("that is no script that sbatch would take: it is too long")
-    cluster = room.cluster(request.cluster)
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    cluster = context.resolve_cluster(request.cluster)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         if request.user and request.user != rights.user:
-            rights.need_operator("ask for others")
-        rates = t.rates.all(cluster)
-        picture = _cluster_model(room, t.mark(f"picture:{cluster}"), cluster)
-    parts = parse_jobs(request.options, request.script, uid=_resolve_uid(asker, request.user))
-    settings, now = room.settings.bank, room.now()
-    quotes = tuple(estimate(part, picture, rates, settings, now) for part in parts)
+            rights.require_operator("ask for others")
+        rates = t.rates.list_all(cluster)
+        model = _cluster_model(context, t.read_mark(f"picture:{cluster}"), cluster)
+    jobs = parse_jobs(request.options, request.script, uid=_resolve_uid(caller, request.user))
+    settings, now = context.settings.bank, context.now()
+    quotes = tuple(estimate(job, model, rates, settings, now) for job in jobs)
     account = quotes[0].account
-    means = room.means(account, request.user or asker.user) if account else None
+    account_means = context.get_means(account, request.user or caller.user) if account else None
     # A quote must not reveal the available amount of accounts the caller may not see.
-    is_seen = all(rights.sees(one.account) for one in quotes)
-    free = means.available if means is not None and is_seen else None
-    user = request.user or asker.user
-    is_let_in, say = _ask_gate(room, cluster, parts, user) if is_seen else (None, "")
+    may_see = all(rights.can_see_balance(quote.account) for quote in quotes)
+    available = account_means.available if account_means is not None and may_see else None
+    user = request.user or caller.user
+    is_admitted, message = _ask_gate(context, cluster, jobs, user) if may_see else (None, "")
     return QuoteReply(
         quotes=quotes,
-        amount=sum(one.amount for one in quotes),
+        amount=sum(quote.amount for quote in quotes),
         cluster=cluster,
-        is_let_in=is_let_in,
-        say=say,
-        free=free,
-        **room.heading(),
+        is_let_in=is_admitted,
+        say=message,
+        free=available,
+        **context.make_heading(),
     )
 
 
-def explain_job(room: BankContext, asker: Asker, request: ExplainRequest) -> ExplainReply:
+def explain_job(context: BankContext, caller: Asker, request: ExplainRequest) -> ExplainReply:
     """Show the charges of a job, recomputed from its use and rate.
 
     Raises:
         BankRefused: The job belongs to another user, and the caller does not manage the account.
         BankUsage: The job id is invalid, or nothing was charged for it.
     """
-    cluster = room.cluster(request.cluster)
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    cluster = context.resolve_cluster(request.cluster)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         try:
-            rows = find_job_charges(room, t, request.job, cluster)
+            rows = find_job_charges(context, t, request.job, cluster)
         except NotCharged as error:
-            why = explain_uncharged(room, t, rights, request.job, cluster)
+            why = explain_uncharged(context, t, rights, request.job, cluster)
             raise NotCharged(why, request.job) from error
         for row in rows:
-            if not rights.leads(row.charge.account) and row.charge.user != rights.user:
+            if not rights.is_led(row.charge.account) and row.charge.user != rights.user:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
         lines = []
-        names = name_charged_jobs(room, [row.charge.key for row in rows])
+        names = name_charged_jobs(context, [row.charge.key for row in rows])
         for row in rows:
             rate = t.rates.get(row.charge.rate) if row.charge.rate else None
-            recomputed, way = _recompute(room, row.charge, rate)
+            recomputed, steps = _recompute(context, row.charge, rate)
             lines.append(
                 ExplainedCharge(
                     charge=row.charge,
@@ -284,7 +289,7 @@ def explain_job(room: BankContext, asker: Asker, request: ExplainRequest) -> Exp
                     recomputed=recomputed,
                     refunded=row.refunded,
                     overdraw=row.overdraw,
-                    lines=way,
+                    lines=steps,
                 )
             )
     return ExplainReply(
@@ -295,53 +300,53 @@ def explain_job(room: BankContext, asker: Asker, request: ExplainRequest) -> Exp
         amount=sum(line.charge.amount - line.refunded for line in lines),
         is_right=all(line.recomputed in (None, line.charge.amount) for line in lines),
         charges=tuple(lines),
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
 def _recompute(
-    room: BankContext, charge: Charge, rate: Rate | None
+    context: BankContext, charge: Charge, rate: Rate | None
 ) -> tuple[int | None, tuple[PriceLine, ...]]:
     """Recompute a charge; return the amount and the steps."""
     from steward.bank.prices import compute_price
 
     if charge.use is None or rate is None:
         return None, ()
-    found = compute_price(charge.use, rate, load_zone(room.zone(charge.cluster)))
-    return found.amount, found.lines
+    price = compute_price(charge.use, rate, load_zone(context.get_time_zone(charge.cluster)))
+    return price.amount, price.lines
 
 
 def _ask_gate(
-    room: BankContext, cluster: str, parts: Sequence[JobRequest], user: str
+    context: BankContext, cluster: str, jobs: Sequence[JobRequest], user: str
 ) -> tuple[bool | None, str]:
     """Ask the gate whether it would admit every component now, and with which message."""
-    said: list[str] = []
-    gate = room.gate
+    messages: list[str] = []
+    gate = context.gate
     try:
-        for part in parts:
-            verdict = gate.would(cluster, part, user)
-            said.append(verdict.say)
+        for job in jobs:
+            verdict = gate.would(cluster, job, user)
+            messages.append(verdict.say)
             if not verdict.ok:
                 return False, verdict.say
     except GateUnavailable as error:
         log.debug("the gate does not say: %s", error)
         return None, ""
-    return True, said[0]
+    return True, messages[0]
 
 
-def _cluster_model(room: BankContext, kept: str, cluster: str) -> "ClusterModel":
+def _cluster_model(context: BankContext, stored: str, cluster: str) -> "ClusterModel":
     """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
     from steward.slurm.cluster_model import ClusterModel
 
-    if kept:
-        return msgspec.json.decode(kept, type=ClusterModel)
-    return room.picture(cluster)
+    if stored:
+        return msgspec.json.decode(stored, type=ClusterModel)
+    return context.get_model(cluster)
 
 
-def _resolve_uid(asker: Asker, user: str) -> int:
+def _resolve_uid(caller: Asker, user: str) -> int:
     """Return the uid of the caller, or of another user by name."""
-    if not user or user == asker.user:
-        return asker.uid
+    if not user or user == caller.user:
+        return caller.uid
     try:
         return pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError) as error:  # ValueError: the name contains a NUL
@@ -430,31 +435,31 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
     jobs: tuple[ChargedLine, ...]
 
 
-def sum_charges(room: BankContext, asker: Asker, request: ChargedRequest) -> ChargedReply:
+def sum_charges(context: BankContext, caller: Asker, request: ChargedRequest) -> ChargedReply:
     """Sum up the charges of each job; jobs the caller may not see are left out."""
-    asked: dict[str, dict[int, datetime | None]] = {}
+    requested: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:
-        asked.setdefault(job.cluster, {})[job.job_id] = job.first_submit
-    found: dict[tuple[str, int], ChargedLine] = {}
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
-        for cluster, jobs in asked.items():
-            for row in t.charges.of_jobs(cluster, jobs):
+        requested.setdefault(job.cluster, {})[job.job_id] = job.first_submit
+    lines: dict[tuple[str, int], ChargedLine] = {}
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
+        for cluster, jobs in requested.items():
+            for row in t.charges.list_of_jobs(cluster, jobs):
                 charge = row.charge
-                first = jobs[charge.job_id]
-                if first is not None and charge.first_submit != first:
+                first_submit = jobs[charge.job_id]
+                if first_submit is not None and charge.first_submit != first_submit:
                     continue
-                if not rights.leads(charge.account) and charge.user != rights.user:
+                if not rights.is_led(charge.account) and charge.user != rights.user:
                     continue
                 key = (cluster, charge.job_id)
-                before = found[key].amount if key in found else 0
-                found[key] = ChargedLine(
+                subtotal = lines[key].amount if key in lines else 0
+                lines[key] = ChargedLine(
                     cluster=cluster,
                     job_id=charge.job_id,
                     account=charge.account,
-                    amount=before + charge.amount - row.refunded,
+                    amount=subtotal + charge.amount - row.refunded,
                 )
-    return ChargedReply(jobs=tuple(found.values()), **room.heading())
+    return ChargedReply(jobs=tuple(lines.values()), **context.make_heading())
 
 
 CHARGED_ACTIONS: Final = (

@@ -116,7 +116,7 @@ MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
 """Function that makes the transfers of an action within a transaction."""
 
 
-def deposit_money(room: BankContext, asker: Asker, request: DepositRequest) -> MoneyMoveReply:
+def deposit_money(context: BankContext, caller: Asker, request: DepositRequest) -> MoneyMoveReply:
     """Deposit new money in an account.
 
     Raises:
@@ -125,15 +125,17 @@ def deposit_money(room: BankContext, asker: Asker, request: DepositRequest) -> M
     """
     _require_positive(request.amount)
 
-    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
         return (
-            t.transfers.deposit(request.account, request.amount, by, allocation=request.allocation),
+            t.transfers.deposit(
+                request.account, request.amount, author, allocation=request.allocation
+            ),
         )
 
-    return _move_money(room, asker, request, (request.account,), move)
+    return _move_money(context, caller, request, (request.account,), move)
 
 
-def withdraw_money(room: BankContext, asker: Asker, request: WithdrawRequest) -> MoneyMoveReply:
+def withdraw_money(context: BankContext, caller: Asker, request: WithdrawRequest) -> MoneyMoveReply:
     """Withdraw money from an account, up to its available amount.
 
     Raises:
@@ -143,30 +145,30 @@ def withdraw_money(room: BankContext, asker: Asker, request: WithdrawRequest) ->
     """
     _require_positive(request.amount)
 
-    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.withdraw(
-                request.account, request.amount, by, allocation=request.allocation
+                request.account, request.amount, author, allocation=request.allocation
             ),
         )
 
     with _reserve_at_gate(
-        room, asker, request.account, request.amount, request, request.allocation
+        context, caller, request.account, request.amount, request, request.allocation
     ):
-        return _move_money(room, asker, request, (request.account,), move)
+        return _move_money(context, caller, request, (request.account,), move)
 
 
-def transfer_money(room: BankContext, asker: Asker, request: TransferRequest) -> MoneyMoveReply:
+def transfer_money(context: BankContext, caller: Asker, request: TransferRequest) -> MoneyMoveReply:
     """Transfer money from one account to another; raises as :func:`withdraw_money`."""
     _require_positive(request.amount)
 
-    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
         return (
             t.transfers.transfer(
                 request.source,
                 request.target,
                 request.amount,
-                by,
+                author,
                 source_allocation=request.source_allocation,
                 target_allocation=request.target_allocation,
             ),
@@ -174,12 +176,12 @@ def transfer_money(room: BankContext, asker: Asker, request: TransferRequest) ->
 
     both = (request.source, request.target)
     with _reserve_at_gate(
-        room, asker, request.source, request.amount, request, request.source_allocation
+        context, caller, request.source, request.amount, request, request.source_allocation
     ):
-        return _move_money(room, asker, request, both, move)
+        return _move_money(context, caller, request, both, move)
 
 
-def refund_money(room: BankContext, asker: Asker, request: RefundRequest) -> MoneyMoveReply:
+def refund_money(context: BankContext, caller: Asker, request: RefundRequest) -> MoneyMoveReply:
     """Refund charges of a job, or usage of an account.
 
     Raises:
@@ -192,19 +194,19 @@ def refund_money(room: BankContext, asker: Asker, request: RefundRequest) -> Mon
         _require_positive(request.amount)
     if request.job:
         return _move_money(
-            room, asker, request, (), lambda t, by: _refund_job(room, t, by, request)
+            context, caller, request, (), lambda t, author: _refund_job(context, t, author, request)
         )
     if request.amount is None:
         raise BankUsage("say how much: 'refund physics 12.5'")
     amount = request.amount
 
-    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
-        return (t.transfers.refund(request.account, amount, by, user=request.user),)
+    def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
+        return (t.transfers.refund(request.account, amount, author, user=request.user),)
 
-    return _move_money(room, asker, request, (request.account,), move)
+    return _move_money(context, caller, request, (request.account,), move)
 
 
-def adjust_balance(room: BankContext, asker: Asker, request: AdjustRequest) -> MoneyMoveReply:
+def adjust_balance(context: BankContext, caller: Asker, request: AdjustRequest) -> MoneyMoveReply:
     """Adjust the balance of an account by hand.
 
     Raises:
@@ -214,54 +216,56 @@ def adjust_balance(room: BankContext, asker: Asker, request: AdjustRequest) -> M
     if not request.amount:
         raise BankUsage("an adjustment of nothing changes nothing")
 
-    def move(t: "Transaction", by: Authorship) -> tuple[Transfer, ...]:
+    def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
         return (
-            t.transfers.adjust(request.account, request.amount, by, allocation=request.allocation),
+            t.transfers.adjust(
+                request.account, request.amount, author, allocation=request.allocation
+            ),
         )
 
     if request.amount >= 0:
-        return _move_money(room, asker, request, (request.account,), move)
+        return _move_money(context, caller, request, (request.account,), move)
     with _reserve_at_gate(
-        room, asker, request.account, -request.amount, request, request.allocation
+        context, caller, request.account, -request.amount, request, request.allocation
     ):
-        return _move_money(room, asker, request, (request.account,), move)
+        return _move_money(context, caller, request, (request.account,), move)
 
 
 _MoneyRequest = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
 
 
 def _move_money(
-    room: BankContext,
-    asker: Asker,
+    context: BankContext,
+    caller: Asker,
     request: _MoneyRequest,
     accounts: tuple[str, ...],
     move: MoveFunction,
 ) -> MoneyMoveReply:
     """Run one money-moving action: check rights, make the transfers, and update the gate."""
     _require_reason(request.reason)
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
         # Fail early with the name of an account that does not exist.
-        named = [t.accounts.need(name.lower()).name for name in accounts]
-        transfers = move(t, room.by(asker, request.reason, request.key))
-        repeated = t.seq == before
-        named = named or list(dict.fromkeys(one.account for one in transfers))
-        balances = {name: t.reading.balance(name) for name in named}
+        names = [t.accounts.require(name.lower()).name for name in accounts]
+        transfers = move(t, context.make_authorship(caller, request.reason, request.key))
+        repeated = t.seq == seq_before
+        names = names or list(dict.fromkeys(transfer.account for transfer in transfers))
+        balances = {name: t.queries.get_balance(name) for name in names}
     return MoneyMoveReply(
         transfers=transfers,
         key=request.key,
         repeated=repeated,
         balances=balances,
-        gate_knows=room.tell_gate(before),
-        **room.heading(),
+        gate_knows=context.update_gate(seq_before),
+        **context.make_heading(),
     )
 
 
 @contextmanager
 def _reserve_at_gate(
-    room: BankContext,
-    asker: Asker,
+    context: BankContext,
+    caller: Asker,
     account: str,
     amount: int,
     request: _MoneyRequest,
@@ -274,14 +278,14 @@ def _reserve_at_gate(
         GateUnavailable: A gate is configured but does not answer.
     """
     _require_reason(request.reason)
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        t.accounts.need(account.lower())
-        done = bool(request.key) and t.transfers.by_key(request.key) is not None
-    if done or not room.has_gate:
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        t.accounts.require(account.lower())
+        is_repeat = bool(request.key) and t.transfers.find_by_key(request.key) is not None
+    if is_repeat or not context.has_gate:
         yield
         return
-    gate = room.gate
+    gate = context.gate
     try:
         hold = gate.reserve(account.lower(), amount, request.reason, allocation)
     except GateUnavailable as error:
@@ -294,11 +298,11 @@ def _reserve_at_gate(
         yield
     finally:
         try:
-            known = gate.state().position
+            position = gate.state().position
             # Send new balances with the release: otherwise the gate would, for a moment, count the
             # money as available again.
-            with room.ledger.reading() as t:
-                books = t.books(known)
+            with context.ledger.reading() as t:
+                books = t.export_books(position)
                 gate.release(hold.id, "the money has left, or was not let go", books=books)
         except GateUnavailable:
             # The reservation expires. Until then the gate sees too little available, never too
@@ -307,33 +311,33 @@ def _reserve_at_gate(
 
 
 def _refund_job(
-    room: BankContext, t: "Transaction", by: Authorship, request: RefundRequest
+    context: BankContext, t: "Transaction", author: Authorship, request: RefundRequest
 ) -> tuple[Transfer, ...]:
     """Refund the charges of a job, oldest first."""
     from steward.bank.charged_jobs import find_job_charges
 
-    rows = find_job_charges(room, t, request.job, request.cluster)
-    left = request.amount
-    done: list[Transfer] = []
+    rows = find_job_charges(context, t, request.job, request.cluster)
+    remaining = request.amount
+    refunds: list[Transfer] = []
     for row in rows:
         charge = row.charge
-        rest = charge.amount - row.refunded
-        key = f"{by.key}/{charge.key}" if by.key else ""
-        earlier = t.transfers.by_key(key) if key else None
+        refundable = charge.amount - row.refunded
+        key = f"{author.key}/{charge.key}" if author.key else ""
+        earlier = t.transfers.find_by_key(key) if key else None
         if earlier is not None:
-            done.append(earlier)
-            left = None if left is None else left - earlier.amount
+            refunds.append(earlier)
+            remaining = None if remaining is None else remaining - earlier.amount
             continue
-        amount = rest if left is None else min(left, rest)
+        amount = refundable if remaining is None else min(remaining, refundable)
         if amount > 0:
-            own = Authorship(who=by.who, why=by.why, key=key, at=by.at)
-            done.append(t.transfers.refund_charge(charge.key, own, amount=amount))
-            left = None if left is None else left - amount
-    if not done:
+            authorship = Authorship(who=author.who, why=author.why, key=key, at=author.at)
+            refunds.append(t.transfers.refund_charge(charge.key, authorship, amount=amount))
+            remaining = None if remaining is None else remaining - amount
+    if not refunds:
         raise BankUsage(f"nothing that job {request.job} was charged is left to give back")
-    if left:
+    if remaining:
         raise BankUsage(f"job {request.job} was not charged so much: nothing was given back")
-    return tuple(done)
+    return tuple(refunds)
 
 
 def _require_positive(amount: int) -> None:

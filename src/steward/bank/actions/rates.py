@@ -138,7 +138,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     warning: str = ""
 
 
-def create_rate(room: BankContext, asker: Asker, request: RateCreateRequest) -> RatesReply:
+def create_rate(context: BankContext, caller: Asker, request: RateCreateRequest) -> RatesReply:
     """Create a rate; earlier charges stay unchanged.
 
     Raises:
@@ -146,43 +146,50 @@ def create_rate(room: BankContext, asker: Asker, request: RateCreateRequest) -> 
         BankUsage: It has neither a price nor the mark "free", it weighs an unknown TRES, or the
             cluster does not exist.
     """
-    valid_from = room.moment(request.valid_from, request.zone) or room.now()
-    given = request.rate
-    check_rate(given)
+    valid_from = context.parse_moment(request.valid_from, request.zone) or context.now()
+    requested = request.rate
+    check_rate(requested)
     rate = msgspec.structs.replace(
-        given, number=0, valid_from=valid_from, cluster=room.cluster(given.cluster)
+        requested,
+        number=0,
+        valid_from=valid_from,
+        cluster=context.resolve_cluster(requested.cluster),
     )
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
-        made = t.rates.add(rate, room.by(asker, request.reason))
-        warnings = list_rate_warnings(t, made)
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
+        stored = t.rates.add(rate, context.make_authorship(caller, request.reason))
+        warnings = list_rate_warnings(t, stored)
     return RatesReply(
-        rates=(made,),
-        gate_knows=room.tell_gate(before, rules=True),
+        rates=(stored,),
+        gate_knows=context.update_gate(seq_before, rules=True),
         warnings=warnings,
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def show_rates(room: BankContext, asker: Asker, request: RateShowRequest) -> RatesReply:
+def show_rates(context: BankContext, caller: Asker, request: RateShowRequest) -> RatesReply:
     """Show the rates; every user may see them."""
-    del asker
-    now = room.now()
-    with room.ledger.reading() as t:
-        found = t.rates.all(room.cluster(request.cluster) if request.cluster else "")
-    rates = sorted(found, key=_rate_sort_key)
+    del caller
+    now = context.now()
+    with context.ledger.reading() as t:
+        all_rates = t.rates.list_all(
+            context.resolve_cluster(request.cluster) if request.cluster else ""
+        )
+    rates = sorted(all_rates, key=_rate_sort_key)
     if not request.past:
         # For each scope, the newest rate valid by now, and all future ones.
-        last = {(one.cluster, one.partition, one.qos): one for one in rates if _is_valid(one, now)}
-        rates = [one for one in rates if not _is_valid(one, now) or one in last.values()]
+        last = {
+            (rate.cluster, rate.partition, rate.qos): rate for rate in rates if _is_valid(rate, now)
+        }
+        rates = [rate for rate in rates if not _is_valid(rate, now) or rate in last.values()]
     return RatesReply(
         rates=tuple(rates),
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def set_mode(room: BankContext, asker: Asker, request: EnforceRequest) -> EnforceReply:
+def set_mode(context: BankContext, caller: Asker, request: EnforceRequest) -> EnforceReply:
     """Set or show the mode; a change takes effect at once.
 
     Raises:
@@ -192,17 +199,17 @@ def set_mode(room: BankContext, asker: Asker, request: EnforceRequest) -> Enforc
     mode = request.mode
     if mode not in ("", "off", "observe", "gate", "default"):
         raise BankUsage(f"{mode!r} is no mode: off, observe or gate, or default", mode)
-    cluster = room.cluster(request.cluster) if request.cluster else ""
+    cluster = context.resolve_cluster(request.cluster) if request.cluster else ""
     account = request.account.lower()
     if not mode:
-        with room.ledger.reading() as t:
-            return _enforce_reply(room, tuple(t.modes.all()), gate_knows=False)
-    by = room.by(asker, request.reason)
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        before = t.seq
+        with context.ledger.reading() as t:
+            return _enforce_reply(context, tuple(t.modes.list_all()), gate_knows=False)
+    author = context.make_authorship(caller, request.reason)
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        seq_before = t.seq
         if mode == "default":
-            t.modes.drop(cluster, request.partition, account, by)
+            t.modes.remove(cluster, request.partition, account, author)
         else:
             rule = ModeRule(
                 mode=msgspec.convert(mode, Mode),
@@ -210,15 +217,17 @@ def set_mode(room: BankContext, asker: Asker, request: EnforceRequest) -> Enforc
                 partition=request.partition,
                 account=account,
             )
-            t.modes.set(rule, by)
-        rules = tuple(t.modes.all())
-    knows = room.tell_gate(before, rules=True)
-    warning = room.asked_since(room.now() - _MAX_SILENCE) if mode == "gate" else ""
-    return msgspec.structs.replace(_enforce_reply(room, rules, gate_knows=knows), warning=warning)
+            t.modes.set(rule, author)
+        rules = tuple(t.modes.list_all())
+    gate_knows = context.update_gate(seq_before, rules=True)
+    warning = context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "gate" else ""
+    return msgspec.structs.replace(
+        _enforce_reply(context, rules, gate_knows=gate_knows), warning=warning
+    )
 
 
 def list_rejections(
-    room: BankContext, asker: Asker, request: WouldRefuseRequest
+    context: BankContext, caller: Asker, request: WouldRefuseRequest
 ) -> WouldRefuseReply:
     """List jobs that the mode ``gate`` would have rejected while it was ``observe``.
 
@@ -226,21 +235,21 @@ def list_rejections(
         BankRefused: They belong to other users, and the caller does not manage the account.
         BankUsage: A time is invalid.
     """
-    now = room.now()
-    until = room.moment(request.until, request.zone) or now
-    since = room.moment(request.since or "now-7days", request.zone) or now
+    now = context.now()
+    until = context.parse_moment(request.until, request.zone) or now
+    since = context.parse_moment(request.since or "now-7days", request.zone) or now
     account = request.account.lower()
-    with room.ledger.reading() as t:
-        user = room.rights(asker, t).only_user(account, request.user)
-        found = t.refusals.since(since, until, account=account, user=user)
-    wanted = [one for one in found if request.all or one.mode == "observe"]
+    with context.ledger.reading() as t:
+        user = context.get_rights(caller, t).limit_to_user(account, request.user)
+        rejections = t.refusals.list_since(since, until, account=account, user=user)
+    matching = [rejection for rejection in rejections if request.all or rejection.mode == "observe"]
     return WouldRefuseReply(
-        refusals=tuple(wanted[:_MOST_REFUSALS]),
+        refusals=tuple(matching[:_MOST_REFUSALS]),
         since=since,
         until=until,
-        more=len(wanted) > _MOST_REFUSALS,
-        warning=room.asked_since(since),
-        **room.heading(),
+        more=len(matching) > _MOST_REFUSALS,
+        warning=context.warn_if_unasked(since),
+        **context.make_heading(),
     )
 
 
@@ -256,13 +265,13 @@ def _is_valid(rate: Rate, now: datetime) -> bool:
 
 
 def _enforce_reply(
-    room: BankContext, rules: tuple[ModeRule, ...], *, gate_knows: bool
+    context: BankContext, rules: tuple[ModeRule, ...], *, gate_knows: bool
 ) -> EnforceReply:
     """Build the reply with the mode rules."""
     return EnforceReply(
         rules=rules,
         gate_knows=gate_knows,
-        **room.heading(),
+        **context.make_heading(),
     )
 
 

@@ -192,86 +192,94 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     total: int
 
 
-def show_balances(room: BankContext, asker: Asker, request: BalanceRequest) -> BalanceReply:
+def show_balances(context: BankContext, caller: Asker, request: BalanceRequest) -> BalanceReply:
     """Show balances: operators see all accounts, others those they use or manage.
 
     Raises:
         BankRefused: The caller may not see an account.
         BankUsage: An account does not exist.
     """
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         for name in request.accounts:
-            rights.need_sight(name.lower())
+            rights.require_balance_access(name.lower())
         if request.accounts:
-            found = [_need_account(t, name.lower()) for name in request.accounts]
+            accounts = [_need_account(t, name.lower()) for name in request.accounts]
         else:
-            found = [one for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
-        lines = [_account_balance(room, t, one.name, rights) for one in found]
+            accounts = [
+                account
+                for account in t.accounts.list_all(unknown=True)
+                if rights.can_see_balance(account.name)
+            ]
+        lines = [_account_balance(context, t, account.name, rights) for account in accounts]
     return BalanceReply(
-        accounts=tuple(_add_holds(room, line, rights) for line in lines),
-        at=room.now(),
-        **room.heading(),
+        accounts=tuple(_add_holds(context, line, rights) for line in lines),
+        at=context.now(),
+        **context.make_heading(),
     )
 
 
-def show_statement(room: BankContext, asker: Asker, request: StatementRequest) -> StatementReply:
+def show_statement(
+    context: BankContext, caller: Asker, request: StatementRequest
+) -> StatementReply:
     """Show the statement of an account; mere users of it see only their own part.
 
     Raises:
         BankRefused: The caller may not see it.
         BankUsage: The account does not exist, or a time is invalid.
     """
-    since = room.moment(request.since, request.zone) or _month_start(room, request.zone)
-    until = room.moment(request.until, request.zone)
+    since = context.parse_moment(request.since, request.zone) or _month_start(context, request.zone)
+    until = context.parse_moment(request.until, request.zone)
     account = request.account.lower()
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         if account:
-            rights.need_sight(account)
+            rights.require_balance_access(account)
             _need_account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
                 "name the account; of all of them you may see your own use: -u "
                 f"{rights.user or 'NAME'}"
             )
-        user = rights.only_user(account, request.user)
+        user = rights.limit_to_user(account, request.user)
         limit = max(0, request.limit)
-        found = t.reading.statement(account, user, since, until, limit, max(0, request.before))
-    has_more = bool(limit) and len(found.lines) == limit
-    older = found.lines[0].number if has_more else 0
+        statement = t.queries.get_statement(
+            account, user, since, until, limit, max(0, request.before)
+        )
+    has_more = bool(limit) and len(statement.lines) == limit
+    older = statement.lines[0].number if has_more else 0
     names = name_charged_jobs(
-        room, dict.fromkeys(line.charge for line in found.lines if line.charge)
+        context, dict.fromkeys(line.charge for line in statement.lines if line.charge)
     )
-    return StatementReply(statement=found, older=older, names=names, **room.heading())
+    return StatementReply(statement=statement, older=older, names=names, **context.make_heading())
 
 
-def show_usage(room: BankContext, asker: Asker, request: UsageRequest) -> UsageReply:
+def show_usage(context: BankContext, caller: Asker, request: UsageRequest) -> UsageReply:
     """Sum up charges of accounts the caller manages, and of the caller's own jobs.
 
     Raises:
         BankRefused: It is about the usage of others.
         BankUsage: A time is invalid, or no column to group by is named.
     """
-    zone = request.zone or room.zone()
-    now = room.now()
-    until = room.moment(request.until, zone) or now
-    since = room.moment(request.since, zone) or _year_start(room, zone)
+    zone = request.zone or context.get_time_zone()
+    now = context.now()
+    until = context.parse_moment(request.until, zone) or now
+    since = context.parse_moment(request.since, zone) or _year_start(context, zone)
     if not request.by:
         raise BankUsage("say what to sum up by: --by user, partition, month, account or cluster")
     accounts = [name.lower() for name in request.accounts]
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
         for name in accounts:
-            rights.need_sight(name)
+            rights.require_balance_access(name)
         if not _is_all_led(rights, accounts) and (accounts or not rights.led):
             for user in request.users or ("",):
-                rights.only_user("", user)
-        rows = t.reading.usage(
+                rights.limit_to_user("", user)
+        rows = t.queries.sum_usage(
             request.by,
             accounts=accounts or None,
             users=request.users or None,
-            seen_by=None if rights.is_operator else (rights.user, rights.led),
+            viewer=None if rights.is_operator else (rights.user, rights.led),
             begin=since,
             end=until,
             zone=load_zone(zone),
@@ -284,11 +292,11 @@ def show_usage(room: BankContext, asker: Asker, request: UsageRequest) -> UsageR
         since=since,
         until=until,
         is_all=rights.is_operator,
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def list_holds(room: BankContext, asker: Asker, request: HoldsRequest) -> HoldsReply:
+def list_holds(context: BankContext, caller: Asker, request: HoldsRequest) -> HoldsReply:
     """List open SU holds of accounts the caller manages, and of their own jobs.
 
     Raises:
@@ -296,29 +304,29 @@ def list_holds(room: BankContext, asker: Asker, request: HoldsRequest) -> HoldsR
         GateUnavailable: The gate does not answer.
     """
     account = request.account.lower()
-    with room.ledger.reading() as t:
-        rights = room.rights(asker, t)
-    found = fetch_holds(room, account, request.cluster, request.user, request.job_id)
-    mine = [one for one in found if rights.leads(one.account) or _is_own(one, asker)]
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
+    holds = fetch_holds(context, account, request.cluster, request.user, request.job_id)
+    visible = [hold for hold in holds if rights.is_led(hold.account) or _is_own(hold, caller)]
     return HoldsReply(
-        holds=tuple(sorted(mine, key=lambda one: (one.created_us, one.id))),
-        total=sum(one.remaining for one in mine),
-        **room.heading(),
+        holds=tuple(sorted(visible, key=lambda hold: (hold.created_us, hold.id))),
+        total=sum(hold.remaining for hold in visible),
+        **context.make_heading(),
     )
 
 
 def fetch_holds(
-    room: BankContext, account: str = "", cluster: str = "", user: str = "", job_id: int = 0
+    context: BankContext, account: str = "", cluster: str = "", user: str = "", job_id: int = 0
 ) -> list[Hold]:
     """List the open holds, fetched from the gate page by page.
 
     Raises:
         GateUnavailable: The gate does not answer.
     """
-    gate = room.gate
-    found: list[Hold] = []
+    gate = context.gate
+    holds: list[Hold] = []
     after = ""
-    while len(found) < _MAX_HOLDS:
+    while len(holds) < _MAX_HOLDS:
         page = gate.holds(
             account=account,
             cluster=cluster,
@@ -327,43 +335,45 @@ def fetch_holds(
             after=after,
             limit=_PAGE_SIZE,
         )
-        found += page
+        holds += page
         if len(page) < _PAGE_SIZE:
             break
         after = page[-1].id
-    return found
+    return holds
 
 
-def _is_own(hold: Hold, asker: Asker) -> bool:
+def _is_own(hold: Hold, caller: Asker) -> bool:
     """Return True if a hold is for the caller's own job."""
-    return hold.uid == asker.uid or bool(asker.user and hold.user == asker.user)
+    return hold.uid == caller.uid or bool(caller.user and hold.user == caller.user)
 
 
 def _is_all_led(rights: Rights, accounts: list[str]) -> bool:
     """Return True if the caller may see everyone's usage of these accounts; all if empty."""
-    return all(rights.leads(name) for name in accounts) if accounts else rights.is_operator
+    return all(rights.is_led(name) for name in accounts) if accounts else rights.is_operator
 
 
 def _account_balance(
-    room: BankContext, t: "Transaction", account: str, rights: Rights
+    context: BankContext, t: "Transaction", account: str, rights: Rights
 ) -> AccountBalance:
     """Return the balance of one account, without the data of the gate."""
-    now = room.now()
-    own = _need_account(t, account)
-    payer = t.accounts.payer(account)
-    paying = _need_account(t, payer)
-    member = {one.user: one for one in t.accounts.users(account)}.get(rights.user)
-    pots = [one for one in t.allocations.of(payer) if one.active(now) or one.begin > now]
+    now = context.now()
+    bank_account = _need_account(t, account)
+    payer = t.accounts.find_payer(account)
+    payer_account = _need_account(t, payer)
+    member = {item.user: item for item in t.accounts.list_users(account)}.get(rights.user)
+    allocations = [
+        item for item in t.allocations.list_own(payer) if item.is_active(now) or item.begin > now
+    ]
     return AccountBalance(
-        account=own.name,
+        account=bank_account.name,
         payer=payer,
-        balance=t.reading.balance(account),
-        credit=paying.credit,
+        balance=t.queries.get_balance(account),
+        credit=payer_account.credit,
         user_limit=member.limit if member else None,
         user_spent=member.spent if member else 0,
-        closed=own.closed,
-        known=own.known,
-        allocations=tuple(sorted(pots, key=_spending_order)),
+        closed=bank_account.closed,
+        known=bank_account.known,
+        allocations=tuple(sorted(allocations, key=_spending_order)),
     )
 
 
@@ -373,40 +383,44 @@ def _need_account(t: "Transaction", name: str) -> Account:
     Raises:
         BankUsage: The account does not exist.
     """
-    return t.accounts.get(name) or t.accounts.need(name)
+    return t.accounts.get(name) or t.accounts.require(name)
 
 
-def _spending_order(pot: Allocation) -> tuple[bool, float, int]:
+def _spending_order(allocation: Allocation) -> tuple[bool, float, int]:
     """Return the sort key for spending order: by end, the open-ended one last."""
-    return pot.end is None, pot.end.timestamp() if pot.end else 0.0, pot.number
-
-
-def _add_holds(room: BankContext, line: AccountBalance, rights: Rights) -> AccountBalance:
-    """Add the gate's data to a balance: holds and available amount."""
-    means = room.means(line.account, rights.user)
-    if means is None:
-        return line
-    return msgspec.structs.replace(
-        line,
-        held=means.held,
-        free=means.available,
-        user_limit=means.user_limit,
-        remote_at=moment(means.at_us) if means.at_us else None,
+    return (
+        allocation.end is None,
+        allocation.end.timestamp() if allocation.end else 0.0,
+        allocation.number,
     )
 
 
-def _month_start(room: BankContext, zone: str) -> datetime:
+def _add_holds(context: BankContext, line: AccountBalance, rights: Rights) -> AccountBalance:
+    """Add the gate's data to a balance: holds and available amount."""
+    account_means = context.get_means(line.account, rights.user)
+    if account_means is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        held=account_means.held,
+        free=account_means.available,
+        user_limit=account_means.user_limit,
+        remote_at=moment(account_means.at_us) if account_means.at_us else None,
+    )
+
+
+def _month_start(context: BankContext, zone: str) -> datetime:
     """Return the beginning of the current month in a zone."""
-    here = room.now().astimezone(load_zone(zone or room.zone()))
-    begin = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return begin.astimezone(room.now().tzinfo)
+    now = context.now().astimezone(load_zone(zone or context.get_time_zone()))
+    begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return begin.astimezone(context.now().tzinfo)
 
 
-def _year_start(room: BankContext, zone: str) -> datetime:
+def _year_start(context: BankContext, zone: str) -> datetime:
     """Return the beginning of the current year in a zone."""
-    here = room.now().astimezone(load_zone(zone or room.zone()))
-    begin = here.replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
-    return begin.astimezone(room.now().tzinfo)
+    now = context.now().astimezone(load_zone(zone or context.get_time_zone()))
+    begin = now.replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
+    return begin.astimezone(context.now().tzinfo)
 
 
 MONEY_ACTIONS: Final = (
@@ -484,7 +498,7 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
 
 
 def show_balance_history(
-    room: BankContext, asker: Asker, request: BalanceHistoryRequest
+    context: BankContext, caller: Asker, request: BalanceHistoryRequest
 ) -> BalanceHistoryReply:
     """Return the daily balance history of the allocations an account draws on now.
 
@@ -492,20 +506,24 @@ def show_balance_history(
         BankRefused: The caller may not see the account.
         BankUsage: The account does not exist, or the period is invalid or too long.
     """
-    zone = request.zone or room.zone()
-    now = room.now()
-    until = min(now, room.moment(request.until, zone) or now)
-    since = room.moment(request.since, zone) or until - _DEFAULT_PERIOD
+    zone = request.zone or context.get_time_zone()
+    now = context.now()
+    until = min(now, context.parse_moment(request.until, zone) or now)
+    since = context.parse_moment(request.since, zone) or until - _DEFAULT_PERIOD
     if not timedelta() < until - since <= timedelta(days=_MAX_DAYS):
         raise BankUsage(f"a course has from one to {_MAX_DAYS} days", request.since)
     account = request.account.lower()
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_sight(account)
-        payer = t.accounts.payer(account)
-        pots = [one.number for one in t.allocations.of(payer, ended=True) if one.begin <= now]
-        days = t.course.days(pots, since, until, load_zone(zone))
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_balance_access(account)
+        payer = t.accounts.find_payer(account)
+        numbers = [
+            allocation.number
+            for allocation in t.allocations.list_own(payer, with_ended=True)
+            if allocation.begin <= now
+        ]
+        days = t.balance_history.list_days(numbers, since, until, load_zone(zone))
     return BalanceHistoryReply(
-        payer=payer, days=tuple(days), since=since, until=until, **room.heading()
+        payer=payer, days=tuple(days), since=since, until=until, **context.make_heading()
     )
 
 

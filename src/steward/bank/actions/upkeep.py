@@ -196,7 +196,7 @@ class _DryRun(Exception):
 
 
 def reconcile_clusters(
-    room: BankContext, asker: Asker, request: ReconcileRequest
+    context: BankContext, caller: Asker, request: ReconcileRequest
 ) -> ReconcileReply:
     """Compare charges with Slurm's records, and correct them.
 
@@ -206,25 +206,31 @@ def reconcile_clusters(
     """
     from steward.bank.reconciliation import reconcile_cluster as compare
 
-    _need_operator(room, asker, "reconcile")
-    clusters = [room.cluster(request.cluster)] if request.cluster else list(room.clusters)
-    found: list[DifferenceLine] = []
+    _need_operator(context, caller, "reconcile")
+    clusters = (
+        [context.resolve_cluster(request.cluster)] if request.cluster else list(context.clusters)
+    )
+    lines: list[DifferenceLine] = []
     for cluster in clusters:
-        since = room.moment(request.since, request.zone or room.zone(cluster))
+        since = context.parse_moment(request.since, request.zone or context.get_time_zone(cluster))
         differences = compare(
-            room.settings,
-            room.ledger,
-            room.gate,
+            context.settings,
+            context.ledger,
+            context.gate,
             cluster,
             since,
             is_dry=request.dry_run,
-            now=room.now(),
+            now=context.now(),
         )
-        found += [_difference_line(one) for one in differences]
-    return ReconcileReply(differences=tuple(found), dry_run=request.dry_run, **room.heading())
+        lines += [_difference_line(difference) for difference in differences]
+    return ReconcileReply(
+        differences=tuple(lines), dry_run=request.dry_run, **context.make_heading()
+    )
 
 
-def backfill_charges(room: BankContext, asker: Asker, request: BackfillRequest) -> BackfillReply:
+def backfill_charges(
+    context: BankContext, caller: Asker, request: BackfillRequest
+) -> BackfillReply:
     """Charge runs from before the bank started.
 
     Raises:
@@ -233,54 +239,56 @@ def backfill_charges(room: BankContext, asker: Asker, request: BackfillRequest) 
     """
     from steward.bank.reconciliation import backfill_cluster as charge
 
-    _need_operator(room, asker, "backfill")
-    cluster = room.cluster(request.cluster)
-    zone = request.zone or room.zone(cluster)
-    since = room.moment(request.since, zone)
+    _need_operator(context, caller, "backfill")
+    cluster = context.resolve_cluster(request.cluster)
+    zone = request.zone or context.get_time_zone(cluster)
+    since = context.parse_moment(request.since, zone)
     if since is None:
         raise BankUsage("say since when: backfill -S 2026-01-01")
-    until = room.moment(request.until, zone) or room.now()
-    with room.ledger.reading() as t:
-        before = t.seq
-    done = charge(
-        room.settings,
-        room.ledger,
+    until = context.parse_moment(request.until, zone) or context.now()
+    with context.ledger.reading() as t:
+        seq_before = t.seq
+    result = charge(
+        context.settings,
+        context.ledger,
         cluster,
         since,
         until,
         is_dry=request.dry_run,
-        now=room.now(),
+        now=context.now(),
     )
     if not request.dry_run:
-        room.tell_gate(before)
+        context.update_gate(seq_before)
     return BackfillReply(
-        charges=done.charges,
-        amount=done.amount,
-        passed_over=done.passed_over,
-        unpriced=tuple(_difference_line(one) for one in done.unpriced),
+        charges=result.charges,
+        amount=result.amount,
+        passed_over=result.passed_over,
+        unpriced=tuple(_difference_line(difference) for difference in result.unpriced),
         dry_run=request.dry_run,
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def run_bank_check(room: BankContext, asker: Asker, request: CheckRequest) -> CheckReply:
+def run_bank_check(context: BankContext, caller: Asker, request: CheckRequest) -> CheckReply:
     """Verify the ledger, and compare SU holds with live jobs.
 
     Raises:
         BankRefused: The caller is no operator.
     """
     del request
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator("prove the ledger")
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator("prove the ledger")
         findings = list(t.check())
-        accounts = len(t.accounts.all(unknown=True))
+        accounts = len(t.accounts.list_all(unknown=True))
         position = t.seq
-    of_all = (load_pricing(room.settings, room.ledger, cluster) for cluster in room.clusters)
-    findings += find_fixable_tres(of_all)
+    pricings = (
+        load_pricing(context.settings, context.ledger, cluster) for cluster in context.clusters
+    )
+    findings += find_fixable_tres(pricings)
     holds: list[Hold] | None = None
     try:
-        holds = fetch_holds(room)
-        findings += compare_holds_with_jobs(room, holds)
+        holds = fetch_holds(context)
+        findings += compare_holds_with_jobs(context, holds)
     except GateUnavailable as error:
         log.debug("holds are not compared: %s", error)
     return CheckReply(
@@ -288,11 +296,11 @@ def run_bank_check(room: BankContext, asker: Asker, request: CheckRequest) -> Ch
         accounts=accounts,
         position=position,
         holds=None if holds is None else len(holds),
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def import_data(room: BankContext, asker: Asker, request: ImportRequest) -> ImportReply:
+def import_data(context: BankContext, caller: Asker, request: ImportRequest) -> ImportReply:
     """Import data of another program; existing data stays.
 
     Raises:
@@ -300,21 +308,21 @@ def import_data(room: BankContext, asker: Asker, request: ImportRequest) -> Impo
         BankUsage: The text cannot be parsed, or contradicts itself.
         SlurmError: slurmdbd is to be asked, but does not answer.
     """
-    _need_operator(room, asker, "import")
-    plan = _read_plan(room, request)
+    _need_operator(context, caller, "import")
+    plan = _read_plan(context, request)
     name = f"import/{request.kind}/{request.name}"
-    by = room.by(asker, f"imported from {request.name or request.kind}", name)
+    author = context.make_authorship(caller, f"imported from {request.name or request.kind}", name)
     changes: list[ImportChange] = []
-    before = 0
+    seq_before = 0
     try:
-        with room.ledger.transaction() as t:
-            before = t.seq
-            changes = apply_plan(t, plan, by)
+        with context.ledger.transaction() as t:
+            seq_before = t.seq
+            changes = apply_plan(t, plan, author)
             _rollback_if_dry(request.dry_run)
     except _DryRun:
-        return _import_reply(room, request, changes, plan, gate_knows=False)
-    knows = room.tell_gate(before, rules=bool(plan.rates))
-    return _import_reply(room, request, changes, plan, gate_knows=knows)
+        return _import_reply(context, request, changes, plan, gate_knows=False)
+    gate_knows = context.update_gate(seq_before, rules=bool(plan.rates))
+    return _import_reply(context, request, changes, plan, gate_knows=gate_knows)
 
 
 def _rollback_if_dry(is_dry: bool) -> None:
@@ -324,7 +332,7 @@ def _rollback_if_dry(is_dry: bool) -> None:
 
 
 def _import_reply(
-    room: BankContext,
+    context: BankContext,
     request: ImportRequest,
     changes: list[ImportChange],
     plan: ImportPlan,
@@ -337,69 +345,71 @@ def _import_reply(
         remarks=tuple(plan.remarks),
         dry_run=request.dry_run,
         gate_knows=gate_knows,
-        **room.heading(),
+        **context.make_heading(),
     )
 
 
-def _read_plan(room: BankContext, request: ImportRequest) -> ImportPlan:
+def _read_plan(context: BankContext, request: ImportRequest) -> ImportPlan:
     """Parse the text of an import request, or ask slurmdbd, and return the plan."""
     from steward.bank.imports import read_associations, read_bank_config, read_csv, read_dump
 
     if request.kind == "csv":
-        return read_csv(request.text, lambda text: room.moment(text, request.zone))
-    cluster = room.cluster(request.cluster)
+        return read_csv(request.text, lambda text: context.parse_moment(text, request.zone))
+    cluster = context.resolve_cluster(request.cluster)
     if request.kind == "bank-config":
         return read_bank_config(request.text, cluster)
     if request.text:
         return read_dump(request.text)
     from steward.slurm import Slurm
 
-    slurm = Slurm(cluster, room.settings.cluster[cluster])
-    found = slurm.associations()
-    if found is None:
+    slurm = Slurm(cluster, context.settings.cluster[cluster])
+    associations = slurm.associations()
+    if associations is None:
         raise BankUsage(f"{cluster} has no slurmdbd to ask: name a file, or import a CSV", cluster)
-    return read_associations(found.rows, found.coordinators)
+    return read_associations(associations.rows, associations.coordinators)
 
 
-def compare_holds_with_jobs(room: BankContext, holds: list[Hold]) -> list[LedgerFinding]:
+def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[LedgerFinding]:
     """Find holds whose jobs have ended, and running jobs without a hold."""
-    before = room.now() - _GRACE
-    found: list[LedgerFinding] = []
-    with room.ledger.reading() as t:
-        rates = t.rates.all()
-        is_enforced = all(rule.mode != "off" for rule in t.modes.all())
-    for cluster in room.clusters:
+    cutoff = context.now() - _GRACE
+    findings: list[LedgerFinding] = []
+    with context.ledger.reading() as t:
+        rates = t.rates.list_all()
+        is_enforced = all(rule.mode != "off" for rule in t.modes.list_all())
+    for cluster in context.clusters:
         try:
-            live = room.jobs.unfinished(cluster)
+            records = context.jobs.list_unfinished_records(cluster)
         except Unavailable as error:
-            found.append(
+            findings.append(
                 LedgerFinding(kind="unproved", what=f"holds could not be compared: {error}")
             )
             continue
-        ids = {get_hold_job_id(record) for record in live}
-        own = {one.job_id: one for one in holds if one.cluster == cluster and one.job_id}
-        found += [
+        job_ids = {get_hold_job_id(record) for record in records}
+        hold_by_job = {
+            hold.job_id: hold for hold in holds if hold.cluster == cluster and hold.job_id
+        }
+        findings += [
             LedgerFinding(
                 kind="hold-without-job",
-                what=f"hold {one.id} of {one.account} is for a job that is over",
+                what=f"hold {hold.id} of {hold.account} is for a job that is over",
                 where=f"{cluster}/{job_id}",
             )
-            for job_id, one in own.items()
-            if job_id not in ids and one.created_us < to_micros(before)
+            for job_id, hold in hold_by_job.items()
+            if job_id not in job_ids and hold.created_us < to_micros(cutoff)
         ]
-        found += [
+        findings += [
             LedgerFinding(
                 kind="job-without-hold",
                 what=f"job {record.job_id} runs, and nothing is held for it",
                 where=f"{cluster}/{record.job_id}",
             )
-            for record in live
+            for record in records
             if is_enforced
-            and get_hold_job_id(record) not in own
-            and _is_running_since(record, before)
+            and get_hold_job_id(record) not in hold_by_job
+            and _is_running_since(record, cutoff)
             and _has_price(record, cluster, rates)
         ]
-    return found
+    return findings
 
 
 def _is_running_since(record: "JobRecord", before: datetime) -> bool:
@@ -419,14 +429,16 @@ def _has_price(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
         return False
 
 
-def _need_operator(room: BankContext, asker: Asker, what: str) -> None:
+def _need_operator(context: BankContext, caller: Asker, activity: str) -> None:
     """Reject callers who are not operators."""
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator(what)
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator(activity)
 
 
-def _difference_line(one: Any) -> DifferenceLine:
-    return DifferenceLine(**{name: getattr(one, name) for name in DifferenceLine.__struct_fields__})
+def _difference_line(difference: Any) -> DifferenceLine:
+    return DifferenceLine(
+        **{name: getattr(difference, name) for name in DifferenceLine.__struct_fields__}
+    )
 
 
 UPKEEP_ACTIONS: Final = (
@@ -536,25 +548,25 @@ def list_outbox_kinds() -> tuple[str, ...]:
     return (NOTICE, *list_offers(GROUP))
 
 
-def list_notices(room: BankContext, asker: Asker, request: NoticesRequest) -> NoticesReply:
+def list_notices(context: BankContext, caller: Asker, request: NoticesRequest) -> NoticesReply:
     """List undelivered notices, dead letters included.
 
     Raises:
         BankRefused: The caller is no operator.
     """
     del request
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        found = t.outbox.untold(list_outbox_kinds(), _MAX_NOTICES + 1)
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        messages = t.outbox.list_undelivered(list_outbox_kinds(), _MAX_NOTICES + 1)
     return NoticesReply(
-        notices=tuple(_notice_line(item) for item in found[:_MAX_NOTICES]),
-        more=len(found) > _MAX_NOTICES,
-        **room.heading(),
+        notices=tuple(_notice_line(item) for item in messages[:_MAX_NOTICES]),
+        more=len(messages) > _MAX_NOTICES,
+        **context.make_heading(),
     )
 
 
 def retry_notices(
-    room: BankContext, asker: Asker, request: NoticesRetryRequest
+    context: BankContext, caller: Asker, request: NoticesRetryRequest
 ) -> NoticesRetryReply:
     """Retry undelivered notices at once, with the count of attempts reset.
 
@@ -562,13 +574,13 @@ def retry_notices(
         BankRefused: The caller is no operator.
         BankUsage: No undelivered notice has these numbers.
     """
-    with room.ledger.transaction() as t:
-        room.rights(asker, t).need_operator(_OPERATORS)
-        count = t.outbox.again(list_outbox_kinds(), request.numbers)
+    with context.ledger.transaction() as t:
+        context.get_rights(caller, t).require_operator(_OPERATORS)
+        count = t.outbox.retry(list_outbox_kinds(), request.numbers)
     if request.numbers and not count:
-        named = ", ".join(map(str, request.numbers))
-        raise BankUsage(f"nothing of number {named} waits to be told", request.numbers)
-    return NoticesRetryReply(retried=count, **room.heading())
+        numbers = ", ".join(map(str, request.numbers))
+        raise BankUsage(f"nothing of number {numbers} waits to be told", request.numbers)
+    return NoticesRetryReply(retried=count, **context.make_heading())
 
 
 def _notice_line(item: OutboxItem) -> NoticeLine:
@@ -693,7 +705,7 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
 
 
 def show_bank_status(
-    room: BankContext, asker: Asker, request: BankStatusRequest
+    context: BankContext, caller: Asker, request: BankStatusRequest
 ) -> BankStatusReply:
     """Report the state of the bank.
 
@@ -705,46 +717,46 @@ def show_bank_status(
     from steward.bank.reconciliation import read_last_comparison
 
     lines: list[ReconciliationProgress] = []
-    with room.ledger.reading() as t:
-        room.rights(asker, t).need_operator("see how the bank stands")
-        position, notices = t.seq, t.outbox.set_aside(list_outbox_kinds())
-        accounts = len(t.accounts.all(unknown=True))
-        books = t.books().accounts if request.accounts else ()
-        for cluster in room.clusters:
-            compared, until, by_slurmdbd = read_last_comparison(t, cluster)
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator("see how the bank stands")
+        position, notices = t.seq, t.outbox.count_dead_letters(list_outbox_kinds())
+        accounts = len(t.accounts.list_all(unknown=True))
+        books = t.export_books().accounts if request.accounts else ()
+        for cluster in context.clusters:
+            comparison, until, by_slurmdbd = read_last_comparison(t, cluster)
             lines.append(
                 ReconciliationProgress(
                     cluster=cluster,
                     until=_moment_or_none(until),
                     by_slurmdbd_until=_moment_or_none(by_slurmdbd),
-                    compared_at=moment(compared.at_us) if compared else None,
-                    differences=compared.differences if compared else 0,
-                    corrected=compared.corrected if compared else 0,
+                    compared_at=moment(comparison.at_us) if comparison else None,
+                    differences=comparison.differences if comparison else 0,
+                    corrected=comparison.corrected if comparison else 0,
                 )
             )
-    answer = BankStatusReply(
+    reply = BankStatusReply(
         position=position,
         accounts=accounts,
         gate="away",
         reconciled=tuple(lines),
         notices=notices,
-        money=_account_money(books, to_micros(room.now()), None),
-        **room.heading(),
+        money=_account_money(books, to_micros(context.now()), None),
+        **context.make_heading(),
     )
-    return _add_gate_state(room, answer, books)
+    return _add_gate_state(context, reply, books)
 
 
 def _add_gate_state(
-    room: BankContext, answer: BankStatusReply, books: tuple[AccountBooks, ...]
+    context: BankContext, reply: BankStatusReply, books: tuple[AccountBooks, ...]
 ) -> BankStatusReply:
     """Add the gate's state to the reply; without it, the reason why it does not answer."""
     try:
-        state = room.gate.state()
-        held = room.gate.held() if books else []
+        state = context.gate.state()
+        totals = context.gate.held() if books else []
     except GateUnavailable as error:
-        return msgspec.structs.replace(answer, gate_why=str(error))
+        return msgspec.structs.replace(reply, gate_why=str(error))
     return msgspec.structs.replace(
-        answer,
+        reply,
         gate="deciding" if state.deciding else "not deciding",
         gate_why=state.why,
         holds=state.holds,
@@ -752,32 +764,35 @@ def _add_gate_state(
         asked_at=_moment_or_none(state.asked_at_us),
         tally=state.tally,
         remote_at=_moment_or_none(state.remote_at_us),
-        money=_account_money(books, to_micros(room.now()), {one.account: one for one in held}),
+        money=_account_money(
+            books, to_micros(context.now()), {total.account: total for total in totals}
+        ),
     )
 
 
 def _account_money(
-    books: tuple[AccountBooks, ...], now_us: int, held: dict[str, HeldTotal] | None
+    books: tuple[AccountBooks, ...], now_us: int, held_by_account: dict[str, HeldTotal] | None
 ) -> tuple[AccountMoney, ...]:
     """Return the balances of accounts that pay for themselves; others are part of those."""
     lines = []
-    for one in books:
-        if one.payer not in ("", one.name):
+    for account in books:
+        if account.payer not in ("", account.name):
             continue
         balance = sum(
-            some.balance
-            for some in one.allocations
-            if some.begin_us <= now_us and (not some.end_us or now_us < some.end_us)
+            allocation.balance
+            for allocation in account.allocations
+            if allocation.begin_us <= now_us
+            and (not allocation.end_us or now_us < allocation.end_us)
         )
-        none = HeldTotal(account=one.name, holds=0, held=0)
-        known = None if held is None else held.get(one.name, none)
+        empty = HeldTotal(account=account.name, holds=0, held=0)
+        total = None if held_by_account is None else held_by_account.get(account.name, empty)
         lines.append(
             AccountMoney(
-                account=one.name,
+                account=account.name,
                 balance=balance,
-                credit=one.credit,
-                held=known.held if known else None,
-                holds=known.holds if known else None,
+                credit=account.credit,
+                held=total.held if total else None,
+                holds=total.holds if total else None,
             )
         )
     return tuple(lines)

@@ -48,7 +48,7 @@ class Estimator:
     """Estimates for one cluster; make a new one when its model or the rates change.
 
     Args:
-        picture: The model of the cluster.
+        model: The model of the cluster.
         rates: All rates.
         settings: [bank].
     """
@@ -56,7 +56,7 @@ class Estimator:
     def __init__(
         self, picture: ClusterModel, rates: Sequence[Rate], settings: BankSettings
     ) -> None:
-        self.picture = picture
+        self.model = picture
         self._settings = settings
         self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
         # After the last change of rates, a rate can be chosen once for all jobs.
@@ -87,13 +87,13 @@ class Estimator:
             NoEstimate: A partition is unknown, the array is malformed, or the budget is spent
                 before all partitions and QOS are priced.
         """
-        account = self.account_of(job)
-        found = self._choices(job, account, now, budget)
+        account = self.find_account(job)
+        found = self._list_choices(job, account, now, budget)
         tasks, at_once = (1, 1) if not job.array else count_array_tasks(job.array)
         best: tuple[int, _PricedChoice] | None = None
         for choice in found:
             site, priced, qos, size = choice
-            amount = priced.amount(size, self.time_s(job.time_limit_min, site), qos)
+            amount = priced.compute_cost(size, self.time_s(job.time_limit_min, site), qos)
             if best is None or amount > best[0]:
                 best = amount, choice
         if best is None:
@@ -114,9 +114,9 @@ class Estimator:
             per_task=amount,
             at_once=at_once,
         )
-        return self._explained(quote, priced.rate) if lines else quote
+        return self._explain_quote(quote, priced.rate) if lines else quote
 
-    def longest(
+    def find_longest_limit(
         self,
         job: JobRequest,
         available: int,
@@ -142,7 +142,7 @@ class Estimator:
             NoRate: As :meth:`quote`.
             NoEstimate: As :meth:`quote`.
         """
-        found = self._choices(job, self.account_of(job), now, budget)
+        found = self._list_choices(job, self.find_account(job), now, budget)
         most = available // max(1, tasks)
         low, high = 0, _YEAR_MIN
         # Rounding and minimum charges make cost nonlinear, but a longer limit never costs less.
@@ -151,7 +151,7 @@ class Estimator:
                 return None
             middle = (low + high + 1) // 2
             if all(
-                priced.amount(size, self.time_s(middle, site), qos) <= most
+                priced.compute_cost(size, self.time_s(middle, site), qos) <= most
                 for site, priced, qos, size in found
             ):
                 low = middle
@@ -159,14 +159,14 @@ class Estimator:
                 high = middle - 1
         return low or None
 
-    def _choices(
+    def _list_choices(
         self, job: JobRequest, account: str, now: datetime, budget: Budget
     ) -> list[_PricedChoice]:
         """List all partitions and QOS that a job may use, with the TRES that it may get there."""
         check_text_lengths(job, budget)
         found: list[_PricedChoice] = []
         for name in self._partitions(job):
-            site = self._site(name)
+            site = self._get_limits(name)
             for qos in self._qos(job, account):
                 if found and budget.is_spent():
                     raise NoEstimate(
@@ -176,20 +176,20 @@ class Estimator:
                 found.append((site, priced, qos, compute_size(job, site, priced)))
         return found
 
-    def account_of(self, job: JobRequest) -> str:
+    def find_account(self, job: JobRequest) -> str:
         """Return the account that pays, in lower case as in Slurm; "" if unknown."""
         if job.account:
             return job.account.lower()
-        user = self.picture.users.get(job.uid, "")
-        return (self.picture.accounts.get(user) or self._settings.default_account).lower()
+        user = self.model.users.get(job.uid, "")
+        return (self.model.accounts.get(user) or self._settings.default_account).lower()
 
-    def user_of(self, uid: int) -> str:
+    def find_user(self, uid: int) -> str:
         """Return the name of a user that slurmdbd knows; "" for others."""
-        return self.picture.users.get(uid, "")
+        return self.model.users.get(uid, "")
 
     def time_s(self, limit: int | None, site: PartitionLimits) -> int:
         """Return how long a job may hold its allocation, in seconds; ``limit`` is in minutes."""
-        part = site.part
+        part = site.partition
         seconds: int | None
         if limit is None:
             seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
@@ -204,7 +204,7 @@ class Estimator:
     def _partitions(self, job: JobRequest) -> Sequence[str]:
         """Return the partitions that a job may use."""
         if not job.partition:
-            default = self.picture.default_partition
+            default = self.model.default_partition
             return (default,) if default else ()
         if "," not in job.partition:
             return (job.partition,)
@@ -213,24 +213,24 @@ class Estimator:
     def _qos(self, job: JobRequest, account: str) -> Sequence[str]:
         """Return the QOS that a job may use."""
         if not job.qos:
-            if not self.picture.accounting:
+            if not self.model.accounting:
                 return ("",)
-            user = self.picture.users.get(job.uid, "")
-            return (self.picture.qos.get(f"{account}/{user}") or _DEFAULT_QOS,)
+            user = self.model.users.get(job.uid, "")
+            return (self.model.qos.get(f"{account}/{user}") or _DEFAULT_QOS,)
         return (job.qos,) if "," not in job.qos else split_choices(job.qos, "--qos")
 
-    def _site(self, name: str) -> PartitionLimits:
+    def _get_limits(self, name: str) -> PartitionLimits:
         """Return the limits of a partition, from the cache if possible."""
         site = self._sites.get(name)
         if site is None:
-            part = self.picture.partitions.get(name)
+            part = self.model.partitions.get(name)
             if part is None:
                 raise NoEstimate(
-                    f"cluster {self.picture.cluster} has no partition {name}, as far as is known: "
+                    f"cluster {self.model.cluster} has no partition {name}, as far as is known: "
                     "a new one can be used within a minute",
                     name,
                 )
-            site = self._sites[name] = PartitionLimits(part, self.picture)
+            site = self._sites[name] = PartitionLimits(part, self.model)
         return site
 
     def _price(self, site: PartitionLimits, qos: str, now: datetime) -> PricedPartition:
@@ -238,13 +238,13 @@ class Estimator:
         is_settled = self._last_change is None or now >= self._last_change
         priced = self._priced.get((site.name, qos)) if is_settled else None
         if priced is None:
-            rate = find_rate(self._rates, self.picture.cluster, site.name, qos, now)
+            rate = find_rate(self._rates, self.model.cluster, site.name, qos, now)
             priced = PricedPartition(rate, site)
             if is_settled and len(self._priced) < _MOST_CACHED:
                 self._priced[site.name, qos] = priced
         return priced
 
-    def _explained(self, quote: Quote, rate: Rate) -> Quote:
+    def _explain_quote(self, quote: Quote, rate: Rate) -> Quote:
         """Add the lines that explain a quote."""
         use = ResourceUse(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
         price = compute_highest_price(use, rate)

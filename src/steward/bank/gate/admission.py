@@ -119,7 +119,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         say: The message to the user.
         qos: The QOS that the job gets instead of its own.
         partition: The partition that the job gets instead of its own.
-        placing: The hold to place; None for none.
+        plan: The hold to place; None for none.
         sibling: The hold of another cluster of the federation that covers the job already.
         short: Why the job is rejected, or would be in mode ``gate``; "" if it can be paid.
         quote: The quote; None if none was requested, or the job cannot be priced.
@@ -134,7 +134,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     say: str = ""
     qos: str = ""
     partition: str = ""
-    placing: HoldPlan | None = None
+    plan: HoldPlan | None = None
     sibling: OpenHold | None = None
     short: str = ""
     quote: Quote | None = None
@@ -185,41 +185,42 @@ class VainHolds:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._vain: dict[tuple[str, int], tuple[float, int]] = {}
+        self._records: dict[tuple[str, int], tuple[float, int]] = {}
 
     def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
         """Record that all available SU of a payer were held in vain for this many seconds."""
-        vain_s += self._left_s(payer, uid, now_us)
-        self._vain[payer, uid] = (min(vain_s, _MOST_VAIN_S), now_us)
+        vain_s += self._get_vain_s(payer, uid, now_us)
+        self._records[payer, uid] = (min(vain_s, _MOST_VAIN_S), now_us)
 
-    def most(self, payer: str, uid: int, free: int, now_us: int) -> int | None:
+    def get_limit(self, payer: str, uid: int, available: int, now_us: int) -> int | None:
         """Return how much may be held for a user's unseen jobs, micro-SU; None for no bound.
 
-        ``free`` is the payer's available SU plus the holds for the user's unseen jobs, micro-SU.
+        ``available`` is the payer's available SU plus the holds for the user's unseen jobs, micro-
+        SU.
         """
-        if not self._vain or self.wait_s(payer, uid, now_us) <= 0:
+        if not self._records or self.get_wait_s(payer, uid, now_us) <= 0:
             return None
-        return int(max(0, free) * self._share)
+        return int(max(0, available) * self._share)
 
-    def wait_s(self, payer: str, uid: int, now_us: int) -> float:
+    def get_wait_s(self, payer: str, uid: int, now_us: int) -> float:
         """Return the seconds until a user is trusted again; 0 for a trusted user."""
-        over_s = self._left_s(payer, uid, now_us) - MOST_TRUSTED_VAIN_S
-        return max(0.0, over_s) / self._fades
+        over_s = self._get_vain_s(payer, uid, now_us) - MOST_TRUSTED_VAIN_S
+        return max(0.0, over_s) / self._decay_rate
 
-    def forget(self, now_us: int) -> None:
+    def drop_decayed(self, now_us: int) -> None:
         """Drop records that have decayed."""
-        for payer, uid in list(self._vain):
-            if self._left_s(payer, uid, now_us) < _LEAST_VAIN_S:
-                del self._vain[payer, uid]
+        for payer, uid in list(self._records):
+            if self._get_vain_s(payer, uid, now_us) < _LEAST_VAIN_S:
+                del self._records[payer, uid]
 
     @property
-    def _fades(self) -> float:
+    def _decay_rate(self) -> float:
         # Slower than a user in doubt can hold SU: a submit loop never regains trust.
         return self._share / 2
 
-    def _left_s(self, payer: str, uid: int, now_us: int) -> float:
-        vain_s, at_us = self._vain.get((payer, uid), (0.0, now_us))
-        return max(0.0, vain_s - (now_us - at_us) / 1e6 * self._fades)
+    def _get_vain_s(self, payer: str, uid: int, now_us: int) -> float:
+        vain_s, at_us = self._records.get((payer, uid), (0.0, now_us))
+        return max(0.0, vain_s - (now_us - at_us) / 1e6 * self._decay_rate)
 
 
 _MINUTES_A_DAY: Final = 1440
@@ -230,65 +231,74 @@ _MOST_NAMES: Final = 3
 
 
 def format_rejection(
-    purses: AccountBalances, ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall
+    balances: AccountBalances,
+    rules: GateRules,
+    case: AdmissionCase,
+    quote: Quote,
+    shortfall: Shortfall,
 ) -> str:
     """Write the rejection message for a user: cost, shortfall, balance, and what would fit."""
-    lines = [_format_headline(ground, case, quote, short)]
-    if short.what == "unknown":
-        return "\n".join([*lines, _format_remote_age(purses, ground, case)])
-    lines += _format_balance(purses, ground, case, short)
-    lines += _format_assumed_limit(ground, case, quote)
-    if ground.budget.is_spent():
+    lines = [_format_headline(rules, case, quote, shortfall)]
+    if shortfall.what == "unknown":
+        return "\n".join([*lines, _format_remote_age(balances, rules, case)])
+    lines += _format_balance(balances, rules, case, shortfall)
+    lines += _format_assumed_limit(rules, case, quote)
+    if rules.budget.is_spent():
         return "\n".join(lines)  # slurmctld waits: skip the search
-    fits = _format_smaller_requests(ground, case, quote, short)
-    if fits:
-        lines.append(f"  What would fit: {fits}.")
-    elif short.what not in ("share", "unseen"):
-        lines += _format_alternatives(purses, ground, case, quote)
+    suggestion = _format_smaller_requests(rules, case, quote, shortfall)
+    if suggestion:
+        lines.append(f"  What would fit: {suggestion}.")
+    elif shortfall.what not in ("share", "unseen"):
+        lines += _format_alternatives(balances, rules, case, quote)
     return "\n".join(lines)
 
 
-def _format_headline(ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall) -> str:
+def _format_headline(
+    rules: GateRules, case: AdmissionCase, quote: Quote, shortfall: Shortfall
+) -> str:
     """Write the message's first line: the cost and the limit that it exceeds."""
     account = case.account
-    cost = format_money(quote.amount, ground.unit)
+    cost = format_money(quote.amount, rules.unit)
     what = f"this job may cost {cost}"
-    if short.needed != quote.amount:
+    if shortfall.needed != quote.amount:
         what = (
-            f"this change may cost {format_money(short.needed, ground.unit)} more ({cost} in all)"
+            f"this change may cost {format_money(shortfall.needed, rules.unit)} more "
+            f"({cost} in all)"
         )
-    free = format_money(max(0, short.free), ground.unit)
-    if short.what == "user":
+    available = format_money(max(0, shortfall.free), rules.unit)
+    if shortfall.what == "user":
         return (
-            f"Steward: {what}, but user {case.user} has {free} left to spend in account {account}"
+            f"Steward: {what}, but user {case.user} has {available} left to spend "
+            f"in account {account}"
         )
-    if short.what == "unknown":
+    if shortfall.what == "unknown":
         return f"Steward: {what}, but what account {account} has is not known just now"
-    if short.what == "share":
+    if shortfall.what == "share":
         return (
-            f"Steward: {what}, but only {free} more of account {account} may be held for one "
+            f"Steward: {what}, but only {available} more of account {account} may be held for one "
             "user's jobs"
         )
-    if short.what == "unseen":
+    if shortfall.what == "unseen":
         return (
             f"Steward: {what}, but jobs of yours were asked for again and again that Slurm then "
-            f"did not have (sbatch --test-only asks, too), so that only {free} more of account "
-            f"{account} may be held until Slurm shows their jobs: try again in {short.wait_s} s"
+            f"did not have (sbatch --test-only asks, too), so that only {available} more of "
+            "account "
+            f"{account} may be held until Slurm shows their jobs: try again in {shortfall.wait_s} s"
         )
-    if short.free < 0:
+    if shortfall.free < 0:
         return f"Steward: {what}, but account {account} is overdrawn"
-    return f"Steward: {what}, but account {account} has {free} free"
+    return f"Steward: {what}, but account {account} has {available} free"
 
 
 def _format_balance(
-    purses: AccountBalances, ground: GateRules, case: AdmissionCase, short: Shortfall
+    balances: AccountBalances, rules: GateRules, case: AdmissionCase, shortfall: Shortfall
 ) -> list[str]:
     """Write the lines on the account's balance, holds, credit limit and next allocation."""
-    unit, account = ground.unit, case.account
-    means = purses.means(account, case.user, case.job.uid, case.now_us)
-    given = sum(one.total for one in purses.active(means.payer, case.now_us))
+    unit, account = rules.unit, case.account
+    means = balances.get_means(account, case.user, case.job.uid, case.now_us)
+    granted = sum(allocation.total for allocation in balances.iter_active(means.payer, case.now_us))
     lines = []
-    if short.what == "user" and means.user_limit is not None:
+    if shortfall.what == "user" and means.user_limit is not None:
         lines.append(
             f"  Of the limit of {format_money(means.user_limit, unit)}, "
             f"{format_money(means.user_spent, unit)} "
@@ -296,17 +306,17 @@ def _format_balance(
         )
     else:
         paid = f" (paid by {means.payer})" if means.payer != account else ""
-        spent = f"{format_money(max(0, given - means.balance), unit)} spent, " if given else ""
-        owed = f", credit {format_money(means.credit, unit)}" if means.credit else ""
+        spent = f"{format_money(max(0, granted - means.balance), unit)} spent, " if granted else ""
+        credit = f", credit {format_money(means.credit, unit)}" if means.credit else ""
         lines.append(
             f"  Account {account}{paid}: {spent}balance {format_money(means.balance, unit)}, "
-            f"{format_money(means.held, unit)} held for other jobs{owed}."
+            f"{format_money(means.held, unit)} held for other jobs{credit}."
         )
     if means.at_us:
-        lines.append(_format_remote_age(purses, ground, case))
-    following = purses.next_allocation(means.payer, case.now_us)
-    if following and short.what == "account":
-        begins = to_datetime(following.begin_us).astimezone(ground.zone(case.cluster))
+        lines.append(_format_remote_age(balances, rules, case))
+    following = balances.find_next_allocation(means.payer, case.now_us)
+    if following and shortfall.what == "account":
+        begins = to_datetime(following.begin_us).astimezone(rules.get_time_zone(case.cluster))
         lines.append(
             f"  The next allocation, {format_money(following.balance, unit)}, "
             f"begins on {begins:%Y-%m-%d at %H:%M}."
@@ -314,92 +324,94 @@ def _format_balance(
     return lines
 
 
-def _format_remote_age(purses: AccountBalances, ground: GateRules, case: AdmissionCase) -> str:
+def _format_remote_age(balances: AccountBalances, rules: GateRules, case: AdmissionCase) -> str:
     """Write when the remote myBRC server reported the account's balance."""
-    host = urlsplit(ground.bank.remote.url).hostname
-    at_us = purses.remote_at_us(case.account)
+    host = urlsplit(rules.bank.remote.url).hostname
+    at_us = balances.get_remote_at_us(case.account)
     if not at_us:
         return f"  {host} was not asked yet: try again in a minute."
-    at = to_datetime(at_us).astimezone(ground.zone(case.cluster))
+    at = to_datetime(at_us).astimezone(rules.get_time_zone(case.cluster))
     age_s = max(0, case.now_us - at_us) // 1_000_000
     age = f"{age_s // 60} min" if age_s >= _SHOWN_IN_MINUTES_S else f"{age_s} s"
     return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
 
 
-def _format_assumed_limit(ground: GateRules, case: AdmissionCase, quote: Quote) -> list[str]:
+def _format_assumed_limit(rules: GateRules, case: AdmissionCase, quote: Quote) -> list[str]:
     """Write the assumed time limit, if the job sets none."""
-    estimator = ground.estimator(case.cluster)
+    estimator = rules.get_estimator(case.cluster)
     is_given = case.is_change or case.job.time_limit_min is not None
     if estimator is None or is_given or not quote.tres:
         return []
-    part = estimator.picture.partitions.get(quote.partition)
+    partition = estimator.model.partitions.get(quote.partition)
     seconds = None
-    if part is not None:
-        seconds = part.max_time_s if part.default_time_s is None else part.default_time_s
-    minutes = (ground.bank.default_time_s if seconds is None else seconds) // 60
+    if partition is not None:
+        seconds = (
+            partition.max_time_s if partition.default_time_s is None else partition.default_time_s
+        )
+    minutes = (rules.bank.default_time_s if seconds is None else seconds) // 60
     clock = _format_minutes(minutes)
     return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
 
 
 def _format_alternatives(
-    purses: AccountBalances, ground: GateRules, case: AdmissionCase, quote: Quote
+    balances: AccountBalances, rules: GateRules, case: AdmissionCase, quote: Quote
 ) -> list[str]:
     """Name the user's other accounts that can pay, and the owners to ask for more."""
     lines = []
-    for name in purses.accounts_of(case.user) if case.user else ():
-        if ground.budget.is_spent():
+    for name in balances.list_accounts(case.user) if case.user else ():
+        if rules.budget.is_spent():
             break
-        books = purses.accounts[name]
+        books = balances.accounts[name]
         if name == case.account or books.closed:
             continue
-        means = purses.means(name, case.user, case.job.uid, case.now_us)
-        left = means.available
+        means = balances.get_means(name, case.user, case.job.uid, case.now_us)
+        available = means.available
         if means.user_limit is not None:
-            left = min(left, means.user_limit - means.user_spent - means.user_held)
-        if left >= quote.amount:
+            available = min(available, means.user_limit - means.user_spent - means.user_held)
+        if available >= quote.amount:
             lines.append(f"  Account {name} of yours can pay it (--account={name}).")
         if len(lines) == _MOST_NAMES:
             break
-    account = purses.accounts.get(case.account)
-    payer = purses.accounts.get(purses.payer_of(case.account))
+    account = balances.accounts.get(case.account)
+    payer = balances.accounts.get(balances.get_payer(case.account))
     owners = (account.owners if account else ()) or (payer.owners if payer else ())
-    who = " or ".join(owners[:_MOST_NAMES])
-    looks = "looks" if len(owners) == 1 else "look"
+    owner_names = " or ".join(owners[:_MOST_NAMES])
+    verb = "looks" if len(owners) == 1 else "look"
     lines.append(
-        f"  For more of account {case.account} ask {who}, who {looks} after it."
-        if who
+        f"  For more of account {case.account} ask {owner_names}, who {verb} after it."
+        if owner_names
         else f"  For more of account {case.account} ask those who run the cluster."
     )
     return lines
 
 
 def _format_smaller_requests(
-    ground: GateRules, case: AdmissionCase, quote: Quote, short: Shortfall
+    rules: GateRules, case: AdmissionCase, quote: Quote, shortfall: Shortfall
 ) -> str:
     """Describe a smaller request that the account could pay; "" if there is none."""
-    estimator = ground.estimator(case.cluster)
-    free = quote.amount - short.needed + short.free
+    estimator = rules.get_estimator(case.cluster)
+    affordable = quote.amount - shortfall.needed + shortfall.free
     # If the caller gave only a cost, no request is known that could be made smaller.
-    if estimator is None or free <= 0 or not quote.tres:
+    if estimator is None or affordable <= 0 or not quote.tres:
         return ""
-    ways = []
+    suggestions = []
     try:
-        minutes = estimator.longest(
+        minutes = estimator.find_longest_limit(
             case.job,
-            free,
+            affordable,
             to_datetime(case.first_submit_us),
             tasks=quote.tasks,
-            budget=ground.budget,
+            budget=rules.budget,
         )
     except NoEstimate:
         minutes = None  # with another time limit the job cannot be priced
     if minutes is not None and minutes > 0:
-        ways.append(f"a time limit of at most {_format_minutes(minutes)} (--time={minutes})")
+        suggestions.append(f"a time limit of at most {_format_minutes(minutes)} (--time={minutes})")
     if quote.tasks > 1 and quote.per_task:
-        tasks = free // quote.per_task
+        tasks = affordable // quote.per_task
         if tasks:
-            ways.append(f"{tasks} of its {quote.tasks} tasks")
-    return ", or ".join(ways)
+            suggestions.append(f"{tasks} of its {quote.tasks} tasks")
+    return ", or ".join(suggestions)
 
 
 def _format_minutes(minutes: int) -> str:
@@ -415,12 +427,12 @@ DEFERRED_START_US: Final = 15 * 60 * 1_000_000
 class DecisionMaker:
     """Decide on submits, changes and queued jobs, from the balances and rules in memory."""
 
-    def __init__(self, purses: AccountBalances, ground: GateRules, doubts: VainHolds) -> None:
-        self._purses = purses
-        self._ground = ground
-        self._doubts = doubts
+    def __init__(self, balances: AccountBalances, rules: GateRules, vain_holds: VainHolds) -> None:
+        self._balances = balances
+        self._rules = rules
+        self._vain_holds = vain_holds
 
-    def submit(
+    def decide_submit(
         self,
         cluster: str,
         job: JobRequest,
@@ -435,22 +447,22 @@ class DecisionMaker:
         ``is_lenient``: accept the job even if the account cannot pay, because the outage policy
         says so while the ledger is unavailable.
         """
-        case = self.case(cluster, job, user, now_us, is_lenient=is_lenient)
+        case = self.build_case(cluster, job, user, now_us, is_lenient=is_lenient)
         if case.mode == "off":
             return _accept(case)
         if job.admin_comment:
-            sibling = self._sibling(cluster, job, secret)
+            sibling = self._find_sibling(cluster, job, secret)
             if sibling is not None:
-                return self._of_sibling(case, sibling)
-        why = self._objection(case)
+                return self._decide_sibling(case, sibling)
+        why = self._find_objection(case)
         if why is not None:
             return make_rejection(case, why) if why else _accept(case)
-        decision = self._new(case)
-        if decision.ok or case.account not in self._ground.bank.refusal:
+        decision = self._decide_new(case)
+        if decision.ok or case.account not in self._rules.bank.refusal:
             return decision
-        return self._otherwise(case, decision)
+        return self._apply_alternative(case, decision)
 
-    def change(
+    def decide_change(
         self,
         cluster: str,
         hold: OpenHold,
@@ -467,11 +479,13 @@ class DecisionMaker:
         """
         quotes: dict[JobRequest, Quote] = {}
         return [
-            self._change(cluster, hold, before, after, job, now_us, quotes, is_lenient=is_lenient)
+            self._decide_pair(
+                cluster, hold, before, after, job, now_us, quotes, is_lenient=is_lenient
+            )
             for before, after in changed
         ]
 
-    def _change(
+    def _decide_pair(
         self,
         cluster: str,
         hold: OpenHold,
@@ -486,43 +500,50 @@ class DecisionMaker:
         """Decide on one pair of descriptions, before and after a change."""
         # Only a waiting job gets a new start time or a release: its hold is what earlier runs left.
         is_again = hold.started and not before.array and bool(job.begin_us or job.released)
-        case, known = (
+        case, before_case = (
             msgspec.structs.replace(
-                self.case(cluster, one, hold.user, now_us, is_lenient=is_lenient),
+                self.build_case(cluster, description, hold.user, now_us, is_lenient=is_lenient),
                 first_submit_us=hold.created_us,
                 is_started=hold.started,
                 is_change=True,
                 is_again=is_again,
                 hold=hold,
             )
-            for one in (complete_description(hold, after), complete_description(hold, before))
+            for description in (
+                complete_description(hold, after),
+                complete_description(hold, before),
+            )
         )
         if case.mode == "off":
             return _accept(case)
-        before_quote, quote = self._quote_or_none(known, quotes), self._quote_or_none(case, quotes)
-        is_less = (
+        before_quote, quote = (
+            self._quote_or_none(before_case, quotes),
+            self._quote_or_none(case, quotes),
+        )
+        is_decrease = (
             before_quote is not None
             and quote is not None
             and quote.amount <= before_quote.amount
-            and self._needed(case, quote) <= self._needed(known, before_quote)
-            and case.account == known.account
+            and self._compute_needed(case, quote) <= self._compute_needed(before_case, before_quote)
+            and case.account == before_case.account
             and not (job.released or job.begin_us)
-            and (case.job.held, case.job.begin_us) == (known.job.held, known.job.begin_us)
+            and (case.job.held, case.job.begin_us)
+            == (before_case.job.held, before_case.job.begin_us)
         )
-        if is_less:
+        if is_decrease:
             # A decrease passes even if the account is closed.
             return _accept(case)
-        decision = self.cover(case, quotes)
-        placing = decision.placing
-        stranger = self.stranger(case)
-        if stranger is not None:
-            return make_rejection(case, stranger) if stranger else _accept(case)
+        decision = self.decide_cover(case, quotes)
+        plan = decision.plan
+        objection = self.find_account_objection(case)
+        if objection is not None:
+            return make_rejection(case, objection) if objection else _accept(case)
         covered = before_quote.amount if before_quote is not None else 0
-        if placing is None or placing.needed or placing.quote.amount <= covered:
+        if plan is None or plan.needed or plan.quote.amount <= covered:
             return decision
         # The hold is still empty; reject now what could not be paid when the job starts.
-        short = self._short(case, placing.payer, placing.quote.amount)
-        return self._not_yet(case, decision, placing, short) if short else decision
+        shortfall = self._find_shortfall(case, plan.payer, plan.quote.amount)
+        return self._reject_later_cost(case, decision, plan, shortfall) if shortfall else decision
 
     def _quote_or_none(self, case: AdmissionCase, quotes: dict[JobRequest, Quote]) -> Quote | None:
         """Quote a job; None if it cannot be priced."""
@@ -532,32 +553,34 @@ class DecisionMaker:
             return None
 
     def _quote(self, case: AdmissionCase, quotes: dict[JobRequest, Quote]) -> Quote:
-        known = quotes.get(case.job)
-        if known is None:
-            known = self._ground.quote(case.cluster, case.job, case.first_submit_us)
-            quotes[case.job] = known
-        return known
+        quote = quotes.get(case.job)
+        if quote is None:
+            quote = self._rules.quote(case.cluster, case.job, case.first_submit_us)
+            quotes[case.job] = quote
+        return quote
 
-    def afford(self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int) -> Decision:
+    def decide_cost(
+        self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int
+    ) -> Decision:
         """Decide, as in mode ``gate``, on a new job whose cost the caller gives, in micro-SU.
 
         Of ``job``, only the uid and the account matter. ``user`` is "" if the name is unknown.
         """
-        known = self.case(cluster, job, user, now_us)
-        is_exempt = self._ground.is_exempt(cluster, job.uid, user)
-        is_lenient = self._is_lenient(known.account, now_us)
-        case = msgspec.structs.replace(known, mode="gate", free_pass=is_exempt or is_lenient)
-        why = self._objection(case)
+        base_case = self.build_case(cluster, job, user, now_us)
+        is_exempt = self._rules.is_exempt(cluster, job.uid, user)
+        is_lenient = self._is_lenient(base_case.account, now_us)
+        case = msgspec.structs.replace(base_case, mode="gate", free_pass=is_exempt or is_lenient)
+        why = self._find_objection(case)
         if why is not None:
             return make_rejection(case, why) if why else _accept(case)
-        return self._held(case, Quote(amount=cost, account=case.account))
+        return self._decide_quote(case, Quote(amount=cost, account=case.account))
 
-    def case(
+    def build_case(
         self, cluster: str, job: JobRequest, user: str, now_us: int, *, is_lenient: bool = False
     ) -> AdmissionCase:
         """Build the case of a job: resolve its account, mode and exemptions."""
-        account = self._ground.account_of(cluster, job, user)
-        mode = self._ground.mode(cluster, job.partition, account)
+        account = self._rules.find_account(cluster, job, user)
+        mode = self._rules.get_mode(cluster, job.partition, account)
         if job.account != account:
             job = msgspec.structs.replace(job, account=account)
         return AdmissionCase(
@@ -570,7 +593,7 @@ class DecisionMaker:
             free_pass=(
                 is_lenient
                 or mode != "gate"
-                or self._ground.is_exempt(cluster, job.uid, user)
+                or self._rules.is_exempt(cluster, job.uid, user)
                 or self._is_lenient(account, now_us)
             ),
             first_submit_us=now_us,
@@ -578,72 +601,74 @@ class DecisionMaker:
 
     def _is_lenient(self, account: str, now_us: int) -> bool:
         """Return True if the policy accepts jobs while the remote balance is unknown."""
-        return self._ground.settings.gate.policy == "allow" and self._is_unknown(account, now_us)
+        return self._rules.settings.gate.policy == "allow" and self._is_unknown(account, now_us)
 
     def _is_unknown(self, account: str, now_us: int) -> bool:
         """Return True if the remote myBRC server's balance of an account is too old."""
-        remote = self._ground.bank.remote
+        remote = self._rules.bank.remote
         if not remote.balances:
             return False
-        return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
+        return now_us - self._balances.get_remote_at_us(account) > remote.balance_age_s * 1e6
 
-    def cover(self, case: AdmissionCase, quotes: dict[JobRequest, Quote] | None = None) -> Decision:
+    def decide_cover(
+        self, case: AdmissionCase, quotes: dict[JobRequest, Quote] | None = None
+    ) -> Decision:
         """Decide on the SU that a job needs beyond its hold; its quote is added to ``quotes``."""
         try:
             quote = self._quote(case, {} if quotes is None else quotes)
         except (NoRate, NoEstimate) as error:
             return make_rejection(case, f"Steward: {error}", is_alarming=True)
-        return self._held(case, quote)
+        return self._decide_quote(case, quote)
 
-    def _held(self, case: AdmissionCase, quote: Quote) -> Decision:
+    def _decide_quote(self, case: AdmissionCase, quote: Quote) -> Decision:
         """Decide on a job's quote: compare what it needs beyond its hold with what is available."""
         hold = case.hold
-        needed = self._needed(case, quote)
-        has, is_moved = 0, False
+        needed = self._compute_needed(case, quote)
+        held, is_moved = 0, False
         if hold is not None:
             # Compare a change with the former request, of which a part may be settled.
-            has = hold.amount if case.is_change and not case.is_again else hold.remaining
+            held = hold.amount if case.is_change and not case.is_again else hold.remaining
             is_moved = hold.account != case.account or hold.is_stranded
-        amount = max(0, needed - has) + (hold.remaining if hold is not None and is_moved else 0)
-        payer = self._purses.payer_of(case.account)
-        short = self._short(case, payer, amount) if amount else None
+        amount = max(0, needed - held) + (hold.remaining if hold is not None and is_moved else 0)
+        payer = self._balances.get_payer(case.account)
+        shortfall = self._find_shortfall(case, payer, amount) if amount else None
         why = ""
-        if short is not None:
-            why = format_rejection(self._purses, self._ground, case, quote, short)
+        if shortfall is not None:
+            why = format_rejection(self._balances, self._rules, case, quote, shortfall)
             if not case.free_pass or (hold is not None and case.mode != "gate"):
                 return make_rejection(case, why, quote=quote)
-        placing = HoldPlan(
+        plan = HoldPlan(
             account=case.account,
             payer=payer,
             needed=needed,
             amount=amount,
             # In mode observe a job that would be rejected takes no SU from accepted ones.
             shares=()
-            if short is not None and case.mode != "gate"
-            else self._purses.draw(payer, amount, case.now_us),
+            if shortfall is not None and case.mode != "gate"
+            else self._balances.split_amount(payer, amount, case.now_us),
             quote=quote,
             job=case.job,
             is_moved=is_moved,
         )
-        return _accept(case, placing=placing, short=why)
+        return _accept(case, plan=plan, short=why)
 
-    def _objection(self, case: AdmissionCase) -> str | None:
-        """Return why the account cannot pay for this user's new job; as :meth:`stranger`."""
-        stranger = self.stranger(case)
-        if stranger is not None or self._ground.is_member(case.cluster, case.account, case.user):
-            return stranger
+    def _find_objection(self, case: AdmissionCase) -> str | None:
+        """Return why the account cannot pay for this user's new job; as :meth:`objection`."""
+        objection = self.find_account_objection(case)
+        if objection is not None or self._rules.is_member(case.cluster, case.account, case.user):
+            return objection
         # Slurm rejects it later; a hold until then would block other users' SU.
         return (
             f"Steward: {case.user or f'user {case.job.uid}'} has no association with account "
             f"{case.account} in slurmdbd; a new one counts within a minute"
         )
 
-    def stranger(self, case: AdmissionCase) -> str | None:
+    def find_account_objection(self, case: AdmissionCase) -> str | None:
         """Return why the bank cannot charge an account: "" to accept anyway, None if it can."""
         account, user = case.account, case.user
-        known = self._purses.accounts.get(account)
-        if known is None:
-            if self._ground.bank.unknown_accounts == "allow":
+        books = self._balances.accounts.get(account)
+        if books is None:
+            if self._rules.bank.unknown_accounts == "allow":
                 return ""
             if not account:
                 return "Steward: this job names no account: give one with --account"
@@ -651,12 +676,12 @@ class DecisionMaker:
                 f"Steward: the bank knows no account {account}: give another with --account, "
                 "or ask for it to be opened"
             )
-        if known.closed:
+        if books.closed:
             return f"Steward: account {account} is closed: give another with --account"
-        if known.only_listed and (not user or self._purses.user_books(account, user) is None):
+        if books.only_listed and (not user or self._balances.find_user(account, user) is None):
             return f"Steward: {user or 'this user'} may not charge account {account}"
-        remote = self._purses.remote.get(account)
-        has_limits = any(one.limit is not None for one in known.users)
+        remote = self._balances.remote_means.get(account)
+        has_limits = any(listed.limit is not None for listed in books.users)
         if not user and (has_limits or (remote is not None and remote.limits)):
             return (
                 f"Steward: the name of user {case.job.uid} cannot be looked up now, and account "
@@ -664,117 +689,129 @@ class DecisionMaker:
             )
         return None
 
-    def _new(self, case: AdmissionCase) -> Decision:
+    def _decide_new(self, case: AdmissionCase) -> Decision:
         """Decide on a new job; an overdrawn account rejects even one that holds nothing yet."""
-        decision = self.cover(case)
-        placing = decision.placing
-        if placing is None or placing.amount or not placing.quote.amount:
+        decision = self.decide_cover(case)
+        plan = decision.plan
+        if plan is None or plan.amount or not plan.quote.amount:
             return decision
         # It holds nothing yet, but an overdrawn account accepts no jobs.
-        free = self._purses.available(placing.payer, case.now_us)
-        if free >= 0:
+        available = self._balances.get_available(plan.payer, case.now_us)
+        if available >= 0:
             return decision
-        short = Shortfall(needed=placing.quote.amount, free=free)
-        return self._not_yet(case, decision, placing, short)
+        shortfall = Shortfall(needed=plan.quote.amount, free=available)
+        return self._reject_later_cost(case, decision, plan, shortfall)
 
-    def _not_yet(
-        self, case: AdmissionCase, decision: Decision, placing: HoldPlan, short: Shortfall
+    def _reject_later_cost(
+        self, case: AdmissionCase, decision: Decision, plan: HoldPlan, shortfall: Shortfall
     ) -> Decision:
         """Reject a job that would hold nothing now, but could not be paid later."""
-        why = format_rejection(self._purses, self._ground, case, placing.quote, short)
+        why = format_rejection(self._balances, self._rules, case, plan.quote, shortfall)
         if case.free_pass:
             return msgspec.structs.replace(decision, short=why)
-        return make_rejection(case, why, quote=placing.quote)
+        return make_rejection(case, why, quote=plan.quote)
 
-    def _needed(self, case: AdmissionCase, quote: Quote) -> int:
+    def _compute_needed(self, case: AdmissionCase, quote: Quote) -> int:
         """Return how much of a quote to hold now: 0 for jobs that are held, deferred or far off."""
         job = case.job
         if not case.is_started and (job.held or job.begin_us > case.now_us + DEFERRED_START_US):
             return 0
-        arrays = self._ground.bank.arrays
+        arrays = self._rules.bank.arrays
         if job.array and arrays == "running":
             return quote.per_task * min(quote.at_once, quote.tasks)
         if job.array and arrays == "start" and not case.is_started:
             return 0
         return quote.amount
 
-    def _otherwise(self, case: AdmissionCase, decision: Decision) -> Decision:
+    def _apply_alternative(self, case: AdmissionCase, decision: Decision) -> Decision:
         """Apply the site's alternative to a rejected job: another QOS or partition it can pay."""
-        instead = self._ground.bank.refusal[case.account]
+        alternative = self._rules.bank.refusal[case.account]
         job = msgspec.structs.replace(
             case.job,
-            qos=instead.qos or case.job.qos,
-            partition=instead.partition or case.job.partition,
+            qos=alternative.qos or case.job.qos,
+            partition=alternative.partition or case.job.partition,
         )
         if job == case.job:
             return decision
-        moved = self._new(msgspec.structs.replace(case, job=job))
-        if not moved.ok:
+        new_decision = self._decide_new(msgspec.structs.replace(case, job=job))
+        if not new_decision.ok:
             return decision
         changes = [
             f"{name} {value}"
-            for name, value in (("QOS", instead.qos), ("partition", instead.partition))
+            for name, value in (("QOS", alternative.qos), ("partition", alternative.partition))
             if value
         ]
         say = f"{decision.say}\nSteward: it goes to {' and '.join(changes)} instead."
         return msgspec.structs.replace(
-            moved, say=say, short=decision.short, qos=instead.qos, partition=instead.partition
+            new_decision,
+            say=say,
+            short=decision.short,
+            qos=alternative.qos,
+            partition=alternative.partition,
         )
 
-    def _sibling(self, cluster: str, job: JobRequest, secret: bytes) -> OpenHold | None:
+    def _find_sibling(self, cluster: str, job: JobRequest, secret: bytes) -> OpenHold | None:
         """Find the hold whose token another cluster of the federation has put on the job."""
-        for found in token.find_tokens(job.admin_comment):
-            hold = self._purses.holds.get(found.id)
+        for hold_token in token.find_tokens(job.admin_comment):
+            hold = self._balances.holds.get(hold_token.id)
             if (
                 hold is not None
                 and hold.uid == job.uid
                 and not hold.started
                 and cluster not in hold.siblings
                 and (cluster != hold.cluster or not hold.confirmed)
-                and token.is_genuine(found, secret, hold.cluster, job.uid)
+                and token.is_genuine(hold_token, secret, hold.cluster, job.uid)
             ):
                 return hold
         return None
 
-    def _of_sibling(self, case: AdmissionCase, hold: OpenHold) -> Decision:
+    def _decide_sibling(self, case: AdmissionCase, hold: OpenHold) -> Decision:
         """Decide on a federated job: its one hold covers the most expensive cluster."""
         case = msgspec.structs.replace(case, hold=hold, account=hold.account)
-        return msgspec.structs.replace(self.cover(case), sibling=hold)
+        return msgspec.structs.replace(self.decide_cover(case), sibling=hold)
 
-    def _short(self, case: AdmissionCase, payer: str, needed: int) -> Shortfall | None:
+    def _find_shortfall(self, case: AdmissionCase, payer: str, needed: int) -> Shortfall | None:
         """Return the shortfall of a hold; None if the account can pay."""
-        purses = self._purses
+        balances = self._balances
         if self._is_unknown(payer, case.now_us):
             return Shortfall(needed=needed, free=0, what="unknown")
-        available = purses.available(payer, case.now_us)
+        available = balances.get_available(payer, case.now_us)
         if available < needed:
             return Shortfall(needed=needed, free=available)
         account, uid = case.account, case.job.uid
-        limit, spent = purses.user_limit(account, case.user) if case.user else (None, 0)
+        limit, spent = balances.get_user_limit(account, case.user) if case.user else (None, 0)
         if limit is not None:
-            left = limit - spent - purses.user_held(account, uid)
-            if left < needed:
-                return Shortfall(needed=needed, free=left, what="user")
-        share = self._ground.bank.hold_share
+            remaining = limit - spent - balances.get_user_held(account, uid)
+            if remaining < needed:
+                return Shortfall(needed=needed, free=remaining, what="user")
+        share = self._rules.bank.hold_share
         if share < 1:
-            means = sum(one.balance for one in purses.active(payer, case.now_us))
-            left = int((means + purses.credit(payer)) * share) - purses.user_held_of(payer, uid)
-            if left < needed:
-                return Shortfall(needed=needed, free=left, what="share")
-        return None if case.is_seen else self._unseen(case, payer, needed, available)
+            means = sum(
+                allocation.balance for allocation in balances.iter_active(payer, case.now_us)
+            )
+            remaining = int(
+                (means + balances.get_credit(payer)) * share
+            ) - balances.get_payer_user_held(payer, uid)
+            if remaining < needed:
+                return Shortfall(needed=needed, free=remaining, what="share")
+        return None if case.is_seen else self._find_unseen_shortfall(case, payer, needed, available)
 
-    def _unseen(
+    def _find_unseen_shortfall(
         self, case: AdmissionCase, payer: str, needed: int, available: int
     ) -> Shortfall | None:
         """Return the shortfall of a user whose earlier holds were never confirmed."""
         uid, now_us = case.job.uid, case.now_us
-        held = self._purses.unseen(payer, uid)
-        most = self._doubts.most(payer, uid, available + held, now_us)
-        if most is None or held + needed <= most:
+        held = self._balances.get_unseen_held(payer, uid)
+        limit = self._vain_holds.get_limit(payer, uid, available + held, now_us)
+        if limit is None or held + needed <= limit:
             return None
         # Present holds are confirmed or void after the next poll; a larger amount must wait.
-        wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else MOST_COUNTED_VAIN_S
-        return Shortfall(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
+        wait_s = (
+            self._vain_holds.get_wait_s(payer, uid, now_us)
+            if needed > limit
+            else MOST_COUNTED_VAIN_S
+        )
+        return Shortfall(needed=needed, free=limit - held, what="unseen", wait_s=math.ceil(wait_s))
 
 
 def complete_description(hold: OpenHold, job: JobRequest) -> JobRequest:
@@ -784,15 +821,15 @@ def complete_description(hold: OpenHold, job: JobRequest) -> JobRequest:
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
-def _accept(case: AdmissionCase, *, placing: HoldPlan | None = None, short: str = "") -> Decision:
+def _accept(case: AdmissionCase, *, plan: HoldPlan | None = None, short: str = "") -> Decision:
     """Return an acceptance, with the hold to place."""
     return Decision(
         ok=True,
         mode=case.mode,
         user=case.user,
         account=case.account,
-        placing=placing,
+        plan=plan,
         short=short,
-        quote=placing.quote if placing else None,
-        is_bound=placing is not None and not case.free_pass and placing.amount > 0,
+        quote=plan.quote if plan else None,
+        is_bound=plan is not None and not case.free_pass and plan.amount > 0,
     )

@@ -76,32 +76,32 @@ class AccountBalances:
     def __init__(self) -> None:
         self.position = 0
         self.accounts: dict[str, AccountBooks] = {}
-        self.remote: dict[str, RemoteMeans] = {}
+        self.remote_means: dict[str, RemoteMeans] = {}
         """Limits and balance times of accounts that a remote myBRC server manages."""
         self.holds: dict[str, OpenHold] = {}
-        self.by_job: dict[tuple[str, int], OpenHold] = {}
-        self.unconfirmed: dict[str, OpenHold] = {}
-        self.changed: dict[str, OpenHold] = {}
+        self.hold_by_job: dict[tuple[str, int], OpenHold] = {}
+        self.unconfirmed_holds: dict[str, OpenHold] = {}
+        self.changed_holds: dict[str, OpenHold] = {}
         """Holds of jobs with a change that no poll has shown."""
-        self.stranded: dict[str, OpenHold] = {}
-        self.on_allocation: dict[int, dict[str, OpenHold]] = {}
+        self.stranded_holds: dict[str, OpenHold] = {}
+        self.holds_by_allocation: dict[int, dict[str, OpenHold]] = {}
         self._users: dict[str, dict[str, tuple[int | None, int]]] = {}
         self._accounts_of: dict[str, set[str]] = {}
-        self._drawn: dict[str, tuple[AllocationBooks, ...]] = {}
-        self._held: dict[int, int] = {}
-        self._user_held: dict[tuple[str, int], int] = {}
-        self._user_of_payer: dict[tuple[str, int], int] = {}
-        self._unseen: dict[tuple[str, int], int] = {}
-        self._turns: list[int] = []
-        self._dates: dict[str, tuple[int, ...]] = {}
-        self._is_dated_anew = False
-        self.lapsed: set[int] = set()
+        self._allocations: dict[str, tuple[AllocationBooks, ...]] = {}
+        self._held_by_allocation: dict[int, int] = {}
+        self._held_by_user: dict[tuple[str, int], int] = {}
+        self._held_by_payer_user: dict[tuple[str, int], int] = {}
+        self._unseen_held: dict[tuple[str, int], int] = {}
+        self._change_times_us: list[int] = []
+        self._dates_us: dict[str, tuple[int, ...]] = {}
+        self._has_new_dates = False
+        self.lapsed_allocations: set[int] = set()
         """Allocations that no longer exist, but still carry holds."""
         self.held = 0
 
     # Balances from the ledger
 
-    def put(self, books: GateBooks) -> list[str]:
+    def apply_books(self, books: GateBooks) -> list[str]:
         """Apply an update from the ledger.
 
         Returns:
@@ -110,39 +110,48 @@ class AccountBalances:
         changed = []
         for account in books.accounts:
             if self.accounts.get(account.name) != account:
-                self._put(account)
+                self._replace_account(account)
                 changed.append(account.name)
         if books.whole:
-            gone = self.accounts.keys() - {account.name for account in books.accounts}
-            for name in gone:
-                self._lapse(name, set())
-                self._list(name, {})
-                del self.accounts[name], self._users[name], self._drawn[name]
-                self._date(name, ())
-                self.remote.pop(name, None)
+            removed = self.accounts.keys() - {account.name for account in books.accounts}
+            for name in removed:
+                self._mark_lapsed(name, set())
+                self._replace_users(name, {})
+                del self.accounts[name], self._users[name], self._allocations[name]
+                self._replace_dates(name, ())
+                self.remote_means.pop(name, None)
                 changed.append(name)
         self.position = max(self.position, books.seq)
-        if self._is_dated_anew:
-            self._is_dated_anew = False
-            self._turns = sorted({turn for dates in self._dates.values() for turn in dates if turn})
+        if self._has_new_dates:
+            self._has_new_dates = False
+            self._change_times_us = sorted(
+                {date for dates in self._dates_us.values() for date in dates if date}
+            )
         return changed
 
-    def _lapse(self, account: str, still: set[int]) -> None:
-        numbers = {one.number for one in self._drawn.get(account, ())} - still
-        self.lapsed |= numbers & self.on_allocation.keys()
+    def _mark_lapsed(self, account: str, remaining: set[int]) -> None:
+        numbers = {
+            allocation.number for allocation in self._allocations.get(account, ())
+        } - remaining
+        self.lapsed_allocations |= numbers & self.holds_by_allocation.keys()
 
-    def _put(self, account: AccountBooks) -> None:
+    def _replace_account(self, account: AccountBooks) -> None:
         """Store an account's new balances, allocations and users."""
-        self._lapse(account.name, {one.number for one in account.allocations})
+        self._mark_lapsed(account.name, {entry.number for entry in account.allocations})
         self.accounts[account.name] = account
-        self._list(account.name, {one.name: (one.limit, one.spent) for one in account.users})
-        self._drawn[account.name] = tuple(
-            sorted(account.allocations, key=lambda one: (one.end_us or _END_OF_TIME_US, one.number))
+        self._replace_users(
+            account.name, {entry.name: (entry.limit, entry.spent) for entry in account.users}
         )
-        dates = [date for one in account.allocations for date in (one.begin_us, one.end_us)]
-        self._date(account.name, tuple(dates))
+        self._allocations[account.name] = tuple(
+            sorted(
+                account.allocations,
+                key=lambda entry: (entry.end_us or _END_OF_TIME_US, entry.number),
+            )
+        )
+        dates = [date for entry in account.allocations for date in (entry.begin_us, entry.end_us)]
+        self._replace_dates(account.name, tuple(dates))
 
-    def _list(self, account: str, users: dict[str, tuple[int | None, int]]) -> None:
+    def _replace_users(self, account: str, users: dict[str, tuple[int | None, int]]) -> None:
         """Replace the user list of an account, and the index of accounts by user."""
         before = self._users.get(account, {})
         for name in before.keys() - users.keys():
@@ -151,107 +160,121 @@ class AccountBalances:
             self._accounts_of.setdefault(name, set()).add(account)
         self._users[account] = users
 
-    def _date(self, account: str, dates: tuple[int, ...]) -> None:
+    def _replace_dates(self, account: str, dates: tuple[int, ...]) -> None:
         """Store the dates on which an account's allocations begin and end."""
         # Balances change with every charge, dates hardly ever.
-        if self._dates.get(account, ()) != dates:
-            self._dates[account] = dates
-            self._is_dated_anew = True
+        if self._dates_us.get(account, ()) != dates:
+            self._dates_us[account] = dates
+            self._has_new_dates = True
 
-    def next_turn(self, after_us: int) -> int:
+    def get_next_change_us(self, after_us: int) -> int:
         """Return when the next allocation begins or ends; beyond all times if none does."""
-        at = bisect_right(self._turns, after_us)
-        return self._turns[at] if at < len(self._turns) else _END_OF_TIME_US
+        index = bisect_right(self._change_times_us, after_us)
+        return (
+            self._change_times_us[index] if index < len(self._change_times_us) else _END_OF_TIME_US
+        )
 
-    def payer_of(self, account: str) -> str:
+    def get_payer(self, account: str) -> str:
         """Return the account whose allocations pay for an account."""
         books = self.accounts.get(account)
         return (books.payer or books.name) if books else account
 
-    def user_books(self, account: str, user: str) -> tuple[int | None, int] | None:
+    def find_user(self, account: str, user: str) -> tuple[int | None, int] | None:
         """Return a user's limit and spent SU; None for a user who is not listed."""
         return self._users.get(account, {}).get(user)
 
-    def user_limit(self, account: str, user: str) -> tuple[int | None, int]:
+    def get_user_limit(self, account: str, user: str) -> tuple[int | None, int]:
         """Return a user's limit in an account (None for no limit) and spent SU.
 
         Of the bank's limit and one that a remote myBRC server reported, the lower counts.
         """
-        limit, spent = self.user_books(account, user) or (None, 0)
-        remote = self.remote.get(account)
+        limit, spent = self.find_user(account, user) or (None, 0)
+        remote = self.remote_means.get(account)
         bound = remote.limits.get(user) if remote is not None else None
         if bound is not None and (limit is None or bound < limit):
             limit = bound
         return limit, spent
 
-    def remote_at_us(self, account: str) -> int:
+    def get_remote_at_us(self, account: str) -> int:
         """Return when a remote myBRC server reported an account's balance, µs; 0 for never.
 
         Args:
             account: The account; the time of its payer's balance counts.
         """
-        remote = self.remote.get(self.payer_of(account))
+        remote = self.remote_means.get(self.get_payer(account))
         return remote.at_us if remote is not None else 0
 
-    def accounts_of(self, user: str) -> list[str]:
+    def list_accounts(self, user: str) -> list[str]:
         """List the accounts in which a user is listed or has spent SU."""
         return sorted(self._accounts_of.get(user, ()))
 
     # Available SU
 
-    def active(self, payer: str, now_us: int) -> Iterator[AllocationBooks]:
+    def iter_active(self, payer: str, now_us: int) -> Iterator[AllocationBooks]:
         """Yield the active allocations in the order in which charges draw on them."""
-        for one in self._drawn.get(payer, ()):
-            if one.begin_us <= now_us and (not one.end_us or now_us < one.end_us):
-                yield one
+        for allocation in self._allocations.get(payer, ()):
+            if allocation.begin_us <= now_us and (
+                not allocation.end_us or now_us < allocation.end_us
+            ):
+                yield allocation
 
-    def allocations(self, account: str) -> tuple[AllocationBooks, ...]:
+    def list_allocations(self, account: str) -> tuple[AllocationBooks, ...]:
         """Return all allocations of an account, in the order in which charges draw on them."""
-        return self._drawn.get(account, ())
+        return self._allocations.get(account, ())
 
-    def ended(self, now_us: int, accounts: Iterable[str] | None = None) -> set[int]:
+    def find_ended(self, now_us: int, accounts: Iterable[str] | None = None) -> set[int]:
         """Return allocations that have ended or no longer exist, but still carry holds.
 
         Args:
             now_us: The time, µs since the epoch.
             accounts: The accounts to check; all if None.
         """
-        found = set(self.lapsed)
-        for name in self._drawn if accounts is None else accounts:
-            for one in self._drawn.get(name, ()):
-                if one.end_us and one.end_us <= now_us and one.number in self.on_allocation:
-                    found.add(one.number)
-        return found
+        numbers = set(self.lapsed_allocations)
+        for name in self._allocations if accounts is None else accounts:
+            for allocation in self._allocations.get(name, ()):
+                if (
+                    allocation.end_us
+                    and allocation.end_us <= now_us
+                    and allocation.number in self.holds_by_allocation
+                ):
+                    numbers.add(allocation.number)
+        return numbers
 
-    def next_allocation(self, payer: str, now_us: int) -> AllocationBooks | None:
+    def find_next_allocation(self, payer: str, now_us: int) -> AllocationBooks | None:
         """Return the allocation that begins next."""
-        later = [one for one in self._drawn.get(payer, ()) if one.begin_us > now_us]
-        return min(later, key=lambda one: one.begin_us) if later else None
+        later = [
+            allocation
+            for allocation in self._allocations.get(payer, ())
+            if allocation.begin_us > now_us
+        ]
+        return min(later, key=lambda allocation: allocation.begin_us) if later else None
 
-    def credit(self, payer: str) -> int:
+    def get_credit(self, payer: str) -> int:
         """Return a payer's credit limit."""
         books = self.accounts.get(payer)
         return books.credit if books else 0
 
-    def free(self, one: AllocationBooks) -> int:
+    def free(self, allocation: AllocationBooks) -> int:
         """Return an allocation's balance less its holds."""
-        return one.balance - self._held.get(one.number, 0)
+        return allocation.balance - self._held_by_allocation.get(allocation.number, 0)
 
-    def available(self, payer: str, now_us: int) -> int:
+    def get_available(self, payer: str, now_us: int) -> int:
         """Return available SU: balance + credit limit - holds. May be negative."""
-        total = self.credit(payer)
-        for one in self._drawn.get(payer, ()):
-            if one.begin_us <= now_us and (not one.end_us or now_us < one.end_us):
-                total += one.balance - self._held.get(one.number, 0)
+        total = self.get_credit(payer)
+        for allocation in self._allocations.get(payer, ()):
+            if allocation.begin_us <= now_us and (
+                not allocation.end_us or now_us < allocation.end_us
+            ):
+                total += allocation.balance - self._held_by_allocation.get(allocation.number, 0)
         return total
 
-    def means(self, account: str, user: str, uid: int, now_us: int) -> AccountMeans:
+    def get_means(self, account: str, user: str, uid: int, now_us: int) -> AccountMeans:
         """Return an account's balance, holds, credit limit and a user's limit in it."""
-        payer = self.payer_of(account)
-        limit, spent = self.user_limit(account, user)
-        balance = sum(one.balance for one in self.active(payer, now_us))
-        available = self.available(payer, now_us)
-        credit = self.credit(payer)
+        payer = self.get_payer(account)
+        limit, spent = self.get_user_limit(account, user)
+        balance = sum(allocation.balance for allocation in self.iter_active(payer, now_us))
+        available = self.get_available(payer, now_us)
+        credit = self.get_credit(payer)
         return AccountMeans(
             account=account,
             payer=payer,
@@ -261,23 +284,23 @@ class AccountBalances:
             credit=credit,
             user_limit=limit,
             user_spent=spent,
-            user_held=self.user_held(account, uid),
-            at_us=self.remote_at_us(account),
+            user_held=self.get_user_held(account, uid),
+            at_us=self.get_remote_at_us(account),
         )
 
-    def user_held(self, account: str, uid: int) -> int:
+    def get_user_held(self, account: str, uid: int) -> int:
         """Return the SU held in an account for one user's jobs."""
-        return self._user_held.get((account, uid), 0)
+        return self._held_by_user.get((account, uid), 0)
 
-    def user_held_of(self, payer: str, uid: int) -> int:
+    def get_payer_user_held(self, payer: str, uid: int) -> int:
         """Return the SU held for one user's jobs in all accounts of a payer."""
-        return self._user_of_payer.get((payer, uid), 0)
+        return self._held_by_payer_user.get((payer, uid), 0)
 
-    def unseen(self, payer: str, uid: int) -> int:
+    def get_unseen_held(self, payer: str, uid: int) -> int:
         """Return the SU held for one user's unseen jobs: Slurm has not shown them yet."""
-        return self._unseen.get((payer, uid), 0)
+        return self._unseen_held.get((payer, uid), 0)
 
-    def draw(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
+    def split_amount(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
         """Split an amount over the active allocations; the last one takes any overdraft.
 
         Only an open-ended allocation also takes the credit limit.
@@ -287,13 +310,13 @@ class AccountBalances:
         shares = []
         rest = amount
         last = NO_ALLOCATION
-        for one in self.active(payer, now_us):
-            last = one.number
-            free = self.free(one) + (0 if one.end_us else self.credit(payer))
-            part = min(rest, max(0, free))
-            if part:
-                shares.append((one.number, part))
-                rest -= part
+        for allocation in self.iter_active(payer, now_us):
+            last = allocation.number
+            free = self.free(allocation) + (0 if allocation.end_us else self.get_credit(payer))
+            share = min(rest, max(0, free))
+            if share:
+                shares.append((allocation.number, share))
+                rest -= share
             if not rest:
                 return tuple(shares)
         if shares and shares[-1][0] == last:
@@ -308,21 +331,21 @@ class AccountBalances:
         """Add an open hold to the totals."""
         self.holds[hold.id] = hold
         if hold.job_id:
-            self.by_job[hold.cluster, hold.job_id] = hold
+            self.hold_by_job[hold.cluster, hold.job_id] = hold
         if not hold.confirmed:
-            self.unconfirmed[hold.id] = hold
+            self.unconfirmed_holds[hold.id] = hold
         if hold.changed_us:
-            self.changed[hold.id] = hold
-        self._count(hold, 1)
+            self.changed_holds[hold.id] = hold
+        self._add_to_totals(hold, 1)
 
     def drop(self, hold: OpenHold) -> None:
         """Remove a hold from the totals."""
-        self._count(hold, -1)
+        self._add_to_totals(hold, -1)
         del self.holds[hold.id]
-        self.unconfirmed.pop(hold.id, None)
-        self.changed.pop(hold.id, None)
-        if self.by_job.get((hold.cluster, hold.job_id)) is hold:
-            del self.by_job[hold.cluster, hold.job_id]
+        self.unconfirmed_holds.pop(hold.id, None)
+        self.changed_holds.pop(hold.id, None)
+        if self.hold_by_job.get((hold.cluster, hold.job_id)) is hold:
+            del self.hold_by_job[hold.cluster, hold.job_id]
 
     def resize(
         self,
@@ -333,62 +356,66 @@ class AccountBalances:
         account: str | None = None,
     ) -> None:
         """Change a hold's remainder, allocations or account."""
-        self._count(hold, -1)
+        self._add_to_totals(hold, -1)
         if account is not None:
-            hold.account, hold.payer = account, self.payer_of(account)
+            hold.account, hold.payer = account, self.get_payer(account)
         hold.remaining, hold.shares = remaining, shares
-        self._count(hold, 1)
+        self._add_to_totals(hold, 1)
 
     def confirm(self, hold: OpenHold, job_id: int) -> None:
         """Mark a hold as confirmed: Slurm has shown its job."""
         if not hold.confirmed:
-            _add_to_sum(self._unseen, (hold.payer, hold.uid), -hold.remaining)
+            _add_to_sum(self._unseen_held, (hold.payer, hold.uid), -hold.remaining)
         hold.confirmed = True
         hold.expires_us = 0
-        self.unconfirmed.pop(hold.id, None)
+        self.unconfirmed_holds.pop(hold.id, None)
         if not hold.job_id:
             hold.job_id = job_id
-            self.by_job[hold.cluster, job_id] = hold
+            self.hold_by_job[hold.cluster, job_id] = hold
 
-    def less(self, hold: OpenHold, amount: int) -> tuple[tuple[int, int], ...]:
+    def reduce_shares(self, hold: OpenHold, amount: int) -> tuple[tuple[int, int], ...]:
         """Return a hold's shares less an amount, taken off in drawing order."""
-        kept = []
-        for number, part in hold.shares:
-            off = min(part, amount)
-            amount -= off
-            if part > off:
-                kept.append((number, part - off))
-        return tuple(kept)
+        shares = []
+        for number, share in hold.shares:
+            deducted = min(share, amount)
+            amount -= deducted
+            if share > deducted:
+                shares.append((number, share - deducted))
+        return tuple(shares)
 
-    def more(self, hold: OpenHold, added: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    def add_shares(
+        self, hold: OpenHold, added: Iterable[tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
         """Return a hold's shares with others added."""
         shares = dict(hold.shares)
-        for number, part in added:
-            shares[number] = shares.get(number, 0) + part
+        for number, share in added:
+            shares[number] = shares.get(number, 0) + share
         return tuple(shares.items())
 
-    def _count(self, hold: OpenHold, sign: int) -> None:
+    def _add_to_totals(self, hold: OpenHold, sign: int) -> None:
         """Add a hold to all running totals, or subtract it (``sign`` -1)."""
         # A stranded hold blocks no SU that another job could use.
         amount = sign * hold.remaining if hold.shares else 0
         self.held += amount
-        for number, part in hold.shares:
-            self._held[number] = self._held.get(number, 0) + sign * part
+        for number, share in hold.shares:
+            self._held_by_allocation[number] = (
+                self._held_by_allocation.get(number, 0) + sign * share
+            )
             if sign > 0:
-                self.on_allocation.setdefault(number, {})[hold.id] = hold
+                self.holds_by_allocation.setdefault(number, {})[hold.id] = hold
             else:
-                self.on_allocation[number].pop(hold.id)
-                if not self.on_allocation[number]:
-                    del self.on_allocation[number], self._held[number]
+                self.holds_by_allocation[number].pop(hold.id)
+                if not self.holds_by_allocation[number]:
+                    del self.holds_by_allocation[number], self._held_by_allocation[number]
         if hold.uid >= 0:
-            _add_to_sum(self._user_held, (hold.account, hold.uid), amount)
-            _add_to_sum(self._user_of_payer, (hold.payer, hold.uid), amount)
+            _add_to_sum(self._held_by_user, (hold.account, hold.uid), amount)
+            _add_to_sum(self._held_by_payer_user, (hold.payer, hold.uid), amount)
         if not hold.confirmed:
-            _add_to_sum(self._unseen, (hold.payer, hold.uid), sign * hold.remaining)
+            _add_to_sum(self._unseen_held, (hold.payer, hold.uid), sign * hold.remaining)
         if sign > 0 and hold.is_stranded:
-            self.stranded[hold.id] = hold
+            self.stranded_holds[hold.id] = hold
         else:
-            self.stranded.pop(hold.id, None)
+            self.stranded_holds.pop(hold.id, None)
 
 
 def _add_to_sum(sums: dict[tuple[str, int], int], key: tuple[str, int], amount: int) -> None:

@@ -61,36 +61,36 @@ class GateQueries:
     def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
 
-    def means(self, account: str, user: str, now_us: int) -> AccountMeans:
+    def get_means(self, account: str, user: str, now_us: int) -> AccountMeans:
         """Return the balance, holds and limits of an account, and of a user in it.
 
         Raises:
             BankUsage: The account does not exist.
         """
-        if account not in self._keeper.purses.accounts:
+        if account not in self._keeper.balances.accounts:
             raise BankUsage(f"the gate knows no account {account}", account)
-        return self._keeper.purses.means(account, user, self._uid_of(account, user), now_us)
+        return self._keeper.balances.get_means(account, user, self._find_uid(account, user), now_us)
 
-    def _uid_of(self, account: str, user: str) -> int:
+    def _find_uid(self, account: str, user: str) -> int:
         """Return a user's uid from a cluster model or an open hold; -1 if unknown."""
-        for picture in self._keeper.ground.pictures.values():
-            for uid, name in picture.users.items():
+        for model in self._keeper.rules.models.values():
+            for uid, name in model.users.items():
                 if user and name == user:
                     return uid
-        for hold in self._keeper.purses.holds.values():
+        for hold in self._keeper.balances.holds.values():
             if user and hold.user == user and hold.account == account:
                 return hold.uid
         return -1
 
-    def holds(self, wanted: HoldQuery) -> list[Hold]:
+    def list_holds(self, query: HoldQuery) -> list[Hold]:
         """List open holds in the order in which they were placed."""
-        chosen = islice(self._chosen(wanted), wanted.limit)
-        return [self._keeper.store.whole(hold) for hold in chosen]
+        chosen = islice(self._iter_matching(query), query.limit)
+        return [self._keeper.store.make_record(hold) for hold in chosen]
 
-    def held(self) -> list[HeldTotal]:
+    def sum_holds(self) -> list[HeldTotal]:
         """Sum the open holds of each paying account, by name."""
         sums: dict[str, tuple[int, int]] = {}
-        for hold in self._keeper.purses.holds.values():
+        for hold in self._keeper.balances.holds.values():
             payer = hold.payer or hold.account
             holds, held = sums.get(payer, (0, 0))
             sums[payer] = (holds + 1, held + hold.remaining)
@@ -98,27 +98,27 @@ class GateQueries:
             HeldTotal(account=name, holds=n, held=held) for name, (n, held) in sorted(sums.items())
         ]
 
-    def _chosen(self, wanted: HoldQuery) -> Iterator[OpenHold]:
-        """Yield the holds that match a query, from the one after ``wanted.after`` on."""
-        purses = self._keeper.purses
-        holds: Iterator[OpenHold] = iter(purses.holds.values())
-        if wanted.changed:
-            holds = iter(purses.changed.values())
-        elif wanted.cluster and wanted.job_id:
-            found = purses.by_job.get((wanted.cluster, wanted.job_id))
-            holds = iter([found] if found else [])
-        if wanted.after:
-            after = purses.holds.get(wanted.after)
+    def _iter_matching(self, query: HoldQuery) -> Iterator[OpenHold]:
+        """Yield the holds that match a query, from the one after ``query.after`` on."""
+        balances = self._keeper.balances
+        holds: Iterator[OpenHold] = iter(balances.holds.values())
+        if query.changed:
+            holds = iter(balances.changed_holds.values())
+        elif query.cluster and query.job_id:
+            hold_found = balances.hold_by_job.get((query.cluster, query.job_id))
+            holds = iter([hold_found] if hold_found else [])
+        if query.after:
+            after = balances.holds.get(query.after)
             # Callers page through 100,000 holds: keep the skipped part cheap.
             for hold in holds:
                 if hold is after:
                     break
         for hold in holds:
             if (
-                wanted.account in ("", hold.account)
-                and wanted.cluster in ("", hold.cluster)
-                and wanted.user in ("", hold.user)
-                and wanted.job_id in (0, hold.job_id)
+                query.account in ("", hold.account)
+                and query.cluster in ("", hold.cluster)
+                and query.user in ("", hold.user)
+                and query.job_id in (0, hold.job_id)
             ):
                 yield hold
 
@@ -129,27 +129,27 @@ class GateQueries:
             NoRate: A partition has no rate.
             NoEstimate: The job cannot be priced.
         """
-        ground = self._keeper.ground
-        if ground.estimator(cluster) is None:
+        rules = self._keeper.rules
+        if rules.get_estimator(cluster) is None:
             raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
-        case = self._keeper.deciding.case(cluster, job, user, now_us)
-        return msgspec.structs.replace(
-            ground.quote(cluster, case.job, now_us), account=case.account
-        )
+        case = self._keeper.decision_maker.build_case(cluster, job, user, now_us)
+        return msgspec.structs.replace(rules.quote(cluster, case.job, now_us), account=case.account)
 
-    def would(self, cluster: str, job: JobRequest, user: str, now_us: int) -> AdmissionVerdict:
+    def get_verdict(
+        self, cluster: str, job: JobRequest, user: str, now_us: int
+    ) -> AdmissionVerdict:
         """Return the verdict on a job as if it were submitted now; place no hold.
 
         Raises:
             NoEstimate: The gate has no model of the cluster.
         """
-        if self._keeper.ground.estimator(cluster) is None:
+        if self._keeper.rules.get_estimator(cluster) is None:
             raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
-        decision = self._keeper.deciding.submit(cluster, job, user, now_us)
+        decision = self._keeper.decision_maker.decide_submit(cluster, job, user, now_us)
         say = decision.say or decision.short
         return AdmissionVerdict(ok=decision.ok, say=say, quote=decision.quote)
 
-    def afford(
+    def get_cost_verdict(
         self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int
     ) -> AdmissionVerdict:
         """Return the verdict on a job whose cost the caller gives; place no hold.
@@ -157,14 +157,14 @@ class GateQueries:
         Raises:
             BankUsage: The gate does not know the account.
         """
-        decision = self._keeper.deciding.afford(cluster, job, user, cost, now_us)
-        if decision.account not in self._keeper.purses.accounts:
+        decision = self._keeper.decision_maker.decide_cost(cluster, job, user, cost, now_us)
+        if decision.account not in self._keeper.balances.accounts:
             raise BankUsage(f"the gate knows no account {decision.account}", decision.account)
         return AdmissionVerdict(
             ok=decision.ok,
             say=decision.say or decision.short,
             quote=decision.quote,
-            chosen=self._keeper.ground.chosen(cluster, decision.account),
+            chosen=self._keeper.rules.find_chosen_mode(cluster, decision.account),
         )
 
 
@@ -193,54 +193,57 @@ class GateOperations:
         self,
         state_dir: str,
         keeper: HoldKeeper,
-        upkeep: HoldSync,
-        answering: PluginAnswerer,
+        hold_sync: HoldSync,
+        answerer: PluginAnswerer,
         right: DecisionRight,
-        leased: Callable[[], None],
+        on_lease: Callable[[], None],
     ) -> None:
         self._state_dir = state_dir
         self._keeper = keeper
-        self._upkeep = upkeep
-        self._questions = questions = GateQueries(keeper)
-        self._answering = answering
-        self._user = answering.user
+        self._hold_sync = hold_sync
+        self._queries = queries = GateQueries(keeper)
+        self._answerer = answerer
+        self._find_user = answerer.find_user
         self._right = right
-        self._leased = leased
+        self._on_lease = on_lease
         self._ops: Final[dict[str, tuple[Any, OperationFunction]]] = {
-            "books": (GateBooks, self._books),
+            "books": (GateBooks, self._apply_books),
             "remote_means": (
                 dict[str, RemoteMeans],
-                lambda means, _now_us: keeper.purses.remote.update(means),
+                lambda means, _now_us: keeper.balances.remote_means.update(means),
             ),
-            "rules": (BankRules, self._rules),
-            "picture": (ClusterModel, self._picture),
-            "state": (None, lambda _, _now_us: self.state()),
-            "confirm": (list[ShownJob], upkeep.confirm),
-            "looked": (CompletedPoll, self._looked),
+            "rules": (BankRules, self._store_rules),
+            "picture": (ClusterModel, self._store_model),
+            "state": (None, lambda _, _now_us: self.get_status()),
+            "confirm": (list[ShownJob], hold_sync.confirm),
+            "looked": (CompletedPoll, self._record_poll),
             "cover": (CoverRequest, self._cover),
             "settle": (SettleRequest, self._settle),
             "release": (
                 ReleaseRequest,
-                lambda one, now_us: upkeep.release(one.hold, one.why, one.books, now_us),
+                lambda one, now_us: hold_sync.release(one.hold, one.why, one.books, now_us),
             ),
             "reserve": (
                 ReserveRequest,
-                lambda one, now_us: upkeep.reserve(
+                lambda one, now_us: hold_sync.reserve(
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
-            "held": (None, lambda _, _now_us: questions.held()),
-            "holds": (HoldQuery, lambda wanted, _now_us: questions.holds(wanted)),
+            "held": (None, lambda _, _now_us: queries.sum_holds()),
+            "holds": (HoldQuery, lambda query, _now_us: queries.list_holds(query)),
             "means": (
                 MeansRequest,
-                lambda one, now_us: questions.means(one.account, one.user, now_us),
+                lambda one, now_us: queries.get_means(one.account, one.user, now_us),
             ),
             "quote": (PriceRequest, self._quote),
             "would": (PriceRequest, self._would),
-            "stranded": (None, lambda _, _now_us: upkeep.moving.stranded()),
-            "lingering": (None, lambda _, _now_us: upkeep.moving.lingering()),
-            "on_allocation": (int, lambda number, _now_us: upkeep.moving.on_allocation(number)),
-            "facts": (tuple[int, int], lambda of, _now_us: keeper.store.facts(*of)),
+            "stranded": (None, lambda _, _now_us: hold_sync.allocation_mover.list_stranded()),
+            "lingering": (None, lambda _, _now_us: hold_sync.allocation_mover.list_lingering()),
+            "on_allocation": (
+                int,
+                lambda number, _now_us: hold_sync.allocation_mover.sum_started(number),
+            ),
+            "facts": (tuple[int, int], lambda of, _now_us: keeper.store.fetch_facts(*of)),
             "lease": (LeaseRequest, self._lease),
             "grant": (GrantRequest, self._grant),
             "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
@@ -254,22 +257,24 @@ class GateOperations:
                 return _encode_error(
                     "BankError", f"the gate does not know {call.op!r}: is it older?"
                 )
-            takes, do = self._ops[call.op]
-            body = msgspec.json.decode(call.body, type=takes)
+            body_type, function = self._ops[call.op]
+            body = msgspec.json.decode(call.body, type=body_type)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _encode_error("BankError", f"the gate cannot read what it was sent: {error}")
         now_us = time.time_ns() // 1000
         store = self._keeper.store
-        before = store.writes
+        writes_before = store.write_count
         try:
             with store.transaction():
-                gives = do(body, now_us)
+                result = function(body, now_us)
         except Exception as error:
             # The error concerns one job or account; the gate goes on deciding for all others.
-            return self._failed(call.op, body, error, is_clean=store.writes == before)
-        return _encode_json(GateReply(ok=True, body=msgspec.Raw(_encode_json(gives)))) + b"\n"
+            return self._handle_failure(
+                call.op, body, error, is_clean=store.write_count == writes_before
+            )
+        return _encode_json(GateReply(ok=True, body=msgspec.Raw(_encode_json(result)))) + b"\n"
 
-    def _failed(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
+    def _handle_failure(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
         """Restore the state after a failed call; return the error for its caller."""
         kind = type(error).__name__
         if kind in _REJECTIONS:
@@ -277,7 +282,7 @@ class GateOperations:
             return _encode_error(kind, str(error))
         is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
         if op in _JOB_OPERATIONS and is_clean and not is_of_database:
-            self._answering.say_strange(body.cluster, error)
+            self._answerer.log_unforeseen(body.cluster, error)
             return _encode_error("NoEstimate", f"what this job may cost cannot be told: {error!r}")
         log.error("%s", op, exc_info=error)
         self._keeper.load()
@@ -285,87 +290,89 @@ class GateOperations:
             return _encode_error(kind, str(error))
         return _encode_error("BankError", f"the gate cannot do this, see its log: {error!r}")
 
-    def state(self) -> GateStatus:
+    def get_status(self) -> GateStatus:
         """Return the gate's status."""
-        purses, right = self._keeper.purses, self._right
-        why = right.why_not() or ("the ledger has been away for too long" * right.is_alone)
-        ground = self._keeper.ground
+        balances, right = self._keeper.balances, self._right
+        why = right.explain_refusal() or (
+            "the ledger has been away for too long" * right.is_ledger_overdue
+        )
+        rules = self._keeper.rules
         return GateStatus(
-            position=purses.position,
+            position=balances.position,
             settled=self._keeper.settled,
-            rules=ground.rules.seq if ground.rules else -1,
+            rules=rules.rules.seq if rules.rules else -1,
             facts=self._keeper.store.fact_seq,
-            holds=len(purses.holds),
-            held=purses.held,
-            pictures={name: one.taken_us for name, one in ground.pictures.items()},
+            holds=len(balances.holds),
+            held=balances.held,
+            pictures={name: one.taken_us for name, one in rules.models.items()},
             deciding=not why,
             why=why,
             fence=right.fence,
             books_at_us=right.books_at_us,
-            asked_at_us=max(right.asked_at_us, self._keeper.store.number("asked_us")),
-            tally=self._answering.counting.tally(),
-            remote_at_us=min((one.at_us for one in purses.remote.values()), default=0),
+            asked_at_us=max(right.asked_at_us, self._keeper.store.read_number("asked_us")),
+            tally=self._answerer.counters.make_counts(),
+            remote_at_us=min((one.at_us for one in balances.remote_means.values()), default=0),
         )
 
-    def _books(self, books: GateBooks, now_us: int) -> int:
+    def _apply_books(self, books: GateBooks, now_us: int) -> int:
         """Apply ledger balances; note that the ledger was heard from."""
-        position = self._upkeep.books(books, now_us)
+        position = self._hold_sync.apply_books(books, now_us)
         if books.whole or books.after <= position:
-            self._right.heard()
+            self._right.record_ledger_contact()
         return position
 
-    def _rules(self, rules: BankRules, _now_us: int) -> None:
+    def _store_rules(self, rules: BankRules, _now_us: int) -> None:
         """Store new modes and rates, and rewrite the submit plugin's configuration."""
-        known = self._keeper.ground.rules
-        if known != rules:
-            self._keeper.ground.put_rules(rules)
+        old_rules = self._keeper.rules.rules
+        if old_rules != rules:
+            self._keeper.rules.put_rules(rules)
             self._keeper.store.put_rules(rules)
-            ground = self._keeper.ground
+            ground = self._keeper.rules
             plugin_conf.write_plugin_conf(ground.settings, is_enforced=ground.is_enforced)
 
-    def _picture(self, picture: ClusterModel, _now_us: int) -> None:
-        known = self._keeper.ground.pictures.get(picture.cluster)
-        if known != picture:
-            self._keeper.ground.put_picture(picture)
-            self._keeper.store.put_picture(picture)
+    def _store_model(self, model: ClusterModel, _now_us: int) -> None:
+        old_model = self._keeper.rules.models.get(model.cluster)
+        if old_model != model:
+            self._keeper.rules.put_model(model)
+            self._keeper.store.put_model(model)
 
-    def _looked(self, looked: CompletedPoll, now_us: int) -> int:
-        began_us = to_micros(looked.began)
-        return self._upkeep.looked(looked.cluster, began_us, now_us)
+    def _record_poll(self, poll: CompletedPoll, now_us: int) -> int:
+        began_us = to_micros(poll.began)
+        return self._hold_sync.record_poll(poll.cluster, began_us, now_us)
 
-    def _cover(self, claim: CoverRequest, now_us: int) -> Any:
-        user = self._user(claim.cluster, claim.description.uid)
-        return self._upkeep.cover(claim, user, now_us)
+    def _cover(self, request: CoverRequest, now_us: int) -> Any:
+        user = self._find_user(request.cluster, request.description.uid)
+        return self._hold_sync.cover_job(request, user, now_us)
 
-    def _settle(self, settled: SettleRequest, now_us: int) -> int:
-        return self._upkeep.settle(settled.settlements, settled.books, now_us)
+    def _settle(self, request: SettleRequest, now_us: int) -> int:
+        return self._hold_sync.settle(request.settlements, request.books, now_us)
 
-    def _quote(self, asked: PriceRequest, now_us: int) -> Any:
-        user = self._user(asked.cluster, asked.description.uid)
-        with self._keeper.ground.limited(Budget(REQUEST_NS)):
-            return self._questions.quote(asked.cluster, asked.description, user, now_us)
+    def _quote(self, request: PriceRequest, now_us: int) -> Any:
+        user = self._find_user(request.cluster, request.description.uid)
+        with self._keeper.rules.limit_cpu(Budget(REQUEST_NS)):
+            return self._queries.quote(request.cluster, request.description, user, now_us)
 
-    def _would(self, asked: PriceRequest, now_us: int) -> Any:
-        user = asked.user or self._user(asked.cluster, asked.description.uid)
-        if asked.cost is not None:
-            return self._questions.afford(
-                asked.cluster, asked.description, user, asked.cost, now_us
+    def _would(self, request: PriceRequest, now_us: int) -> Any:
+        user = request.user or self._find_user(request.cluster, request.description.uid)
+        if request.cost is not None:
+            return self._queries.get_cost_verdict(
+                request.cluster, request.description, user, request.cost, now_us
             )
-        with self._keeper.ground.limited(Budget(REQUEST_NS)):
-            return self._questions.would(asked.cluster, asked.description, user, now_us)
+        with self._keeper.rules.limit_cpu(Budget(REQUEST_NS)):
+            return self._queries.get_verdict(request.cluster, request.description, user, now_us)
 
-    def _grant(self, granted: GrantRequest, now_us: int) -> Any:
-        return self._keeper.grant(granted.ask, granted.user, granted.restarts, now_us)
+    def _grant(self, request: GrantRequest, now_us: int) -> Any:
+        return self._keeper.grant(request.ask, request.user, request.restarts, now_us)
 
-    def _lease(self, leased: LeaseRequest, _now_us: int) -> str:
+    def _lease(self, request: LeaseRequest, _now_us: int) -> str:
         """Adopt the other gates' key, apply the lease, and return this gate's key."""
-        if leased.secret and leased.secret != self._keeper.secret.hex():
-            secret = token.parse_secret(leased.secret)
+        if request.secret and request.secret != self._keeper.secret.hex():
+            secret = token.parse_secret(request.secret)
             token.store_secret(self._state_dir, secret)
             self._keeper.secret = secret
-        if self._right.lease(leased.fence, leased.valid_s):
-            log.info("this gate decides, by lease %d", leased.fence)
-            self._leased()
+        if self._right.apply_lease(request.fence, request.valid_s):
+            log.info("this gate decides, by lease %d", request.fence)
+            self._on_lease()
         return self._keeper.secret.hex()
 
 

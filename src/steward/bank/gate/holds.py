@@ -126,17 +126,17 @@ class HoldKeeper:
 
     Args:
         store: The database gate.db.
-        ground: Settings, rules and cluster models.
+        rules: Settings, rules and cluster models.
         secret: The key of the tokens.
     """
 
-    def __init__(self, store: GateStore, ground: GateRules, secret: bytes) -> None:
+    def __init__(self, store: GateStore, rules: GateRules, secret: bytes) -> None:
         self.store = store
-        self.ground = ground
+        self.rules = rules
         self.secret = secret
-        self.purses = AccountBalances()
-        self.doubts = VainHolds(ground.bank.unseen_share)
-        self.deciding = DecisionMaker(self.purses, ground, self.doubts)
+        self.balances = AccountBalances()
+        self.vain_holds = VainHolds(rules.bank.unseen_share)
+        self.decision_maker = DecisionMaker(self.balances, rules, self.vain_holds)
         self.settled = 0
         self._polled_us: dict[str, int] = {}
         self._extras: dict[str, dict[str, str]] = {}
@@ -147,47 +147,52 @@ class HoldKeeper:
 
     def load(self) -> None:
         """Rebuild the state in memory from the database."""
-        self.purses = AccountBalances()
-        self.deciding = DecisionMaker(self.purses, self.ground, self.doubts)
-        position = self.store.number("position")
-        self.purses.put(GateBooks(seq=position, accounts=self.store.accounts(), whole=True))
-        self.settled = self.store.number("settled")
-        rules = self.store.rules()
+        self.balances = AccountBalances()
+        self.decision_maker = DecisionMaker(self.balances, self.rules, self.vain_holds)
+        position = self.store.read_number("position")
+        self.balances.apply_books(
+            GateBooks(seq=position, accounts=self.store.load_accounts(), whole=True)
+        )
+        self.settled = self.store.read_number("settled")
+        rules = self.store.load_rules()
         if rules is not None:
-            self.ground.put_rules(rules)
-        for picture in self.store.pictures():
-            self.ground.put_picture(picture)
+            self.rules.put_rules(rules)
+        for model in self.store.load_models():
+            self.rules.put_model(model)
         self._extras = {}
-        for hold in self.store.holds():
-            self.purses.add(hold)
+        for hold in self.store.iter_holds():
+            self.balances.add(hold)
             if hold.parent:
                 self._extras.setdefault(hold.parent, {})[hold.payer] = hold.id
         self._grants.clear()
-        self._allowances = {(one.cluster, one.job_id): one for one in self.store.allowances()}
+        self._allowances = {
+            (allowance.cluster, allowance.job_id): allowance
+            for allowance in self.store.load_allowances()
+        }
 
     # Decisions
 
     def submit(
-        self, ask: PluginRequest, user: str, now_us: int, *, is_lenient: bool
+        self, request: PluginRequest, user: str, now_us: int, *, is_lenient: bool
     ) -> PluginReply:
         """Decide on a new job, and place its hold."""
-        job = ask.job
-        decision = self.deciding.submit(
-            ask.cluster, job, user, now_us, secret=self.secret, is_lenient=is_lenient
+        job = request.job
+        decision = self.decision_maker.decide_submit(
+            request.cluster, job, user, now_us, secret=self.secret, is_lenient=is_lenient
         )
         comment = ""
-        placing = decision.placing
+        plan = decision.plan
         if decision.sibling is not None:
-            if placing is not None and placing.amount:
+            if plan is not None and plan.amount:
                 self._enlarge(decision.sibling, decision, now_us, why="a sibling costs more")
             if decision.ok:
-                decision.sibling.siblings += (ask.cluster,)
-        elif placing is not None:
-            hold = self._new(ask.cluster, decision, now_us)
+                decision.sibling.siblings += (request.cluster,)
+        elif plan is not None:
+            hold = self._new_hold(request.cluster, decision, now_us)
             hold.expires_us = now_us + UNCONFIRMED_US
-            self._place(hold, decision, now_us, why="submitted")
-            comment = self._comment(job, hold)
-        self._note(ask, decision, now_us)
+            self._place_hold(hold, decision, now_us, why="submitted")
+            comment = self._format_comment(job, hold)
+        self._record_rejection(request, decision, now_us)
         return PluginReply(
             v=VERSION,
             ok=decision.ok,
@@ -195,68 +200,71 @@ class HoldKeeper:
             admin_comment=comment,
             qos=decision.qos,
             partition=decision.partition,
-            id=ask.id,
+            id=request.id,
         )
 
     def modify(
-        self, ask: PluginRequest, user: str, now_us: int, *, is_lenient: bool
+        self, request: PluginRequest, user: str, now_us: int, *, is_lenient: bool
     ) -> PluginReply:
-        """Decide on a change to a job, from any sender: the uid ``ask.by``, with the name ``user``.
+        """Decide on a change to a job, from any sender.
 
-        A job without a hold is priced at the next poll. ``is_lenient`` as in
+        The sender has the uid ``request.by`` and the name ``user``. A job without a hold is priced
+        at the next poll. ``is_lenient`` as in
         :meth:`DecisionMaker.submit`.
         """
-        key = (ask.cluster, _get_raw_job_id(ask))
-        if self._consume_grant(key, ask, now_us):
-            return PluginReply(v=VERSION, ok=True, id=ask.id)
-        hold = self.purses.by_job.get(key)
-        quote, before = self.store.covered(hold) if hold is not None else (None, None)
+        key = (request.cluster, _get_raw_job_id(request))
+        if self._consume_grant(key, request, now_us):
+            return PluginReply(v=VERSION, ok=True, id=request.id)
+        hold = self.balances.hold_by_job.get(key)
+        quote, before = self.store.read_covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
-            is_new = hold is None and not is_lenient and self._may_be_new(ask, user)
-            say = _NOT_SEEN_YET.format(ask.jobs or ask.job.job_id) if is_new else ""
-            return PluginReply(v=VERSION, ok=not is_new, say=say, id=ask.id)
-        if not self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user):
+            is_new = hold is None and not is_lenient and self._may_be_new(request, user)
+            say = _NOT_SEEN_YET.format(request.jobs or request.job.job_id) if is_new else ""
+            return PluginReply(v=VERSION, ok=not is_new, say=say, id=request.id)
+        if not self.rules.may_change(hold.cluster, hold.uid, hold.account, request.by, user):
             is_enforced = self.is_enforced(hold)
             say = _NOT_PERMITTED if is_enforced else ""
-            return PluginReply(v=VERSION, ok=not is_enforced, say=say, id=ask.id)
-        passed = self._pass(key, ask.by, now_us)
-        is_lenient = is_lenient or bool(passed)
-        if not passed and self._is_torn(ask, hold, quote):
-            return PluginReply(v=VERSION, ok=False, say=_SPLIT_ARRAY.format(ask.jobs), id=ask.id)
-        known = self.store.changes(hold)
-        change = PendingChange(job=ask.job, is_of_tasks="_" in ask.jobs)
-        changes = add_change(known, change, is_held_for=bool(hold.amount))
-        current = list_descriptions(before, known)
+            return PluginReply(v=VERSION, ok=not is_enforced, say=say, id=request.id)
+        pass_reason = self._find_pass_reason(key, request.by, now_us)
+        is_lenient = is_lenient or bool(pass_reason)
+        if not pass_reason and self._splits_array(request, hold, quote):
+            return PluginReply(
+                v=VERSION, ok=False, say=_SPLIT_ARRAY.format(request.jobs), id=request.id
+            )
+        pending = self.store.read_changes(hold)
+        change = PendingChange(job=request.job, is_of_tasks="_" in request.jobs)
+        changes = add_change(pending, change, is_held_for=bool(hold.amount))
+        current = list_descriptions(before, pending)
         resulting = list_descriptions(before, changes)
-        is_known = resulting == current
+        is_unchanged = resulting == current
         is_many = len(resulting) > MOST_DESCRIPTIONS or len(changes.asked) > MOST_CHANGES
-        is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
-        if is_refused and not is_covered(current, ask.job):
-            say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
-            return PluginReply(v=VERSION, ok=False, say=say, id=ask.id)
+        is_refused = is_many and not is_unchanged and not is_lenient and self._is_bound(hold)
+        if is_refused and not is_covered(current, request.job):
+            say = _TOO_MANY.format(request.jobs or request.job.job_id)
+            return PluginReply(v=VERSION, ok=False, say=say, id=request.id)
         outcomes = {
             outcome: job
             for job in current
-            for outcome in list_outcomes(job, ask.job)[1:]
+            for outcome in list_outcomes(job, request.job)[1:]
             if outcome in resulting - current and not is_many
         }
-        changed = [(job, apply_update(job, ask.job)) for job in current]
+        changed = [(job, apply_update(job, request.job)) for job in current]
         changed += [(job, outcome) for outcome, job in outcomes.items()]
         with self.without_extras(hold):
-            decisions = self.deciding.change(
-                ask.cluster, hold, changed, ask.job, now_us, is_lenient=is_lenient
+            decisions = self.decision_maker.decide_change(
+                request.cluster, hold, changed, request.job, now_us, is_lenient=is_lenient
             )
         decision = min(decisions, key=_rank_decision)
         if decision.ok:
             # A change that is rejected repeatedly must not keep polls from settling the job.
             self._mark_changed(hold, now_us)
-            if not is_known and not is_many:
+            if not is_unchanged and not is_many:
                 self.store.put_changes(hold, changes)
-            self._ask_more(hold, decisions, now_us)
-        self._note(ask, decision, now_us, passed=passed)
-        return PluginReply(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+            self._hold_extra_cost(hold, decisions, now_us)
+        self._record_rejection(request, decision, now_us, pass_reason=pass_reason)
+        return PluginReply(v=VERSION, ok=decision.ok, say=decision.say, id=request.id)
 
-    def _pass(self, key: tuple[str, int], by: int, now_us: int) -> str:
+    def _find_pass_reason(self, key: tuple[str, int], by: int, now_us: int) -> str:
         """Return why a change passes even if the account cannot pay; "" if it does not.
 
         A change by root also passes the next poll.
@@ -267,30 +275,32 @@ class HoldKeeper:
                 Allowance(cluster=key[0], job_id=key[1], by="root", until_us=until_us, is_once=True)
             )
             return "passed for root"
-        allowance = self.allowance(key, now_us)
+        allowance = self.find_allowance(key, now_us)
         if allowance is None or allowance.is_once:
             return ""
         return f"allowed by {allowance.by}"
 
-    def grant(self, ask: PluginRequest, user: str, restarts: int, now_us: int) -> PluginReply:
+    def grant(self, request: PluginRequest, user: str, restarts: int, now_us: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user.
 
         The hold is placed now. slurmctld's request about the same change, which comes from
         SlurmUser, consumes the grant. An unconsumed grant releases its hold. The change applies to
         the run with this restart count.
         """
-        key = (ask.cluster, _get_raw_job_id(ask))
-        hold = self.purses.by_job.get(key)
-        is_first = not self.extras(hold)
-        said = self.modify(ask, user, now_us, is_lenient=False)
-        if said.ok and hold is not None:
+        key = (request.cluster, _get_raw_job_id(request))
+        hold = self.balances.hold_by_job.get(key)
+        is_first = not self.list_extras(hold)
+        reply = self.modify(request, user, now_us, is_lenient=False)
+        if reply.ok and hold is not None:
             # Holds that an earlier change also needs outlive the grant.
-            extras = frozenset(one.id for one in self.extras(hold)) if is_first else frozenset()
+            extras = (
+                frozenset(extra.id for extra in self.list_extras(hold)) if is_first else frozenset()
+            )
             until_us = now_us + GRANT_US
             self._grants[key] = ChangeGrant(
-                ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extras=extras
+                request.jobs, request.job, until_us, hold.started, restarts=restarts, extras=extras
             )
-        return said
+        return reply
 
     def expire_grant(self, key: tuple[str, int], restarts: int, now_us: int) -> None:
         """End a job's grant if Slurm shows a later run than it is for; release its holds.
@@ -312,20 +322,21 @@ class HoldKeeper:
                 self._forget_allowance(key)
 
     def _drop_grant(self, key: tuple[str, int], now_us: int, *, why: str) -> None:
-        for name in self._grants.pop(key).extras & self.purses.holds.keys():
-            self.give_back(self.purses.holds[name], now_us, why=why)
+        for hold_id in self._grants.pop(key).extras & self.balances.holds.keys():
+            self.release(self.balances.holds[hold_id], now_us, why=why)
 
-    def _consume_grant(self, key: tuple[str, int], ask: PluginRequest, now_us: int) -> bool:
+    def _consume_grant(self, key: tuple[str, int], request: PluginRequest, now_us: int) -> bool:
         """Consume the grant that SlurmUser's request matches; return True if there was one."""
         grant = self._grants.get(key)
-        hold = self.purses.by_job.get(key)
+        hold = self.balances.hold_by_job.get(key)
         if (
             grant is None
             or hold is None
-            or not self.ground.is_slurms(ask.by)
+            or not self.rules.is_slurm_uid(request.by)
             or grant.until_us <= now_us
-            or not grant.extras <= self.purses.holds.keys()
-            or (grant.jobs, grant.job, grant.is_started) != (ask.jobs, ask.job, hold.started)
+            or not grant.extras <= self.balances.holds.keys()
+            or (grant.jobs, grant.job, grant.is_started)
+            != (request.jobs, request.job, hold.started)
         ):
             return False
         del self._grants[key]
@@ -347,31 +358,33 @@ class HoldKeeper:
                 *(to_datetime(allowance.until_us).isoformat(timespec="seconds"), allowance.reason),
             )
 
-    def allowance(self, key: tuple[str, int], now_us: int) -> Allowance | None:
+    def find_allowance(self, key: tuple[str, int], now_us: int) -> Allowance | None:
         """Return a job's allowance by cluster and id; None if it has none or it expired."""
-        found = self._allowances.get(key)
-        return found if found is not None and found.until_us > now_us else None
+        allowance = self._allowances.get(key)
+        return allowance if allowance is not None and allowance.until_us > now_us else None
 
     def _forget_allowance(self, key: tuple[str, int]) -> None:
         if self._allowances.pop(key, None) is not None:
             self.store.drop_allowance(*key)
 
-    def _is_torn(self, ask: PluginRequest, hold: OpenHold, quote: Quote | None) -> bool:
+    def _splits_array(self, request: PluginRequest, hold: OpenHold, quote: Quote | None) -> bool:
         """Return True if a change would charge one array task to another account than the rest."""
-        if "_" not in ask.jobs or ask.job.account.lower() in ("", hold.account):
+        if "_" not in request.jobs or request.job.account.lower() in ("", hold.account):
             return False
-        partition = ask.job.partition or (quote.partition if quote else "")
+        partition = request.job.partition or (quote.partition if quote else "")
         modes = (
-            self.ground.mode(hold.cluster, partition, account)
-            for account in (hold.account, ask.job.account.lower())
+            self.rules.get_mode(hold.cluster, partition, account)
+            for account in (hold.account, request.job.account.lower())
         )
-        is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        is_exempt = self.rules.is_exempt(hold.cluster, hold.uid, hold.user)
         return "gate" in modes and not is_exempt
 
-    def extras(self, hold: OpenHold | None) -> list[OpenHold]:
+    def list_extras(self, hold: OpenHold | None) -> list[OpenHold]:
         """List the holds for a job's changes that no poll has shown."""
-        names = self._extras.get(hold.id, {}).values() if hold is not None else ()
-        return [self.purses.holds[name] for name in sorted(names) if name in self.purses.holds]
+        hold_ids = self._extras.get(hold.id, {}).values() if hold is not None else ()
+        return [
+            self.balances.holds[name] for name in sorted(hold_ids) if name in self.balances.holds
+        ]
 
     @contextmanager
     def without_extras(self, hold: OpenHold | None) -> Iterator[list[OpenHold]]:
@@ -379,56 +392,56 @@ class HoldKeeper:
 
         Slurm asks once for each record of an array, and users change their minds.
         """
-        extras = self.extras(hold)
+        extras = self.list_extras(hold)
         for extra in extras:
-            self.purses.drop(extra)
+            self.balances.drop(extra)
         try:
             yield extras
         finally:
             for extra in extras:
-                self.purses.add(extra)
+                self.balances.add(extra)
 
-    def _ask_more(self, hold: OpenHold, decisions: Iterable[Decision], now_us: int) -> None:
+    def _hold_extra_cost(self, hold: OpenHold, decisions: Iterable[Decision], now_us: int) -> None:
         """Hold the extra cost of a change until a poll shows it.
 
         Slurm may still reject the update, and asks before it checks permission. So the job's own
         hold stays unchanged until then, and the extra hold is voided like that of a job that is
         never shown. For each payer the most expensive decision counts.
         """
-        dearest: dict[str, Decision] = {}
+        most_expensive: dict[str, Decision] = {}
         for decision in decisions:
-            placing = decision.placing
-            if placing is not None and placing.amount:
-                other = dearest.setdefault(placing.payer, decision)
-                if _get_plan(other).amount < placing.amount:
-                    dearest[placing.payer] = decision
-        extras = self._extras.setdefault(hold.id, {}) if dearest else {}
-        for payer, decision in dearest.items():
-            extra = self.purses.holds.get(extras.get(payer, ""))
+            plan = decision.plan
+            if plan is not None and plan.amount:
+                other = most_expensive.setdefault(plan.payer, decision)
+                if _get_plan(other).amount < plan.amount:
+                    most_expensive[plan.payer] = decision
+        extras = self._extras.setdefault(hold.id, {}) if most_expensive else {}
+        for payer, decision in most_expensive.items():
+            extra = self.balances.holds.get(extras.get(payer, ""))
             if extra is not None and extra.amount >= _get_plan(decision).amount:
                 # Slurm may have rejected this change, but not the one before it.
                 extra.created_us = now_us
                 self.store.update(extra)
                 continue
             if extra is not None:
-                self.give_back(extra, now_us, why="changed again")
-            extra = self._new(hold.cluster, decision, now_us)
+                self.release(extra, now_us, why="changed again")
+            extra = self._new_hold(hold.cluster, decision, now_us)
             extra.parent = hold.id
             extra.expires_us = now_us + UNCONFIRMED_US
-            self._place(extra, decision, now_us, why="changed by its user")
+            self._place_hold(extra, decision, now_us, why="changed by its user")
             extras[payer] = extra.id
 
-    def _may_be_new(self, ask: PluginRequest, user: str) -> bool:
+    def _may_be_new(self, request: PluginRequest, user: str) -> bool:
         """Return True if the job may be a new one that the sender may change.
 
         The gate does not know a new job's number yet, so it cannot judge a change.
         """
-        if ask.by <= 0:
+        if request.by <= 0:
             return False
-        for hold in self.purses.unconfirmed.values():
+        for hold in self.balances.unconfirmed_holds.values():
             if (
-                hold.cluster == ask.cluster
-                and self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user)
+                hold.cluster == request.cluster
+                and self.rules.may_change(hold.cluster, hold.uid, hold.account, request.by, user)
                 and self._is_bound(hold)
             ):
                 return True
@@ -436,31 +449,31 @@ class HoldKeeper:
 
     def _is_bound(self, hold: OpenHold) -> bool:
         """Return True if the bank may reject a hold's job, and its user is not exempt."""
-        is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        is_exempt = self.rules.is_exempt(hold.cluster, hold.uid, hold.user)
         return self.is_enforced(hold) and not is_exempt
 
     def is_enforced(self, hold: OpenHold) -> bool:
         """Return True if the bank may reject a hold's job (mode ``gate``)."""
-        quote = self.store.covered(hold)[0]
+        quote = self.store.read_covered(hold)[0]
         partition = quote.partition if quote else ""
-        return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
+        return self.rules.get_mode(hold.cluster, partition, hold.account) == "gate"
 
-    def lessen_extras(self, extras: Iterable[OpenHold], placing: HoldPlan, now_us: int) -> None:
+    def lessen_extras(self, extras: Iterable[OpenHold], plan: HoldPlan, now_us: int) -> None:
         """Reduce the holds for changes by the amount that the job's own hold gets now."""
         for extra in extras:
-            if extra.payer != placing.payer:
+            if extra.payer != plan.payer:
                 continue
-            left = extra.remaining - placing.amount
-            if left > 0:
-                extra.amount = left
-                self.shrink(extra, left)
+            remaining = extra.remaining - plan.amount
+            if remaining > 0:
+                extra.amount = remaining
+                self.shrink(extra, remaining)
             else:
-                self.give_back(extra, now_us, why="the queue shows the change")
+                self.release(extra, now_us, why="the queue shows the change")
 
     def _mark_changed(self, hold: OpenHold, now_us: int) -> None:
         """Record that the gate accepted a change of a job."""
         hold.changed_us = now_us
-        self.purses.changed[hold.id] = hold
+        self.balances.changed_holds[hold.id] = hold
         self.store.update(hold)
 
     def note_poll(self, cluster: str, began_us: int) -> None:
@@ -483,8 +496,8 @@ class HoldKeeper:
         """
         if not self.is_settled(hold):
             return False
-        covered, before = self.store.covered(hold)
-        known, array = self.store.changes(hold), job.array
+        covered, before = self.store.read_covered(hold)
+        pending, array = self.store.read_changes(hold), job.array
         if hold.amount and before is not None and before.array:
             array = before.array.partition("%")[0] + "".join(job.array.partition("%")[1:])
         elif quote is not None and (
@@ -495,15 +508,15 @@ class HoldKeeper:
             msgspec.structs.replace(complete_description(hold, description), array=array)
             for description in (job, *tasks)
         ]
-        kept, of_tasks = [], set()
+        matching, of_tasks = [], set()
         if before is not None:
             # Slurm computes what the queue shows: keep the requests that match it.
-            kept = self._match_queue(hold, before, known, shown)
-            kept += self._list_unshown(before, known, shown)
-            of_tasks = list_task_descriptions(before, known)
+            matching = self._match_queue(hold, before, pending, shown)
+            matching += self._list_unshown(before, pending, shown)
+            of_tasks = list_task_descriptions(before, pending)
         job, *others = dict.fromkeys(
             msgspec.structs.replace(description, admin_comment="", job_id=0, array=array)
-            for description in (*kept, *shown)
+            for description in (*matching, *shown)
         )
         nodes = max(description.min_nodes or 1 for description in (job, *others))
         of_array = (msgspec.structs.replace(task, array=array) for task in of_tasks)
@@ -516,14 +529,14 @@ class HoldKeeper:
             ),
             nodes=nodes if nodes > max(task.min_nodes or 1 for task in shown) else 0,
         )
-        if changes != known:
+        if changes != pending:
             self.store.put_changes(hold, changes)
         if hold.changed_us:
             hold.changed_us = 0
-            self.purses.changed.pop(hold.id, None)
+            self.balances.changed_holds.pop(hold.id, None)
             self.store.update(hold)
         if covered is not None and job != before:
-            self.store.describe(hold, covered, job)
+            self.store.update_description(hold, covered, job)
         return True
 
     def list_possible(self, hold: OpenHold, claim: CoverRequest) -> list[JobRequest]:
@@ -532,7 +545,7 @@ class HoldKeeper:
         slurmctld may apply part of an update that it rejects, and squeue shows a waiting array
         task like its array.
         """
-        before, changes = self.store.covered(hold)[1], self.store.changes(hold)
+        before, changes = self.store.read_covered(hold)[1], self.store.read_changes(hold)
         if before is None or not self.is_settled(hold):
             return []
         account = claim.description.account or hold.account
@@ -550,14 +563,14 @@ class HoldKeeper:
         self, before: JobRequest, changes: PendingChanges, shown: Sequence[JobRequest]
     ) -> list[JobRequest]:
         """List what the queue shows, completed by requests that it does not show."""
-        asked = list_shown_descriptions(before, changes)
+        requests = list_shown_descriptions(before, changes)
         known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
-        found = {
+        completed = {
             add_unshown_requests(job, request, _get_unshown_nodes(request, known_nodes, changes))
-            for request in asked
+            for request in requests
             for job in shown
         }
-        return list(found.difference(shown))
+        return list(completed.difference(shown))
 
     def _match_queue(
         self,
@@ -567,22 +580,24 @@ class HoldKeeper:
         shown: Sequence[JobRequest],
     ) -> list[JobRequest]:
         """List the known requests that match what the queue shows, with the shown time limits."""
-        found: list[JobRequest] = []
-        for asked in list_shown_descriptions(before, changes):
+        matching: list[JobRequest] = []
+        for request in list_shown_descriptions(before, changes):
             try:
-                most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
+                max_tres = self.rules.quote(hold.cluster, request, hold.created_us).tres
             except (NoRate, NoEstimate):
-                most = {}
-            limits = [job.time_limit_min or 0 for job in shown if is_compatible(asked, job, most)]
-            if limits and asked.time_limit_min:
-                found.append(set_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
+                max_tres = {}
+            limits = [
+                job.time_limit_min or 0 for job in shown if is_compatible(request, job, max_tres)
+            ]
+            if limits and request.time_limit_min:
+                matching.append(set_limit(request, max(limits) if min(limits) > 0 else min(limits)))
             elif limits:
-                found.append(asked)
-        return found
+                matching.append(request)
+        return matching
 
-    def _comment(self, job: JobRequest, hold: OpenHold) -> str:
+    def _format_comment(self, job: JobRequest, hold: OpenHold) -> str:
         """Return a job's admin_comment with the token of its hold."""
-        made = token.make_token(
+        hold_token = token.make_token(
             self.secret,
             hold.id,
             hold.amount,
@@ -591,19 +606,19 @@ class HoldKeeper:
             hold.cluster,
             hold.uid,
         )
-        return f"{token.remove_tokens(job.admin_comment)} {made}".lstrip()
+        return f"{token.remove_tokens(job.admin_comment)} {hold_token}".lstrip()
 
-    def _note(
-        self, ask: PluginRequest, decision: Decision, now_us: int, *, passed: str = ""
+    def _record_rejection(
+        self, request: PluginRequest, decision: Decision, now_us: int, *, pass_reason: str = ""
     ) -> None:
         """Record a rejection, real or in mode observe; log an error if a rate is missing.
 
-        ``passed``: why the request passed although it would have been rejected; "" otherwise.
+        ``pass_reason``: why the request passed although it would have been rejected; "" otherwise.
         """
         if decision.is_alarming:
-            log.error("cluster %s: %s", ask.cluster, decision.short)
-        is_told = decision.mode == "observe" or not decision.ok or bool(passed)
-        if not decision.short or not (is_told or decision.qos or decision.partition):
+            log.error("cluster %s: %s", request.cluster, decision.short)
+        is_recorded = decision.mode == "observe" or not decision.ok or bool(pass_reason)
+        if not decision.short or not (is_recorded or decision.qos or decision.partition):
             return
         seq = self.store.fact_seq + 1
         quote = decision.quote
@@ -611,105 +626,105 @@ class HoldKeeper:
             id=f"gate:{seq}",
             at=to_datetime(now_us),
             mode=decision.mode,
-            cluster=ask.cluster,
-            uid=ask.job.uid,
+            cluster=request.cluster,
+            uid=request.job.uid,
             user=decision.user,
             account=decision.account,
-            partition=(quote.partition if quote else "") or ask.job.partition[:LONGEST_TEXT],
-            job_id=ask.job.job_id,
+            partition=(quote.partition if quote else "") or request.job.partition[:LONGEST_TEXT],
+            job_id=request.job.job_id,
             amount=quote.amount if quote else 0,
-            why=f"{passed}: {decision.short}" if passed else decision.short,
+            why=f"{pass_reason}: {decision.short}" if pass_reason else decision.short,
         )
         self.store.put_fact(
-            GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=ask.cluster, refusal=refusal)
+            GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=request.cluster, refusal=refusal)
         )
 
     # Holds
 
-    def _new(self, cluster: str, decision: Decision, now_us: int) -> OpenHold:
+    def _new_hold(self, cluster: str, decision: Decision, now_us: int) -> OpenHold:
         """Make a hold from a decision, without storing it."""
-        placing = _get_plan(decision)
+        plan = _get_plan(decision)
         return OpenHold(
             number=self.store.next_number(),
             id=token.make_hold_id(),
             cluster=cluster,
-            account=placing.account,
-            payer=placing.payer,
-            uid=placing.job.uid,
+            account=plan.account,
+            payer=plan.payer,
+            uid=plan.job.uid,
             user=decision.user,
-            amount=placing.amount,
-            remaining=placing.amount,
-            shares=placing.shares,
+            amount=plan.amount,
+            remaining=plan.amount,
+            shares=plan.shares,
             created_us=now_us,
         )
 
-    def _place(self, hold: OpenHold, decision: Decision, now_us: int, *, why: str) -> None:
+    def _place_hold(self, hold: OpenHold, decision: Decision, now_us: int, *, why: str) -> None:
         """Add a decided hold to memory and database; undo the former if the latter fails."""
-        placing = _get_plan(decision)
-        self.purses.add(hold)
+        plan = _get_plan(decision)
+        self.balances.add(hold)
         try:
-            self._prove(decision, now_us)
-            self.put_down(hold, placing.quote, placing.job, now_us, why=why)
+            self._check_balance(decision, now_us)
+            self.insert_hold(hold, plan.quote, plan.job, now_us, why=why)
         except Exception:
-            self.purses.drop(hold)
+            self.balances.drop(hold)
             raise
 
-    def put_down(
+    def insert_hold(
         self, hold: OpenHold, quote: Quote | None, job: JobRequest | None, now_us: int, *, why: str
     ) -> None:
         """Write a new hold to the database, and a fact to the outbox."""
         self.store.insert(hold, quote, job)
-        self.tell(PLACED, hold, hold.amount, now_us, why=why)
+        self.write_fact(PLACED, hold, hold.amount, now_us, why=why)
 
     def _enlarge(
         self, hold: OpenHold, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
     ) -> None:
         """Enlarge a hold as decided; with ``is_whole`` the decision is on the remaining tasks."""
-        placing = _get_plan(decision)
+        plan = _get_plan(decision)
         before = (hold.account, hold.remaining, hold.shares, hold.amount)
-        if placing.is_moved:
-            remaining, shares = placing.amount, placing.shares
+        if plan.is_moved:
+            remaining, shares = plan.amount, plan.shares
         else:
-            remaining = hold.remaining + placing.amount
-            shares = self.purses.more(hold, placing.shares)
-        self.purses.resize(hold, remaining, shares, account=placing.account)
+            remaining = hold.remaining + plan.amount
+            shares = self.balances.add_shares(hold, plan.shares)
+        self.balances.resize(hold, remaining, shares, account=plan.account)
         hold.amount = remaining if is_whole else hold.amount + remaining - before[1]
         try:
-            self._prove(decision, now_us)
+            self._check_balance(decision, now_us)
             self.store.update(hold)
-            asked = self.store.covered(hold)[1] if is_whole else None
-            if asked is not None:
-                job = msgspec.structs.replace(asked, array=placing.job.array)
+            covered_request = self.store.read_covered(hold)[1] if is_whole else None
+            if covered_request is not None:
+                job = msgspec.structs.replace(covered_request, array=plan.job.array)
             else:
-                job = placing.job
-            self.store.describe(hold, placing.quote, job)
-            self.tell(PLACED, hold, remaining - before[1], now_us, why=why)
+                job = plan.job
+            self.store.update_description(hold, plan.quote, job)
+            self.write_fact(PLACED, hold, remaining - before[1], now_us, why=why)
         except Exception:
-            self.purses.resize(hold, before[1], before[2], account=before[0])
+            self.balances.resize(hold, before[1], before[2], account=before[0])
             hold.amount = before[3]
             raise
 
-    def _prove(self, decision: Decision, now_us: int) -> None:
+    def _check_balance(self, decision: Decision, now_us: int) -> None:
         """Raise OverdrawError if an accepted hold makes balance + credit limit - holds negative."""
         if not decision.is_bound:
             return
         payer = _get_plan(decision).payer
-        left = self.purses.available(payer, now_us)
-        if left < 0:
+        available = self.balances.get_available(payer, now_us)
+        if available < 0:
             raise OverdrawError(
                 f"a hold would have taken account {payer} to "
-                f"{format_money(left, self.ground.unit)}: "
+                f"{format_money(available, self.rules.unit)}: "
                 "nothing was held; run 'steward bank check'",
                 payer,
             )
 
     def shrink(self, hold: OpenHold, remaining: int) -> None:
         """Reduce a hold to this remainder."""
-        shares = self.purses.less(hold, hold.remaining - remaining)
-        self.purses.resize(hold, remaining, shares)
+        shares = self.balances.reduce_shares(hold, hold.remaining - remaining)
+        self.balances.resize(hold, remaining, shares)
         self.store.update(hold)
 
-    def give_back(
+    def release(
         self,
         hold: OpenHold,
         now_us: int,
@@ -719,20 +734,20 @@ class HoldKeeper:
         amount: int | None = None,
     ) -> int:
         """Release or settle a hold; return its remainder, micro-SU."""
-        for extra in self.extras(hold):
-            self.give_back(extra, now_us, why=why)
-        remained = hold.remaining
-        self.purses.drop(hold)
+        for extra in self.list_extras(hold):
+            self.release(extra, now_us, why=why)
+        remainder = hold.remaining
+        self.balances.drop(hold)
         self._extras.pop(hold.id, None)
         if hold.job_id:
             self._grants.pop((hold.cluster, hold.job_id), None)
             self._forget_allowance((hold.cluster, hold.job_id))
         self.store.delete(hold)
         hold.remaining = 0
-        self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)
-        return remained
+        self.write_fact(kind, hold, remainder if amount is None else amount, now_us, why=why)
+        return remainder
 
-    def tell(self, kind: str, hold: OpenHold, amount: int, now_us: int, *, why: str) -> None:
+    def write_fact(self, kind: str, hold: OpenHold, amount: int, now_us: int, *, why: str) -> None:
         """Write a fact about a hold to the outbox."""
         fact = HoldFact(
             hold=hold.id,
@@ -759,13 +774,13 @@ class HoldKeeper:
         first_submit_us: int,
     ) -> OpenHold:
         """Place the hold of a job that is in the queue already."""
-        hold = self._new(cluster, decision, now_us)
+        hold = self._new_hold(cluster, decision, now_us)
         hold.origin = "queue"
         hold.job_id = job_id
         hold.confirmed = True
         hold.started = is_started
         hold.created_us = first_submit_us or now_us
-        self._place(hold, decision, now_us, why="found in the queue")
+        self._place_hold(hold, decision, now_us, why="found in the queue")
         return hold
 
     def enlarge_decided(self, hold: OpenHold, decision: Decision, now_us: int) -> None:
@@ -773,19 +788,19 @@ class HoldKeeper:
         self._enlarge(hold, decision, now_us, why="found in the queue", is_whole=True)
 
 
-def _get_raw_job_id(ask: PluginRequest) -> int:
+def _get_raw_job_id(request: PluginRequest) -> int:
     """Return the raw job id of a change; for a het component ``7+1`` its own id."""
-    leader, _, offset = ask.jobs.partition("+")
+    leader, _, offset = request.jobs.partition("+")
     is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _MOST_OFFSET_DIGITS
-    return ask.job.job_id + int(offset) if is_component else ask.job.job_id
+    return request.job.job_id + int(offset) if is_component else request.job.job_id
 
 
-def _get_unshown_nodes(asked: JobRequest, known_nodes: int, changes: PendingChanges) -> int:
+def _get_unshown_nodes(request: JobRequest, known_nodes: int, changes: PendingChanges) -> int:
     """Return up to how many nodes a job may request although the queue shows fewer.
 
     A change raises them, or the former poll left them possible.
     """
-    nodes = asked.min_nodes or 1
+    nodes = request.min_nodes or 1
     return nodes if nodes > known_nodes else changes.nodes
 
 
@@ -795,6 +810,6 @@ def _rank_decision(decision: Decision) -> tuple[bool, int]:
 
 
 def _get_plan(decision: Decision) -> HoldPlan:
-    if decision.placing is None:
+    if decision.plan is None:
         raise AssertionError("nothing was decided to be held")
-    return decision.placing
+    return decision.plan

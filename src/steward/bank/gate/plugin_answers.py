@@ -100,42 +100,42 @@ class UserNameCache:
     ) -> None:
         self._wait_s = wait_s
         self._clock = clock
-        self._known: dict[int, tuple[str, float]] = {}
-        self._wanted: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
-        self._asked: dict[int, threading.Event] = {}
+        self._names: dict[int, tuple[str, float]] = {}
+        self._queue: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
+        self._pending: dict[int, threading.Event] = {}
         self._thread: threading.Thread | None = None
 
-    def user(self, uid: int) -> str:
+    def find_user(self, uid: int) -> str:
         """Return a user's name; "" if it does not resolve, or not soon enough."""
-        known = self._known.get(uid)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
+        cached = self._names.get(uid)
+        if cached is not None and self._clock() < cached[1]:
+            return cached[0]
         if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="names", daemon=True)
+            self._thread = threading.Thread(target=self._resolve_names, name="names", daemon=True)
             self._thread.start()
-        event = self._asked.get(uid)
+        event = self._pending.get(uid)
         if event is None:
-            if len(self._known) >= _MOST_CACHED_NAMES:
-                self._known.clear()
-            event = self._asked[uid] = threading.Event()
-            self._wanted.put((uid, event))
+            if len(self._names) >= _MOST_CACHED_NAMES:
+                self._names.clear()
+            event = self._pending[uid] = threading.Event()
+            self._queue.put((uid, event))
             event.wait(self._wait_s)
-        found = self._known.get(uid)
-        return found[0] if found is not None else ""
+        resolved = self._names.get(uid)
+        return resolved[0] if resolved is not None else ""
 
-    def _ask(self) -> None:
+    def _resolve_names(self) -> None:
         """Resolve requested uids, in the thread."""
-        people = NameResolver()
+        resolver = NameResolver()
         while True:
-            uid, event = self._wanted.get()
-            name = people.user(uid)
-            people.forget()
+            uid, event = self._queue.get()
+            name = resolver.user(uid)
+            resolver.clear()
             lasts_s = _KEEP_NAME_S if name else _RETRY_NAME_S
-            known = self._known.get(uid)
-            if not name and known is not None:
-                name = known[0]  # a known name is kept as long as Steward runs
-            self._known[uid] = (name, self._clock() + lasts_s)
-            self._asked.pop(uid, None)
+            cached = self._names.get(uid)
+            if not name and cached is not None:
+                name = cached[0]  # a known name is kept as long as Steward runs
+            self._names[uid] = (name, self._clock() + lasts_s)
+            self._pending.pop(uid, None)
             event.set()
 
 
@@ -170,9 +170,9 @@ class DecisionRight:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._lasts_s = settings.bank.without_ledger_s
+        self._max_absence_s = settings.bank.without_ledger_s
         self._needs_lease = settings.bank.database.startswith("postgresql")
-        self._asks = bool(settings.gate.ask)
+        self._asks_remote = bool(settings.gate.ask)
         self._books_at = 0.0
         self._lease_until = 0.0
         self.books_at_us = 0
@@ -182,7 +182,7 @@ class DecisionRight:
         self.is_ready = False
         """Whether all holds are known."""
 
-    def heard(self) -> None:
+    def record_ledger_contact(self) -> None:
         """Record that the ledger was heard from."""
         self._books_at = time.monotonic()
         self.books_at_us = time.time_ns() // 1000
@@ -192,7 +192,7 @@ class DecisionRight:
         """Return True if the ledger was heard from since this gate began."""
         return bool(self._books_at)
 
-    def lease(self, fence: int, valid_s: float) -> bool:
+    def apply_lease(self, fence: int, valid_s: float) -> bool:
         """Grant or revoke the lease; return True if it is new here.
 
         A lease with a lower fence than the last one is ignored.
@@ -209,9 +209,9 @@ class DecisionRight:
         """Return True if no other gate decides."""
         if self._needs_lease:
             return time.monotonic() < self._lease_until
-        return not self._asks
+        return not self._asks_remote
 
-    def why_not(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why the gate may not decide, apart from the ledger's absence; "" if it may."""
         if not self.has_lease:
             return "another gate has the right to decide"
@@ -220,9 +220,9 @@ class DecisionRight:
         return ""
 
     @property
-    def is_alone(self) -> bool:
+    def is_ledger_overdue(self) -> bool:
         """Return True if the ledger has been unavailable for too long."""
-        return not self._books_at or time.monotonic() - self._books_at > self._lasts_s
+        return not self._books_at or time.monotonic() - self._books_at > self._max_absence_s
 
 
 class AnswerCounters:
@@ -234,15 +234,15 @@ class AnswerCounters:
         self.allowed = self.refused = self.by_policy = 0
         self.spent_us = self.slowest_us = 0
 
-    def add(self, said: list[PluginReply], took_us: int) -> None:
+    def add(self, replies: list[PluginReply], took_us: int) -> None:
         """Count answers that were given together; each took this long, in µs."""
-        allowed = sum(one.ok for one in said)
+        allowed = sum(reply.ok for reply in replies)
         self.allowed += allowed
-        self.refused += len(said) - allowed
-        self.spent_us += took_us * len(said)
+        self.refused += len(replies) - allowed
+        self.spent_us += took_us * len(replies)
         self.slowest_us = max(self.slowest_us, took_us)
 
-    def tally(self) -> AnswerCounts:
+    def make_counts(self) -> AnswerCounts:
         """Return the counts."""
         return AnswerCounts(
             allowed=self.allowed,
@@ -275,18 +275,18 @@ class PluginAnswerer:
         self._right = right
         self._names = names or UserNameCache()
         self._limits = limits or CpuLimits()
-        self.counting = AnswerCounters()
-        self._said: dict[str, float] = {}
+        self.counters = AnswerCounters()
+        self._logged_at: dict[str, float] = {}
 
-    def user(self, cluster: str, uid: int) -> str:
+    def find_user(self, cluster: str, uid: int) -> str:
         """Return a user's name from the cluster's model, or as this host resolves it."""
-        return self._keeper.ground.user_of(cluster, uid) or self._names.user(uid)
+        return self._keeper.rules.find_user(cluster, uid) or self._names.find_user(uid)
 
-    def answer(self, ask: PluginRequest, now_us: int, read_ns: int = 0) -> PluginReply:
+    def answer(self, request: PluginRequest, now_us: int, read_ns: int = 0) -> PluginReply:
         """Decide within a transaction of the store, and within the sender's CPU budget.
 
         Args:
-            ask: The request.
+            request: The request.
             now_us: The time, µs since the epoch.
             read_ns: CPU time that reading it took.
 
@@ -294,17 +294,17 @@ class PluginAnswerer:
             SqliteUnavailable: As :meth:`_answer`.
             SqliteError: As :meth:`_answer`.
         """
-        uid, is_het = ask.by, ask.job.het
+        uid, is_het = request.by, request.job.het
         is_exceeded = self._limits.is_exceeded(uid) and not self._is_slurms(uid)
         began_ns = time.thread_time_ns()
         try:
-            if ask.oversize:
-                return self._too_long(ask)
+            if request.oversize:
+                return self._reject_too_long(request)
             if is_exceeded:
-                self._say_exceeded(ask.cluster, uid)
-                return self._refused(ask, _TOO_OFTEN)
-            with self._keeper.ground.limited(self._limits.budget(uid, is_het=is_het)):
-                return self._answer(ask, now_us)
+                self._log_exceeded(request.cluster, uid)
+                return self._reject(request, _TOO_OFTEN)
+            with self._keeper.rules.limit_cpu(self._limits.budget(uid, is_het=is_het)):
+                return self._answer(request, now_us)
         finally:
             self._limits.add(uid, read_ns + time.thread_time_ns() - began_ns, is_het=is_het)
 
@@ -312,29 +312,29 @@ class PluginAnswerer:
         """Return True for root and SlurmUser, who act for all users, and for an unknown sender."""
         return uid in (-1, 0, os.geteuid())
 
-    def _say_exceeded(self, cluster: str, uid: int) -> None:
+    def _log_exceeded(self, cluster: str, uid: int) -> None:
         """Log that a user exceeds the CPU limit, at most once a minute."""
-        if self._is_news(f"cpu {uid}"):
+        if self._is_log_due(f"cpu {uid}"):
             log.warning(
                 "cluster %s: uid %d takes more than a tenth of the gate, and is refused until "
                 "the next second",
                 *(cluster, uid),
             )
 
-    def _too_long(self, ask: PluginRequest) -> PluginReply:
+    def _reject_too_long(self, request: PluginRequest) -> PluginReply:
         """Reject a request whose texts the plugin had to cut, whatever the policy."""
-        if ask.by == 0:
-            return PluginReply(v=VERSION, ok=True, id=ask.id)
-        what = OPTION_OF_FIELD.get(ask.oversize, ask.oversize[:80])
-        said = self._refused(ask, _TOO_LONG.format(what))
-        if not said.ok:
+        if request.by == 0:
+            return PluginReply(v=VERSION, ok=True, id=request.id)
+        option = OPTION_OF_FIELD.get(request.oversize, request.oversize[:80])
+        reply = self._reject(request, _TOO_LONG.format(option))
+        if not reply.ok:
             log.warning(
                 "cluster %s: refused a %s by uid %d (job %d): %s is too long",
-                *(ask.cluster, ask.op, ask.by, ask.job.job_id, what),
+                *(request.cluster, request.op, request.by, request.job.job_id, option),
             )
-        return said
+        return reply
 
-    def _answer(self, ask: PluginRequest, now_us: int) -> PluginReply:
+    def _answer(self, request: PluginRequest, now_us: int) -> PluginReply:
         """Decide, within a transaction of the store.
 
         A user wrote the request: if it triggers an unforeseen error, the gate rejects only this
@@ -345,101 +345,108 @@ class PluginAnswerer:
             SqliteError: The same, or the request failed after a part was written, so that the
                 transaction must be rolled back.
         """
-        why = self._right.why_not() or self._why_not(ask.cluster)
+        why = self._right.explain_refusal() or self._explain_refusal(request.cluster)
         if why:
-            self._say(why, ask.cluster)
-            return self.by_policy(ask)
+            self._log_policy(why, request.cluster)
+            return self.answer_by_policy(request)
         is_lenient = False
-        if self._right.is_alone:
-            self._say("the ledger is away for too long", ask.cluster)
-            if self._keeper.ground.policy(ask.cluster, ask.job.partition) == "deny":
-                return self.by_policy(ask)
+        if self._right.is_ledger_overdue:
+            self._log_policy("the ledger is away for too long", request.cluster)
+            if self._keeper.rules.get_policy(request.cluster, request.job.partition) == "deny":
+                return self.answer_by_policy(request)
             is_lenient = True
         store = self._keeper.store
-        before = store.writes
+        before = store.write_count
         try:
             with translate_errors(store.path):
-                return self._decided(ask, now_us, is_lenient=is_lenient)
+                return self._decide(request, now_us, is_lenient=is_lenient)
         except (SqliteError, SqliteUnavailable):
             raise
         except OverdrawError as error:
             log.critical("%s", error)
             failed: Exception = error
         except Exception as error:
-            self.say_strange(ask.cluster, error)
+            self.log_unforeseen(request.cluster, error)
             failed = error
-        if store.writes != before:
+        if store.write_count != before:
             raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
-        return self._refused(ask, _UNDECIDABLE)
+        return self._reject(request, _UNDECIDABLE)
 
-    def _decided(self, ask: PluginRequest, now_us: int, *, is_lenient: bool) -> PluginReply:
+    def _decide(self, request: PluginRequest, now_us: int, *, is_lenient: bool) -> PluginReply:
         """Let the keeper decide on a submit or a change."""
-        if ask.op == "modify":
-            self._name(ask)
-            sender = self.user(ask.cluster, ask.by) if ask.by > 0 else ""
-            return self._keeper.modify(ask, sender, now_us, is_lenient=is_lenient)
-        user = self.user(ask.cluster, ask.job.uid)
-        return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
+        if request.op == "modify":
+            self._fill_user_name(request)
+            sender = self.find_user(request.cluster, request.by) if request.by > 0 else ""
+            return self._keeper.modify(request, sender, now_us, is_lenient=is_lenient)
+        user = self.find_user(request.cluster, request.job.uid)
+        return self._keeper.submit(request, user, now_us, is_lenient=is_lenient)
 
-    def _name(self, ask: PluginRequest) -> None:
+    def _fill_user_name(self, request: PluginRequest) -> None:
         """Look up the user of a job that was accepted before the name was known."""
-        hold = self._keeper.purses.by_job.get((ask.cluster, ask.job.job_id))
+        hold = self._keeper.balances.hold_by_job.get((request.cluster, request.job.job_id))
         if hold is not None and not hold.user and hold.uid >= 0:
-            hold.user = self.user(ask.cluster, hold.uid)
+            hold.user = self.find_user(request.cluster, hold.uid)
 
-    def _refused(self, ask: PluginRequest, say: str) -> PluginReply:
+    def _reject(self, request: PluginRequest, message: str) -> PluginReply:
         """Reject a faulty request in mode ``gate``; accept it otherwise, or if exempt."""
-        ground, job = self._keeper.ground, ask.job
-        partition, account, user = self._about(ask)
-        mode = ground.mode(ask.cluster, partition, account)
-        is_ok = mode != "gate" or ground.is_exempt(ask.cluster, job.uid, user)
-        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else say, id=ask.id)
+        rules, job = self._keeper.rules, request.job
+        partition, account, user = self._get_subject(request)
+        mode = rules.get_mode(request.cluster, partition, account)
+        is_ok = mode != "gate" or rules.is_exempt(request.cluster, job.uid, user)
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else message, id=request.id)
 
-    def say_strange(self, cluster: str, error: BaseException) -> None:
+    def log_unforeseen(self, cluster: str, error: BaseException) -> None:
         """Log, once in a while, an unforeseen error in a request."""
-        if self._is_news(type(error).__name__):
+        if self._is_log_due(type(error).__name__):
             log.error("cluster %s: a request cannot be decided on", cluster, exc_info=error)
 
-    def _about(self, ask: PluginRequest) -> tuple[str, str, str]:
+    def _get_subject(self, request: PluginRequest) -> tuple[str, str, str]:
         """Return partition, account and user of a request, as far as they are known."""
-        job = ask.job
-        hold = self._keeper.purses.by_job.get((ask.cluster, job.job_id)) if job.job_id else None
-        if ask.op == "modify" and hold is not None:
-            quote = self._keeper.store.covered(hold)[0]
-            return job.partition or (quote.partition if quote else ""), hold.account, hold.user
-        user = self.user(ask.cluster, job.uid)
-        return job.partition, self._keeper.ground.account_of(ask.cluster, job, user), user
-
-    def by_policy(self, ask: PluginRequest) -> PluginReply:
-        """Answer by the outage policy."""
-        if ask.oversize:
-            return self._too_long(ask)
-        self.counting.by_policy += 1
-        ground = self._keeper.ground
-        if ask.op == "submit":
-            is_ok = ground.policy(ask.cluster, ask.job.partition) == "allow"
-            return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS, id=ask.id)
-        is_ok = ground.policy(ask.cluster, self._about(ask)[0]) == "allow" or (
-            # The plugin's own policy accepts root and SlurmUser, too.
-            ask.by >= 0 and ground.is_exempt(ask.cluster, ask.by, self.user(ask.cluster, ask.by))
+        job = request.job
+        hold = (
+            self._keeper.balances.hold_by_job.get((request.cluster, job.job_id))
+            if job.job_id
+            else None
         )
-        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=ask.id)
+        if request.op == "modify" and hold is not None:
+            quote = self._keeper.store.read_covered(hold)[0]
+            return job.partition or (quote.partition if quote else ""), hold.account, hold.user
+        user = self.find_user(request.cluster, job.uid)
+        return job.partition, self._keeper.rules.find_account(request.cluster, job, user), user
 
-    def _why_not(self, cluster: str) -> str:
-        if self._keeper.ground.estimator(cluster) is None:
+    def answer_by_policy(self, request: PluginRequest) -> PluginReply:
+        """Answer by the outage policy."""
+        if request.oversize:
+            return self._reject_too_long(request)
+        self.counters.by_policy += 1
+        rules = self._keeper.rules
+        if request.op == "submit":
+            is_ok = rules.get_policy(request.cluster, request.job.partition) == "allow"
+            return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS, id=request.id)
+        is_ok = rules.get_policy(request.cluster, self._get_subject(request)[0]) == "allow" or (
+            # The plugin's own policy accepts root and SlurmUser, too.
+            request.by >= 0
+            and rules.is_exempt(
+                request.cluster, request.by, self.find_user(request.cluster, request.by)
+            )
+        )
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=request.id)
+
+    def _explain_refusal(self, cluster: str) -> str:
+        if self._keeper.rules.get_estimator(cluster) is None:
             return "it has not been told what the cluster looks like, or what jobs cost"
         return ""
 
-    def _say(self, why: str, cluster: str) -> None:
-        if self._is_news(why):
+    def _log_policy(self, why: str, cluster: str) -> None:
+        if self._is_log_due(why):
             log.warning("jobs of cluster %s are answered by the policy: %s", cluster, why)
 
-    def _is_news(self, what: str) -> bool:
+    def _is_log_due(self, condition: str) -> bool:
         """Return True if a condition was not logged within the last minute: jobs are many."""
         now = time.monotonic()
-        if now - self._said.get(what, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+        if now - self._logged_at.get(condition, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
             return False
-        self._said[what] = now
+        self._logged_at[condition] = now
         return True
 
 
@@ -450,17 +457,17 @@ _encode_said = msgspec.json.Encoder().encode
 def decode_plugin_request(line: bytes) -> PluginRequest | None:
     """Decode a plugin's request; return None if it is malformed or of another version."""
     try:
-        ask = _decode_submit(line)
+        request = _decode_submit(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The plugin then applies its policy: it knows more about the job than this line says.
         log.warning("a request of the submit plugin cannot be read: %s", error)
         return None
-    if ask.v != VERSION:
-        log.warning("the submit plugin speaks version %d, the gate %d", ask.v, VERSION)
+    if request.v != VERSION:
+        log.warning("the submit plugin speaks version %d, the gate %d", request.v, VERSION)
         return None
-    return ask
+    return request
 
 
-def encode_answer(said: PluginReply) -> bytes:
+def encode_answer(reply: PluginReply) -> bytes:
     """Encode an answer as a line."""
-    return _encode_said(said) + b"\n"
+    return _encode_said(reply) + b"\n"

@@ -48,7 +48,7 @@ class GateRules:
         self.bank = settings.bank
         self.unit = Unit(name=settings.bank.unit, decimals=settings.bank.decimals)
         self.rules: BankRules | None = None
-        self.pictures: dict[str, ClusterModel] = {}
+        self.models: dict[str, ClusterModel] = {}
         self._estimators: dict[str, Estimator] = {}
         self._modes: dict[tuple[str, str, str], Mode] = {}
         self._exempt = frozenset(
@@ -67,7 +67,7 @@ class GateRules:
         """CPU time that is left for the current request."""
 
     @contextmanager
-    def limited(self, budget: Budget) -> Iterator[None]:
+    def limit_cpu(self, budget: Budget) -> Iterator[None]:
         """Limit the CPU time of the current request."""
         self.budget = budget
         try:
@@ -79,23 +79,25 @@ class GateRules:
         """Replace modes and rates."""
         self.rules = rules
         self._modes.clear()
-        self._estimators = {name: self._made(one) for name, one in self.pictures.items()}
+        self._estimators = {
+            name: self._make_estimator(model) for name, model in self.models.items()
+        }
 
-    def put_picture(self, picture: ClusterModel) -> None:
+    def put_model(self, model: ClusterModel) -> None:
         """Replace the model of a cluster."""
-        self.pictures[picture.cluster] = picture
-        self._estimators[picture.cluster] = self._made(picture)
+        self.models[model.cluster] = model
+        self._estimators[model.cluster] = self._make_estimator(model)
 
-    def put_standing(self, cluster: str, standing: ClusterRoles | None) -> None:
+    def put_roles(self, cluster: str, roles: ClusterRoles | None) -> None:
         """Replace a cluster's administrators and coordinators."""
-        self._admins[cluster] = standing.admins if standing else frozenset()
-        self._coordinators[cluster] = standing.coordinators if standing else {}
+        self._admins[cluster] = roles.admins if roles else frozenset()
+        self._coordinators[cluster] = roles.coordinators if roles else {}
 
-    def _made(self, picture: ClusterModel) -> Estimator:
+    def _make_estimator(self, model: ClusterModel) -> Estimator:
         rates = self.rules.rates if self.rules else ()
-        return Estimator(picture, rates, self.bank)
+        return Estimator(model, rates, self.bank)
 
-    def estimator(self, cluster: str) -> Estimator | None:
+    def get_estimator(self, cluster: str) -> Estimator | None:
         """Return a cluster's estimator; None without a cluster model or rules."""
         return self._estimators.get(cluster) if self.rules else None
 
@@ -110,30 +112,30 @@ class GateRules:
         estimator = self._estimators[cluster]
         return estimator.quote(job, to_datetime(first_submit_us), budget=self.budget)
 
-    def mode(self, cluster: str, partitions: str, account: str) -> Mode:
+    def get_mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """Return the mode of a job; of several partitions the strictest counts."""
         if len(partitions) > LONGEST_TEXT or partitions.count(",") >= _MOST_PARTITIONS:
             # So many partitions get no estimate: assume the strictest of all.
-            return self.strictest(cluster, account)
+            return self.get_strictest_mode(cluster, account)
         key = (cluster, partitions, account)
-        known: Mode | None = self._modes.get(key)
-        if known is None:
+        found_mode: Mode | None = self._modes.get(key)
+        if found_mode is None:
             names = partitions or self.default_partition(cluster)
-            modes = {self._mode(cluster, name, account) for name in names.split(",")}
+            modes = {self._find_mode(cluster, name, account) for name in names.split(",")}
             strictest: Mode = next(mode for mode in _STRICTEST_FIRST if mode in modes)
             if len(self._modes) >= _MOST_CACHED_MODES:
                 # Users choose the names, so the cache is bounded.
                 self._modes.clear()
-            known = strictest
+            found_mode = strictest
             if len(partitions) + len(account) <= _LONGEST_CACHED:
-                self._modes[key] = known
-        return known
+                self._modes[key] = found_mode
+        return found_mode
 
-    def strictest(self, cluster: str, account: str) -> Mode:
+    def get_strictest_mode(self, cluster: str, account: str) -> Mode:
         """Return the strictest mode of all partitions."""
         rules = self.rules.modes if self.rules else ()
         names = {"", *(rule.partition for rule in rules if rule.cluster in ("", cluster))}
-        modes = {self._mode(cluster, name, account) for name in names}
+        modes = {self._find_mode(cluster, name, account) for name in names}
         return next(mode for mode in _STRICTEST_FIRST if mode in modes)
 
     @property
@@ -142,38 +144,38 @@ class GateRules:
         if self.rules is None:
             return True
         rules = self.rules.modes
-        usual = (self._mode(cluster, "", "") for cluster in self.settings.cluster)
+        usual = (self._find_mode(cluster, "", "") for cluster in self.settings.cluster)
         return any(mode == "gate" for mode in (*usual, *(rule.mode for rule in rules)))
 
-    def _mode(self, cluster: str, partition: str, account: str) -> Mode:
+    def _find_mode(self, cluster: str, partition: str, account: str) -> Mode:
         modes = self.rules.modes if self.rules else ()
         return find_mode(modes, cluster, partition, account) or DEFAULT_MODE
 
-    def chosen(self, cluster: str, account: str) -> Mode | None:
+    def find_chosen_mode(self, cluster: str, account: str) -> Mode | None:
         """Return the mode set for jobs without a partition; None if no rule sets one."""
         modes = self.rules.modes if self.rules else ()
         return find_mode(modes, cluster, self.default_partition(cluster), account)
 
     def default_partition(self, cluster: str) -> str:
         """Return the cluster's default partition; "" if unknown."""
-        picture = self.pictures.get(cluster)
-        return picture.default_partition if picture else ""
+        model = self.models.get(cluster)
+        return model.default_partition if model else ""
 
-    def account_of(self, cluster: str, job: JobRequest, user: str) -> str:
+    def find_account(self, cluster: str, job: JobRequest, user: str) -> str:
         """Return the account that pays for a job; "" if none is known."""
         if job.account:
             # Cut a user's text to the length of a name before it is used.
             return job.account[:LONGEST_TEXT].lower()
-        picture = self.pictures.get(cluster)
-        known = picture.accounts.get(user, "") if picture else ""
-        return (known or self.bank.default_account).lower()
+        model = self.models.get(cluster)
+        default_account = model.accounts.get(user, "") if model else ""
+        return (default_account or self.bank.default_account).lower()
 
-    def user_of(self, cluster: str, uid: int) -> str:
+    def find_user(self, cluster: str, uid: int) -> str:
         """Return a user's name from the cluster's model; "" if it is not there."""
-        picture = self.pictures.get(cluster)
-        return picture.users.get(uid, "") if picture else ""
+        model = self.models.get(cluster)
+        return model.users.get(uid, "") if model else ""
 
-    def is_slurms(self, uid: int) -> bool:
+    def is_slurm_uid(self, uid: int) -> bool:
         """Return True for a uid that slurmctld or Steward runs as: SlurmUser or root."""
         return uid in self.slurm_uids
 
@@ -187,7 +189,7 @@ class GateRules:
             uid: The sender; -1 if the plugin does not say.
             user: That uid's name.
         """
-        if uid in (-1, owner) or self.is_slurms(uid):
+        if uid in (-1, owner) or self.is_slurm_uid(uid):
             return True
         if not user:
             return False
@@ -196,11 +198,11 @@ class GateRules:
 
     def is_member(self, cluster: str, account: str, user: str) -> bool:
         """Return True if Slurm lets a user use an account, as far as that is known."""
-        picture = self.pictures.get(cluster)
-        if picture is None or not (picture.enforced and picture.qos):
+        model = self.models.get(cluster)
+        if model is None or not (model.enforced and model.qos):
             return True
         # slurmdbd stores names in lower case by default.
-        return bool({f"{account}/{user}", f"{account}/{user.lower()}"} & picture.qos.keys())
+        return bool({f"{account}/{user}", f"{account}/{user.lower()}"} & model.qos.keys())
 
     def is_exempt(self, cluster: str, uid: int, user: str) -> bool:
         """Return True if a user's jobs are never rejected."""
@@ -210,20 +212,20 @@ class GateRules:
             or (bool(user) and user in self._admins.get(cluster, ()))
         )
 
-    def policy(self, cluster: str, partitions: str) -> OutagePolicy:
+    def get_policy(self, cluster: str, partitions: str) -> OutagePolicy:
         """Return the outage policy of a job: the strictest of its partitions."""
         policies = {
-            (own.policy if own else None) or self.settings.gate.policy
+            (partition_settings.policy if partition_settings else None) or self.settings.gate.policy
             for name in (partitions[:LONGEST_TEXT] or self.default_partition(cluster)).split(",")
-            for own in (self.bank.partition.get(name),)
+            for partition_settings in (self.bank.partition.get(name),)
         }
         return "deny" if "deny" in policies else "allow"
 
-    def zone(self, cluster: str) -> tzinfo:
+    def get_time_zone(self, cluster: str) -> tzinfo:
         """Return the time zone in which a cluster's users see times."""
-        picture = self.pictures.get(cluster)
+        model = self.models.get(cluster)
         try:
-            return load_zone(picture.zone if picture else "")
+            return load_zone(model.zone if model else "")
         except TimeError:
             return UTC  # the check of the settings reports an unknown zone
 

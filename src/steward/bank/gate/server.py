@@ -70,17 +70,17 @@ class ClusterNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = sorted(names)
-        self._said_at = -_LOG_AGAIN_S
+        self._logged_at = -_LOG_AGAIN_S
 
-    def named(self, ask: PluginRequest) -> PluginRequest:
+    def add_name(self, request: PluginRequest) -> PluginRequest:
         """Return the request with its cluster's name; unchanged if it is ambiguous."""
-        if ask.cluster:
-            return ask
+        if request.cluster:
+            return request
         if len(self._names) == 1:
-            return msgspec.structs.replace(ask, cluster=self._names[0])
+            return msgspec.structs.replace(request, cluster=self._names[0])
         now = time.monotonic()
-        if now - self._said_at >= _LOG_AGAIN_S:
-            self._said_at = now
+        if now - self._logged_at >= _LOG_AGAIN_S:
+            self._logged_at = now
             log.error(
                 "slurmctld's job_submit.lua does not say of which cluster it asks, and there are "
                 '%s: put steward_gate_cluster = "NAME" before its dofile, or run '
@@ -88,7 +88,7 @@ class ClusterNames:
                 "until then the policy holds there",
                 ", ".join(self._names),
             )
-        return ask
+        return request
 
 
 _NICENESS: Final = -10
@@ -121,10 +121,10 @@ class RealTimePriority:
     def __init__(self, again_s: float = _RETRY_S) -> None:
         self._again_s = again_s
         self._again_at = 0.0
-        self._is_there = False
-        self._may = True
+        self._is_active = False
+        self._is_permitted = True
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Get real-time priority and a low nice value, as far as permitted."""
         with contextlib.suppress(PermissionError):
             os.setsid()  # fails for a group leader, which was started alone
@@ -136,11 +136,11 @@ class RealTimePriority:
 
     def renew(self) -> None:
         """Get real-time priority again after a long stretch of work lost it."""
-        if self._is_there or not self._may or time.monotonic() < self._again_at:
+        if self._is_active or not self._is_permitted or time.monotonic() < self._again_at:
             return
         _limit_cpu_time()
-        self._is_there = self._may = set_real_time_priority()
-        if not self._may:
+        self._is_active = self._is_permitted = set_real_time_priority()
+        if not self._is_permitted:
             log.info(
                 "the gate may not be scheduled before others (LimitRTPRIO=): on a busy host "
                 "slurmctld may wait for it"
@@ -148,17 +148,17 @@ class RealTimePriority:
 
     def _step_back(self, *_: object) -> None:
         os.sched_setscheduler(0, _NORMAL_PRIORITY, os.sched_param(0))
-        self._is_there = False
+        self._is_active = False
         self._again_at = time.monotonic() + self._again_s
 
 
 def _limit_cpu_time() -> None:
     """Limit CPU time without a wait; each SIGXCPU from the kernel extends the limit by a second."""
-    _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
-    mad_us = _KILL_AFTER_S * 1_000_000
-    hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
+    _, max_us = resource.getrlimit(resource.RLIMIT_RTTIME)
+    kill_us = _KILL_AFTER_S * 1_000_000
+    hard_us = kill_us if max_us == resource.RLIM_INFINITY else min(max_us, kill_us)
     resource.setrlimit(
-        resource.RLIMIT_RTTIME, (min(hard, int(_LONGEST_STRETCH_S * 1_000_000)), hard)
+        resource.RLIMIT_RTTIME, (min(hard_us, int(_LONGEST_STRETCH_S * 1_000_000)), hard_us)
     )
 
 
@@ -204,9 +204,9 @@ class WalCheckpointer(threading.Thread):
         super().__init__(name="checkpoints", daemon=True)
         self._store = store
         self._most_frames = most_frames
-        self._end = threading.Event()
-        self._own = 0
-        self._after = 0.0
+        self._stopping = threading.Event()
+        self._own_frames = 0
+        self._not_before = 0.0
 
     def run(self) -> None:
         """Check the WAL periodically until :meth:`stop`."""
@@ -218,37 +218,37 @@ class WalCheckpointer(threading.Thread):
         except (SqliteUnavailable, SqliteError) as error:
             log.error("the log of gate.db grows until the gate is started again: %s", error)
             return
-        while not self._end.wait(_CHECK_EVERY_S):
+        while not self._stopping.wait(_CHECK_EVERY_S):
             try:
                 with translate_errors(self._store.path):
-                    self.look(db, time.monotonic())
+                    self.checkpoint_if_quiet(db, time.monotonic())
             except (SqliteUnavailable, SqliteError) as error:
                 # The log only grows meanwhile; the writer reports errors that matter.
                 log.debug("no checkpoint: %s", error)
         db.close()
 
-    def look(self, db: Connection, now: float) -> None:
+    def checkpoint_if_quiet(self, db: Connection, now: float) -> None:
         """Checkpoint and restart the WAL, if there is something to write and the gate is quiet."""
         frames, _ = _get_wal_length(db)
-        if frames <= self._own or now < self._after:
+        if frames <= self._own_frames or now < self._not_before:
             return
-        if now - self._store.asked_at < _QUIET_S * (1 - frames / self._most_frames):
+        if now - self._store.last_request_at < _QUIET_S * (1 - frames / self._most_frames):
             return
-        self._after = now + _AT_MOST_EVERY_S
+        self._not_before = now + _AT_MOST_EVERY_S
         for _ in range(_MOST_ATTEMPTS):
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if self._begin_anew(db):
+            if self._restart_wal(db):
                 return
         if frames > self._most_frames:
-            with self._store.writing:
+            with self._store.write_lock:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 self._commit(db)
 
-    def _begin_anew(self, db: Connection) -> bool:
+    def _restart_wal(self, db: Connection) -> bool:
         """Commit first after a checkpoint, which restarts the WAL; return False if too late."""
-        with self._store.writing:
-            frames, done = _get_wal_length(db)
-            if frames != done:
+        with self._store.write_lock:
+            frames, written_back = _get_wal_length(db)
+            if frames != written_back:
                 return False
             self._commit(db)
             return True
@@ -258,18 +258,18 @@ class WalCheckpointer(threading.Thread):
         with transaction(db, self._store.path):
             at = b"%d" % time.time_ns()
             db.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (_WAL_NOTE, at))
-        self._own, _ = _get_wal_length(db)
+        self._own_frames, _ = _get_wal_length(db)
 
     def stop(self) -> None:
         """Stop the thread and wait for it."""
-        self._end.set()
+        self._stopping.set()
         self.join(5.0)
 
 
 def _get_wal_length(db: Connection) -> tuple[int, int]:
     """Return the WAL's length in frames, and how many of them are written back."""
-    _, frames, done = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
-    return int(frames), int(done)
+    _, frames, written_back = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
+    return int(frames), int(written_back)
 
 
 log = logging.getLogger(__name__)
@@ -307,40 +307,40 @@ class GateServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._store = GateStore(settings.state_dir)
-        self._ground = GateRules(settings)
-        self._keeper = HoldKeeper(self._store, self._ground, token.load_secret(settings.state_dir))
+        self._rules = GateRules(settings)
+        self._keeper = HoldKeeper(self._store, self._rules, token.load_secret(settings.state_dir))
         self._right = DecisionRight(settings)
-        self._upkeep = HoldSync(self._keeper)
-        self._answering = PluginAnswerer(self._keeper, self._right)
+        self._hold_sync = HoldSync(self._keeper)
+        self._answerer = PluginAnswerer(self._keeper, self._right)
         self._calls = GateOperations(
             settings.state_dir,
             self._keeper,
-            self._upkeep,
-            self._answering,
+            self._hold_sync,
+            self._answerer,
             self._right,
-            self._remake_again,
+            self._start_recovery,
         )
         self._checkpoints = WalCheckpointer(self._store)
-        self._poll = select.epoll()
+        self._epoll = select.epoll()
         self._peers: dict[int, GatePeer] = {}
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
-        self._control: set[int] = set()
-        self._asked: list[tuple[GatePeer, PluginRequest, int]] = []
+        self._control_fds: set[int] = set()
+        self._pending: list[tuple[GatePeer, PluginRequest, int]] = []
         """Pending requests: the peer, the request, and the CPU time that reading it took, in ns."""
         self._plugin_uids = _get_plugin_uids(settings)
-        self._ground.slurm_uids = self._plugin_uids
-        self._said_at, self._turned_away = -_LOG_AGAIN_S, 0
+        self._rules.slurm_uids = self._plugin_uids
+        self._logged_at, self._rejected_count = -_LOG_AGAIN_S, 0
         self._clusters = ClusterNames(settings.cluster)
-        self._asking: RemoteGate | None = None
-        self._remaking: HoldRecovery | None = None
-        self._began = time.monotonic()
-        self._tick_at = self._remake_at = self._standings_at = 0.0
-        self._standing_versions: dict[str, tuple[int, int]] = {}
+        self._remote_gate: RemoteGate | None = None
+        self._recovery: HoldRecovery | None = None
+        self._began_at = time.monotonic()
+        self._tick_at = self._recover_at = self._roles_at = 0.0
+        self._role_versions: dict[str, tuple[int, int]] = {}
         if not self._store.is_of_this_boot():
-            self._remake_again()
-        if self._keeper.purses.position:
+            self._start_recovery()
+        if self._keeper.balances.position:
             # The last balances are known; the ledger's permitted absence starts now.
-            self._right.heard()
+            self._right.record_ledger_contact()
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Serve until the Stop is raised.
@@ -348,14 +348,14 @@ class GateServer:
         Raises:
             GateUnavailable: A socket cannot be made.
         """
-        plugin_conf.write_plugin_conf(self._settings, is_enforced=self._keeper.ground.is_enforced)
+        plugin_conf.write_plugin_conf(self._settings, is_enforced=self._keeper.rules.is_enforced)
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
-            self._listen(sockets.enter_context(unix_listener(path)), self._called)
+            self._listen(sockets.enter_context(unix_listener(path)), self._accept_control)
             if self._settings.gate.ask:
-                self._ask_others()
-            self._poll.register(stop.fd, select.EPOLLIN)
+                self._connect_remote_gate()
+            self._epoll.register(stop.fd, select.EPOLLIN)
             is_open = False
             gc.collect()
             gc.freeze()
@@ -363,12 +363,12 @@ class GateServer:
             gc.disable()
             while not stop.is_set():
                 beat()
-                self._turn(stop)
-                if not is_open and self._may_open():
+                self._run_once(stop)
+                if not is_open and self._can_open():
                     path = self._settings.gate.socket
-                    self._make_way(path)
+                    self._make_socket_directory(path)
                     plugin = sockets.enter_context(unix_listener(path, self._plugin_uids))
-                    self._listen(plugin, self._requested)
+                    self._listen(plugin, self._accept_plugin)
                     if self._settings.gate.listen:
                         try:
                             self._listen_to_gates(sockets)
@@ -379,7 +379,7 @@ class GateServer:
                     log.info("the gate is open at %s", path)
         self.close()
 
-    def _make_way(self, path: str) -> None:
+    def _make_socket_directory(self, path: str) -> None:
         try:
             plugin_conf.make_shared_directory(os.path.dirname(path))
         except OSError as error:
@@ -391,30 +391,30 @@ class GateServer:
         for peer in list(self._peers.values()):
             self._drop(peer)
         self._checkpoints.stop()
-        self._poll.close()
+        self._epoll.close()
         self._store.close()
 
     # Waiting
 
-    def _turn(self, stop: Stop) -> None:
+    def _run_once(self, stop: Stop) -> None:
         """Wait for events and handle them: one pass of the main loop."""
         wait_s = max(0.0, self._tick_at - time.monotonic())
-        if self._asking is not None:
-            wait_s = min(wait_s, self._asking.wait_s())
-        for fd, mask in self._poll.poll(wait_s):
+        if self._remote_gate is not None:
+            wait_s = min(wait_s, self._remote_gate.wait_s())
+        for fd, mask in self._epoll.poll(wait_s):
             peer = self._peers.get(fd)
             if peer is not None:
-                self._served(peer, mask)
+                self._serve_peer(peer, mask)
             elif fd in self._listeners:
                 self._accept(*self._listeners[fd])
-            elif self._asking is not None and fd != stop.fd:
-                self._asking.served(mask)
-        if self._asked:
+            elif self._remote_gate is not None and fd != stop.fd:
+                self._remote_gate.served(mask)
+        if self._pending:
             self._decide()
-        if self._asking is not None:
-            self._asking.turn()
-        if self._remaking is not None and not self._remaking.is_tried:
-            self._remake()
+        if self._remote_gate is not None:
+            self._remote_gate.turn()
+        if self._recovery is not None and not self._recovery.is_tried:
+            self._recover_holds()
         if time.monotonic() >= self._tick_at:
             self._tick()
 
@@ -426,35 +426,39 @@ class GateServer:
             self._drop(peer)
         try:
             with self._store.transaction():
-                self._upkeep.tick(time.time_ns() // 1000)
+                self._hold_sync.tick(time.time_ns() // 1000)
         except (SqliteUnavailable, SqliteError) as error:
             log.error("gate.db: %s", error)
             self._keeper.load()
-        self._read_standings(now)
-        if now >= self._remake_at:
-            self._remake_at = now + _REMAKE_S
-            self._remake()
+        self._reload_roles(now)
+        if now >= self._recover_at:
+            self._recover_at = now + _REMAKE_S
+            self._recover_holds()
 
-    def _read_standings(self, now: float) -> None:
+    def _reload_roles(self, now: float) -> None:
         """Reload the roles of users when a file changes, and every minute, since each file expires.
 
         At the daemon's first start the files are written after the gate has begun.
         """
-        is_due = now >= self._standings_at
+        is_due = now >= self._roles_at
         if is_due:
-            self._standings_at = now + _STANDINGS_S
-        standings = ClusterRolesFiles(self._settings.state_dir)
+            self._roles_at = now + _STANDINGS_S
+        roles_files = ClusterRolesFiles(self._settings.state_dir)
         for cluster in self._settings.cluster:
-            version = standings.version(cluster)
-            if is_due or version != self._standing_versions.get(cluster):
-                self._standing_versions[cluster] = version
-                self._ground.put_standing(cluster, standings.get(cluster))
+            version = roles_files.get_version(cluster)
+            if is_due or version != self._role_versions.get(cluster):
+                self._role_versions[cluster] = version
+                self._rules.put_roles(cluster, roles_files.get(cluster))
 
-    def _listen(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
-        self._listeners[listener.fileno()] = (listener, accepted)
-        self._poll.register(listener, select.EPOLLIN)
+    def _listen(
+        self, listener: socket.socket, on_connection: Callable[[socket.socket], None]
+    ) -> None:
+        self._listeners[listener.fileno()] = (listener, on_connection)
+        self._epoll.register(listener, select.EPOLLIN)
 
-    def _accept(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+    def _accept(
+        self, listener: socket.socket, on_connection: Callable[[socket.socket], None]
+    ) -> None:
         """Accept pending connections of a listener."""
         for _ in range(_ACCEPT_AT_ONCE):
             try:
@@ -467,53 +471,53 @@ class GateServer:
             if len(self._peers) >= _MOST_PEERS:
                 # Drop the oldest silent connection: a flood must not shut others out.
                 self._drop(next(iter(self._peers.values())))
-            accepted(connection)
+            on_connection(connection)
 
-    def _requested(self, connection: socket.socket) -> None:
+    def _accept_plugin(self, connection: socket.socket) -> None:
         """Admit a connection to the plugin socket, if its uid may ask."""
         uid = get_socket_uid(connection)
         if uid not in self._plugin_uids:
             connection.close()
-            self._turned_away += 1
+            self._rejected_count += 1
             now = time.monotonic()
-            if now - self._said_at >= _LOG_AGAIN_S:
+            if now - self._logged_at >= _LOG_AGAIN_S:
                 log.warning(
-                    "uid %d may not ask the gate; %d were turned away", uid, self._turned_away
+                    "uid %d may not ask the gate; %d were turned away", uid, self._rejected_count
                 )
-                self._said_at, self._turned_away = now, 0
+                self._logged_at, self._rejected_count = now, 0
             return
-        self._take_in(GatePeer(connection, longest=LONGEST_REQUEST, within_s=_REQUEST_S))
+        self._add_peer(GatePeer(connection, longest=LONGEST_REQUEST, within_s=_REQUEST_S))
 
-    def _called(self, connection: socket.socket) -> None:
+    def _accept_control(self, connection: socket.socket) -> None:
         """Admit a connection to the control socket: root and Steward's user only."""
         if get_socket_uid(connection) not in (0, os.geteuid()):
             connection.close()
             return
         peer = GatePeer(connection, longest=LONGEST_CALL, within_s=_CALL_S)
-        self._control.add(peer.fd)
-        self._take_in(peer)
+        self._control_fds.add(peer.fd)
+        self._add_peer(peer)
 
-    def _take_in(self, peer: GatePeer) -> None:
+    def _add_peer(self, peer: GatePeer) -> None:
         self._peers[peer.fd] = peer
-        self._poll.register(peer.fd, select.EPOLLIN)
-        self._served(peer, select.EPOLLIN)
+        self._epoll.register(peer.fd, select.EPOLLIN)
+        self._serve_peer(peer, select.EPOLLIN)
 
-    def _served(self, peer: GatePeer, mask: int) -> None:
+    def _serve_peer(self, peer: GatePeer, mask: int) -> None:
         """Handle readable or writable events of a peer."""
         if mask & select.EPOLLOUT:
             self._send(peer, b"")
         if mask & ~select.EPOLLOUT and not peer.is_over:
             for line in peer.take():
-                if peer.fd in self._control:
+                if peer.fd in self._control_fds:
                     self._send(peer, self._calls.answer(line))
                     continue
                 began_ns = time.thread_time_ns()
-                ask = decode_plugin_request(line)
-                if ask is None:
+                request = decode_plugin_request(line)
+                if request is None:
                     peer.is_over = True
                     break
                 read_ns = time.thread_time_ns() - began_ns
-                self._asked.append((peer, self._clusters.named(ask), read_ns))
+                self._pending.append((peer, self._clusters.add_name(request), read_ns))
         if peer.is_over and peer.fd in self._peers:
             self._drop(peer)
 
@@ -522,83 +526,83 @@ class GateServer:
         if peer.is_over:
             self._drop(peer)
         else:
-            waits = select.EPOLLOUT if peer.out else 0
-            self._poll.modify(peer.fd, select.EPOLLIN | waits)
+            write_mask = select.EPOLLOUT if peer.out else 0
+            self._epoll.modify(peer.fd, select.EPOLLIN | write_mask)
 
     def _drop(self, peer: GatePeer) -> None:
         self._peers.pop(peer.fd, None)
-        self._control.discard(peer.fd)
+        self._control_fds.discard(peer.fd)
         if peer.socket.fileno() >= 0:
-            self._poll.unregister(peer.fd)
+            self._epoll.unregister(peer.fd)
         peer.close()
 
     # Deciding
 
     def _decide(self) -> None:
         """Decide on all pending requests in one transaction, then answer them."""
-        asked, self._asked = self._asked, []
-        self._store.asked_at = time.monotonic()
+        requests, self._pending = self._pending, []
+        self._store.last_request_at = time.monotonic()
         now_us = time.time_ns() // 1000
-        is_news = now_us - self._right.asked_at_us > _NOTE_ASKED_US
-        if is_news:
+        is_time_due = now_us - self._right.asked_at_us > _NOTE_ASKED_US
+        if is_time_due:
             self._right.asked_at_us = now_us
-        if self._asking is not None and not self._right.has_lease:
-            for peer, ask, _ in asked:
-                self._asking.pass_on(peer, ask)
+        if self._remote_gate is not None and not self._right.has_lease:
+            for peer, request, _ in requests:
+                self._remote_gate.pass_on(peer, request)
             return
-        answer = self._answering.answer
+        answer = self._answerer.answer
         try:
             with self._store.transaction():
-                if is_news:
+                if is_time_due:
                     self._store.set_number("asked_us", now_us)
-                if now_us >= self._upkeep.turn_us:
+                if now_us >= self._hold_sync.next_change_us:
                     # Move holds to the next allocation before other jobs can use it.
-                    self._upkeep.tick(now_us)
-                said = [answer(ask, now_us, read_ns) for _, ask, read_ns in asked]
+                    self._hold_sync.tick(now_us)
+                replies = [answer(request, now_us, read_ns) for _, request, read_ns in requests]
         except (SqliteUnavailable, SqliteError) as error:
             # slurmctld waits, and the state in memory must match the database.
             log.error("the gate cannot decide, the policy does: %s", error)
             self._keeper.load()
-            said = [self._answering.by_policy(ask) for _, ask, _ in asked]
-        for (peer, _, _), one in zip(asked, said, strict=True):
+            replies = [self._answerer.answer_by_policy(request) for _, request, _ in requests]
+        for (peer, _, _), reply in zip(requests, replies, strict=True):
             if not peer.is_over:
-                self._send(peer, encode_answer(one))
-        took_us = int((time.monotonic() - self._store.asked_at) * 1e6)
-        self._answering.counting.add(said, took_us)
+                self._send(peer, encode_answer(reply))
+        took_us = int((time.monotonic() - self._store.last_request_at) * 1e6)
+        self._answerer.counters.add(replies, took_us)
 
     # Readiness
 
-    def _may_open(self) -> bool:
+    def _can_open(self) -> bool:
         """Return True if plugins may connect: all holds are known, or another gate decides."""
-        if self._asking is not None or not self._right.has_lease:
+        if self._remote_gate is not None or not self._right.has_lease:
             return True
         return self._right.is_ready
 
-    def _remake_again(self) -> None:
+    def _start_recovery(self) -> None:
         """Rebuild missing holds from Slurm's queue before anything is decided."""
-        self._remaking = HoldRecovery(self._settings)
+        self._recovery = HoldRecovery(self._settings)
         self._right.is_ready = False
-        self._began = time.monotonic()
-        self._remake_at = 0.0
+        self._began_at = time.monotonic()
+        self._recover_at = 0.0
 
-    def _remake(self) -> None:
+    def _recover_holds(self) -> None:
         """Rebuild missing holds; then mark the gate as ready."""
         if self._right.is_ready or not self._right.has_lease:
             return
-        if self._remaking is not None:
+        if self._recovery is not None:
             if not self._right.has_books:
                 return  # the paying allocations are not known yet
-            self._remaking.run(self._keeper, time.time_ns() // 1000)
-            waiting = self._remaking.waiting
-            if waiting and time.monotonic() - self._began < _REMAKE_MOST_S:
+            self._recovery.run(self._keeper, time.time_ns() // 1000)
+            waiting = self._recovery.waiting
+            if waiting and time.monotonic() - self._began_at < _REMAKE_MOST_S:
                 return
             if waiting:
                 log.error(
                     "holds of %s may be missing until its queue is seen", ", ".join(sorted(waiting))
                 )
-        self._remaking = None
+        self._recovery = None
         self._right.is_ready = True
-        self._store.set_boot()
+        self._store.record_boot()
 
     # Other gates
 
@@ -613,23 +617,26 @@ class GateServer:
             secure = context.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )
-            self._take_in(
+            self._add_peer(
                 TlsPeer(secure, longest=LONGEST_REQUEST, within_s=_STANDINGS_S, stays=True)
             )
 
         listener = sockets.enter_context(listen_tls(self._settings.gate.listen))
         self._listen(listener, accepted)
 
-    def _ask_others(self) -> None:
+    def _connect_remote_gate(self) -> None:
         from steward.bank.gate.connections import RemoteGate
 
-        self._asking = RemoteGate(self._settings.gate, self._poll, self._answered)
+        self._remote_gate = RemoteGate(self._settings.gate, self._epoll, self._forward_reply)
 
-    def _answered(self, peer: GatePeer, ask: PluginRequest, line: bytes | None) -> None:
+    def _forward_reply(self, peer: GatePeer, request: PluginRequest, line: bytes | None) -> None:
         """Forward another gate's reply, or apply the outage policy if none came in time."""
         if not peer.is_over:
             self._send(
-                peer, line if line is not None else encode_answer(self._answering.by_policy(ask))
+                peer,
+                line
+                if line is not None
+                else encode_answer(self._answerer.answer_by_policy(request)),
             )
 
 

@@ -84,22 +84,22 @@ class GateStore:
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, DATABASE)
-        self.writing = threading.Lock()
+        self.write_lock = threading.Lock()
         """Lock of the current writer: SQLite's own lock is waited for by sleeping."""
-        self.asked_at = 0.0
+        self.last_request_at = 0.0
         """When a plugin last asked, by the monotonic clock."""
         self._db: Connection = self.connect()
-        self._number = self._one("SELECT coalesce(max(number), 0) FROM hold")
-        first = self.number("facts")
-        self.fact_seq = max(first, self._one("SELECT coalesce(max(seq), 0) FROM fact"))
+        self._last_number = self._query_number("SELECT coalesce(max(number), 0) FROM hold")
+        first = self.read_number("facts")
+        self.fact_seq = max(first, self._query_number("SELECT coalesce(max(seq), 0) FROM fact"))
         if not first:
             # Starting at the time in µs, seqs grow even if the database was lost: facts are rarer
             # than one per µs.
             self.fact_seq = time.time_ns() // 1000
             self.set_number("facts", self.fact_seq)
 
-    def _one(self, question: str) -> int:
-        return int(self._db.execute(question).fetchone()[0])
+    def _query_number(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
 
     def connect(self) -> Connection:
         """Open a connection without automatic checkpoints.
@@ -115,11 +115,11 @@ class GateStore:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block as one transaction: all of it is written, or nothing."""
-        with self.writing, transaction(self._db, self.path):
+        with self.write_lock, transaction(self._db, self.path):
             yield
 
     @property
-    def writes(self) -> int:
+    def write_count(self) -> int:
         """Return a counter that grows with every row written."""
         return int(self._db.total_changes)
 
@@ -131,8 +131,8 @@ class GateStore:
 
     def next_number(self) -> int:
         """Return the row number of a new hold."""
-        self._number += 1
-        return self._number
+        self._last_number += 1
+        return self._last_number
 
     def insert(self, hold: OpenHold, quote: Quote | None, description: JobRequest | None) -> None:
         """Insert a new hold."""
@@ -182,7 +182,7 @@ class GateStore:
             ),
         )
 
-    def describe(self, hold: OpenHold, quote: Quote, description: JobRequest) -> None:
+    def update_description(self, hold: OpenHold, quote: Quote, description: JobRequest) -> None:
         """Write the amount, quote and description that a hold covers now."""
         self._db.execute(
             "UPDATE hold SET amount=?, quote=?, description=? WHERE number=?",
@@ -194,7 +194,7 @@ class GateStore:
             ),
         )
 
-    def changes(self, hold: OpenHold) -> PendingChanges:
+    def read_changes(self, hold: OpenHold) -> PendingChanges:
         """Read a job's pending changes: descriptions besides the one that its hold covers."""
         row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
         return _decode_changes(row[0])
@@ -210,12 +210,12 @@ class GateStore:
         """Delete a hold."""
         self._db.execute("DELETE FROM hold WHERE number=?", (hold.number,))
 
-    def holds(self) -> Iterator[OpenHold]:
+    def iter_holds(self) -> Iterator[OpenHold]:
         """Yield all open holds."""
         for row in self._db.execute(_SELECT_ALL):
             yield _decode_hold(row)
 
-    def covered(self, hold: OpenHold) -> tuple[Quote | None, JobRequest | None]:
+    def read_covered(self, hold: OpenHold) -> tuple[Quote | None, JobRequest | None]:
         """Read the quote and description that a hold covers."""
         row = self._db.execute(
             "SELECT quote, description FROM hold WHERE number=?", (hold.number,)
@@ -227,7 +227,7 @@ class GateStore:
             _decode_description(row[1]) if row[1] else None,
         )
 
-    def whole(self, hold: OpenHold) -> Hold:
+    def make_record(self, hold: OpenHold) -> Hold:
         """Build the record of a hold for other processes."""
         return Hold(
             id=hold.id,
@@ -244,12 +244,12 @@ class GateStore:
             started=hold.started,
             created_us=hold.created_us,
             expires_us=hold.expires_us,
-            quote=self.covered(hold)[0],
+            quote=self.read_covered(hold)[0],
         )
 
     # Received from other processes
 
-    def accounts(self) -> tuple[AccountBooks, ...]:
+    def load_accounts(self) -> tuple[AccountBooks, ...]:
         """Read the last balances of all accounts."""
         decode = msgspec.json.Decoder(AccountBooks).decode
         return tuple(decode(row[0]) for row in self._db.execute("SELECT body FROM account"))
@@ -267,25 +267,25 @@ class GateStore:
             else:
                 self._db.execute("DELETE FROM account WHERE name=?", (name,))
 
-    def rules(self) -> BankRules | None:
+    def load_rules(self) -> BankRules | None:
         """Read the last rules; None if there are none."""
-        body = self._note("rules")
+        body = self._read_note("rules")
         return msgspec.json.decode(body, type=BankRules) if body else None
 
     def put_rules(self, rules: BankRules) -> None:
         """Store the rules."""
         self._set_note("rules", _encode_json(rules))
 
-    def pictures(self) -> list[ClusterModel]:
+    def load_models(self) -> list[ClusterModel]:
         """Read the last model of each cluster."""
         rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'picture:*'")
         return [msgspec.json.decode(row[0], type=ClusterModel) for row in rows]
 
-    def put_picture(self, picture: ClusterModel) -> None:
+    def put_model(self, model: ClusterModel) -> None:
         """Store a cluster's model."""
-        self._set_note(f"picture:{picture.cluster}", _encode_json(picture))
+        self._set_note(f"picture:{model.cluster}", _encode_json(model))
 
-    def allowances(self) -> list[Allowance]:
+    def load_allowances(self) -> list[Allowance]:
         """Read the allowances of jobs."""
         rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'allowance:*'")
         return [msgspec.json.decode(row[0], type=Allowance) for row in rows]
@@ -298,9 +298,9 @@ class GateStore:
         """Delete a job's allowance."""
         self._db.execute("DELETE FROM note WHERE name=?", (f"allowance:{cluster}:{job_id}",))
 
-    def number(self, name: str) -> int:
+    def read_number(self, name: str) -> int:
         """Read a stored number; 0 if it is missing."""
-        return int(self._note(name) or b"0")
+        return int(self._read_note(name) or b"0")
 
     def set_number(self, name: str, value: int) -> None:
         """Store a number."""
@@ -308,13 +308,13 @@ class GateStore:
 
     def is_of_this_boot(self) -> bool:
         """Return True if all commits are present: the database was written since the boot."""
-        return bool(self._note("boot")) and self._note("boot") == _read_boot_id()
+        return bool(self._read_note("boot")) and self._read_note("boot") == _read_boot_id()
 
-    def set_boot(self) -> None:
+    def record_boot(self) -> None:
         """Mark the database as complete until the machine goes down."""
         self._set_note("boot", _read_boot_id())
 
-    def _note(self, name: str) -> bytes:
+    def _read_note(self, name: str) -> bytes:
         row = self._db.execute("SELECT body FROM note WHERE name=?", (name,)).fetchone()
         return bytes(row[0]) if row else b""
 
@@ -331,7 +331,7 @@ class GateStore:
         self.fact_seq = fact.seq
         self._db.execute("INSERT INTO fact VALUES (?, ?)", (fact.seq, _encode_json(fact)))
 
-    def facts(self, after: int, limit: int) -> list[GateFact]:
+    def fetch_facts(self, after: int, limit: int) -> list[GateFact]:
         """List facts after a seq, and delete those up to it."""
         self._db.execute("DELETE FROM fact WHERE seq <= ?", (after,))
         # The last seq must outlive its fact, so that no seq is used twice.

@@ -51,35 +51,37 @@ class AllocationMover:
 
     def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
-        self._left: dict[str, set[int]] = {}
+        self._ended_by_hold: dict[str, set[int]] = {}
 
     def move(self, allocations: set[int], now_us: int) -> None:
         """Move holds of waiting jobs from these allocations to the active ones."""
-        purses = self._keeper.purses
+        balances = self._keeper.balances
         for number in allocations:
-            for hold in list(purses.on_allocation.get(number, {}).values()):
+            for hold in list(balances.holds_by_allocation.get(number, {}).values()):
                 if hold.origin == "transfer":
                     continue  # it is released soon, or expires
                 if not hold.started:
-                    self._draw_anew(hold, now_us)
-                elif self._quoted(hold).tasks > 1:
-                    self._left.setdefault(hold.id, set()).add(number)
-        purses.lapsed &= purses.on_allocation.keys()
+                    self._redraw(hold, now_us)
+                elif self._get_quote(hold).tasks > 1:
+                    self._ended_by_hold.setdefault(hold.id, set()).add(number)
+        balances.lapsed_allocations &= balances.holds_by_allocation.keys()
 
-    def fund(self, now_us: int) -> None:
+    def fund_stranded(self, now_us: int) -> None:
         """Give SU that have become available to stranded holds, the oldest first."""
-        for hold in list(self._keeper.purses.stranded.values()):
+        for hold in list(self._keeper.balances.stranded_holds.values()):
             if self._keeper.is_enforced(hold):
-                self._draw_anew(hold, now_us)
+                self._redraw(hold, now_us)
 
-    def _draw_anew(self, hold: OpenHold, now_us: int) -> None:
+    def _redraw(self, hold: OpenHold, now_us: int) -> None:
         """Place a hold on the allocations that can pay now; strand it if none can."""
-        purses = self._keeper.purses
+        balances = self._keeper.balances
         before = hold.shares
-        purses.resize(hold, hold.remaining, ())
-        can_pay = purses.available(hold.payer, now_us) >= hold.remaining
-        if can_pay or self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user):
-            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
+        balances.resize(hold, hold.remaining, ())
+        can_pay = balances.get_available(hold.payer, now_us) >= hold.remaining
+        if can_pay or self._keeper.rules.is_exempt(hold.cluster, hold.uid, hold.user):
+            balances.resize(
+                hold, hold.remaining, balances.split_amount(hold.payer, hold.remaining, now_us)
+            )
         if hold.shares != before:
             self._keeper.store.update(hold)
             if not hold.shares:
@@ -90,35 +92,39 @@ class AllocationMover:
                     hold.payer,
                 )
 
-    def stranded(self) -> list[Hold]:
+    def list_stranded(self) -> list[Hold]:
         """List holds that no allocation can pay, of jobs on which the bank may act."""
         keeper = self._keeper
-        stranded = keeper.purses.stranded.values()
-        return [keeper.store.whole(hold) for hold in stranded if keeper.is_enforced(hold)]
+        stranded = keeper.balances.stranded_holds.values()
+        return [keeper.store.make_record(hold) for hold in stranded if keeper.is_enforced(hold)]
 
-    def _quoted(self, hold: OpenHold) -> Quote:
-        return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
+    def _get_quote(self, hold: OpenHold) -> Quote:
+        return self._keeper.store.read_covered(hold)[0] or Quote(amount=hold.amount)
 
-    def on_allocation(self, number: int) -> int:
+    def sum_started(self, number: int) -> int:
         """Sum the holds of started jobs on an allocation, micro-SU."""
-        holds = self._keeper.purses.on_allocation.get(number, {}).values()
+        holds = self._keeper.balances.holds_by_allocation.get(number, {}).values()
         return sum(dict(hold.shares)[number] for hold in holds if hold.started)
 
-    def lingering(self) -> list[Hold]:
+    def list_lingering(self) -> list[Hold]:
         """List holds of arrays with started tasks that are still on an ended allocation."""
-        purses = self._keeper.purses
-        found = []
-        for name, ended in list(self._left.items()):
-            hold = purses.holds.get(name)
+        balances = self._keeper.balances
+        holds = []
+        for hold_id, ended in list(self._ended_by_hold.items()):
+            hold = balances.holds.get(hold_id)
             # A later task may take the share of one that still runs: see part().
-            has = hold and {one.number for one in purses.allocations(hold.payer) if one.balance > 0}
-            if hold is None or not (ended & dict(hold.shares).keys() or ended & (has or set())):
-                del self._left[name]
+            funded = hold and {
+                allocation.number
+                for allocation in balances.list_allocations(hold.payer)
+                if allocation.balance > 0
+            }
+            if hold is None or not (ended & dict(hold.shares).keys() or ended & (funded or set())):
+                del self._ended_by_hold[hold_id]
             else:
-                found.append(self._keeper.store.whole(hold))
-        return found
+                holds.append(self._keeper.store.make_record(hold))
+        return holds
 
-    def part(self, hold: OpenHold, starts: Sequence[int], now_us: int) -> bool:
+    def split_array_hold(self, hold: OpenHold, starts: Sequence[int], now_us: int) -> bool:
         """Split an array's hold: ended allocations keep only the share of tasks started on them.
 
         The other tasks' share is placed on active allocations; what these cannot pay is released.
@@ -131,53 +137,53 @@ class AllocationMover:
         Returns:
             Whether the whole amount is still held.
         """
-        ended = self._left.get(hold.id)
+        ended = self._ended_by_hold.get(hold.id)
         if not ended:
             return True
-        purses, before = self._keeper.purses, hold.remaining
-        shares = self._kept(hold, ended, starts, now_us)
-        left = before - sum(part for _, part in shares)
-        for number, part in hold.shares:
-            if number not in ended and left:
-                shares.append((number, min(part, left)))
-                left -= min(part, left)
+        balances, before = self._keeper.balances, hold.remaining
+        shares = self._compute_kept_shares(hold, ended, starts, now_us)
+        rest = before - sum(share for _, share in shares)
+        for number, share in hold.shares:
+            if number not in ended and rest:
+                shares.append((number, min(share, rest)))
+                rest -= min(share, rest)
         if tuple(shares) == hold.shares:
             return True
-        purses.resize(hold, before - left, tuple(shares))
-        can_pay = purses.available(hold.payer, now_us) >= left
-        is_exempt = self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user)
-        if left and (can_pay or is_exempt):
-            drawn = purses.draw(hold.payer, left, now_us)
-            purses.resize(hold, before, purses.more(hold, drawn))
+        balances.resize(hold, before - rest, tuple(shares))
+        can_pay = balances.get_available(hold.payer, now_us) >= rest
+        is_exempt = self._keeper.rules.is_exempt(hold.cluster, hold.uid, hold.user)
+        if rest and (can_pay or is_exempt):
+            drawn = balances.split_amount(hold.payer, rest, now_us)
+            balances.resize(hold, before, balances.add_shares(hold, drawn))
         self._keeper.store.update(hold)
         return hold.remaining == before or not self._keeper.is_enforced(hold)
 
-    def _kept(
+    def _compute_kept_shares(
         self, hold: OpenHold, ended: set[int], starts: Sequence[int], now_us: int
     ) -> list[tuple[int, int]]:
         """Return the shares on ended allocations; each task counts on the first that it fits."""
-        purses = self._keeper.purses
-        books = {one.number: one for one in purses.allocations(hold.payer)}
-        per_task, had = self._quoted(hold).per_task, dict(hold.shares)
+        balances = self._keeper.balances
+        books = {item.number: item for item in balances.list_allocations(hold.payer)}
+        per_task, old_shares = self._get_quote(hold).per_task, dict(hold.shares)
         shares: list[tuple[int, int]] = []
-        kept = 0
+        total = 0
         for number in sorted(
-            ended, key=lambda one: (one not in books, _get_end_us(books.get(one)))
+            ended, key=lambda item: (item not in books, _get_end_us(books.get(item)))
         ):
             end_us = _get_end_us(books.get(number)) or now_us
-            wanted = per_task * sum(1 for start_us in starts if start_us < end_us)
+            needed = per_task * sum(1 for start_us in starts if start_us < end_us)
             # A later task may have ended first: restore what its charge took.
-            there = had.get(number, 0)
-            there += max(0, purses.free(books[number])) if number in books else 0
-            part = max(0, min(wanted - kept, hold.remaining - kept, there))
-            kept += part
-            shares += [(number, part)] * bool(part)
+            available = old_shares.get(number, 0)
+            available += max(0, balances.free(books[number])) if number in books else 0
+            share = max(0, min(needed - total, hold.remaining - total, available))
+            total += share
+            shares += [(number, share)] * bool(share)
         return shares
 
 
-def _get_end_us(one: AllocationBooks | None) -> int:
+def _get_end_us(allocation: AllocationBooks | None) -> int:
     """Return when an allocation ends; 0 for none."""
-    return one.end_us if one else 0
+    return allocation.end_us if allocation else 0
 
 
 log = logging.getLogger(__name__)
@@ -198,121 +204,123 @@ class HoldSync:
 
     def __init__(self, keeper: HoldKeeper) -> None:
         self._keeper = keeper
-        self.moving = AllocationMover(keeper)
-        self.turn_us = 0
+        self.allocation_mover = AllocationMover(keeper)
+        self.next_change_us = 0
         """When the next allocation begins or ends, so that :meth:`tick` is due."""
 
     # Ledger balances
 
-    def books(self, books: GateBooks, now_us: int) -> int:
+    def apply_books(self, books: GateBooks, now_us: int) -> int:
         """Apply an update from the ledger; return the position that is known then.
 
         An update that does not follow the known position is ignored: the sender learns from the
         reply where to continue.
         """
-        purses = self._keeper.purses
+        balances = self._keeper.balances
         store = self._keeper.store
-        position = purses.position
+        position = balances.position
         if not books.whole and (books.after > position or books.seq < position):
             return position
-        changed = purses.put(books)
+        changed = balances.apply_books(books)
         if books.whole:
             # A ledger restored from a backup counts from an earlier position.
-            purses.position = books.seq
+            balances.position = books.seq
         store.put_accounts(books, changed)
-        if purses.position != position:
-            store.set_number("position", purses.position)
+        if balances.position != position:
+            store.set_number("position", balances.position)
         if changed:
-            self.moving.move(purses.ended(now_us, changed), now_us)
-        self.moving.fund(now_us)
-        return purses.position
+            self.allocation_mover.move(balances.find_ended(now_us, changed), now_us)
+        self.allocation_mover.fund_stranded(now_us)
+        return balances.position
 
     def tick(self, now_us: int) -> None:
         """Expire holds, and move holds when allocations begin or end."""
-        purses = self._keeper.purses
-        if now_us >= self.turn_us:
-            self.moving.move(purses.ended(now_us), now_us)
-            self.moving.fund(now_us)
-        self.turn_us = purses.next_turn(now_us)
-        late = [
+        balances = self._keeper.balances
+        if now_us >= self.next_change_us:
+            self.allocation_mover.move(balances.find_ended(now_us), now_us)
+            self.allocation_mover.fund_stranded(now_us)
+        self.next_change_us = balances.get_next_change_us(now_us)
+        expired = [
             hold
-            for hold in purses.unconfirmed.values()
+            for hold in balances.unconfirmed_holds.values()
             if hold.expires_us and hold.expires_us <= now_us
         ]
-        for hold in late:
-            self._keeper.give_back(hold, now_us, why="it was never confirmed")
+        for hold in expired:
+            self._keeper.release(hold, now_us, why="it was never confirmed")
         self._keeper.expire_grants(now_us)
 
     # Jobs in the queue
 
-    def confirm(self, seen: Sequence[ShownJob], now_us: int) -> list[Hold | None]:
+    def confirm(self, jobs: Sequence[ShownJob], now_us: int) -> list[Hold | None]:
         """Confirm jobs that Slurm shows; return the hold of each, None if no hold covers it."""
-        return [self._confirmed(one, now_us) for one in seen]
+        return [self._confirm_job(job, now_us) for job in jobs]
 
-    def _confirmed(self, seen: ShownJob, now_us: int) -> Hold | None:
+    def _confirm_job(self, job: ShownJob, now_us: int) -> Hold | None:
         """Confirm one job's hold; return it, None if no hold covers the job."""
         keeper = self._keeper
-        key = (seen.cluster, seen.job_id)
-        hold = self._of_token(seen) or keeper.purses.by_job.get(key)
-        if hold is None or hold.uid != seen.uid:
+        key = (job.cluster, job.job_id)
+        hold = self._find_by_token(job) or keeper.balances.hold_by_job.get(key)
+        if hold is None or hold.uid != job.uid:
             return None
-        keeper.expire_grant(key, seen.restarts, now_us)
-        is_news = not hold.confirmed or (seen.started and not hold.started)
+        keeper.expire_grant(key, job.restarts, now_us)
+        is_changed = not hold.confirmed or (job.started and not hold.started)
         if not hold.confirmed:
-            keeper.purses.confirm(hold, seen.job_id)
-            keeper.tell(CONFIRMED, hold, hold.remaining, now_us, why="Slurm shows its job")
-        if seen.started and not hold.started:
+            keeper.balances.confirm(hold, job.job_id)
+            keeper.write_fact(CONFIRMED, hold, hold.remaining, now_us, why="Slurm shows its job")
+        if job.started and not hold.started:
             self._start(hold, now_us)
-        if is_news:
+        if is_changed:
             keeper.store.update(hold)
-        return keeper.store.whole(hold)
+        return keeper.store.make_record(hold)
 
     def _start(self, hold: OpenHold, now_us: int) -> None:
         """Mark a hold's job as started: it will be charged, whatever its account has."""
         hold.started = True
         if hold.is_stranded and self._keeper.is_enforced(hold):
-            purses = self._keeper.purses
-            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
+            balances = self._keeper.balances
+            balances.resize(
+                hold, hold.remaining, balances.split_amount(hold.payer, hold.remaining, now_us)
+            )
 
-    def _of_token(self, seen: ShownJob) -> OpenHold | None:
+    def _find_by_token(self, job: ShownJob) -> OpenHold | None:
         """Find the hold whose genuine token the job's admin_comment holds."""
-        for found in token.find_tokens(seen.admin_comment):
-            hold = self._keeper.purses.holds.get(found.id)
+        for hold_token in token.find_tokens(job.admin_comment):
+            hold = self._keeper.balances.holds.get(hold_token.id)
             if (
                 hold is not None
-                and hold.job_id in (0, seen.job_id)
-                and token.is_genuine(found, self._keeper.secret, hold.cluster, seen.uid)
+                and hold.job_id in (0, job.job_id)
+                and token.is_genuine(hold_token, self._keeper.secret, hold.cluster, job.uid)
             ):
                 return hold
         return None
 
-    def looked(self, cluster: str, began_us: int, now_us: int) -> int:
+    def record_poll(self, cluster: str, began_us: int, now_us: int) -> int:
         """Record a complete poll; void older holds whose jobs it does not show."""
         self._keeper.note_poll(cluster, began_us)
         void = [
             hold
-            for hold in self._keeper.purses.unconfirmed.values()
+            for hold in self._keeper.balances.unconfirmed_holds.values()
             if hold.cluster == cluster
             and hold.origin == "submit"
             and hold.created_us < began_us - POLL_MARGIN_US
-            and hold.parent not in self._keeper.purses.changed
+            and hold.parent not in self._keeper.balances.changed_holds
         ]
-        self._keeper.doubts.forget(now_us)
+        self._keeper.vain_holds.drop_decayed(now_us)
         self._void(void, now_us, why="Slurm has no such job")
         return len(void)
 
-    def _void(self, void: Sequence[OpenHold], now_us: int, *, why: str) -> None:
+    def _void(self, holds: Sequence[OpenHold], now_us: int, *, why: str) -> None:
         """Release holds that were placed in vain, and count them against their users."""
         vain: dict[tuple[str, int], float] = {}
-        for hold in void:
+        for hold in holds:
             key = hold.payer, hold.uid
             held_s = min(MOST_COUNTED_VAIN_S, (now_us - hold.created_us) / 1e6)
             vain[key] = vain.get(key, 0.0) + hold.remaining * held_s
-            self._keeper.give_back(hold, now_us, why=why)
-        doubts = self._keeper.doubts
+            self._keeper.release(hold, now_us, why=why)
+        vain_holds = self._keeper.vain_holds
         for (payer, uid), amount_s in vain.items():
-            free = max(1, self._keeper.purses.available(payer, now_us))
-            doubts.add(payer, uid, min(MOST_COUNTED_VAIN_S, amount_s / free), now_us)
+            free = max(1, self._keeper.balances.get_available(payer, now_us))
+            vain_holds.add(payer, uid, min(MOST_COUNTED_VAIN_S, amount_s / free), now_us)
 
     def _describe(
         self,
@@ -324,28 +332,30 @@ class HoldSync:
     ) -> None:
         """Store a job's description from the queue; void holds for changes that it lacks."""
         if hold is not None and self._keeper.describe(hold, job, quote, claim.tasks):
-            self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
+            self._void(
+                self._keeper.list_extras(hold), now_us, why="the queue does not show the change"
+            )
 
-    def cover(self, claim: CoverRequest, user: str, now_us: int) -> CoverReply:
+    def cover_job(self, claim: CoverRequest, user: str, now_us: int) -> CoverReply:
         """Place or adjust the hold of a queued job, and describe the job as the queue shows it.
 
         Raises:
             NoEstimate: The gate has no model of the cluster, so the job cannot be priced.
         """
         keeper = self._keeper
-        if keeper.ground.estimator(claim.cluster) is None:
+        if keeper.rules.get_estimator(claim.cluster) is None:
             raise NoEstimate(
                 f"the gate has no picture of cluster {claim.cluster} yet: try again",
                 claim.cluster,
             )
-        hold = keeper.purses.by_job.get((claim.cluster, claim.job_id))
+        hold = keeper.balances.hold_by_job.get((claim.cluster, claim.job_id))
         if hold is not None and claim.starts is not None:
-            is_paid = self.moving.part(hold, claim.starts, now_us)
-            return self._covered(hold, is_paid=is_paid, why="" if is_paid else _ALLOCATION_ENDED)
-        allowance = keeper.allowance((claim.cluster, claim.job_id), now_us)
+            is_paid = self.allocation_mover.split_array_hold(hold, claim.starts, now_us)
+            return self._make_reply(hold, is_paid=is_paid, why="" if is_paid else _ALLOCATION_ENDED)
+        allowance = keeper.find_allowance((claim.cluster, claim.job_id), now_us)
         is_lenient = claim.mode_credit or allowance is not None
         case = msgspec.structs.replace(
-            keeper.deciding.case(
+            keeper.decision_maker.build_case(
                 claim.cluster, claim.description, user, now_us, is_lenient=is_lenient
             ),
             first_submit_us=claim.first_submit_us or now_us,
@@ -353,20 +363,24 @@ class HoldSync:
             is_seen=True,
             hold=hold,
         )
-        stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
+        objection = (
+            None if case.mode == "off" else keeper.decision_maker.find_account_objection(case)
+        )
         # A running job is charged to its account, even if its user may not use it.
-        is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
-        if case.mode == "off" or (stranger is not None and not is_owed):
+        is_owed = claim.started and claim.mode_credit and case.account in keeper.balances.accounts
+        if case.mode == "off" or (objection is not None and not is_owed):
             self._describe(hold, claim, case.job, None, now_us)
-            return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
+            return self._make_reply(
+                hold, is_paid=case.free_pass or not objection, why=objection or ""
+            )
         if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
             # The job may have been moved back since: both accounts hold for it.
-            return self._covered(hold, is_paid=True, why="")
+            return self._make_reply(hold, is_paid=True, why="")
         possible = keeper.list_possible(hold, claim) if hold is not None else []
         with keeper.without_extras(hold) as extras:
             decision = max(
                 (
-                    keeper.deciding.cover(msgspec.structs.replace(case, job=job))
+                    keeper.decision_maker.decide_cover(msgspec.structs.replace(case, job=job))
                     for job in (
                         case.job,
                         *(complete_description(hold, job) for job in possible if hold),
@@ -374,12 +388,12 @@ class HoldSync:
                 ),
                 key=lambda decision: decision.quote.amount if decision.quote else -1,
             )
-        placing = decision.placing
-        if placing is None:
+        plan = decision.plan
+        if plan is None:
             self._describe(hold, claim, case.job, None, now_us)
             if hold is None and not decision.ok and not claim.started:
                 hold = self._describe_unpaid(claim, case, now_us)
-            return self._covered(hold, is_paid=decision.ok, why=decision.short)
+            return self._make_reply(hold, is_paid=decision.ok, why=decision.short)
         if hold is None:
             hold = keeper.place_decided(
                 claim.cluster,
@@ -390,16 +404,16 @@ class HoldSync:
                 first_submit_us=claim.first_submit_us,
             )
         else:
-            if placing.amount:
-                keeper.lessen_extras(extras, placing, now_us)
+            if plan.amount:
+                keeper.lessen_extras(extras, plan, now_us)
                 keeper.enlarge_decided(hold, decision, now_us)
             elif claim.is_exact:
-                self._shrink(hold, placing, is_started=claim.started)
-            self._describe(hold, claim, case.job, placing.quote, now_us)
+                self._shrink(hold, plan, is_started=claim.started)
+            self._describe(hold, claim, case.job, plan.quote, now_us)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
-        return self._covered(hold, is_paid=True, why="")
+        return self._make_reply(hold, is_paid=True, why="")
 
     def _describe_unpaid(
         self, claim: CoverRequest, case: AdmissionCase, now_us: int
@@ -410,8 +424,8 @@ class HoldSync:
         """
         keeper = self._keeper
         held = msgspec.structs.replace(case.job, held=True)
-        decision = keeper.deciding.cover(msgspec.structs.replace(case, job=held))
-        if decision.placing is None:
+        decision = keeper.decision_maker.decide_cover(msgspec.structs.replace(case, job=held))
+        if decision.plan is None:
             return None
         return keeper.place_decided(
             claim.cluster,
@@ -422,14 +436,14 @@ class HoldSync:
             first_submit_us=claim.first_submit_us,
         )
 
-    def _shrink(self, hold: OpenHold, placing: HoldPlan, *, is_started: bool) -> None:
+    def _shrink(self, hold: OpenHold, plan: HoldPlan, *, is_started: bool) -> None:
         """Shrink a hold to the need of the job as the queue shows it."""
         keeper = self._keeper
-        if placing.job.array and hold.started:
+        if plan.job.array and hold.started:
             # A time limit lowered while tasks run frees nothing: see billing.derive_use.
-            before = keeper.store.covered(hold)[0]
+            before = keeper.store.read_covered(hold)[0]
             per_task = before.per_task if before is not None else 0
-            least = max(placing.needed, placing.quote.tasks * per_task)
+            least = max(plan.needed, plan.quote.tasks * per_task)
             if least < hold.remaining:
                 keeper.shrink(hold, least)
             return
@@ -437,16 +451,16 @@ class HoldSync:
             # A started job keeps its hold until it is charged, and a poll from before a change must
             # not undo it.
             return
-        if placing.needed < hold.remaining:
-            keeper.shrink(hold, placing.needed)
-            hold.amount = placing.needed
-            description = keeper.store.covered(hold)[1] or placing.job
-            description = msgspec.structs.replace(description, array=placing.job.array)
-            keeper.store.describe(hold, placing.quote, description)
+        if plan.needed < hold.remaining:
+            keeper.shrink(hold, plan.needed)
+            hold.amount = plan.needed
+            description = keeper.store.read_covered(hold)[1] or plan.job
+            description = msgspec.structs.replace(description, array=plan.job.array)
+            keeper.store.update_description(hold, plan.quote, description)
 
-    def _covered(self, hold: OpenHold | None, *, is_paid: bool, why: str) -> CoverReply:
-        whole = self._keeper.store.whole(hold) if hold is not None else None
-        return CoverReply(hold=whole, is_paid=is_paid, why=why)
+    def _make_reply(self, hold: OpenHold | None, *, is_paid: bool, why: str) -> CoverReply:
+        record = self._keeper.store.make_record(hold) if hold is not None else None
+        return CoverReply(hold=record, is_paid=is_paid, why=why)
 
     # Charges and reservations
 
@@ -456,42 +470,42 @@ class HoldSync:
         """Deduct charges from their holds; return the last settlement that was applied."""
         keeper = self._keeper
         before = keeper.settled
-        for one in sorted(settlements, key=lambda one: one.seq):
-            if one.seq <= keeper.settled:
+        for settlement in sorted(settlements, key=lambda settlement: settlement.seq):
+            if settlement.seq <= keeper.settled:
                 continue
-            keeper.settled = one.seq
-            hold = keeper.purses.holds.get(one.hold)
+            keeper.settled = settlement.seq
+            hold = keeper.balances.holds.get(settlement.hold)
             if hold is not None:
-                self._settle(hold, one, now_us)
+                self._settle(hold, settlement, now_us)
         if keeper.settled != before:
             keeper.store.set_number("settled", keeper.settled)
         if books is not None:
-            self.books(books, now_us)
+            self.apply_books(books, now_us)
         return keeper.settled
 
-    def _settle(self, hold: OpenHold, one: Settlement, now_us: int) -> None:
+    def _settle(self, hold: OpenHold, settlement: Settlement, now_us: int) -> None:
         """Deduct one settlement from its hold; the final one closes it."""
         keeper = self._keeper
-        why = one.charge or "it never ran"
-        left = max(0, hold.remaining - max(one.amount, one.frees))
-        if one.final:
-            if left:
-                keeper.shrink(hold, left)
-                keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
-                keeper.give_back(hold, now_us, why="its job is over")
+        why = settlement.charge or "it never ran"
+        remaining = max(0, hold.remaining - max(settlement.amount, settlement.frees))
+        if settlement.final:
+            if remaining:
+                keeper.shrink(hold, remaining)
+                keeper.write_fact(SETTLED, hold, settlement.amount, now_us, why=why)
+                keeper.release(hold, now_us, why="its job is over")
             else:
-                keeper.give_back(hold, now_us, why=why, kind=SETTLED, amount=one.amount)
+                keeper.release(hold, now_us, why=why, kind=SETTLED, amount=settlement.amount)
             return
-        keeper.shrink(hold, left)
-        keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
+        keeper.shrink(hold, remaining)
+        keeper.write_fact(SETTLED, hold, settlement.amount, now_us, why=why)
 
     def release(self, hold_id: str, why: str, books: GateBooks | None, now_us: int) -> int:
         """Release a hold; return its remainder, 0 if it was not open."""
-        hold = self._keeper.purses.holds.get(hold_id)
-        given = self._keeper.give_back(hold, now_us, why=why) if hold is not None else 0
+        hold = self._keeper.balances.holds.get(hold_id)
+        released = self._keeper.release(hold, now_us, why=why) if hold is not None else 0
         if books is not None:
-            self.books(books, now_us)
-        return given
+            self.apply_books(books, now_us)
+        return released
 
     def reserve(self, account: str, amount: int, why: str, allocation: int, now_us: int) -> Hold:
         """Hold SU that are to leave an account, so that no job spends them meanwhile.
@@ -501,26 +515,26 @@ class HoldSync:
             BankRefused: The amount is not available.
         """
         keeper = self._keeper
-        purses = keeper.purses
-        if account not in purses.accounts:
+        balances = keeper.balances
+        if account not in balances.accounts:
             raise BankUsage(f"the gate knows no account {account} yet", account)
         if amount <= 0:
             raise BankUsage("the amount must be more than nothing", account)
-        of = {one.number: one for one in purses.allocations(account)}
+        of = {one.number: one for one in balances.list_allocations(account)}
         if allocation and allocation not in of:
             raise BankUsage(f"account {account} has no allocation {allocation}", account)
-        free = purses.available(account, now_us) - purses.credit(account)
-        shares = purses.draw(account, amount, now_us)
+        free = balances.get_available(account, now_us) - balances.get_credit(account)
+        shares = balances.split_amount(account, amount, now_us)
         if allocation:
             one = of[allocation]
-            own = purses.free(one)
+            own = balances.free(one)
             # No job can spend an inactive allocation.
-            is_active = one in purses.active(account, now_us)
+            is_active = one in balances.iter_active(account, now_us)
             free = min(free, own) if is_active else own
             shares = ((allocation, amount),)
         if free < amount:
             raise BankRefused(
-                f"account {account} has {format_money(max(0, free), keeper.ground.unit)} free: "
+                f"account {account} has {format_money(max(0, free), keeper.rules.unit)} free: "
                 "the rest is held for jobs, or spent",
                 account,
             )
@@ -536,9 +550,9 @@ class HoldSync:
             created_us=now_us,
             expires_us=now_us + RESERVATION_US,
         )
-        purses.add(hold)
-        keeper.put_down(hold, None, None, now_us, why=why)
-        return keeper.store.whole(hold)
+        balances.add(hold)
+        keeper.insert_hold(hold, None, None, now_us, why=why)
+        return keeper.store.make_record(hold)
 
 
 _KEEP_ENDED_US: Final = 60_000_000
@@ -562,20 +576,20 @@ def rebuild_holds(
 
     Call it within one transaction of the store.
     """
-    made = 0
+    rebuilt = 0
     for record in sorted(records, key=_rank_record):
-        found = token.find_genuine_token(
+        hold_token = token.find_genuine_token(
             record.admin_comment, keeper.secret, cluster, -1 if record.uid is None else record.uid
         )
-        if found is None:
+        if hold_token is None:
             if record.restarts == 0:
                 log.warning("job %d of cluster %s carries a forged token", record.job_id, cluster)
             continue
-        if found.id in keeper.purses.holds:
+        if hold_token.id in keeper.balances.holds:
             continue
-        _rebuild_hold(keeper, cluster, record, found, now_us)
-        made += 1
-    return made
+        _rebuild_hold(keeper, cluster, record, hold_token, now_us)
+        rebuilt += 1
+    return rebuilt
 
 
 def _rank_record(record: JobRecord) -> int:
@@ -586,33 +600,33 @@ def _rank_record(record: JobRecord) -> int:
 
 
 def _rebuild_hold(
-    keeper: HoldKeeper, cluster: str, record: JobRecord, found: token.HoldToken, now_us: int
+    keeper: HoldKeeper, cluster: str, record: JobRecord, hold_token: token.HoldToken, now_us: int
 ) -> None:
     """Place the hold of a job from its token."""
     is_over = record.state in FINISHED
-    payer = keeper.purses.payer_of(found.account)
+    payer = keeper.balances.get_payer(hold_token.account)
     hold = OpenHold(
         number=keeper.store.next_number(),
-        id=found.id,
+        id=hold_token.id,
         # An ended job's hold expires by time only: the next poll does not void it.
         origin="queue" if is_over else "submit",
         cluster=cluster,
         job_id=record.array_job_id or record.job_id,
-        account=found.account,
+        account=hold_token.account,
         payer=payer,
         uid=-1 if record.uid is None else record.uid,
         user=record.user,
-        amount=found.amount,
-        remaining=found.amount,
-        shares=keeper.purses.draw(payer, found.amount, now_us),
+        amount=hold_token.amount,
+        remaining=hold_token.amount,
+        shares=keeper.balances.split_amount(payer, hold_token.amount, now_us),
         confirmed=not is_over,
         started=record.state not in WAITING,
         created_us=to_micros(record.submit) if record.submit else now_us,
         expires_us=now_us + _KEEP_ENDED_US if is_over else 0,
     )
     description = describe_record(msgspec.structs.replace(record, admin_comment=""))
-    keeper.purses.add(hold)
-    keeper.put_down(hold, None, description, now_us, why="made anew from its token")
+    keeper.balances.add(hold)
+    keeper.insert_hold(hold, None, description, now_us, why="made anew from its token")
 
 
 class HoldRecovery:
@@ -625,7 +639,9 @@ class HoldRecovery:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.waiting = [
-            name for name, of in settings.cluster.items() if of.asks_slurm and not of.remote
+            name
+            for name, cluster_settings in settings.cluster.items()
+            if cluster_settings.asks_slurm and not cluster_settings.remote
         ]
         """Clusters that have not answered yet."""
         self._untried = max(1, len(self.waiting))
@@ -649,8 +665,8 @@ class HoldRecovery:
             self.waiting.append(cluster)
             return
         with keeper.store.transaction():
-            made = rebuild_holds(keeper, cluster, records, now_us)
-        if made:
+            rebuilt = rebuild_holds(keeper, cluster, records, now_us)
+        if rebuilt:
             log.warning(
-                "cluster %s: %d holds were made anew from their jobs' tokens", cluster, made
+                "cluster %s: %d holds were made anew from their jobs' tokens", cluster, rebuilt
             )

@@ -48,7 +48,7 @@ def divide_payment(
     amount: int,
     allocations: Sequence[Allocation],
     shares: Sequence[AllocationShare] = (),
-    already: Mapping[int, int] | None = None,
+    already_paid: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
     """Divide a payment among allocations.
 
@@ -59,28 +59,28 @@ def divide_payment(
         amount: Amount to pay, in micro-SU.
         allocations: All that may pay, including the open-ended one.
         shares: Allocations that pay first, and up to how much.
-        already: Amount of its share that each has already paid.
+        already_paid: Amount of its share that each has already paid.
     """
     ordered = sort_by_end(allocations)
-    left = {each.number: max(each.balance, 0) for each in ordered}
-    taken: dict[int, int] = {}
+    remaining = {allocation.number: max(allocation.balance, 0) for allocation in ordered}
+    payments: dict[int, int] = {}
 
-    def take(number: int, most: int) -> None:
+    def take(number: int, limit: int) -> None:
         nonlocal amount
-        part = min(amount, most, left.get(number, 0))
-        if part > 0:
-            taken[number] = taken.get(number, 0) + part
-            left[number] -= part
-            amount -= part
+        payment = min(amount, limit, remaining.get(number, 0))
+        if payment > 0:
+            payments[number] = payments.get(number, 0) + payment
+            remaining[number] -= payment
+            amount -= payment
 
     for share in shares:
-        take(share.allocation, share.amount - (already or {}).get(share.allocation, 0))
-    for each in ordered:
-        take(each.number, amount)
+        take(share.allocation, share.amount - (already_paid or {}).get(share.allocation, 0))
+    for allocation in ordered:
+        take(allocation.number, amount)
     if amount:
         open_ended = ordered[-1].number
-        taken[open_ended] = taken.get(open_ended, 0) + amount
-    return taken
+        payments[open_ended] = payments.get(open_ended, 0) + amount
+    return payments
 
 
 def divide_repayment(
@@ -93,13 +93,13 @@ def divide_repayment(
         paid: Amount that each allocation paid.
         allocations: At least all those that paid.
     """
-    given: dict[int, int] = {}
-    for each in reversed(sort_by_end(allocations)):
-        part = min(amount, paid.get(each.number, 0))
-        if part > 0:
-            given[each.number] = part
-            amount -= part
-    return given
+    repayments: dict[int, int] = {}
+    for allocation in reversed(sort_by_end(allocations)):
+        repayment = min(amount, paid.get(allocation.number, 0))
+        if repayment > 0:
+            repayments[allocation.number] = repayment
+            amount -= repayment
+    return repayments
 
 
 def excess_over_credit(balance: int, credit: int) -> int:
@@ -123,7 +123,7 @@ class Allocations:
         self,
         account: str,
         amount: int,
-        by: Authorship,
+        author: Authorship,
         *,
         end: datetime,
         begin: datetime | None = None,
@@ -135,7 +135,7 @@ class Allocations:
         Args:
             account: Name of the account.
             amount: Deposit, in micro-SU; 0 for none.
-            by: Author, reason and idempotency key.
+            author: Author, reason and idempotency key.
             end: End of the allocation.
             begin: Begin of the allocation; None for now. A later repeat with None is the same
                 request.
@@ -146,46 +146,48 @@ class Allocations:
             BankUsage: The account does not exist, or the times or the amount are invalid.
         """
         session = self._session
-        whose = require_payable(self._accounts.need(account))
+        bank_account = require_payable(self._accounts.require(account))
         if amount:
             validate_amount(amount)
         times = (None if begin is None else to_micros(begin), to_micros(end))
-        asked = encode_ledger_request("allocation.create", whose.name, amount, *times, rollover)
-        done = session.done(by, asked)
-        if done is not None:
-            return self._made_by(done)
-        begin_us = to_micros(begin or session.now(by))
+        request = encode_ledger_request(
+            "allocation.create", bank_account.name, amount, *times, rollover
+        )
+        earlier = session.find_repeat(author, request)
+        if earlier is not None:
+            return self._find_by_transaction(earlier)
+        begin_us = to_micros(begin or session.now(author))
         if begin_us >= to_micros(end):
             raise BankUsage("an allocation ends after it begins", account)
-        number = session.value(select(func.max(pot.c.number))) + 1
-        made = session.act(
+        number = session.fetch_value(select(func.max(pot.c.number))) + 1
+        transaction = session.add_transaction(
             "deposit" if amount else "allocation.create",
-            by,
-            asked=asked,
-            about=whose.name,
+            author,
+            request=request,
+            account=bank_account.name,
             amount=amount,
         )
-        session.run(
+        session.execute(
             insert(pot).values(
                 number=number,
-                account=whose.name,
+                account=bank_account.name,
                 begin_us=begin_us,
                 end_us=to_micros(end),
                 rollover=rollover,
                 note=sanitize_text(note),
                 balance=0,
                 given=0,
-                made_by=made,
+                made_by=transaction,
             )
         )
         if amount:
-            session.post(made, "deposit", {ISSUED: -amount, number: amount})
-        return self._need(number)
+            session.post_entries(transaction, "deposit", {ISSUED: -amount, number: amount})
+        return self._require(number)
 
     def change(
         self,
         number: int,
-        by: Authorship,
+        author: Authorship,
         *,
         begin: datetime | None = None,
         end: datetime | None = None,
@@ -199,93 +201,97 @@ class Allocations:
                 begins.
         """
         session = self._session
-        before = self._need(number)
+        before = self._require(number)
         if before.end is None:
             raise BankUsage(f"allocation {number} is {before.account}'s open-ended one", number)
-        given = {"begin": begin, "end": end, "rollover": rollover, "note": note}
-        wanted = {key: value for key, value in given.items() if value is not None}
-        asked = encode_ledger_request("allocation.change", number, wanted)
-        if session.done(by, asked) is not None:
+        properties = {"begin": begin, "end": end, "rollover": rollover, "note": note}
+        changes = {key: value for key, value in properties.items() if value is not None}
+        request = encode_ledger_request("allocation.change", number, changes)
+        if session.find_repeat(author, request) is not None:
             return before
-        after = msgspec.structs.replace(before, **wanted)
+        after = msgspec.structs.replace(before, **changes)
         if after.end is None or after.begin >= after.end:
             raise BankUsage("an allocation ends after it begins", number)
         if after != before:
-            session.act("allocation.change", by, asked=asked, about=before.account)
+            session.add_transaction(
+                "allocation.change", author, request=request, account=before.account
+            )
             values = {
                 "begin_us": to_micros(after.begin),
                 "end_us": to_micros(after.end),
                 "rollover": after.rollover,
                 "note": sanitize_text(after.note),
             }
-            session.run(update(pot).where(pot.c.number == number).values(values))
-        return self._need(number)
+            session.execute(update(pot).where(pot.c.number == number).values(values))
+        return self._require(number)
 
     def get(self, number: int) -> Allocation | None:
         """Return the allocation of this number, or None."""
-        found = self._session.row(select(pot).where(pot.c.number == number, pot.c.number > 0))
-        return None if found is None else _allocation_from_row(found)
+        row = self._session.fetch_row(select(pot).where(pot.c.number == number, pot.c.number > 0))
+        return None if row is None else _allocation_from_row(row)
 
-    def of(self, account: str, ended: bool = False) -> list[Allocation]:
+    def list_own(self, account: str, with_ended: bool = False) -> list[Allocation]:
         """List an account's own allocations, earliest end first.
 
         Args:
             account: The account's name.
-            ended: Whether to include allocations that have ended.
+            with_ended: Whether to include allocations that have ended.
         """
-        chosen = select(pot).where(pot.c.account == sanitize_text(account.lower()))
-        if not ended:
+        query = select(pot).where(pot.c.account == sanitize_text(account.lower()))
+        if not with_ended:
             now_us = to_micros(self._session.now())
-            chosen = chosen.where(or_(pot.c.end_us.is_(None), pot.c.end_us > now_us))
-        return self.chosen(chosen)
+            query = query.where(or_(pot.c.end_us.is_(None), pot.c.end_us > now_us))
+        return self.fetch(query)
 
-    def open_ended(self, account: str) -> Allocation:
+    def get_open_ended(self, account: str) -> Allocation:
         """Return the open-ended allocation of an account.
 
         Raises:
             BankUsage: The account does not exist.
         """
-        chosen = select(pot).where(
+        query = select(pot).where(
             pot.c.account == sanitize_text(account.lower()), pot.c.end_us.is_(None)
         )
-        found = self.chosen(chosen)
-        if not found:
+        allocations = self.fetch(query)
+        if not allocations:
             raise NotInBank(f"there is no account {account!r}", account)
-        return found[0]
+        return allocations[0]
 
-    def chosen(self, statement: Any) -> list[Allocation]:
+    def fetch(self, statement: Any) -> list[Allocation]:
         """List the allocations that a SELECT on the table ``pot`` returns, earliest end first."""
         ordered = statement.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
-        return [_allocation_from_row(row) for row in self._session.rows(ordered)]
+        return [_allocation_from_row(row) for row in self._session.fetch_rows(ordered)]
 
-    def of_account(self, account: str, number: int) -> Allocation:
+    def require_own(self, account: str, number: int) -> Allocation:
         """Return an allocation of this account by number; its open-ended one for 0.
 
         Raises:
             BankUsage: The allocation does not exist or belongs to another account.
         """
         if not number:
-            return self.open_ended(account)
-        found = self._need(number)
-        if found.account != account.lower():
-            raise BankUsage(f"allocation {number} is {found.account}'s, not {account}'s", number)
-        return found
+            return self.get_open_ended(account)
+        allocation = self._require(number)
+        if allocation.account != account.lower():
+            raise BankUsage(
+                f"allocation {number} is {allocation.account}'s, not {account}'s", number
+            )
+        return allocation
 
-    def needed(self, numbers: Sequence[int]) -> list[Allocation]:
+    def list_by_number(self, numbers: Sequence[int]) -> list[Allocation]:
         """List allocations by number, earliest end first."""
-        return self.chosen(select(pot).where(pot.c.number.in_(numbers), pot.c.number > 0))
+        return self.fetch(select(pot).where(pot.c.number.in_(numbers), pot.c.number > 0))
 
-    def _need(self, number: int) -> Allocation:
+    def _require(self, number: int) -> Allocation:
         """Return an allocation by number, or raise NotInBank."""
-        found = self.get(number)
-        if found is None:
+        allocation = self.get(number)
+        if allocation is None:
             raise NotInBank(f"there is no allocation {number}", number)
-        return found
+        return allocation
 
-    def _made_by(self, made: int) -> Allocation:
+    def _find_by_transaction(self, transaction: int) -> Allocation:
         """Return the allocation that a ledger transaction created."""
-        (found,) = self.chosen(select(pot).where(pot.c.made_by == made))
-        return found
+        (allocation,) = self.fetch(select(pot).where(pot.c.made_by == transaction))
+        return allocation
 
 
 def require_payable(account: Account) -> Account:
@@ -319,51 +325,57 @@ def _allocation_from_row(row: "Row[Any]") -> Allocation:
 def expire_allocations(
     session: LedgerSession,
     allocations: Allocations,
-    moves: TransferWriter,
-    by: Authorship,
-    kept: Mapping[int, int],
+    writer: TransferWriter,
+    author: Authorship,
+    reserved: Mapping[int, int],
 ) -> list[Transfer]:
     """Empty the allocations that have ended: the balance expires or rolls over.
 
     Args:
         session: The transaction.
         allocations: The allocations of the same transaction.
-        moves: Makes the transfers.
-        by: Author; ``by.at`` is the present.
-        kept: By allocation number, the amount that jobs which started on it may still need. It
+        writer: Makes the transfers.
+        author: Author; ``author.at`` is the present.
+        reserved: By allocation number, the amount that jobs which started on it may still need. It
             stays until those jobs have ended.
     """
-    now_us = to_micros(session.now(by))
+    now_us = to_micros(session.now(author))
     ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
-    made: list[Transfer] = []
+    transfers: list[Transfer] = []
     # A rollover into an allocation that has ended too rolls on with that one's balance.
-    waiting = {row.number for row in session.rows(ended)}
-    while waiting:
-        each = allocations.needed(list(waiting))[0]
-        waiting.remove(each.number)
-        amount = each.balance - max(0, kept.get(each.number, 0))
+    pending = {row.number for row in session.fetch_rows(ended)}
+    while pending:
+        allocation = allocations.list_by_number(list(pending))[0]
+        pending.remove(allocation.number)
+        amount = allocation.balance - max(0, reserved.get(allocation.number, 0))
         if amount <= 0:
             continue
-        target = _rollover_target(each, allocations.of(each.account, ended=True))
-        made.append(_empty_allocation(moves, by, each, amount, target))
+        target = _rollover_target(
+            allocation, allocations.list_own(allocation.account, with_ended=True)
+        )
+        transfers.append(_empty_allocation(writer, author, allocation, amount, target))
         if target is not None and target.end is not None and to_micros(target.end) <= now_us:
-            waiting.add(target.number)
-    return made
+            pending.add(target.number)
+    return transfers
 
 
 def _empty_allocation(
-    moves: TransferWriter, by: Authorship, ended: Allocation, amount: int, target: Allocation | None
+    writer: TransferWriter,
+    author: Authorship,
+    ended: Allocation,
+    amount: int,
+    target: Allocation | None,
 ) -> Transfer:
     """Move the balance of an ended allocation to its rollover target, or let it expire."""
-    why, where = f"allocation {ended.number} has ended", EXPIRED
+    why, pot_number = f"allocation {ended.number} has ended", EXPIRED
     if target is not None:
-        why, where = f"{why}: on to {target.number}", target.number
-    return moves.move(
+        why, pot_number = f"{why}: on to {target.number}", target.number
+    return writer.write_transfer(
         "expire" if target is None else "rollover",
-        Authorship(who=by.who, at=by.at),
-        {ended.number: -amount, where: amount},
-        why=f"{by.why}: {why}" if by.why else why,
-        about=ended.account,
+        Authorship(who=author.who, at=author.at),
+        {ended.number: -amount, pot_number: amount},
+        why=f"{author.why}: {why}" if author.why else why,
+        account=ended.account,
     )
 
 
@@ -371,8 +383,12 @@ def _rollover_target(ended: Allocation, others: Sequence[Allocation]) -> Allocat
     """Return the rollover target: of the allocations that end later, the one that begins next."""
     if ended.rollover != "next" or ended.end is None:
         return None
-    later = [each for each in others if each.end is not None and each.end > ended.end]
+    later = [
+        allocation
+        for allocation in others
+        if allocation.end is not None and allocation.end > ended.end
+    ]
     if later:
-        return min(later, key=lambda each: (each.begin, each.number))
+        return min(later, key=lambda allocation: (allocation.begin, allocation.number))
     # No later allocation exists yet: the open-ended one keeps the balance meanwhile.
-    return next((each for each in others if each.end is None), None)
+    return next((allocation for allocation in others if allocation.end is None), None)

@@ -91,80 +91,86 @@ class ChargePayments:
         session: LedgerSession,
         accounts: Accounts,
         allocations: Allocations,
-        moves: TransferWriter,
+        writer: TransferWriter,
     ) -> None:
         self._session = session
         self._accounts = accounts
         self._allocations = allocations
-        self._moves = moves
+        self._writer = writer
 
     def take(
         self,
-        stands: ChargeState,
+        state: ChargeState,
         new: Charge,
         amount: int,
-        by: Authorship,
+        author: Authorship,
         why: str,
         is_first: bool,
     ) -> Transfer:
         """Take an amount from the allocations that were active when the run began."""
-        there = self._there(stands.payer, run_start(new) or self._session.now(by))
-        taken = divide_payment(amount, there, new.shares, stands.paid)
-        open_ended = there[-1]
-        below = open_ended.balance - taken.get(open_ended.number, 0)
-        made = self._moves.move(
+        active = self._list_active(state.payer, run_start(new) or self._session.now(author))
+        payments = divide_payment(amount, active, new.shares, state.paid)
+        open_ended = active[-1]
+        balance_after = open_ended.balance - payments.get(open_ended.number, 0)
+        transfer = self._writer.write_transfer(
             "charge" if is_first else "correction",
-            Authorship(who=by.who, at=by.at),
-            {where: -part for where, part in taken.items()} | {USAGE: amount},
+            Authorship(who=author.who, at=author.at),
+            {number: -share for number, share in payments.items()} | {USAGE: amount},
             why=why,
-            about=stands.account,
-            user=stands.user,
-            charge=stands.number,
-            charge_key=stands.key,
+            account=state.account,
+            user=state.user,
+            charge=state.number,
+            charge_key=state.key,
         )
-        self._accounts.spend(stands.account, stands.user, amount)
-        credit = self._credit(stands.payer)
-        stands.overdraw += excess_over_credit(below, credit) - excess_over_credit(
+        self._accounts.add_spent(state.account, state.user, amount)
+        credit = self._find_credit(state.payer)
+        state.overdraw += excess_over_credit(balance_after, credit) - excess_over_credit(
             open_ended.balance, credit
         )
-        for where, part in taken.items():
-            stands.paid[where] = stands.paid.get(where, 0) + part
-        return made
+        for number, share in payments.items():
+            state.paid[number] = state.paid.get(number, 0) + share
+        return transfer
 
     def give_back(
-        self, stands: ChargeState, amount: int, by: Authorship, why: str, *, refund_asked: str = ""
+        self,
+        state: ChargeState,
+        amount: int,
+        author: Authorship,
+        why: str,
+        *,
+        refund_request: str = "",
     ) -> Transfer:
         """Give an amount back, first to the allocations that were drawn on last.
 
         Args:
-            stands: The charge.
+            state: The charge.
             amount: Amount, in micro-SU; at most the amount paid.
-            by: Author.
+            author: Author.
             why: The reason.
-            refund_asked: The request's text for a manual refund; "" for a correction.
+            refund_request: The request's text for a manual refund; "" for a correction.
         """
-        those = self._allocations.needed(list(stands.paid))
-        back = divide_repayment(amount, stands.paid, those)
-        made = self._moves.move(
-            "refund" if refund_asked else "correction",
-            by if refund_asked else Authorship(who=by.who, at=by.at),
-            back | {USAGE: -amount},
-            asked=refund_asked,
+        allocations = self._allocations.list_by_number(list(state.paid))
+        repayments = divide_repayment(amount, state.paid, allocations)
+        transfer = self._writer.write_transfer(
+            "refund" if refund_request else "correction",
+            author if refund_request else Authorship(who=author.who, at=author.at),
+            repayments | {USAGE: -amount},
+            request=refund_request,
             why=why,
-            about=stands.account,
-            user=stands.user,
-            charge=stands.number,
-            charge_key=stands.key,
+            account=state.account,
+            user=state.user,
+            charge=state.number,
+            charge_key=state.key,
         )
-        self._accounts.spend(stands.account, stands.user, -amount)
-        for where, part in back.items():
-            stands.paid[where] -= part
-        unended = {each.number for each in those if each.end is None}
-        to_unended = sum(part for where, part in back.items() if where in unended)
-        stands.overdraw = max(0, stands.overdraw - to_unended)
-        return made
+        self._accounts.add_spent(state.account, state.user, -amount)
+        for number, share in repayments.items():
+            state.paid[number] -= share
+        open_ended = {allocation.number for allocation in allocations if allocation.end is None}
+        to_open_ended = sum(share for number, share in repayments.items() if number in open_ended)
+        state.overdraw = max(0, state.overdraw - to_open_ended)
+        return transfer
 
-    def refuse_beyond(self, new: Charge, payer: str, amount: int) -> None:
+    def reject_excess(self, new: Charge, payer: str, amount: int) -> None:
         """Reject a charge beyond the payer's balance and credit limit.
 
         Raises:
@@ -172,28 +178,32 @@ class ChargePayments:
         """
         if amount <= 0:
             return
-        *dated, open_ended = self._there(payer, run_start(new) or self._session.now())
-        means = open_ended.balance + sum(max(each.balance, 0) for each in dated)
-        if amount > means + self._credit(payer):
+        *dated, open_ended = self._list_active(payer, run_start(new) or self._session.now())
+        available = open_ended.balance + sum(max(allocation.balance, 0) for allocation in dated)
+        if amount > available + self._find_credit(payer):
             raise BankRefused(f"{payer} cannot pay {amount} micro-SU", payer)
 
-    def paid(self, number: int) -> dict[int, int]:
+    def sum_payments(self, number: int) -> dict[int, int]:
         """Return the net amount that each allocation has paid of a charge."""
-        chosen = (
+        query = (
             select(entry.c.pot, func.sum(entry.c.amount).label("amount"))
             .join(act, act.c.number == entry.c.act)
             .where(act.c.charge == number, entry.c.pot > 0)
             .group_by(entry.c.pot)
         )
-        return {row.pot: -int(row.amount) for row in self._session.rows(chosen) if row.amount}
+        return {row.pot: -int(row.amount) for row in self._session.fetch_rows(query) if row.amount}
 
-    def _there(self, payer: str, at: datetime) -> list[Allocation]:
+    def _list_active(self, payer: str, at: datetime) -> list[Allocation]:
         """List the allocations active at a time, the open-ended one last."""
-        return [each for each in self._allocations.of(payer, ended=True) if each.active(at)]
+        return [
+            allocation
+            for allocation in self._allocations.list_own(payer, with_ended=True)
+            if allocation.is_active(at)
+        ]
 
-    def _credit(self, payer: str) -> int:
-        found = self._accounts.get(payer)
-        return 0 if found is None else found.credit
+    def _find_credit(self, payer: str) -> int:
+        account = self._accounts.get(payer)
+        return 0 if account is None else account.credit
 
 
 def run_start(new: Charge) -> datetime | None:
@@ -220,14 +230,14 @@ class Charges:
         session: LedgerSession,
         accounts: Accounts,
         allocations: Allocations,
-        moves: TransferWriter,
+        writer: TransferWriter,
     ) -> None:
         self._session = session
         self._accounts = accounts
-        self._moves = moves
-        self._paying = ChargePayments(session, accounts, allocations, moves)
+        self._writer = writer
+        self._payments = ChargePayments(session, accounts, allocations, writer)
 
-    def charge(self, wanted: Charge, by: Authorship) -> ChargeResult:
+    def post(self, charge: Charge, author: Authorship) -> ChargeResult:
         """Post a charge: take what is missing, or give back the excess, up to its amount.
 
         An account that does not exist is created as unknown, so that the usage is on record.
@@ -236,36 +246,45 @@ class Charges:
             BankRefused: It exceeds the payer's available money and must not overdraw.
             BankUsage: The amount is negative or too large.
         """
-        new = _validate_charge(wanted)
-        row = self._row(new.key)
+        new = _validate_charge(charge)
+        row = self._find_row(new.key)
         if row is not None and _is_same_charge(_decoder.decode(row.body), new):
-            return _charge_result(self._standing(row))
-        self._enter_account(new.account, by)
-        before = None if row is None else self._standing(row)
+            return _charge_result(self._load_state(row))
+        self._ensure_account(new.account, author)
+        before = None if row is None else self._load_state(row)
         due = max(0, new.amount - (0 if row is None else row.refunded))
-        stays = before is not None and (before.account, before.user) == (new.account, new.user)
-        payer = before.payer if before and stays else self._accounts.payer(new.account)
+        is_same_account = before is not None and (before.account, before.user) == (
+            new.account,
+            new.user,
+        )
+        payer = (
+            before.payer if before and is_same_account else self._accounts.find_payer(new.account)
+        )
         if not new.overdraw:
-            self._paying.refuse_beyond(new, payer, due - (before.due if before and stays else 0))
-        why = by.why or new.why
-        made: list[Transfer] = []
-        if before is not None and stays:
+            self._payments.reject_excess(
+                new, payer, due - (before.due if before and is_same_account else 0)
+            )
+        why = author.why or new.why
+        transfers: list[Transfer] = []
+        if before is not None and is_same_account:
             why += f": {row.amount if row else 0} micro-SU before, {new.amount} now"
         elif before is not None and before.due:
-            instead = f"{why}: charged to {new.account}, {new.user or 'no user'} instead"
-            made.append(self._paying.give_back(before, before.due, by, instead))
-        stands = before if before and stays else self._anew(new, payer, before)
-        if due > stands.due:
-            missing = due - stands.due
-            made.append(self._paying.take(stands, new, missing, by, why, row is None))
-        elif due < stands.due:
-            made.append(self._paying.give_back(stands, stands.due - due, by, why))
-        added = sum(_usage_amount(each) for each in made)
-        self._write(stands, new, by, 1 if row is None else row.versions + 1)
-        self._keep(stands.number, new, by, why, 1 if row is None else row.versions + 1, made)
-        return _charge_result(stands, added=added, made=made, is_first=row is None)
+            reason = f"{why}: charged to {new.account}, {new.user or 'no user'} instead"
+            transfers.append(self._payments.give_back(before, before.due, author, reason))
+        state = before if before and is_same_account else self._make_state(new, payer, before)
+        if due > state.due:
+            missing = due - state.due
+            transfers.append(self._payments.take(state, new, missing, author, why, row is None))
+        elif due < state.due:
+            transfers.append(self._payments.give_back(state, state.due - due, author, why))
+        added = sum(_usage_amount(transfer) for transfer in transfers)
+        self._store_charge(state, new, author, 1 if row is None else row.versions + 1)
+        self._add_version(
+            state.number, new, author, why, 1 if row is None else row.versions + 1, transfers
+        )
+        return _charge_result(state, added=added, transfers=transfers, is_first=row is None)
 
-    def refund(self, key: str, by: Authorship, amount: int | None = None) -> Transfer:
+    def refund(self, key: str, author: Authorship, amount: int | None = None) -> Transfer:
         """Refund part or all of a charge; later corrections leave the refund in place.
 
         Raises:
@@ -273,57 +292,61 @@ class Charges:
             BankUsage: The charge does not exist, nothing is left to refund, or the amount is
                 invalid.
         """
-        row = self._need(key)
-        asked = encode_ledger_request("refund_charge", key, amount)
-        earlier = self._moves.once(by, asked)
+        row = self._require_row(key)
+        request = encode_ledger_request("refund_charge", key, amount)
+        earlier = self._writer.find_repeat(author, request)
         if earlier is not None:
             return earlier
-        stands = self._standing(row)
-        wanted = validate_amount(stands.due if amount is None else amount)
-        if wanted > stands.due:
-            raise BankRefused(f"the charge {key} comes to {stands.due} micro-SU: that is more", key)
-        made = self._paying.give_back(stands, wanted, by, by.why, refund_asked=asked)
-        self._session.run(
+        state = self._load_state(row)
+        refunded = validate_amount(state.due if amount is None else amount)
+        if refunded > state.due:
+            raise BankRefused(f"the charge {key} comes to {state.due} micro-SU: that is more", key)
+        transfer = self._payments.give_back(
+            state, refunded, author, author.why, refund_request=request
+        )
+        self._session.execute(
             update(charge)
             .where(charge.c.number == row.number)
             .values(
-                refunded=row.refunded + wanted,
-                overdraw=stands.overdraw,
-                last_at_us=to_micros(self._session.now(by)),
+                refunded=row.refunded + refunded,
+                overdraw=state.overdraw,
+                last_at_us=to_micros(self._session.now(author)),
             )
         )
-        return made
+        return transfer
 
     def get(self, key: str) -> ChargeRow | None:
         """Return the charge with this key, or None."""
-        row = self._row(key)
+        row = self._find_row(key)
         return None if row is None else _charge_from_row(row)
 
-    def of_job(
+    def list_of_job(
         self, cluster: str, job_id: int, first_submit: datetime | None = None
     ) -> list[ChargeRow]:
         """List the charges of a job's runs and their pieces, by raw job id.
 
         Without ``first_submit``, list those of every job that had this id.
         """
-        chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
+        query = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
-            chosen = chosen.where(charge.c.first_submit_us == to_micros(first_submit))
+            query = query.where(charge.c.first_submit_us == to_micros(first_submit))
         return [
-            _charge_from_row(row) for row in self._session.rows(chosen.order_by(charge.c.number))
+            _charge_from_row(row)
+            for row in self._session.fetch_rows(query.order_by(charge.c.number))
         ]
 
-    def of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
+    def list_of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
         """List the charges of several jobs' runs and their pieces, by raw job id."""
-        chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
+        query = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
         return [
-            _charge_from_row(row) for row in self._session.rows(chosen.order_by(charge.c.number))
+            _charge_from_row(row)
+            for row in self._session.fetch_rows(query.order_by(charge.c.number))
         ]
 
-    def changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
+    def list_changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
         """List charges changed after a transaction number: (transaction number, author, charge)."""
         columns = (act.c.number.label("act_number"), act.c.who.label("act_who"), charge)
-        chosen = (
+        query = (
             select(*columns)
             .join(charge, charge.c.number == act.c.charge)
             .where(act.c.number > after)
@@ -332,13 +355,13 @@ class Charges:
         )
         return [
             (row.act_number, row.act_who, _charge_from_row(row))
-            for row in self._session.rows(chosen)
+            for row in self._session.fetch_rows(query)
         ]
 
-    def versions(self, key: str) -> list[ChargeVersion]:
+    def list_versions(self, key: str) -> list[ChargeVersion]:
         """List the posted versions of a charge, oldest first."""
-        number = self._need(key).number
-        chosen = select(charge_version).where(charge_version.c.charge == number)
+        number = self._require_row(key).number
+        query = select(charge_version).where(charge_version.c.charge == number)
         return [
             ChargeVersion(
                 number=row.number,
@@ -349,25 +372,25 @@ class Charges:
                 who=row.who,
                 why=row.why,
             )
-            for row in self._session.rows(chosen.order_by(charge_version.c.number))
+            for row in self._session.fetch_rows(query.order_by(charge_version.c.number))
         ]
 
-    def since(
+    def list_since(
         self, at: datetime, cluster: str = "", limit: int = 1000, after: str = ""
     ) -> list[ChargeRow]:
         """List charges of runs that began at or after a time, by key, after the key ``after``."""
-        chosen = select(charge).where(charge.c.begin_us >= to_micros(at), charge.c.key > after)
+        query = select(charge).where(charge.c.begin_us >= to_micros(at), charge.c.key > after)
         if cluster:
-            chosen = chosen.where(charge.c.cluster == cluster)
-        rows = self._session.rows(chosen.order_by(charge.c.key).limit(limit))
+            query = query.where(charge.c.cluster == cluster)
+        rows = self._session.fetch_rows(query.order_by(charge.c.key).limit(limit))
         return [_charge_from_row(row) for row in rows]
 
-    def _enter_account(self, name: str, by: Authorship) -> None:
+    def _ensure_account(self, name: str, author: Authorship) -> None:
         if self._accounts.get(name) is None:
             note = "entered since something was charged to it"
-            self._accounts.make(Account(name=name, known=False, note=note), by)
+            self._accounts.insert_account(Account(name=name, known=False, note=note), author)
 
-    def _standing(self, row: "Row[Any]") -> ChargeState:
+    def _load_state(self, row: "Row[Any]") -> ChargeState:
         """Return the current state of a stored charge."""
         return ChargeState(
             number=row.number,
@@ -376,15 +399,15 @@ class Charges:
             user=row.user_name,
             payer=row.payer,
             overdraw=row.overdraw,
-            paid=self._paying.paid(row.number),
+            paid=self._payments.sum_payments(row.number),
         )
 
-    def _anew(self, new: Charge, payer: str, before: ChargeState | None) -> ChargeState:
+    def _make_state(self, new: Charge, payer: str, before: ChargeState | None) -> ChargeState:
         """Return the state of a charge that nobody has paid yet."""
         if before is not None:
             number = before.number
         else:
-            number = (self._session.value(select(func.max(charge.c.number))) or 0) + 1
+            number = (self._session.fetch_value(select(func.max(charge.c.number))) or 0) + 1
         return ChargeState(
             number=number,
             key=sanitize_text(new.key),
@@ -393,9 +416,11 @@ class Charges:
             payer=payer,
         )
 
-    def _write(self, stands: ChargeState, new: Charge, by: Authorship, version: int) -> None:
+    def _store_charge(
+        self, state: ChargeState, new: Charge, author: Authorship, version: int
+    ) -> None:
         """Insert or update the row of a charge."""
-        now_us = to_micros(self._session.now(by))
+        now_us = to_micros(self._session.now(author))
         columns = {
             "account": new.account,
             "user_name": new.user,
@@ -404,102 +429,102 @@ class Charges:
             "hold": sanitize_text(new.hold),
             "begin_us": to_micros(run_start(new) or new.first_submit),
             "body": _encoder.encode(new),
-            "payer": stands.payer,
-            "overdraw": stands.overdraw,
+            "payer": state.payer,
+            "overdraw": state.overdraw,
             "last_at_us": now_us,
             "versions": version,
         }
         if version > 1:
-            same = charge.c.number == stands.number
-            self._session.run(update(charge).where(same).values(columns))
+            same = charge.c.number == state.number
+            self._session.execute(update(charge).where(same).values(columns))
             return
         columns |= {
-            "number": stands.number,
-            "key": stands.key,
+            "number": state.number,
+            "key": state.key,
             "cluster": sanitize_text(new.cluster),
             "job_id": new.job_id,
             "first_submit_us": to_micros(new.first_submit),
             "refunded": 0,
             "first_at_us": now_us,
         }
-        self._session.run(insert(charge).values(columns))
+        self._session.execute(insert(charge).values(columns))
 
-    def _keep(
+    def _add_version(
         self,
         number: int,
         new: Charge,
-        by: Authorship,
+        author: Authorship,
         why: str,
         version: int,
-        made: Sequence[Transfer],
+        transfers: Sequence[Transfer],
     ) -> None:
         """Store the posted version of a charge, which is kept for ever."""
-        self._session.run(
+        self._session.execute(
             insert(charge_version).values(
                 charge=number,
                 number=version,
-                at_us=to_micros(self._session.now(by)),
-                who=sanitize_text(by.who),
+                at_us=to_micros(self._session.now(author)),
+                who=sanitize_text(author.who),
                 why=sanitize_text(why),
-                added=sum(_usage_amount(each) for each in made),
-                acts=msgspec.json.encode([each.number for each in made]).decode(),
+                added=sum(_usage_amount(transfer) for transfer in transfers),
+                acts=msgspec.json.encode([transfer.number for transfer in transfers]).decode(),
                 body=_encoder.encode(new),
             )
         )
 
-    def _row(self, key: str) -> "Row[Any] | None":
-        return self._session.row(select(charge).where(charge.c.key == sanitize_text(key)))
+    def _find_row(self, key: str) -> "Row[Any] | None":
+        return self._session.fetch_row(select(charge).where(charge.c.key == sanitize_text(key)))
 
-    def _need(self, key: str) -> "Row[Any]":
-        found = self._row(key)
-        if found is None:
+    def _require_row(self, key: str) -> "Row[Any]":
+        row = self._find_row(key)
+        if row is None:
             raise NotInBank(f"there is no charge {key!r}", key)
-        return found
+        return row
 
 
-def _validate_charge(wanted: Charge) -> Charge:
+def _validate_charge(charge: Charge) -> Charge:
     """Check the amount of a charge and return it normalized."""
-    if not 0 <= wanted.amount <= MAX_AMOUNT:
-        raise BankUsage("a charge is not below zero, and not beyond all measure", wanted.key)
+    if not 0 <= charge.amount <= MAX_AMOUNT:
+        raise BankUsage("a charge is not below zero, and not beyond all measure", charge.key)
     return msgspec.structs.replace(
-        wanted,
-        account=sanitize_text(wanted.account.lower()) or NO_ACCOUNT,
-        user=sanitize_text(wanted.user),
-        partition=sanitize_text(wanted.partition),
+        charge,
+        account=sanitize_text(charge.account.lower()) or NO_ACCOUNT,
+        user=sanitize_text(charge.user),
+        partition=sanitize_text(charge.partition),
     )
 
 
 def _charge_result(
-    stands: ChargeState,
+    state: ChargeState,
     *,
     added: int = 0,
-    made: Sequence[Transfer] = (),
+    transfers: Sequence[Transfer] = (),
     is_first: bool = False,
 ) -> ChargeResult:
     """Build the result of posting a charge."""
-    paid = sorted(stands.paid.items())
+    paid = sorted(state.paid.items())
     return ChargeResult(
-        key=stands.key,
+        key=state.key,
         added=added,
-        amount=stands.due,
+        amount=state.due,
         shares=tuple(
-            AllocationShare(allocation=where, amount=part) for where, part in paid if part
+            AllocationShare(allocation=number, amount=amount) for number, amount in paid if amount
         ),
-        payer=stands.payer,
-        overdraw=stands.overdraw,
-        transfers=tuple(each.number for each in made),
+        payer=state.payer,
+        overdraw=state.overdraw,
+        transfers=tuple(transfer.number for transfer in transfers),
         first=is_first,
     )
 
 
-def _is_same_charge(one: Charge, other: Charge) -> bool:
+def _is_same_charge(first: Charge, second: Charge) -> bool:
     """Compare two charges, ignoring reason, source, shares, hold and overdraw."""
-    told = {"why": "", "source": "", "shares": (), "hold": "", "overdraw": True}
-    return msgspec.structs.replace(one, **told) == msgspec.structs.replace(other, **told)
+    ignored = {"why": "", "source": "", "shares": (), "hold": "", "overdraw": True}
+    return msgspec.structs.replace(first, **ignored) == msgspec.structs.replace(second, **ignored)
 
 
-def _usage_amount(made: Transfer) -> int:
-    return sum(each.amount for each in made.entries if each.pot == "usage")
+def _usage_amount(transfer: Transfer) -> int:
+    return sum(entry.amount for entry in transfer.entries if entry.pot == "usage")
 
 
 def _charge_from_row(row: "Row[Any]") -> ChargeRow:

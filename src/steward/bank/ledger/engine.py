@@ -111,15 +111,15 @@ class LedgerDatabase:
         patience_s: Longest wait for a reply of PostgreSQL, in seconds.
     """
 
-    def __init__(self, url: URL, *, patience_s: float = _STATEMENT_TIMEOUT_S + 5.0) -> None:
+    def __init__(self, url: URL, *, reply_timeout_s: float = _STATEMENT_TIMEOUT_S + 5.0) -> None:
         self.is_sqlite = url.get_backend_name() == "sqlite"
-        self.shown = url.render_as_string(hide_password=True)
+        self.display_url = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
-        with self._translated():
+        with self._translate_errors():
             if self.is_sqlite:
                 self._engine = _sqlite_engine(self.path)
             else:
-                self._engine = _postgresql_engine(url, patience_s)
+                self._engine = _postgresql_engine(url, reply_timeout_s)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -129,7 +129,7 @@ class LedgerDatabase:
             LedgerUnavailable: The database is unreachable, full, or locked for too long.
             BankError: A constraint of the database forbids the change.
         """
-        with self._translated(), self._connected(_WRITES) as connection, connection.begin():
+        with self._translate_errors(), self._connect(_WRITES) as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -139,7 +139,7 @@ class LedgerDatabase:
         Raises:
             LedgerUnavailable: The database is unreachable.
         """
-        with self._translated(), self._connected(_READS) as connection, connection.begin():
+        with self._translate_errors(), self._connect(_READS) as connection, connection.begin():
             if not self.is_sqlite:
                 connection.exec_driver_sql(_SNAPSHOT_SQL)
             yield connection
@@ -150,29 +150,37 @@ class LedgerDatabase:
             self._engine.dispose()
 
     @contextmanager
-    def _connected(self, options: Mapping[str, Any]) -> Iterator[Connection]:
+    def _connect(self, options: Mapping[str, Any]) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             yield connection.execution_options(**options)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate SQLAlchemy's errors into LedgerUnavailable and BankError."""
         try:
             yield
         except (OperationalError, InterfaceError) as error:
             if any(sign in str(error.orig) for sign in _PERMANENT_ERRORS):
-                raise BankError(f"the ledger {self.shown}: {_error_line(error)}") from error
-            raise LedgerUnavailable(f"the ledger {self.shown}: {_error_line(error)}") from error
+                raise BankError(f"the ledger {self.display_url}: {_error_line(error)}") from error
+            raise LedgerUnavailable(
+                f"the ledger {self.display_url}: {_error_line(error)}"
+            ) from error
         except PoolTimeoutError as error:
-            raise LedgerUnavailable(f"the ledger {self.shown}: no connection is free") from error
+            raise LedgerUnavailable(
+                f"the ledger {self.display_url}: no connection is free"
+            ) from error
         except NoSuchModuleError as error:
-            raise BankError(f"the ledger {self.shown}: {error}") from error
+            raise BankError(f"the ledger {self.display_url}: {error}") from error
         except IntegrityError as error:
-            raise BankError(f"the ledger {self.shown} forbids it: {_error_line(error)}") from error
+            raise BankError(
+                f"the ledger {self.display_url} forbids it: {_error_line(error)}"
+            ) from error
         except DBAPIError as error:
             if error.connection_invalidated or _is_standby(error):
-                raise LedgerUnavailable(f"the ledger {self.shown}: {_error_line(error)}") from error
-            raise BankError(f"the ledger {self.shown}: {_error_line(error)}") from error
+                raise LedgerUnavailable(
+                    f"the ledger {self.display_url}: {_error_line(error)}"
+                ) from error
+            raise BankError(f"the ledger {self.display_url}: {_error_line(error)}") from error
         except Unavailable as error:
             if isinstance(error, LedgerUnavailable) or not self.is_sqlite:
                 raise
@@ -238,23 +246,23 @@ def _begin_immediate(connection: Any) -> bool:
         connection.execute(f"PRAGMA busy_timeout={_LOCK_TIMEOUT_S * 1000}")
 
 
-def _postgresql_engine(url: URL, patience_s: float) -> Engine:
+def _postgresql_engine(url: URL, reply_timeout_s: float) -> Engine:
     """Create the SQLAlchemy engine for PostgreSQL, with time-outs."""
     try:
         from steward.bank.ledger.postgresql import connect_postgresql
     except ImportError as error:
-        shown = url.render_as_string(hide_password=True)
+        display_url = url.render_as_string(hide_password=True)
         raise LedgerUnavailable(
-            f"the ledger {shown}: {POSTGRESQL.missing}", POSTGRESQL.part
+            f"the ledger {display_url}: {POSTGRESQL.missing_error}", POSTGRESQL.part
         ) from error
 
-    words = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
-    options = f"{_SESSION_OPTIONS} {words.pop('options', '')}".rstrip()
+    parameters = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
+    options = f"{_SESSION_OPTIONS} {parameters.pop('options', '')}".rstrip()
     return sqlalchemy.create_engine(
         url,
         creator=lambda: connect_postgresql(
-            patience_s,
-            **_CONNECT_OPTIONS | words,
+            reply_timeout_s,
+            **_CONNECT_OPTIONS | parameters,
             options=options,
         ),
         pool_size=2,

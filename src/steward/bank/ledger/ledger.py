@@ -36,7 +36,7 @@ class Transaction:
 
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
-        self._places = Cursors(session)
+        self._cursors = Cursors(session)
         self.accounts = Accounts(session)
         self.allocations = Allocations(session, self.accounts)
         self.charges = Charges(session, self.accounts, self.allocations, TransferWriter(session))
@@ -44,8 +44,8 @@ class Transaction:
         self.settlements = Settlements(session)
         self.rates = LedgerRates(session)
         self.modes = LedgerModes(session)
-        self.reading = LedgerQueries(session, self.accounts, self.allocations)
-        self.course = BalanceHistory(session)
+        self.queries = LedgerQueries(session, self.accounts, self.allocations)
+        self.balance_history = BalanceHistory(session)
         self.thresholds = Thresholds(session)
         self.outbox = Outbox(session)
         self.tokens = Tokens(session)
@@ -58,27 +58,27 @@ class Transaction:
         """Return the number of the last change of an account, its money, a rate or a mode."""
         return self._session.seq
 
-    def cursor(self, name: str) -> int:
+    def read_cursor(self, name: str) -> int:
         """Return the cursor of a consumer; 0 if it has none."""
-        return self._places.cursor(name)
+        return self._cursors.read_cursor(name)
 
     def move_cursor(self, name: str, position: int) -> None:
         """Set the cursor of a consumer, in the same transaction as its effects."""
-        self._places.move_cursor(name, position)
+        self._cursors.move_cursor(name, position)
 
-    def mark(self, name: str) -> str:
+    def read_mark(self, name: str) -> str:
         """Return a short named note; "" if absent."""
-        return self._places.mark(name)
+        return self._cursors.read_mark(name)
 
     def set_mark(self, name: str, text: str) -> None:
         """Write a short named note."""
-        self._places.set_mark(name, text)
+        self._cursors.set_mark(name, text)
 
-    def books(self, after_seq: int = 0) -> GateBooks:
+    def export_books(self, after_seq: int = 0) -> GateBooks:
         """Return the accounts that changed after a sequence number, for the gate; all for 0."""
         return export_books(self._session, self.accounts, after_seq)
 
-    def rules(self) -> BankRules:
+    def export_rules(self) -> BankRules:
         """Return all rates and modes, for the gate."""
         return export_rules(self._session, self.rates, self.modes)
 
@@ -113,9 +113,9 @@ class Ledger:
         self.leases = Leases(self._database, now)
 
     @property
-    def url_shown(self) -> str:
+    def display_url(self) -> str:
         """Return the database URL without the password."""
-        return self._database.shown
+        return self._database.display_url
 
     @property
     def is_shared(self) -> bool:

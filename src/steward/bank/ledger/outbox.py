@@ -41,13 +41,13 @@ class Leases:
         self._database = database
         self._now = now
 
-    def take(self, name: str, holder: str, for_s: float) -> Lease | None:
+    def take(self, name: str, holder: str, duration_s: float) -> Lease | None:
         """Take a lease that is free or already held by this holder.
 
         Args:
             name: Name of the lease.
             holder: Unique name of the process that takes it.
-            for_s: Duration, in seconds.
+            duration_s: Duration, in seconds.
 
         Returns:
             The lease with a new fencing number; None while another holds it.
@@ -57,20 +57,20 @@ class Leases:
         """
         with self._database.writing() as connection:
             _wait_for_writers(connection)
-            now = self._time(connection)
-            found = _find_lease(connection, name)
-            if found is not None and found.holder != holder and moment(found.until_us) > now:
+            now = self._current_time(connection)
+            row = _find_lease(connection, name)
+            if row is not None and row.holder != holder and moment(row.until_us) > now:
                 return None
-            fence = 1 if found is None else found.fence + 1
-            until_us = to_micros(now + timedelta(seconds=for_s))
+            fence = 1 if row is None else row.fence + 1
+            until_us = to_micros(now + timedelta(seconds=duration_s))
             values = {"holder": holder, "fence": fence, "until_us": until_us}
-            if found is None:
+            if row is None:
                 connection.execute(insert(lease).values(name=name, **values))
             else:
                 connection.execute(update(lease).where(lease.c.name == name).values(values))
         return Lease(name=name, holder=holder, fence=fence, until=moment(until_us))
 
-    def renew(self, held: Lease, for_s: float) -> Lease:
+    def renew(self, held_lease: Lease, duration_s: float) -> Lease:
         """Extend a lease from now on, even after it ended if nobody took it.
 
         Raises:
@@ -79,14 +79,19 @@ class Leases:
         """
         with self._database.writing() as connection:
             _wait_for_writers(connection)
-            check_lease(connection, held)
-            until_us = to_micros(self._time(connection) + timedelta(seconds=for_s))
+            check_lease(connection, held_lease)
+            until_us = to_micros(self._current_time(connection) + timedelta(seconds=duration_s))
             connection.execute(
-                update(lease).where(lease.c.name == held.name).values(until_us=until_us)
+                update(lease).where(lease.c.name == held_lease.name).values(until_us=until_us)
             )
-        return Lease(name=held.name, holder=held.holder, fence=held.fence, until=moment(until_us))
+        return Lease(
+            name=held_lease.name,
+            holder=held_lease.holder,
+            fence=held_lease.fence,
+            until=moment(until_us),
+        )
 
-    def release(self, held: Lease) -> None:
+    def release(self, held_lease: Lease) -> None:
         """Release a lease; no effect if another process has taken it.
 
         Raises:
@@ -96,45 +101,47 @@ class Leases:
             _wait_for_writers(connection)
             connection.execute(
                 update(lease)
-                .where(lease.c.name == held.name, lease.c.fence == held.fence)
-                .values(until_us=0, fence=held.fence + 1)
+                .where(lease.c.name == held_lease.name, lease.c.fence == held_lease.fence)
+                .values(until_us=0, fence=held_lease.fence + 1)
             )
 
-    def holder(self, name: str) -> Lease | None:
+    def find_holder(self, name: str) -> Lease | None:
         """Return the lease if someone holds it now, else None.
 
         Raises:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
-            found = _find_lease(connection, name)
-            if found is None or moment(found.until_us) <= self._time(connection):
+            row = _find_lease(connection, name)
+            if row is None or moment(row.until_us) <= self._current_time(connection):
                 return None
             return Lease(
                 name=name,
-                holder=found.holder,
-                fence=found.fence,
-                until=moment(found.until_us),
+                holder=row.holder,
+                fence=row.fence,
+                until=moment(row.until_us),
             )
 
-    def _time(self, connection: Connection) -> datetime:
+    def _current_time(self, connection: Connection) -> datetime:
         """Return the current time: the process's clock on SQLite, the server's on PostgreSQL."""
         if self._database.is_sqlite:
             return self._now()
-        told: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-        return moment(to_micros(told))
+        server_time: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+        return moment(to_micros(server_time))
 
 
-def check_lease(connection: Connection, held: Lease) -> None:
+def check_lease(connection: Connection, held_lease: Lease) -> None:
     """Check that a lease is still held, in a transaction that locks out other writers.
 
     Raises:
         LeaseLost: Another process has taken it.
     """
-    found = _find_lease(connection, held.name)
-    if found is None or (found.fence, found.holder) != (held.fence, held.holder):
-        other = found.holder if found is not None else "nobody"
-        raise LeaseLost(f"the lease {held.name} is not ours any more: {other} has it", held.name)
+    row = _find_lease(connection, held_lease.name)
+    if row is None or (row.fence, row.holder) != (held_lease.fence, held_lease.holder):
+        holder = row.holder if row is not None else "nobody"
+        raise LeaseLost(
+            f"the lease {held_lease.name} is not ours any more: {holder} has it", held_lease.name
+        )
 
 
 def _wait_for_writers(connection: Connection) -> None:
@@ -163,12 +170,12 @@ def insert_or_replace(
         True if a row was inserted or replaced.
     """
     # Other writers wait, so no row can appear between the check and the insert.
-    same = [column == values[column.name] for column in table.primary_key]
-    if session.row(select(*table.primary_key).where(*same)) is None:
-        session.run(insert(table).values(values))
+    conditions = [column == values[column.name] for column in table.primary_key]
+    if session.fetch_row(select(*table.primary_key).where(*conditions)) is None:
+        session.execute(insert(table).values(values))
         return True
     if replace:
-        session.run(update(table).where(*same).values(values))
+        session.execute(update(table).where(*conditions).values(values))
     return replace
 
 
@@ -182,18 +189,18 @@ class Cursors:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def cursor(self, name: str) -> int:
+    def read_cursor(self, name: str) -> int:
         """Return a cursor; 0 if absent."""
-        chosen = select(cursor.c.position).where(cursor.c.name == name)
-        return int(self._session.value(chosen) or 0)
+        query = select(cursor.c.position).where(cursor.c.name == name)
+        return int(self._session.fetch_value(query) or 0)
 
     def move_cursor(self, name: str, position: int) -> None:
         """Set a cursor."""
         insert_or_replace(self._session, cursor, {"name": name, "position": position}, replace=True)
 
-    def mark(self, name: str) -> str:
+    def read_mark(self, name: str) -> str:
         """Return a note; "" if absent."""
-        return str(self._session.value(select(mark.c.said).where(mark.c.name == name)) or "")
+        return str(self._session.fetch_value(select(mark.c.said).where(mark.c.name == name)) or "")
 
     def set_mark(self, name: str, text: str) -> None:
         """Write a note, replacing its text."""
@@ -217,7 +224,7 @@ class Settlements:
     ) -> Settlement:
         """Append a settlement; see ``steward.bank.records.Settlement``."""
         self._session.settlement += 1
-        made = Settlement(
+        new = Settlement(
             seq=self._session.settlement,
             hold=sanitize_text(hold),
             charge=sanitize_text(charge_key),
@@ -225,13 +232,13 @@ class Settlements:
             frees=frees,
             final=final,
         )
-        values = msgspec.structs.asdict(made) | {"final": int(final)}
-        self._session.run(insert(settlement).values(values))
-        return made
+        values = msgspec.structs.asdict(new) | {"final": int(final)}
+        self._session.execute(insert(settlement).values(values))
+        return new
 
-    def after(self, seq: int, limit: int = 1000) -> list[Settlement]:
+    def list_after(self, seq: int, limit: int = 1000) -> list[Settlement]:
         """List settlements after a sequence number, in order."""
-        chosen = select(settlement).where(settlement.c.seq > seq).order_by(settlement.c.seq)
+        query = select(settlement).where(settlement.c.seq > seq).order_by(settlement.c.seq)
         return [
             Settlement(
                 seq=row.seq,
@@ -241,16 +248,16 @@ class Settlements:
                 frees=row.frees,
                 final=bool(row.final),
             )
-            for row in self._session.rows(chosen.limit(limit))
+            for row in self._session.fetch_rows(query.limit(limit))
         ]
 
-    def prune(self, upto: int) -> int:
+    def prune(self, last_seq: int) -> int:
         """Delete settlements up to a number, which the gate has applied; return their count.
 
         The last one stays, so that the proof knows where the numbers continue.
         """
-        old = (settlement.c.seq <= upto, settlement.c.seq < self._session.settlement)
-        return self._session.run(delete(settlement).where(*old))
+        conditions = (settlement.c.seq <= last_seq, settlement.c.seq < self._session.settlement)
+        return self._session.execute(delete(settlement).where(*conditions))
 
 
 class Thresholds:
@@ -263,24 +270,24 @@ class Thresholds:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def tell(self, allocation: int, kind: str, value: int) -> bool:
+    def record_reported(self, allocation: int, kind: str, value: int) -> bool:
         """Record that a threshold is reported now; return False if it was before."""
         now_us = to_micros(self._session.now())
         values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
         return insert_or_replace(self._session, threshold, values)
 
-    def told(self, allocation: int, kind: str) -> int:
+    def count_reported(self, allocation: int, kind: str) -> int:
         """Return how many thresholds of a kind were reported."""
-        where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
-        return len(self._session.rows(select(threshold.c.value).where(*where)))
+        conditions = (threshold.c.allocation == allocation, threshold.c.kind == kind)
+        return len(self._session.fetch_rows(select(threshold.c.value).where(*conditions)))
 
-    def forget(self, allocation: int, kind: str) -> None:
+    def forget_reported(self, allocation: int, kind: str) -> None:
         """Delete reported thresholds, so that they are reported again.
 
         Used when the allocation got a deposit or lasts longer.
         """
-        where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
-        self._session.run(delete(threshold).where(*where))
+        conditions = (threshold.c.allocation == allocation, threshold.c.kind == kind)
+        self._session.execute(delete(threshold).where(*conditions))
 
 
 class Outbox:
@@ -293,19 +300,19 @@ class Outbox:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def put(self, kind: str, payload: bytes, *, key: str = "") -> int:
+    def add(self, kind: str, payload: bytes, *, key: str = "") -> int:
         """Add a message; a key already used for this kind adds nothing.
 
         Returns:
             Number of the message.
         """
         if key:
-            where = (outbox.c.kind == kind, outbox.c.item_key == sanitize_text(key))
-            found = self._session.value(select(outbox.c.id).where(*where))
-            if found is not None:
-                return int(found)
-        number = int(self._session.value(select(func.max(outbox.c.id))) or 0) + 1
-        self._session.run(
+            conditions = (outbox.c.kind == kind, outbox.c.item_key == sanitize_text(key))
+            earlier = self._session.fetch_value(select(outbox.c.id).where(*conditions))
+            if earlier is not None:
+                return int(earlier)
+        number = int(self._session.fetch_value(select(func.max(outbox.c.id))) or 0) + 1
+        self._session.execute(
             insert(outbox).values(
                 id=number,
                 kind=kind,
@@ -319,40 +326,40 @@ class Outbox:
         )
         return number
 
-    def due(self, kind: str, now: datetime, limit: int = 100) -> list[OutboxItem]:
+    def list_due(self, kind: str, now: datetime, limit: int = 100) -> list[OutboxItem]:
         """List the messages of a kind to send now, oldest first."""
-        chosen = (
+        query = (
             select(outbox)
             .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= to_micros(now))
             .order_by(outbox.c.id)
             .limit(limit)
         )
-        return [_outbox_item(row) for row in self._session.rows(chosen)]
+        return [_outbox_item(row) for row in self._session.fetch_rows(query)]
 
-    def done(self, number: int) -> None:
+    def mark_delivered(self, number: int) -> None:
         """Mark a message as delivered: delete its payload, remember its key for 90 days."""
         now_us = to_micros(self._session.now())
-        self._session.run(
+        self._session.execute(
             update(outbox)
             .where(outbox.c.id == number)
             .values(done=_DONE, payload=b"", next_us=now_us, error="")
         )
         # The last row stays, so that the numbers continue from it.
-        last = self._session.value(select(func.max(outbox.c.id)))
-        old = (
+        last = self._session.fetch_value(select(func.max(outbox.c.id)))
+        conditions = (
             outbox.c.done != 0,
             outbox.c.next_us < now_us - _KEY_RETENTION_US,
             outbox.c.id < last,
         )
-        self._session.run(delete(outbox).where(*old))
+        self._session.execute(delete(outbox).where(*conditions))
 
-    def later(self, number: int, next_at: datetime, error: str) -> None:
+    def record_failure(self, number: int, next_at: datetime, error: str) -> None:
         """Record a failed attempt and when to retry.
 
         Raises:
             BankUsage: No message has that number.
         """
-        changed = self._session.run(
+        changed = self._session.execute(
             update(outbox)
             .where(outbox.c.id == number)
             .values(
@@ -362,44 +369,48 @@ class Outbox:
         if not changed:
             raise BankUsage(f"nothing of number {number} waits to be told", number)
 
-    def aside(self, number: int, error: str) -> None:
+    def make_dead_letter(self, number: int, error: str) -> None:
         """Make a message a dead letter: the receiver rejects it, so it is not retried.
 
         Raises:
             BankUsage: No message has that number.
         """
-        self.later(number, self._session.now(), error)
-        self._session.run(update(outbox).where(outbox.c.id == number).values(done=_DEAD))
+        self.record_failure(number, self._session.now(), error)
+        self._session.execute(update(outbox).where(outbox.c.id == number).values(done=_DEAD))
 
-    def again(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
+    def retry(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
         """Retry pending messages and dead letters at once; return their count.
 
         Args:
             kinds: Kinds of messages to retry.
             numbers: Numbers to retry; all dead letters if empty.
         """
-        wanted = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
-        wanted.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _DEAD)
+        conditions = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
+        conditions.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _DEAD)
         now_us = to_micros(self._session.now())
-        return self._session.run(
-            update(outbox).where(*wanted).values(done=0, tries=0, next_us=now_us)
+        return self._session.execute(
+            update(outbox).where(*conditions).values(done=0, tries=0, next_us=now_us)
         )
 
-    def untold(self, kinds: Sequence[str], limit: int = 1000) -> list[OutboxItem]:
+    def list_undelivered(self, kinds: Sequence[str], limit: int = 1000) -> list[OutboxItem]:
         """List undelivered messages, dead letters included, oldest first."""
-        wanted = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
-        chosen = select(outbox).where(*wanted).order_by(outbox.c.id).limit(limit)
-        return [_outbox_item(row) for row in self._session.rows(chosen)]
+        conditions = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
+        query = select(outbox).where(*conditions).order_by(outbox.c.id).limit(limit)
+        return [_outbox_item(row) for row in self._session.fetch_rows(query)]
 
-    def waiting(self, kind: str) -> int:
+    def count_pending(self, kind: str) -> int:
         """Count the pending messages of a kind."""
-        where = (outbox.c.kind == kind, outbox.c.done == 0)
-        return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
+        conditions = (outbox.c.kind == kind, outbox.c.done == 0)
+        return int(
+            self._session.fetch_value(select(func.count()).select_from(outbox).where(*conditions))
+        )
 
-    def set_aside(self, kinds: Sequence[str]) -> int:
+    def count_dead_letters(self, kinds: Sequence[str]) -> int:
         """Count the dead letters of some kinds."""
-        where = (outbox.c.kind.in_(kinds), outbox.c.done == _DEAD)
-        return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
+        conditions = (outbox.c.kind.in_(kinds), outbox.c.done == _DEAD)
+        return int(
+            self._session.fetch_value(select(func.count()).select_from(outbox).where(*conditions))
+        )
 
 
 def _outbox_item(row: "Row[Any]") -> OutboxItem:

@@ -12,9 +12,9 @@ from psycopg.abc import RV, PQGen
 
 
 class PatientConnection(psycopg.Connection[Any]):
-    """Connection that closes itself when a reply takes longer than ``patience_s`` seconds."""
+    """Connection that closes itself when a reply takes longer than ``reply_timeout_s`` seconds."""
 
-    patience_s = 25.0
+    reply_timeout_s = 25.0
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Wait for a reply as the base class does, but with a time-out.
@@ -23,24 +23,24 @@ class PatientConnection(psycopg.Connection[Any]):
             psycopg.OperationalError: No reply came in time; the connection is closed.
         """
         try:
-            return super().wait(gen, interval, self.patience_s if timeout is None else timeout)
+            return super().wait(gen, interval, self.reply_timeout_s if timeout is None else timeout)
         except psycopg.errors._WaitTimeout as error:
             # The late reply could be taken for the reply to the next query, so close.
             self.pgconn.finish()
-            said = f"PostgreSQL did not answer for {self.patience_s:.0f} s"
-            raise psycopg.OperationalError(said) from error
+            message = f"PostgreSQL did not answer for {self.reply_timeout_s:.0f} s"
+            raise psycopg.OperationalError(message) from error
 
 
-def connect_postgresql(patience_s: float, **words: Any) -> PatientConnection:
+def connect_postgresql(reply_timeout_s: float, **parameters: Any) -> PatientConnection:
     """Open a new connection.
 
     Args:
-        patience_s: Longest wait for any reply, in seconds.
-        words: Connection parameters of libpq.
+        reply_timeout_s: Longest wait for any reply, in seconds.
+        parameters: Connection parameters of libpq.
 
     Raises:
         psycopg.OperationalError: The connection failed.
     """
-    connection = PatientConnection.connect("", **words)
-    connection.patience_s = patience_s
+    connection = PatientConnection.connect("", **parameters)
+    connection.reply_timeout_s = reply_timeout_s
     return connection

@@ -42,77 +42,77 @@ class LedgerSession:
     ) -> None:
         self.connection = connection
         self._now = now
-        self._writes = writing
-        chosen = select(state.c.seq, state.c.rules_seq, state.c.settlement)
-        found = self.row(chosen.with_for_update() if writing else chosen)
-        if found is None:
+        self._may_write = writing
+        query = select(state.c.seq, state.c.rules_seq, state.c.settlement)
+        row = self.fetch_row(query.with_for_update() if writing else query)
+        if row is None:
             raise BankError("the ledger has no row in its table state: restore a backup")
         self._touched: set[str] = set()
-        self._stored = self.seq, self.rules_seq, self.settlement = tuple(map(int, found))
+        self._stored_numbers = self.seq, self.rules_seq, self.settlement = tuple(map(int, row))
 
     def flush(self) -> None:
         """Store the sequence numbers used and the accounts touched."""
-        self.show_touched()
+        self.store_touched()
         numbers = (self.seq, self.rules_seq, self.settlement)
-        if numbers != self._stored:
+        if numbers != self._stored_numbers:
             names = ("seq", "rules_seq", "settlement")
-            self.run(update(state).values(dict(zip(names, numbers, strict=True))))
-            self._stored = numbers
+            self.execute(update(state).values(dict(zip(names, numbers, strict=True))))
+            self._stored_numbers = numbers
 
-    def rows(self, statement: Executable) -> "list[Row[Any]]":
+    def fetch_rows(self, statement: Executable) -> "list[Row[Any]]":
         """Return all rows of a statement."""
         return list(self.connection.execute(statement))
 
-    def row(self, statement: Executable) -> "Row[Any] | None":
+    def fetch_row(self, statement: Executable) -> "Row[Any] | None":
         """Return the first row of a statement, or None."""
         return self.connection.execute(statement).first()
 
-    def value(self, statement: Executable) -> Any:
+    def fetch_value(self, statement: Executable) -> Any:
         """Return the first column of the first row, or None."""
         return self.connection.execute(statement).scalar()
 
-    def run(self, statement: Executable) -> int:
+    def execute(self, statement: Executable) -> int:
         """Execute a statement that writes; return the number of rows affected.
 
         Raises:
             BankError: The transaction is read-only.
         """
-        if not self._writes:
+        if not self._may_write:
             raise BankError("nothing is changed in a look at the ledger: open a transaction")
         return int(self.connection.execute(statement).rowcount)
 
-    def now(self, by: Authorship | None = None) -> datetime:
-        """Return the time of an action: ``by.at``, or the clock."""
-        return by.at if by is not None and by.at is not None else self._now()
+    def now(self, author: Authorship | None = None) -> datetime:
+        """Return the time of an action: ``author.at``, or the clock."""
+        return author.at if author is not None and author.at is not None else self._now()
 
-    def done(self, by: Authorship, asked: str) -> int | None:
+    def find_repeat(self, author: Authorship, request: str) -> int | None:
         """Return the number of the ledger transaction made under this key, or None.
 
         Raises:
             BankUsage: The key was used for a different request.
         """
-        if not by.key:
+        if not author.key:
             return None
-        found = self.row(
-            select(act.c.number, act.c.asked).where(act.c.client_key == sanitize_text(by.key))
+        row = self.fetch_row(
+            select(act.c.number, act.c.asked).where(act.c.client_key == sanitize_text(author.key))
         )
-        if found is None:
+        if row is None:
             return None
-        if found.asked != asked:
+        if row.asked != request:
             raise BankUsage(
-                f"the key {by.key!r} was used for another request: take another key",
-                by.key,
+                f"the key {author.key!r} was used for another request: take another key",
+                author.key,
             )
-        return int(found.number)
+        return int(row.number)
 
-    def act(
+    def add_transaction(
         self,
         kind: str,
-        by: Authorship,
+        author: Authorship,
         *,
-        asked: str = "",
+        request: str = "",
         why: str = "",
-        about: str = "",
+        account: str = "",
         user: str = "",
         charge: int | None = None,
         amount: int = 0,
@@ -121,92 +121,95 @@ class LedgerSession:
 
         Args:
             kind: Kind of transaction.
-            by: Author, reason and key.
-            asked: The whole request as text; a repeat of the key must match it.
-            why: Reason that replaces ``by.why``.
-            about: The account concerned.
+            author: Author, reason and key.
+            request: The whole request as text; a repeat of the key must match it.
+            why: Reason that replaces ``author.why``.
+            account: The account concerned.
             user: The user concerned.
             charge: Number of the charge it belongs to.
             amount: Amount moved, in micro-SU.
         """
         self.seq += 1
-        self.run(
+        self.execute(
             insert(act).values(
                 number=self.seq,
-                at_us=to_micros(self.now(by)),
+                at_us=to_micros(self.now(author)),
                 kind=kind,
-                who=sanitize_text(by.who),
-                why=sanitize_text(why or by.why),
-                client_key=sanitize_text(by.key) if by.key and asked else None,
-                asked=asked,
-                account=about,
+                who=sanitize_text(author.who),
+                why=sanitize_text(why or author.why),
+                client_key=sanitize_text(author.key) if author.key and request else None,
+                asked=request,
+                account=account,
                 user_name=user,
                 charge=charge,
                 amount=amount,
             )
         )
-        if about:
-            self.touch(about)
+        if account:
+            self.touch(account)
         return self.seq
 
-    def post(self, number: int, kind: str, moves: Mapping[int, int]) -> list[Entry]:
+    def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Entry]:
         """Write the entries of a ledger transaction, by pot, and update the balances.
 
         Raises:
             BankUsage: A balance would be too large.
             BankError: The entries do not sum to zero, or a balance changed unexpectedly.
         """
-        if sum(moves.values()):
-            raise BankError(f"a {kind} of {dict(moves)} does not sum to zero")
+        if sum(amounts.values()):
+            raise BankError(f"a {kind} of {dict(amounts)} does not sum to zero")
         columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.given)
-        held = {
-            row.number: row for row in self.rows(select(*columns).where(pot.c.number.in_(moves)))
+        pots = {
+            row.number: row
+            for row in self.fetch_rows(select(*columns).where(pot.c.number.in_(amounts)))
         }
-        made: list[Entry] = []
-        for where, amount in sorted(moves.items()):
+        entries: list[Entry] = []
+        for pot_number, amount in sorted(amounts.items()):
             if not amount:
                 continue
-            before = held[where]
+            before = pots[pot_number]
             after = before.balance + amount
             if abs(after) > MAX_AMOUNT:
                 raise BankUsage("that is larger than any balance can be", amount)
-            given = before.given + (_granted_amount(kind, amount) if where > 0 else 0)
-            changed = self.run(
+            given = before.given + (_granted_amount(kind, amount) if pot_number > 0 else 0)
+            changed = self.execute(
                 update(pot)
-                .where(pot.c.number == where, pot.c.balance == before.balance)
+                .where(pot.c.number == pot_number, pot.c.balance == before.balance)
                 .values(balance=after, given=given)
             )
             if changed != 1:
-                raise BankError(f"the balance of {where} has changed: run steward bank check")
-            made.append(build_entry(where, amount, after, before.account))
-            self.run(insert(entry).values(act=number, pot=where, amount=amount, balance=after))
-        self.touch(*{each.account for each in made if each.account})
-        return made
+                raise BankError(f"the balance of {pot_number} has changed: run steward bank check")
+            entries.append(build_entry(pot_number, amount, after, before.account))
+            self.execute(
+                insert(entry).values(act=number, pot=pot_number, amount=amount, balance=after)
+            )
+        self.touch(*{item.account for item in entries if item.account})
+        return entries
 
     def touch(self, *names: str) -> None:
         """Mark accounts as changed, so that the gate's next update includes them."""
         self._touched.update(names)
 
-    def show_touched(self) -> None:
+    def store_touched(self) -> None:
         """Store which accounts changed; batched, since most change repeatedly."""
         if self._touched:
-            where = account.c.name.in_(sorted(self._touched))
-            self.run(update(account).where(where).values(seq=self.seq))
+            condition = account.c.name.in_(sorted(self._touched))
+            self.execute(update(account).where(condition).values(seq=self.seq))
             self._touched.clear()
 
     def touch_all(self) -> None:
         """Mark all accounts as changed."""
-        self.run(update(account).values(seq=self.seq))
+        self.execute(update(account).values(seq=self.seq))
 
 
-def build_entry(where: int, amount: int, balance: int, whose: str | None) -> Entry:
+def build_entry(pot_number: int, amount: int, balance: int, account: str | None) -> Entry:
     """Build an entry as users see it: pots by name instead of number."""
     return Entry(
-        pot=BANK_POTS.get(where) or f"allocation:{where}",
+        pot=BANK_POTS.get(pot_number) or f"allocation:{pot_number}",
         amount=amount,
         balance=balance,
-        account=whose or "",
-        allocation=max(where, 0),
+        account=account or "",
+        allocation=max(pot_number, 0),
     )
 
 
@@ -217,9 +220,9 @@ def _granted_amount(kind: str, amount: int) -> int:
     return max(amount, 0) if kind == "rollover" else 0
 
 
-def encode_ledger_request(kind: str, *what: object) -> str:
+def encode_ledger_request(kind: str, *arguments: object) -> str:
     """Encode a request as one line of text that equals only the same request's."""
-    return msgspec.json.encode([kind, *what]).decode()
+    return msgspec.json.encode([kind, *arguments]).decode()
 
 
 def sanitize_text(text: str) -> str:
@@ -251,51 +254,57 @@ class TransferWriter:
     def get(self, number: int) -> Transfer | None:
         """Return the transfer of this number, or None if absent or without entries."""
         columns = (act, charge.c.key.label("charge_key"))
-        found = self._session.row(
+        row = self._session.fetch_row(
             select(*columns)
             .outerjoin(charge, charge.c.number == act.c.charge)
             .where(act.c.number == number)
         )
-        entries = self._entries(number)
-        if found is None or not entries:
+        entries = self._read_entries(number)
+        if row is None or not entries:
             return None
         return Transfer(
             number=number,
-            at=moment(found.at_us),
-            kind=found.kind,
-            who=found.who,
-            why=found.why,
-            key=found.client_key or "",
-            account=found.account,
-            user=found.user_name,
-            charge=found.charge_key or "",
-            amount=found.amount,
+            at=moment(row.at_us),
+            kind=row.kind,
+            who=row.who,
+            why=row.why,
+            key=row.client_key or "",
+            account=row.account,
+            user=row.user_name,
+            charge=row.charge_key or "",
+            amount=row.amount,
             entries=entries,
         )
 
-    def by_key(self, key: str) -> Transfer | None:
+    def find_by_key(self, key: str) -> Transfer | None:
         """Return the transfer made under an idempotency key, or None."""
-        chosen = select(act.c.number).where(act.c.client_key == sanitize_text(key))
-        number = self._session.value(chosen)
+        query = select(act.c.number).where(act.c.client_key == sanitize_text(key))
+        number = self._session.fetch_value(query)
         return None if number is None else self.get(number)
 
-    def keyed(self, prefix: str) -> list[Transfer]:
+    def list_by_key_prefix(self, prefix: str) -> list[Transfer]:
         """List the transfers whose idempotency key starts with a prefix, in order."""
-        begins = act.c.client_key.startswith(sanitize_text(prefix), autoescape=True)
-        rows = self._session.rows(select(act.c.number).where(begins).order_by(act.c.number))
-        found = [self.get(row.number) for row in rows]
+        condition = act.c.client_key.startswith(sanitize_text(prefix), autoescape=True)
+        rows = self._session.fetch_rows(
+            select(act.c.number).where(condition).order_by(act.c.number)
+        )
+        transfers = [self.get(row.number) for row in rows]
         # SQLite's LIKE ignores case, and some ledger transactions move nothing.
-        return [one for one in found if one is not None and one.key.startswith(prefix)]
+        return [
+            transfer
+            for transfer in transfers
+            if transfer is not None and transfer.key.startswith(prefix)
+        ]
 
-    def move(
+    def write_transfer(
         self,
         kind: TransferKind,
-        by: Authorship,
-        moves: Mapping[int, int],
+        author: Authorship,
+        amounts: Mapping[int, int],
         *,
-        asked: str = "",
+        request: str = "",
         why: str = "",
-        about: str = "",
+        account: str = "",
         user: str = "",
         charge: int | None = None,
         charge_key: str = "",
@@ -304,55 +313,55 @@ class TransferWriter:
 
         Args:
             kind: Kind of transfer.
-            by: Author, reason and key.
-            moves: Amount by pot number: positive goes in, negative goes out; the sum is zero.
-            asked: The whole request as text.
-            why: Reason that replaces ``by.why``.
-            about: The account concerned.
+            author: Author, reason and key.
+            amounts: Amount by pot number: positive goes in, negative goes out; the sum is zero.
+            request: The whole request as text.
+            why: Reason that replaces ``author.why``.
+            account: The account concerned.
             user: The user concerned.
             charge: Number of the charge it belongs to.
             charge_key: Key of that charge.
         """
-        amount = sum(part for part in moves.values() if part > 0)
+        amount = sum(value for value in amounts.values() if value > 0)
         if amount > MAX_AMOUNT:
             raise BankUsage("that is larger than any amount can be", amount)
-        number = self._session.act(
+        number = self._session.add_transaction(
             kind,
-            by,
-            asked=asked,
+            author,
+            request=request,
             why=why,
-            about=about,
+            account=account,
             user=user,
             charge=charge,
             amount=amount,
         )
-        entries = self._session.post(number, kind, moves)
+        entries = self._session.post_entries(number, kind, amounts)
         return Transfer(
             number=number,
-            at=moment(to_micros(self._session.now(by))),
+            at=moment(to_micros(self._session.now(author))),
             kind=kind,
-            who=sanitize_text(by.who),
-            why=sanitize_text(why or by.why),
-            key=sanitize_text(by.key) if asked else "",
-            account=about,
+            who=sanitize_text(author.who),
+            why=sanitize_text(why or author.why),
+            key=sanitize_text(author.key) if request else "",
+            account=account,
             user=user,
             charge=charge_key,
             amount=amount,
             entries=tuple(entries),
         )
 
-    def once(self, by: Authorship, asked: str) -> Transfer | None:
+    def find_repeat(self, author: Authorship, request: str) -> Transfer | None:
         """Return the transfer already made for the same request and key, or None.
 
         Raises:
             BankUsage: The key was used for a different request.
         """
-        number = self._session.done(by, asked)
+        number = self._session.find_repeat(author, request)
         return None if number is None else self.get(number)
 
-    def _entries(self, number: int) -> tuple[Entry, ...]:
+    def _read_entries(self, number: int) -> tuple[Entry, ...]:
         """Read the entries of a ledger transaction."""
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
-        chosen = select(*columns).join(pot, pot.c.number == entry.c.pot)
-        rows = self._session.rows(chosen.where(entry.c.act == number).order_by(entry.c.pot))
+        query = select(*columns).join(pot, pot.c.number == entry.c.pot)
+        rows = self._session.fetch_rows(query.where(entry.c.act == number).order_by(entry.c.pot))
         return tuple(build_entry(row.pot, row.amount, row.balance, row.account) for row in rows)

@@ -34,10 +34,10 @@ _MAX_FINDINGS: Final = 1000
 
 def verify_ledger(session: LedgerSession) -> list[LedgerFinding]:
     """Run all checks; return the findings, none if the ledger is consistent."""
-    found: list[LedgerFinding] = []
-    for part in _CHECKS:
-        found += part(session)
-    return found
+    findings: list[LedgerFinding] = []
+    for check in _CHECKS:
+        findings += check(session)
+    return findings
 
 
 def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -48,21 +48,21 @@ def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
             kind="schema", what=f"the schema is {revision!r}, not {NEWEST_REVISION}"
         )
     if session.connection.dialect.name == "sqlite":
-        said = session.connection.exec_driver_sql("PRAGMA quick_check").scalar()
-        if said != "ok":
-            yield LedgerFinding(kind="damage", what=f"the file is damaged: {said}")
+        result = session.connection.exec_driver_sql("PRAGMA quick_check").scalar()
+        if result != "ok":
+            yield LedgerFinding(kind="damage", what=f"the file is damaged: {result}")
         names = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger'"
-        wanted = 2
+        expected = 2
     else:
         names = (
             "SELECT tgrelid::regclass::text FROM pg_trigger "
             "WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')"
         )
-        wanted = 1
-    there = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
+        expected = 1
+    triggers = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
     for table in APPEND_ONLY:
         # Settlements may be deleted once the gate has applied them.
-        if there.count(table) < (1 if table == settlement.name else wanted):
+        if triggers.count(table) < (1 if table == settlement.name else expected):
             yield LedgerFinding(kind="schema", what=f"nothing keeps {table} from being changed")
 
 
@@ -78,14 +78,14 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
             "unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act
         )
     moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *USAGE_KINDS)
-    bare = (
+    without_entries = (
         select(act.c.number)
         .outerjoin(entry, entry.c.act == act.c.number)
         .where(act.c.kind.in_(moved), entry.c.act.is_(None))
     )
-    for row in _limited_rows(session, bare):
+    for row in _limited_rows(session, without_entries):
         yield _make_finding("unbalanced", "it has no entries", "transfer", row.number)
-    total = session.value(select(func.sum(pot.c.balance)))
+    total = session.fetch_value(select(func.sum(pot.c.balance)))
     if total:
         yield LedgerFinding(
             kind="unbalanced", what=f"all balances together are {int(total)}, not 0"
@@ -110,7 +110,7 @@ def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
         .subquery()
     )
     last = entry.alias()
-    rows = session.rows(
+    rows = session.fetch_rows(
         select(pot, sums.c.amount, sums.c.given.label("came_in"), last.c.balance.label("stood"))
         .outerjoin(sums, sums.c.pot == pot.c.number)
         .outerjoin(last, and_(last.c.pot == pot.c.number, last.c.act == sums.c.last))
@@ -118,14 +118,14 @@ def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
     for row in rows:
         summed = int(row.amount or 0)
         if row.balance != summed:
-            what = f"its balance is {row.balance}, its entries sum to {summed}"
-            yield _make_finding("balance", what, "pot", row.number)
+            problem = f"its balance is {row.balance}, its entries sum to {summed}"
+            yield _make_finding("balance", problem, "pot", row.number)
         if row.stood is not None and row.stood != row.balance:
-            what = f"its balance is {row.balance}, its last entry says {row.stood}"
-            yield _make_finding("balance", what, "pot", row.number)
+            problem = f"its balance is {row.balance}, its last entry says {row.stood}"
+            yield _make_finding("balance", problem, "pot", row.number)
         if row.number > 0 and row.given != int(row.came_in or 0):
-            what = f"it was given {row.given}, its entries say {int(row.came_in or 0)}"
-            yield _make_finding("balance", what, "pot", row.number)
+            problem = f"it was given {row.given}, its entries say {int(row.came_in or 0)}"
+            yield _make_finding("balance", problem, "pot", row.number)
         if row.end_us is not None and row.balance < 0:
             yield _make_finding("below zero", f"its balance is {row.balance}", "pot", row.number)
 
@@ -162,8 +162,8 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         )
     )
     for row in _limited_rows(session, wrong):
-        what = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
-        yield _make_finding("charge", what, "charge", row.key)
+        problem = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
+        yield _make_finding("charge", problem, "charge", row.key)
     orphans = (
         select(act.c.number)
         .outerjoin(charge, charge.c.number == act.c.charge)
@@ -175,41 +175,41 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
 
 def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare the amounts spent by users with the entries."""
-    used = (
+    query = (
         select(act.c.account, act.c.user_name, func.sum(-entry.c.amount).label("spent"))
         .join(entry, entry.c.act == act.c.number)
         .where(act.c.kind.in_(USAGE_KINDS), entry.c.pot > 0, act.c.user_name != "")
         .group_by(act.c.account, act.c.user_name)
     )
-    summed = {(row.account, row.user_name): int(row.spent) for row in session.rows(used)}
-    noted = {(row.account, row.name): row.spent for row in session.rows(select(member))}
-    for who in sorted(summed.keys() | noted.keys()):
-        if summed.get(who, 0) != noted.get(who, 0):
-            what = f"spent {noted.get(who, 0)}, the entries say {summed.get(who, 0)}"
-            yield _make_finding("spent", what, "user", f"{who[1]} of {who[0]}")
+    summed = {(row.account, row.user_name): int(row.spent) for row in session.fetch_rows(query)}
+    stored = {(row.account, row.name): row.spent for row in session.fetch_rows(select(member))}
+    for key in sorted(summed.keys() | stored.keys()):
+        if summed.get(key, 0) != stored.get(key, 0):
+            problem = f"spent {stored.get(key, 0)}, the entries say {summed.get(key, 0)}"
+            yield _make_finding("spent", problem, "user", f"{key[1]} of {key[0]}")
 
 
 def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check the account tree, and that each account has one open-ended allocation."""
-    rows = session.rows(select(account.c.name, account.c.parent))
+    rows = session.fetch_rows(select(account.c.name, account.c.parent))
     parents = {row.name: row.parent for row in rows}
-    opened = (
+    query = (
         select(pot.c.account, func.count().label("pots"))
         .where(pot.c.number > 0, pot.c.end_us.is_(None))
         .group_by(pot.c.account)
     )
-    pots = {row.account: row.pots for row in session.rows(opened)}
+    pots = {row.account: row.pots for row in session.fetch_rows(query)}
     for name, parent in sorted(parents.items()):
         if pots.get(name, 0) != 1:
-            what = f"it has {pots.get(name, 0)} open-ended allocations"
-            yield _make_finding("account", what, "account", name)
+            problem = f"it has {pots.get(name, 0)} open-ended allocations"
+            yield _make_finding("account", problem, "account", name)
         if parent and parent not in parents:
             yield _make_finding("account", f"its parent {parent} is not there", "account", name)
-        passed, above = {name}, parent
-        while above and above not in passed:
-            passed.add(above)
-            above = parents.get(above, "")
-        if above:
+        visited, ancestor = {name}, parent
+        while ancestor and ancestor not in visited:
+            visited.add(ancestor)
+            ancestor = parents.get(ancestor, "")
+        if ancestor:
             yield _make_finding("account", "its parents go round in a circle", "account", name)
     for name in sorted(pots.keys() - parents.keys()):
         yield _make_finding("account", "it has an allocation, but is not there", "account", name)
@@ -217,19 +217,21 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
 
 def _check_numbers(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check that ledger transactions and settlements are numbered without gaps."""
-    for table, column, said in (
+    for table, column, expected in (
         (act, act.c.number, session.seq),
         (settlement, settlement.c.seq, session.settlement),
     ):
-        least, last = (func.coalesce(each(column), 0) for each in (func.min, func.max))
-        counted = select(func.count(), least, last).select_from(table)
-        count, first, most = (int(number) for number in session.rows(counted)[0])
+        lowest, last = (func.coalesce(aggregate(column), 0) for aggregate in (func.min, func.max))
+        query = select(func.count(), lowest, last).select_from(table)
+        count, first, highest = (int(number) for number in session.fetch_rows(query)[0])
         # Applied settlements are pruned after a time, ledger transactions never.
         before = max(0, first - 1) if table is settlement else 0
-        if not before + count == most == said:
-            what = f"{count} rows, the last has the number {most}, the next follows {said}"
-            yield _make_finding("numbers", what, "table", table.name)
-    if session.value(select(func.count()).select_from(state)) != 1:
+        if not before + count == highest == expected:
+            problem = (
+                f"{count} rows, the last has the number {highest}, the next follows {expected}"
+            )
+            yield _make_finding("numbers", problem, "table", table.name)
+    if session.fetch_value(select(func.count()).select_from(state)) != 1:
         yield _make_finding("numbers", "it has not just one row", "table", state.name)
 
 
@@ -246,8 +248,8 @@ _CHECKS: Final[tuple[Callable[[LedgerSession], Iterator[LedgerFinding]], ...]] =
 
 
 def _limited_rows(session: LedgerSession, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":
-    return session.rows(statement.limit(_MAX_FINDINGS))
+    return session.fetch_rows(statement.limit(_MAX_FINDINGS))
 
 
-def _make_finding(kind: str, what: str, sort: str, where: object) -> LedgerFinding:
-    return LedgerFinding(kind=kind, what=f"{sort} {where}: {what}", where=str(where))
+def _make_finding(kind: str, problem: str, object_kind: str, name: object) -> LedgerFinding:
+    return LedgerFinding(kind=kind, what=f"{object_kind} {name}: {problem}", where=str(name))

@@ -68,7 +68,7 @@ class LedgerQueries:
         self._accounts = accounts
         self._allocations = allocations
 
-    def balance(self, account: str, at: datetime | None = None) -> int:
+    def get_balance(self, account: str, at: datetime | None = None) -> int:
         """Return the sum of the active allocations an account can draw on, in micro-SU.
 
         Credit limit and SU holds are not included.
@@ -80,20 +80,24 @@ class LedgerQueries:
         Raises:
             BankUsage: The account does not exist.
         """
-        payer = self._accounts.payer(account)
-        when = at or self._session.now()
-        active = [each for each in self._allocations.of(payer, ended=True) if each.active(when)]
+        payer = self._accounts.find_payer(account)
+        time_of_balance = at or self._session.now()
+        active = [
+            allocation
+            for allocation in self._allocations.list_own(payer, with_ended=True)
+            if allocation.is_active(time_of_balance)
+        ]
         if at is None:
-            return sum(each.balance for each in active)
-        chosen = (
+            return sum(allocation.balance for allocation in active)
+        query = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
-            .where(entry.c.pot.in_([each.number for each in active]))
+            .where(entry.c.pot.in_([allocation.number for allocation in active]))
             .where(act.c.at_us <= to_micros(at))
         )
-        return int(self._session.value(chosen) or 0)
+        return int(self._session.fetch_value(query) or 0)
 
-    def statement(
+    def get_statement(
         self,
         account: str = "",
         user: str = "",
@@ -120,20 +124,22 @@ class LedgerQueries:
         """
         if not account and not user:
             raise BankUsage("a statement is of an account or of a user: name one of them")
-        name = self._accounts.payer(account) and account.lower() if account else ""
-        lines = self._lines(name, sanitize_text(user))
+        name = self._accounts.find_payer(account) and account.lower() if account else ""
+        query = self._select_lines(name, sanitize_text(user))
         if end is not None:
-            lines = lines.where(act.c.at_us < to_micros(end))
+            query = query.where(act.c.at_us < to_micros(end))
         if before:
-            lines = lines.where(act.c.number < before)
-        closing = int(self._session.value(lines.with_only_columns(func.sum(entry.c.amount))) or 0)
+            query = query.where(act.c.number < before)
+        closing = int(
+            self._session.fetch_value(query.with_only_columns(func.sum(entry.c.amount))) or 0
+        )
         if begin is not None:
-            lines = lines.where(act.c.at_us >= to_micros(begin))
-        made, total = [], closing
-        for row in self._session.rows(_select_latest(lines, limit)):
-            made.append(_statement_line(row, total))
+            query = query.where(act.c.at_us >= to_micros(begin))
+        statement_lines, total = [], closing
+        for row in self._session.fetch_rows(_select_latest(query, limit)):
+            statement_lines.append(_statement_line(row, total))
             total -= int(row.amount)
-        made.reverse()
+        statement_lines.reverse()
         return Statement(
             account=name,
             user=user,
@@ -141,16 +147,16 @@ class LedgerQueries:
             end=end,
             opening=total,
             closing=closing,
-            lines=tuple(self._with_allocations(made)),
+            lines=tuple(self._add_allocations(statement_lines)),
         )
 
-    def usage(
+    def sum_usage(
         self,
         by: Sequence[str],
         *,
         accounts: Sequence[str] | None = None,
         users: Sequence[str] | None = None,
-        seen_by: tuple[str, Collection[str]] | None = None,
+        viewer: tuple[str, Collection[str]] | None = None,
         begin: datetime | None = None,
         end: datetime | None = None,
         zone: tzinfo = UTC,
@@ -161,7 +167,7 @@ class LedgerQueries:
             by: Names of the columns to group by.
             accounts: Only these accounts; None for all.
             users: Only these users; None for all.
-            seen_by: A user and the accounts they lead: only their own charges and those accounts'.
+            viewer: A user and the accounts they lead: only their own charges and those accounts'.
             begin: Only runs that began at this time or later.
             end: Only runs that began before this time.
             zone: Time zone in which months and days are cut.
@@ -175,33 +181,35 @@ class LedgerQueries:
         conditions: list[Any] = []
         if accounts is not None:
             conditions.append(
-                charge.c.account.in_([sanitize_text(each.lower()) for each in accounts])
+                charge.c.account.in_([sanitize_text(value.lower()) for value in accounts])
             )
         if users is not None:
-            conditions.append(charge.c.user_name.in_([sanitize_text(each) for each in users]))
-        if seen_by is not None:
-            user, led = seen_by
+            conditions.append(charge.c.user_name.in_([sanitize_text(value) for value in users]))
+        if viewer is not None:
+            user, led = viewer
             own = charge.c.user_name == sanitize_text(user)
-            conditions.append(or_(own, charge.c.account.in_([sanitize_text(each) for each in led])))
+            conditions.append(
+                or_(own, charge.c.account.in_([sanitize_text(value) for value in led]))
+            )
         if begin is not None:
             conditions.append(charge.c.begin_us >= to_micros(begin))
         if end is not None:
             conditions.append(charge.c.begin_us < to_micros(end))
         groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name in _GROUPS}
         if "month" in by:
-            groups["month"] = self._month(conditions, zone)
+            groups["month"] = self._month_expression(conditions, zone)
         if "day" in by:
             groups["day"] = quarter_hour_number(charge.c.begin_us)
-        kept = charge.c.amount - charge.c.refunded
-        due = case((kept > 0, kept), else_=0)
-        chosen = select(
+        difference = charge.c.amount - charge.c.refunded
+        net_amount = case((difference > 0, difference), else_=0)
+        query = select(
             *(column.label(name) for name, column in groups.items()),
-            func.sum(due).label("amount"),
+            func.sum(net_amount).label("amount"),
             func.count().label("charges"),
         ).where(*conditions)
         # By name: the month expression has parameters, so no database sees two uses as equal.
-        rows = self._session.rows(chosen.group_by(*groups).order_by(*groups))
-        found = [
+        rows = self._session.fetch_rows(query.group_by(*groups).order_by(*groups))
+        usage_rows = [
             UsageRow(
                 **{name: getattr(row, name) for name in groups if name != "day"},
                 day=quarter_hour_date(int(row.day), zone).isoformat() if "day" in groups else "",
@@ -210,12 +218,12 @@ class LedgerQueries:
             )
             for row in rows
         ]
-        return _merge_by_day(found) if "day" in groups else found
+        return _merge_by_day(usage_rows) if "day" in groups else usage_rows
 
-    def _month(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
+    def _month_expression(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
         """Return an SQL expression for the month of a run's start, from the month boundaries."""
-        first = self._session.value(select(func.min(charge.c.begin_us)).where(*conditions))
-        last = self._session.value(select(func.max(charge.c.begin_us)).where(*conditions))
+        first = self._session.fetch_value(select(func.min(charge.c.begin_us)).where(*conditions))
+        last = self._session.fetch_value(select(func.max(charge.c.begin_us)).where(*conditions))
         if first is None:
             return literal("")
         starts = _list_months(moment(first), moment(last), zone)
@@ -227,7 +235,7 @@ class LedgerQueries:
             else_=literal(""),
         )
 
-    def _lines(self, account: str, user: str) -> "Select[Any]":
+    def _select_lines(self, account: str, user: str) -> "Select[Any]":
         """Select the entries of a statement.
 
         The query uses the indexes on account and user: its cost depends on their entries, not
@@ -235,35 +243,36 @@ class LedgerQueries:
         """
         spent = act.c.kind.in_(USAGE_KINDS)
         if user:
-            mine = and_(act.c.user_name == user, spent)
+            condition = and_(act.c.user_name == user, spent)
             if account:
-                mine = and_(mine, act.c.account == account)
+                condition = and_(condition, act.c.account == account)
         else:
             charged = and_(act.c.account == account, spent)
-            moved = select(entry.c.act).join(pot, pot.c.number == entry.c.pot)
-            known = union(
-                moved.where(pot.c.account == account), select(act.c.number).where(charged)
+            postings = select(entry.c.act).join(pot, pot.c.number == entry.c.pot)
+            numbers = union(
+                postings.where(pot.c.account == account), select(act.c.number).where(charged)
             )
-            mine = and_(act.c.number.in_(known), or_(pot.c.account == account, charged))
+            condition = and_(act.c.number.in_(numbers), or_(pot.c.account == account, charged))
         return (
             select(act.c.number, entry.c.amount)
             .select_from(act)
             .join(entry, entry.c.act == act.c.number)
             .join(pot, pot.c.number == entry.c.pot)
-            .where(pot.c.number > 0, mine)
+            .where(pot.c.number > 0, condition)
         )
 
-    def _with_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
+    def _add_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
         """Add to each statement line the allocations it changed."""
-        touched: dict[int, list[int]] = {each.number: [] for each in lines}
-        numbers = list(touched)
+        allocations: dict[int, list[int]] = {line.number: [] for line in lines}
+        numbers = list(allocations)
         for start in range(0, len(numbers), _BATCH_SIZE):
-            some = entry.c.act.in_(numbers[start : start + _BATCH_SIZE])
-            chosen = select(entry.c.act, entry.c.pot).where(some, entry.c.pot > 0)
-            for row in self._session.rows(chosen.order_by(entry.c.act, entry.c.pot)):
-                touched[row.act].append(row.pot)
+            condition = entry.c.act.in_(numbers[start : start + _BATCH_SIZE])
+            query = select(entry.c.act, entry.c.pot).where(condition, entry.c.pot > 0)
+            for row in self._session.fetch_rows(query.order_by(entry.c.act, entry.c.pot)):
+                allocations[row.act].append(row.pot)
         return [
-            msgspec.structs.replace(each, allocations=tuple(touched[each.number])) for each in lines
+            msgspec.structs.replace(line, allocations=tuple(allocations[line.number]))
+            for line in lines
         ]
 
 
@@ -271,10 +280,10 @@ def _merge_by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
     """Merge the rows of the same day."""
     days: dict[UsageRow, UsageRow] = {}
     for row in rows:
-        what = msgspec.structs.replace(row, amount=0, charges=0)
-        so_far = days.get(what, what)
-        days[what] = msgspec.structs.replace(
-            so_far, amount=so_far.amount + row.amount, charges=so_far.charges + row.charges
+        group = msgspec.structs.replace(row, amount=0, charges=0)
+        total = days.get(group, group)
+        days[group] = msgspec.structs.replace(
+            total, amount=total.amount + row.amount, charges=total.charges + row.charges
         )
     return sorted(days.values(), key=lambda row: row.day)
 
@@ -282,22 +291,22 @@ def _merge_by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
 def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
     """Sum entries by ledger transaction, latest first, at most ``limit``; all for 0."""
     # Ledger transactions are numbered in the order of their times.
-    last = (
+    sums = (
         entries.with_only_columns(act.c.number, func.sum(entry.c.amount).label("amount"))
         .group_by(act.c.number)
         .order_by(act.c.number.desc())
     )
-    some = (last.limit(limit) if limit else last).subquery()
+    latest = (sums.limit(limit) if limit else sums).subquery()
     columns = (
         *(act.c.number, act.c.at_us, act.c.kind, act.c.who, act.c.why),
-        *(act.c.account, act.c.user_name, charge.c.key, some.c.amount),
+        *(act.c.account, act.c.user_name, charge.c.key, latest.c.amount),
     )
     return (
         select(*columns)
-        .select_from(some)
-        .join(act, act.c.number == some.c.number)
+        .select_from(latest)
+        .join(act, act.c.number == latest.c.number)
         .outerjoin(charge, charge.c.number == act.c.charge)
-        .order_by(some.c.number.desc())
+        .order_by(latest.c.number.desc())
     )
 
 
@@ -320,11 +329,11 @@ def _statement_line(row: "Row[Any]", balance: int) -> StatementLine:
 def _list_months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, datetime]]:
     """List the months from ``first`` to ``last`` with the time each begins in a zone."""
     start = first.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
-    found = []
+    months = []
     while start.astimezone(UTC) <= last:
-        found.append((f"{start:%Y-%m}", start.astimezone(UTC)))
+        months.append((f"{start:%Y-%m}", start.astimezone(UTC)))
         start = (start + timedelta(days=31)).replace(day=1)
-    return found
+    return months
 
 
 class BalanceHistory:
@@ -337,7 +346,7 @@ class BalanceHistory:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def days(
+    def list_days(
         self, allocations: Sequence[int], begin: datetime, end: datetime, zone: tzinfo
     ) -> list[BalanceDay]:
         """Return balance at the end of each day, and the amount spent that day.
@@ -350,37 +359,37 @@ class BalanceHistory:
         """
         first = begin.astimezone(zone).date()
         midnight = datetime.combine(first, time(), zone).astimezone(UTC)
-        moved = self._moved(allocations, midnight, end)
-        balance = self._before(allocations, midnight)
-        found, day, place = [], first, 0
+        changes = self._sum_by_quarter(allocations, midnight, end)
+        balance = self._balance_before(allocations, midnight)
+        history, day, index = [], first, 0
         while day <= end.astimezone(zone).date():
-            morrow = day + timedelta(days=1)
-            until = quarter_hour_number(to_micros(datetime.combine(morrow, time(), zone)))
+            next_day = day + timedelta(days=1)
+            next_quarter = quarter_hour_number(to_micros(datetime.combine(next_day, time(), zone)))
             spent = 0
-            while place < len(moved) and moved[place][0] < until:
-                balance += moved[place][1]
-                spent += moved[place][2]
-                place += 1
-            found.append(BalanceDay(day=day.isoformat(), balance=balance, spent=-spent))
-            day = morrow
-        return found
+            while index < len(changes) and changes[index][0] < next_quarter:
+                balance += changes[index][1]
+                spent += changes[index][2]
+                index += 1
+            history.append(BalanceDay(day=day.isoformat(), balance=balance, spent=-spent))
+            day = next_day
+        return history
 
-    def _before(self, allocations: Sequence[int], at: datetime) -> int:
+    def _balance_before(self, allocations: Sequence[int], at: datetime) -> int:
         """Return the balance of allocations before a time."""
-        chosen = (
+        query = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
             .where(entry.c.pot.in_(allocations), act.c.at_us < to_micros(at))
         )
-        return int(self._session.value(chosen) or 0)
+        return int(self._session.fetch_value(query) or 0)
 
-    def _moved(
+    def _sum_by_quarter(
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
         """Sum entries by 15-minute interval: interval, amount moved, and part spent on jobs."""
         quarter = quarter_hour_number(act.c.at_us).label("quarter")
         spent = case((act.c.kind.in_(USAGE_KINDS), entry.c.amount), else_=0)
-        chosen = (
+        query = (
             select(
                 quarter, func.sum(entry.c.amount).label("amount"), func.sum(spent).label("spent")
             )
@@ -394,7 +403,7 @@ class BalanceHistory:
         )
         return [
             (int(row.quarter), int(row.amount), int(row.spent))
-            for row in self._session.rows(chosen)
+            for row in self._session.fetch_rows(query)
         ]
 
 
@@ -404,63 +413,67 @@ def export_books(session: LedgerSession, accounts: Accounts, after_seq: int) -> 
     Also all of them if the number is ahead of the ledger, which then is an older ledger
     restored from a backup.
     """
-    session.show_touched()
-    whole = after_seq <= 0 or after_seq > session.seq
-    known = {each.name: each for each in accounts.changed(0 if whole else after_seq)}
-    wanted = [each for each in known.values() if each.known]
-    _add_payers(known, accounts)
-    made = GateBooks(
+    session.store_touched()
+    is_full = after_seq <= 0 or after_seq > session.seq
+    by_name = {
+        account.name: account for account in accounts.list_changed(0 if is_full else after_seq)
+    }
+    created = [account for account in by_name.values() if account.known]
+    _add_payers(by_name, accounts)
+    books = GateBooks(
         seq=session.seq,
-        accounts=tuple(_attach_money(session, wanted, known)),
-        whole=whole,
+        accounts=tuple(_attach_money(session, created, by_name)),
+        whole=is_full,
     )
-    return made if whole else msgspec.structs.replace(made, after=after_seq)
+    return books if is_full else msgspec.structs.replace(books, after=after_seq)
 
 
-def _add_payers(known: dict[str, Account], accounts: Accounts) -> None:
+def _add_payers(by_name: dict[str, Account], accounts: Accounts) -> None:
     """Add the ancestors that these accounts draw on."""
-    missing = list(known.values())
-    while missing:
-        each = missing.pop()
-        if each.draws_on_parent and each.parent not in known:
-            above = accounts.get(each.parent)
-            if above is not None:
-                known[above.name] = above
-                missing.append(above)
+    pending = list(by_name.values())
+    while pending:
+        account = pending.pop()
+        if account.draws_on_parent and account.parent not in by_name:
+            parent = accounts.get(account.parent)
+            if parent is not None:
+                by_name[parent.name] = parent
+                pending.append(parent)
 
 
 def _attach_money(
-    session: LedgerSession, wanted: list[Account], known: dict[str, Account]
+    session: LedgerSession, created: list[Account], by_name: dict[str, Account]
 ) -> list[AccountBooks]:
     """Add allocations and users to accounts, in the form the gate gets."""
     allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
     users: dict[str, list[UserBooks]] = defaultdict(list)
     now_us = to_micros(session.now())
-    for start in range(0, len(wanted), _BATCH_SIZE):
-        names = [each.name for each in wanted[start : start + _BATCH_SIZE]]
+    for start in range(0, len(created), _BATCH_SIZE):
+        names = [account.name for account in created[start : start + _BATCH_SIZE]]
         # Ended allocations matter while not yet emptied: jobs that started on them may draw.
         live = or_(pot.c.end_us.is_(None), pot.c.end_us > now_us, pot.c.balance != 0)
         pots = select(pot).where(pot.c.account.in_(names), live)
-        for row in session.rows(pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)):
+        for row in session.fetch_rows(
+            pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
+        ):
             allocations[row.account].append(_allocation_books(row))
         members = select(member).where(member.c.account.in_(names))
-        for row in session.rows(members.order_by(member.c.name)):
-            if row.listed or not known[row.account].only_listed:
+        for row in session.fetch_rows(members.order_by(member.c.name)):
+            if row.listed or not by_name[row.account].only_listed:
                 users[row.account].append(
                     UserBooks(name=row.name, limit=row.limit_amount, spent=row.spent)
                 )
     return [
         AccountBooks(
-            name=each.name,
-            payer=_find_payer(each, known),
-            credit=each.credit,
-            closed=each.closed,
-            allocations=tuple(allocations[each.name]),
-            users=tuple(users[each.name]),
-            only_listed=each.only_listed,
-            owners=tuple(each.owners),
+            name=account.name,
+            payer=_find_payer(account, by_name),
+            credit=account.credit,
+            closed=account.closed,
+            allocations=tuple(allocations[account.name]),
+            users=tuple(users[account.name]),
+            only_listed=account.only_listed,
+            owners=tuple(account.owners),
         )
-        for each in wanted
+        for account in created
     ]
 
 
@@ -474,10 +487,10 @@ def _allocation_books(row: "Row[Any]") -> AllocationBooks:
     )
 
 
-def _find_payer(each: Account, known: dict[str, Account]) -> str:
+def _find_payer(account: Account, by_name: dict[str, Account]) -> str:
     """Return the name of the account that pays for an account."""
-    passed = set()
-    while each.draws_on_parent and each.parent in known and each.name not in passed:
-        passed.add(each.name)
-        each = known[each.parent]
-    return each.name
+    visited = set()
+    while account.draws_on_parent and account.parent in by_name and account.name not in visited:
+        visited.add(account.name)
+        account = by_name[account.parent]
+    return account.name

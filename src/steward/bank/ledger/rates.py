@@ -32,7 +32,7 @@ class LedgerRates:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def add(self, new: Rate, by: Authorship) -> Rate:
+    def add(self, new: Rate, author: Authorship) -> Rate:
         """Add a rate for jobs first submitted from ``valid_from`` on; None means now.
 
         Raises:
@@ -42,47 +42,51 @@ class LedgerRates:
         if not new.cluster or not new.partition:
             raise BankUsage("a rate names a cluster and a partition", new)
         session = self._session
-        asked = encode_ledger_request(
+        request = encode_ledger_request(
             "rate.add", msgspec.structs.replace(new, number=0, created_us=0)
         )
-        done = session.done(by, asked)
-        if done is not None:
-            return next(each for each in self.all() if self._made_by(each.number) == done)
-        now: datetime = session.now(by)
-        since = new.valid_from or now
-        number = (session.value(select(func.max(rate.c.number))) or 0) + 1
-        made = msgspec.structs.replace(
-            new, number=number, valid_from=since, created_us=to_micros(now)
+        earlier = session.find_repeat(author, request)
+        if earlier is not None:
+            return next(
+                candidate
+                for candidate in self.list_all()
+                if self._find_transaction(candidate.number) == earlier
+            )
+        now: datetime = session.now(author)
+        valid_from = new.valid_from or now
+        number = (session.fetch_value(select(func.max(rate.c.number))) or 0) + 1
+        stored = msgspec.structs.replace(
+            new, number=number, valid_from=valid_from, created_us=to_micros(now)
         )
-        act = session.act("rate.add", by, asked=asked)
+        transaction = session.add_transaction("rate.add", author, request=request)
         session.rules_seq = session.seq
-        session.run(
+        session.execute(
             insert(rate).values(
                 number=number,
-                cluster=sanitize_text(made.cluster),
-                partition_name=sanitize_text(made.partition),
-                qos=sanitize_text(made.qos),
-                valid_from_us=to_micros(since),
-                body=_encoder.encode(made),
-                made_by=act,
+                cluster=sanitize_text(stored.cluster),
+                partition_name=sanitize_text(stored.partition),
+                qos=sanitize_text(stored.qos),
+                valid_from_us=to_micros(valid_from),
+                body=_encoder.encode(stored),
+                made_by=transaction,
             )
         )
-        return made
+        return stored
 
-    def all(self, cluster: str = "") -> list[Rate]:
+    def list_all(self, cluster: str = "") -> list[Rate]:
         """List all rates, or a cluster's, by number."""
-        chosen = select(rate.c.body).order_by(rate.c.number)
+        query = select(rate.c.body).order_by(rate.c.number)
         if cluster:
-            chosen = chosen.where(rate.c.cluster == cluster)
-        return [_decoder.decode(row.body) for row in self._session.rows(chosen)]
+            query = query.where(rate.c.cluster == cluster)
+        return [_decoder.decode(row.body) for row in self._session.fetch_rows(query)]
 
     def get(self, number: int) -> Rate | None:
         """Return the rate of this number, or None."""
-        body = self._session.value(select(rate.c.body).where(rate.c.number == number))
+        body = self._session.fetch_value(select(rate.c.body).where(rate.c.number == number))
         return None if body is None else _decoder.decode(body)
 
-    def _made_by(self, number: int) -> int:
-        return int(self._session.value(select(rate.c.made_by).where(rate.c.number == number)))
+    def _find_transaction(self, number: int) -> int:
+        return int(self._session.fetch_value(select(rate.c.made_by).where(rate.c.number == number)))
 
 
 class LedgerModes:
@@ -95,7 +99,7 @@ class LedgerModes:
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
 
-    def set(self, rule: ModeRule, by: Authorship) -> None:
+    def set(self, rule: ModeRule, author: Authorship) -> None:
         """Set the mode of a cluster, partition or account; replaces a rule of the same scope.
 
         Raises:
@@ -104,13 +108,15 @@ class LedgerModes:
         if rule.mode not in get_args(Mode):
             raise BankUsage(f"{rule.mode!r} is no mode: off, observe or gate", rule.mode)
         rule = msgspec.structs.replace(rule, account=rule.account.lower())
-        asked = encode_ledger_request("mode.set", rule)
-        if self._session.done(by, asked) is not None or rule in self.all():
+        request = encode_ledger_request("mode.set", rule)
+        if self._session.find_repeat(author, request) is not None or rule in self.list_all():
             return
-        self._session.act("mode.set", by, asked=asked, why=_mode_reason(by, rule.mode, rule))
+        self._session.add_transaction(
+            "mode.set", author, request=request, why=_mode_reason(author, rule.mode, rule)
+        )
         self._session.rules_seq = self._session.seq
-        self._drop(rule.cluster, rule.partition, rule.account)
-        self._session.run(
+        self._delete(rule.cluster, rule.partition, rule.account)
+        self._session.execute(
             insert(mode).values(
                 cluster=sanitize_text(rule.cluster),
                 partition_name=sanitize_text(rule.partition),
@@ -119,24 +125,26 @@ class LedgerModes:
             )
         )
 
-    def drop(self, cluster: str, partition: str, account: str, by: Authorship) -> None:
+    def remove(self, cluster: str, partition: str, account: str, author: Authorship) -> None:
         """Remove the mode rule of exactly this scope.
 
         Raises:
             BankUsage: No rule has this scope.
         """
         rule = ModeRule(mode="off", cluster=cluster, partition=partition, account=account.lower())
-        asked = encode_ledger_request("mode.drop", rule)
-        if self._session.done(by, asked) is not None:
+        request = encode_ledger_request("mode.drop", rule)
+        if self._session.find_repeat(author, request) is not None:
             return
-        if not self._drop(rule.cluster, rule.partition, rule.account):
+        if not self._delete(rule.cluster, rule.partition, rule.account):
             raise BankUsage("there is no mode of just that", rule)
-        self._session.act("mode.drop", by, asked=asked, why=_mode_reason(by, "none", rule))
+        self._session.add_transaction(
+            "mode.drop", author, request=request, why=_mode_reason(author, "none", rule)
+        )
         self._session.rules_seq = self._session.seq
 
-    def all(self) -> list[ModeRule]:
+    def list_all(self) -> list[ModeRule]:
         """List all mode rules."""
-        chosen = select(mode).order_by(mode.c.cluster, mode.c.partition_name, mode.c.account)
+        query = select(mode).order_by(mode.c.cluster, mode.c.partition_name, mode.c.account)
         return [
             ModeRule(
                 mode=row.mode,
@@ -144,23 +152,25 @@ class LedgerModes:
                 partition=row.partition_name,
                 account=row.account,
             )
-            for row in self._session.rows(chosen)
+            for row in self._session.fetch_rows(query)
         ]
 
-    def _drop(self, *where: str) -> int:
+    def _delete(self, *scope: str) -> int:
         """Delete the mode rule of exactly this scope; return the number of rows."""
         columns = (mode.c.cluster, mode.c.partition_name, mode.c.account)
         pairs: list[Any] = [
-            column == sanitize_text(text) for column, text in zip(columns, where, strict=True)
+            column == sanitize_text(text) for column, text in zip(columns, scope, strict=True)
         ]
-        return self._session.run(delete(mode).where(*pairs))
+        return self._session.execute(delete(mode).where(*pairs))
 
 
 def export_rules(session: LedgerSession, rates: LedgerRates, modes: LedgerModes) -> BankRules:
     """Return all rates and modes, for the gate."""
-    return BankRules(seq=session.rules_seq, modes=tuple(modes.all()), rates=tuple(rates.all()))
+    return BankRules(
+        seq=session.rules_seq, modes=tuple(modes.list_all()), rates=tuple(rates.list_all())
+    )
 
 
-def _mode_reason(by: Authorship, what: str, rule: ModeRule) -> str:
-    where = " ".join(part for part in (rule.cluster, rule.partition, rule.account) if part)
-    return f"{what} for {where or 'everything'}" + (f": {by.why}" if by.why else "")
+def _mode_reason(author: Authorship, mode_name: str, rule: ModeRule) -> str:
+    scope = " ".join(name for name in (rule.cluster, rule.partition, rule.account) if name)
+    return f"{mode_name} for {scope or 'everything'}" + (f": {author.why}" if author.why else "")

@@ -117,7 +117,7 @@ class Allocation(BankRecord, frozen=True):
     balance: int = 0
     given: int = 0
 
-    def active(self, at: datetime) -> bool:
+    def is_active(self, at: datetime) -> bool:
         """Return True if it can be drawn on at a time."""
         return self.begin <= at and (self.end is None or at < self.end)
 

@@ -53,21 +53,21 @@ class Tokens:
 
     def find(self, digest: str) -> ApiToken | None:
         """Return the token of a digest, expired or not; None if absent."""
-        found = self._session.row(select(token).where(token.c.digest == digest))
-        return None if found is None else _token_from_row(found)
+        row = self._session.fetch_row(select(token).where(token.c.digest == digest))
+        return None if row is None else _token_from_row(row)
 
-    def drop(self, digest: str) -> bool:
+    def delete(self, digest: str) -> bool:
         """Delete a token; return False if absent."""
-        return self._session.run(delete(token).where(token.c.digest == digest)) > 0
+        return self._session.execute(delete(token).where(token.c.digest == digest)) > 0
 
-    def of(self, user: str) -> list[ApiToken]:
+    def list_of_user(self, user: str) -> list[ApiToken]:
         """List a user's tokens, oldest first."""
-        return [each for each in self.all() if each.user == user]
+        return [token for token in self.list_all() if token.user == user]
 
-    def all(self) -> list[ApiToken]:
+    def list_all(self) -> list[ApiToken]:
         """List all tokens, oldest first."""
-        chosen = select(token).order_by(token.c.created_us, token.c.digest)
-        return [_token_from_row(row) for row in self._session.rows(chosen)]
+        query = select(token).order_by(token.c.created_us, token.c.digest)
+        return [_token_from_row(row) for row in self._session.fetch_rows(query)]
 
 
 class RejectedJobs:
@@ -79,7 +79,7 @@ class RejectedJobs:
 
     def __init__(self, session: LedgerSession) -> None:
         self._session = session
-        self._days: dict[tuple[int, int], int] = {}
+        self._counts: dict[tuple[int, int], int] = {}
 
     def add(self, new: RejectedJob) -> bool:
         """Add a rejection; return False if already known or over the user's daily limit.
@@ -87,7 +87,7 @@ class RejectedJobs:
         The limit per user and day exists because a loop of rejected submissions would otherwise
         fill the ledger.
         """
-        if self._of_day(new) >= MAX_REJECTIONS_PER_DAY:
+        if self._count_of_day(new) >= MAX_REJECTIONS_PER_DAY:
             return False
         values = {
             "id": sanitize_text(new.id),
@@ -104,24 +104,24 @@ class RejectedJobs:
         }
         is_new = insert_or_replace(self._session, refusal, values)
         if is_new:
-            self._days[_uid_and_day(new)] += 1
+            self._counts[_uid_and_day(new)] += 1
         return is_new
 
     def prune(self, before: datetime) -> int:
         """Delete rejections from before a time; return their count."""
-        return self._session.run(delete(refusal).where(refusal.c.at_us < to_micros(before)))
+        return self._session.execute(delete(refusal).where(refusal.c.at_us < to_micros(before)))
 
-    def _of_day(self, new: RejectedJob) -> int:
+    def _count_of_day(self, new: RejectedJob) -> int:
         """Count the rejections stored for a user on a rejection's day."""
         day = _uid_and_day(new)
-        if day not in self._days:
+        if day not in self._counts:
             uid, begin_us = day
             span = (refusal.c.at_us >= begin_us, refusal.c.at_us < begin_us + _DAY_US)
-            chosen = select(func.count()).select_from(refusal).where(refusal.c.uid == uid, *span)
-            self._days[day] = int(self._session.value(chosen))
-        return self._days[day]
+            query = select(func.count()).select_from(refusal).where(refusal.c.uid == uid, *span)
+            self._counts[day] = int(self._session.fetch_value(query))
+        return self._counts[day]
 
-    def since(
+    def list_since(
         self, at: datetime, until: datetime | None = None, account: str = "", user: str = ""
     ) -> list[RejectedJob]:
         """List rejections from a time on, in order.
@@ -132,15 +132,15 @@ class RejectedJobs:
             account: Only of this account.
             user: Only of this user.
         """
-        chosen = select(refusal).where(refusal.c.at_us >= to_micros(at))
+        query = select(refusal).where(refusal.c.at_us >= to_micros(at))
         if until is not None:
-            chosen = chosen.where(refusal.c.at_us < to_micros(until))
+            query = query.where(refusal.c.at_us < to_micros(until))
         if account:
-            chosen = chosen.where(refusal.c.account == sanitize_text(account.lower()))
+            query = query.where(refusal.c.account == sanitize_text(account.lower()))
         if user:
-            chosen = chosen.where(refusal.c.user_name == sanitize_text(user))
-        ordered = chosen.order_by(refusal.c.at_us, refusal.c.id)
-        return [_rejection_from_row(row) for row in self._session.rows(ordered)]
+            query = query.where(refusal.c.user_name == sanitize_text(user))
+        ordered = query.order_by(refusal.c.at_us, refusal.c.id)
+        return [_rejection_from_row(row) for row in self._session.fetch_rows(ordered)]
 
 
 class RemoteHolds:
@@ -164,19 +164,22 @@ class RemoteHolds:
         }
         insert_or_replace(self._session, remote_hold, values, replace=True)
 
-    def drop(self, cluster: str, job_id: int) -> None:
+    def delete(self, cluster: str, job_id: int) -> None:
         """Delete a job's hold, because the server now counts the job's price."""
-        where = (remote_hold.c.cluster == sanitize_text(cluster), remote_hold.c.job_id == job_id)
-        self._session.run(delete(remote_hold).where(*where))
+        conditions = (
+            remote_hold.c.cluster == sanitize_text(cluster),
+            remote_hold.c.job_id == job_id,
+        )
+        self._session.execute(delete(remote_hold).where(*conditions))
 
-    def by_user(self, account: str) -> dict[int, int]:
+    def sum_by_user(self, account: str) -> dict[int, int]:
         """Return the held amount of an account at the server, in micro-SU by uid."""
-        chosen = (
+        query = (
             select(remote_hold.c.uid, func.sum(remote_hold.c.amount).label("amount"))
             .where(remote_hold.c.account == sanitize_text(account))
             .group_by(remote_hold.c.uid)
         )
-        return {row.uid: int(row.amount) for row in self._session.rows(chosen)}
+        return {row.uid: int(row.amount) for row in self._session.fetch_rows(query)}
 
 
 class ReportedJobs:
@@ -209,9 +212,9 @@ class ReportedJobs:
 
     def get(self, jobslurmid: str) -> ReportedJob | None:
         """Return the job of this id, or None."""
-        chosen = select(reported_job).where(reported_job.c.jobslurmid == sanitize_text(jobslurmid))
-        found = self._session.row(chosen)
-        return None if found is None else _reported_job_from_row(found)
+        query = select(reported_job).where(reported_job.c.jobslurmid == sanitize_text(jobslurmid))
+        row = self._session.fetch_row(query)
+        return None if row is None else _reported_job_from_row(row)
 
     def find(
         self,
@@ -247,28 +250,28 @@ class ReportedJobs:
             "status": status,
             "partition_name": partition,
         }
-        where: list[Any] = [
+        conditions: list[Any] = [
             reported_job.c[name] == sanitize_text(text) for name, text in same.items() if text
         ]
         if min_amount is not None:
-            where.append(reported_job.c.amount >= min_amount)
+            conditions.append(reported_job.c.amount >= min_amount)
         if max_amount is not None:
-            where.append(reported_job.c.amount <= max_amount)
+            conditions.append(reported_job.c.amount <= max_amount)
         if begin is not None:
-            where.append(reported_job.c.started_us >= to_micros(begin))
+            conditions.append(reported_job.c.started_us >= to_micros(begin))
         if end is not None:
-            where.append(reported_job.c.started_us <= to_micros(end))
+            conditions.append(reported_job.c.started_us <= to_micros(end))
         sums = (func.count(), func.sum(reported_job.c.amount), func.sum(reported_job.c.cpu_hours))
-        chosen = select(*sums).select_from(reported_job).where(*where)
-        jobs, amount, cpu_hours = tuple(self._session.rows(chosen)[0])
+        query = select(*sums).select_from(reported_job).where(*conditions)
+        jobs, amount, cpu_hours = tuple(self._session.fetch_rows(query)[0])
         totals = ReportedTotals(jobs=jobs, amount=int(amount or 0), cpu_hours=float(cpu_hours or 0))
         order = (
             reported_job.c.started_us.is_(None),
             reported_job.c.started_us,
             reported_job.c.jobslurmid,
         )
-        page = select(reported_job).where(*where).order_by(*order).offset(offset).limit(limit)
-        return totals, [_reported_job_from_row(row) for row in self._session.rows(page)]
+        page = select(reported_job).where(*conditions).order_by(*order).offset(offset).limit(limit)
+        return totals, [_reported_job_from_row(row) for row in self._session.fetch_rows(page)]
 
 
 def _uid_and_day(new: RejectedJob) -> tuple[int, int]:

@@ -45,12 +45,14 @@ APPEND_ONLY: Final = ("act", "entry", "charge_version", "rate", "settlement")
 metadata = MetaData()
 
 
-def _int_column(name: str, *rest: ForeignKey, **options: Any) -> Column[int]:
-    return Column(name, BigInteger, *rest, nullable=options.pop("nullable", False), **options)
+def _int_column(name: str, *constraints: ForeignKey, **options: Any) -> Column[int]:
+    return Column(
+        name, BigInteger, *constraints, nullable=options.pop("nullable", False), **options
+    )
 
 
-def _text_column(name: str, *rest: ForeignKey, **options: Any) -> Column[str]:
-    return Column(name, Text, *rest, nullable=options.pop("nullable", False), **options)
+def _text_column(name: str, *constraints: ForeignKey, **options: Any) -> Column[str]:
+    return Column(name, Text, *constraints, nullable=options.pop("nullable", False), **options)
 
 
 def _number_column(name: str) -> Column[int]:
@@ -362,13 +364,14 @@ def upgrade_schema(database: LedgerDatabase) -> None:
             connection.execute(
                 sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK))
             )
-        found = read_revision(connection)
-        if found not in {"", *_REVISIONS}:
+        revision = read_revision(connection)
+        if revision not in {"", *_REVISIONS}:
             raise BankError(
-                f"the ledger {database.shown} was written by a newer Steward (schema {found}, "
+                f"the ledger {database.display_url} was written by a newer Steward (schema "
+                f"{revision}, "
                 f"this one knows {NEWEST_REVISION}): install that version again"
             )
-        if found != NEWEST_REVISION:
+        if revision != NEWEST_REVISION:
             _run_migrations(connection)
 
 
@@ -376,8 +379,8 @@ def read_revision(connection: Connection) -> str:
     """Return the schema revision of a database; "" if it is empty."""
     if not sqlalchemy.inspect(connection).has_table("alembic_version"):
         return ""
-    found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    return str(found or "")
+    version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return str(version or "")
 
 
 def _run_migrations(connection: Connection) -> None:

@@ -50,7 +50,7 @@ class Transfers(TransferWriter):
         self._charges = charges
 
     def deposit(
-        self, account: str, amount: int, by: Authorship, *, allocation: int = 0
+        self, account: str, amount: int, author: Authorship, *, allocation: int = 0
     ) -> Transfer:
         """Deposit new money in one of an account's allocations; the open-ended one for 0.
 
@@ -58,19 +58,19 @@ class Transfers(TransferWriter):
             BankUsage: The account or allocation does not exist or takes no money, or the amount is
                 invalid.
         """
-        whose = self._accounts.need(account)
+        bank_account = self._accounts.require(account)
         validate_amount(amount)
-        asked = encode_ledger_request("deposit", whose.name, amount, allocation)
-        return self.once(by, asked) or self.move(
+        request = encode_ledger_request("deposit", bank_account.name, amount, allocation)
+        return self.find_repeat(author, request) or self.write_transfer(
             "deposit",
-            by,
-            {ISSUED: -amount, self._target(whose, allocation): amount},
-            asked=asked,
-            about=whose.name,
+            author,
+            {ISSUED: -amount, self._find_target(bank_account, allocation): amount},
+            request=request,
+            account=bank_account.name,
         )
 
     def withdraw(
-        self, account: str, amount: int, by: Authorship, *, allocation: int = 0
+        self, account: str, amount: int, author: Authorship, *, allocation: int = 0
     ) -> Transfer:
         """Withdraw money from an account.
 
@@ -81,21 +81,27 @@ class Transfers(TransferWriter):
             BankRefused: The balance is too low.
             BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
-        whose = self._accounts.need(account)
+        bank_account = self._accounts.require(account)
         validate_amount(amount)
-        asked = encode_ledger_request("withdraw", whose.name, amount, allocation)
-        earlier = self.once(by, asked)
+        request = encode_ledger_request("withdraw", bank_account.name, amount, allocation)
+        earlier = self.find_repeat(author, request)
         if earlier is not None:
             return earlier
-        taken = self._taken(whose.name, amount, allocation)
-        return self.move("withdraw", by, taken | {ISSUED: amount}, asked=asked, about=whose.name)
+        withdrawn = self._divide_withdrawal(bank_account.name, amount, allocation)
+        return self.write_transfer(
+            "withdraw",
+            author,
+            withdrawn | {ISSUED: amount},
+            request=request,
+            account=bank_account.name,
+        )
 
     def transfer(
         self,
         source: str,
         target: str,
         amount: int,
-        by: Authorship,
+        author: Authorship,
         *,
         source_allocation: int = 0,
         target_allocation: int = 0,
@@ -107,19 +113,32 @@ class Transfers(TransferWriter):
             BankUsage: An account or allocation does not exist, both are the same, the target takes
                 no money, or the amount is invalid.
         """
-        giver, taker = self._accounts.need(source), self._accounts.need(target)
+        source_account, target_account = (
+            self._accounts.require(source),
+            self._accounts.require(target),
+        )
         validate_amount(amount)
         allocations = (source_allocation, target_allocation)
-        asked = encode_ledger_request("transfer", giver.name, taker.name, amount, *allocations)
-        earlier = self.once(by, asked)
+        request = encode_ledger_request(
+            "transfer", source_account.name, target_account.name, amount, *allocations
+        )
+        earlier = self.find_repeat(author, request)
         if earlier is not None:
             return earlier
-        where = self._target(taker, target_allocation)
-        taken = self._taken(giver.name, amount, source_allocation, but=where)
-        return self.move("transfer", by, taken | {where: amount}, asked=asked, about=giver.name)
+        target_pot = self._find_target(target_account, target_allocation)
+        withdrawn = self._divide_withdrawal(
+            source_account.name, amount, source_allocation, excluded=target_pot
+        )
+        return self.write_transfer(
+            "transfer",
+            author,
+            withdrawn | {target_pot: amount},
+            request=request,
+            account=source_account.name,
+        )
 
     def refund(
-        self, account: str, amount: int, by: Authorship, *, user: str = "", allocation: int = 0
+        self, account: str, amount: int, author: Authorship, *, user: str = "", allocation: int = 0
     ) -> Transfer:
         """Refund usage that belongs to no particular charge.
 
@@ -127,39 +146,47 @@ class Transfers(TransferWriter):
             BankUsage: The account or allocation does not exist or takes no money, or the amount is
                 invalid.
         """
-        whose = self._accounts.need(account)
+        bank_account = self._accounts.require(account)
         validate_amount(amount)
         user = sanitize_text(user)
-        asked = encode_ledger_request("refund", whose.name, amount, user, allocation)
-        earlier = self.once(by, asked)
+        request = encode_ledger_request("refund", bank_account.name, amount, user, allocation)
+        earlier = self.find_repeat(author, request)
         if earlier is not None:
             return earlier
-        moves = {USAGE: -amount, self._target(whose, allocation): amount}
-        made = self.move("refund", by, moves, asked=asked, about=whose.name, user=user)
-        self._accounts.spend(whose.name, user, -amount)
-        return made
+        amounts = {USAGE: -amount, self._find_target(bank_account, allocation): amount}
+        transfer = self.write_transfer(
+            "refund", author, amounts, request=request, account=bank_account.name, user=user
+        )
+        self._accounts.add_spent(bank_account.name, user, -amount)
+        return transfer
 
-    def adjust(self, account: str, amount: int, by: Authorship, *, allocation: int = 0) -> Transfer:
+    def adjust(
+        self, account: str, amount: int, author: Authorship, *, allocation: int = 0
+    ) -> Transfer:
         """Adjust a balance for reasons outside the bank; a negative amount takes away.
 
         Raises:
             BankRefused: An allocation with an end would go below zero.
             BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
-        whose = self._accounts.need(account)
+        bank_account = self._accounts.require(account)
         validate_amount(abs(amount))
-        asked = encode_ledger_request("adjust", whose.name, amount, allocation)
-        earlier = self.once(by, asked)
+        request = encode_ledger_request("adjust", bank_account.name, amount, allocation)
+        earlier = self.find_repeat(author, request)
         if earlier is not None:
             return earlier
-        where = self._allocations.of_account(whose.name, allocation)
-        if where.end is not None and where.balance + amount < 0:
-            raise BankRefused(f"there is less than that in allocation {where.number}", allocation)
-        return self.move(
-            "adjust", by, {ADJUSTED: -amount, where.number: amount}, asked=asked, about=whose.name
+        target = self._allocations.require_own(bank_account.name, allocation)
+        if target.end is not None and target.balance + amount < 0:
+            raise BankRefused(f"there is less than that in allocation {target.number}", allocation)
+        return self.write_transfer(
+            "adjust",
+            author,
+            {ADJUSTED: -amount, target.number: amount},
+            request=request,
+            account=bank_account.name,
         )
 
-    def refund_charge(self, key: str, by: Authorship, *, amount: int | None = None) -> Transfer:
+    def refund_charge(self, key: str, author: Authorship, *, amount: int | None = None) -> Transfer:
         """Refund part or all of a charge; see ``Charges.refund``.
 
         Raises:
@@ -167,37 +194,41 @@ class Transfers(TransferWriter):
             BankUsage: The charge does not exist, nothing is left to refund, or the amount is
                 invalid.
         """
-        return self._charges.refund(key, by, amount)
+        return self._charges.refund(key, author, amount)
 
-    def expire(self, by: Authorship, *, kept: Mapping[int, int] = _NO_AMOUNTS) -> list[Transfer]:
+    def expire(
+        self, author: Authorship, *, reserved: Mapping[int, int] = _NO_AMOUNTS
+    ) -> list[Transfer]:
         """Empty the allocations that have ended; see ``steward.bank.ledger.allocations``.
 
         Args:
-            by: Author; ``by.at`` is the present.
-            kept: By allocation number, the amount that jobs started on it may still need.
+            author: Author; ``author.at`` is the present.
+            reserved: By allocation number, the amount that jobs started on it may still need.
         """
-        return expire_allocations(self._session, self._allocations, self, by, kept)
+        return expire_allocations(self._session, self._allocations, self, author, reserved)
 
-    def _target(self, account: Account, allocation: int) -> int:
-        return self._allocations.of_account(require_payable(account).name, allocation).number
+    def _find_target(self, account: Account, allocation: int) -> int:
+        return self._allocations.require_own(require_payable(account).name, allocation).number
 
-    def _taken(self, account: str, amount: int, allocation: int, but: int = 0) -> dict[int, int]:
+    def _divide_withdrawal(
+        self, account: str, amount: int, allocation: int, excluded: int = 0
+    ) -> dict[int, int]:
         """Divide a withdrawal among allocations: negative amounts by allocation number."""
         if allocation:
-            chosen = [self._allocations.of_account(account, allocation)]
+            candidates = [self._allocations.require_own(account, allocation)]
         else:
-            chosen = list(reversed(sort_by_end(self._allocations.of(account))))
-        taken: dict[int, int] = {}
+            candidates = list(reversed(sort_by_end(self._allocations.list_own(account))))
+        amounts: dict[int, int] = {}
         missing = amount
-        for each in chosen:
-            if each.number == but:
+        for candidate in candidates:
+            if candidate.number == excluded:
                 continue
-            part = min(missing, max(each.balance, 0))
-            if part:
-                taken[each.number] = -part
-                missing -= part
+            share = min(missing, max(candidate.balance, 0))
+            if share:
+                amounts[candidate.number] = -share
+                missing -= share
         if missing:
             raise BankRefused(
                 f"{account} has not so much to give: {missing} micro-SU are missing", account
             )
-        return taken
+        return amounts

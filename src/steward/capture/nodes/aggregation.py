@@ -158,17 +158,17 @@ def parse_node_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
     """
     if len(line) < _MIN_LINE_BYTES:
         return None
-    found = _decode_node_line(line)
-    if found is None and (begin := line.rfind(_BEGIN)) > 0:
-        found = _decode_node_line(line[begin:])
-    if found is None or found.node != node or found.at_us > latest_us:
+    parsed = _decode_node_line(line)
+    if parsed is None and (begin := line.rfind(_BEGIN)) > 0:
+        parsed = _decode_node_line(line[begin:])
+    if parsed is None or parsed.node != node or parsed.at_us > latest_us:
         return None
-    if found.kind in _KINDS_WITH_UID and found.uid is None:
+    if parsed.kind in _KINDS_WITH_UID and parsed.uid is None:
         return None
-    if found.kind in _STEP_KINDS:
-        known = EARLIEST_VALID_US <= found.launched_us <= latest_us
-        return found if known and STEP_ID_PATTERN.fullmatch(found.step) else None
-    return found
+    if parsed.kind in _STEP_KINDS:
+        is_launch_valid = EARLIEST_VALID_US <= parsed.launched_us <= latest_us
+        return parsed if is_launch_valid and STEP_ID_PATTERN.fullmatch(parsed.step) else None
+    return parsed
 
 
 def _decode_node_line(line: bytes) -> NodeLine | None:
@@ -241,14 +241,14 @@ def aggregate_lines(
     ends: list[Event] = []
     gaps: list[Event] = []
     tasks: dict[tuple[int, str, int], dict[int, NodeLine]] = {}
-    garbled, odd = 0, hashlib.sha256()
+    garbled, garbled_digest = 0, hashlib.sha256()
     lost = 0
     for text in io.BytesIO(body):
         line = parse_node_line(text.rstrip(b"\n"), node, latest_us)
         if line is None:
             if text != b"\n":
                 garbled += 1
-                odd.update(text)
+                garbled_digest.update(text)
             continue
         if line.lost:
             lost += line.lost
@@ -270,26 +270,33 @@ def aggregate_lines(
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
             starts.append(_make_line_event(cluster, kind, line, _build_node_job(line), now))
     exits = [
-        _make_exit_event(cluster, some, now) for of in tasks.values() for some in _split_tasks(of)
+        _make_exit_event(cluster, task_lines, now)
+        for step_tasks in tasks.values()
+        for task_lines in _split_tasks(step_tasks)
     ]
     if garbled:
         gaps.append(
             _make_line_gap(
-                cluster, node, GAP_GARBLED, garbled, odd.hexdigest()[:_KEY_DIGEST_DIGITS], now
+                cluster,
+                node,
+                GAP_GARBLED,
+                garbled,
+                garbled_digest.hexdigest()[:_KEY_DIGEST_DIGITS],
+                now,
             )
         )
     return AggregatedBatch([*starts, *exits, *ends, *gaps], lost + garbled)
 
 
 def make_gap_event(
-    cluster: str, gap: NodeGap, told_by: str, now: datetime, at: datetime | None = None
+    cluster: str, gap: NodeGap, gap_id: str, now: datetime, at: datetime | None = None
 ) -> Event:
     """Build the event of a gap.
 
     Args:
         cluster: Cluster of the node.
         gap: What is missing.
-        told_by: Text that is equal when the same gap is reported again, and differs for another
+        gap_id: Text that is equal when the same gap is reported again, and differs for another
             gap.
         now: Current time.
         at: Time of the gap; None for ``now``.
@@ -297,7 +304,7 @@ def make_gap_event(
     return Event(
         kind=NODE_GAP,
         cluster=cluster,
-        key=f"{NODE_GAP}:{gap.node}:{gap.why}:{told_by}",
+        key=f"{NODE_GAP}:{gap.node}:{gap.why}:{gap_id}",
         at=at or now,
         seen_at=now,
         source=NODES_SOURCE,
@@ -348,10 +355,10 @@ def _gap_key_prefix(gap: NodeGap) -> str:
 
 
 def _make_line_gap(
-    cluster: str, node: str, why: str, lines: int, told_by: str, now: datetime
+    cluster: str, node: str, reason: str, lines: int, gap_id: str, now: datetime
 ) -> Event:
     """Build the event of a gap in lines."""
-    return make_gap_event(cluster, NodeGap(node=node, why=why, lines=lines), told_by, now)
+    return make_gap_event(cluster, NodeGap(node=node, why=reason, lines=lines), gap_id, now)
 
 
 def _make_key(kind: str, body: Any, at: datetime) -> str:

@@ -54,8 +54,8 @@ class RequestError(StewardError):
         what: Reason, as text.
     """
 
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -91,9 +91,9 @@ class AgentPeer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._held = bytearray()
+        self._buffer = bytearray()
 
-    def request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
+    def read_request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Args:
@@ -104,33 +104,33 @@ class AgentPeer:
             RequestError: The request is invalid or too large.
             PeerGone: The client disconnected in the middle, or is too slow.
         """
-        until = time.monotonic() + begin_s
-        began = bool(self._held)
-        while (end := self._held.find(b"\r\n\r\n")) < 0:
-            if len(self._held) > MAX_HEAD_BYTES:
+        deadline = time.monotonic() + begin_s
+        has_begun = bool(self._buffer)
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
                 raise RequestError(431, f"the head has more than {MAX_HEAD_BYTES} bytes")
-            if not began and self._held:
-                began, until = True, time.monotonic() + timeout_s
-            if not self._more(until, MAX_HEAD_BYTES):
-                if began:
+            if not has_begun and self._buffer:
+                has_begun, deadline = True, time.monotonic() + timeout_s
+            if not self._receive(deadline, MAX_HEAD_BYTES):
+                if has_begun:
                     raise PeerGone("it went away in the middle of a head")
                 return None
-        head = bytes(self._held[:end])
-        del self._held[: end + 4]
+        head = bytes(self._buffer[:end])
+        del self._buffer[: end + 4]
         return _parse_request_head(head)
 
-    def body(self, length: int, timeout_s: float) -> bytes:
+    def read_body(self, length: int, timeout_s: float) -> bytes:
         """Read the body of a request.
 
         Raises:
             PeerGone: The client disconnected in the middle, or is too slow.
         """
-        until = time.monotonic() + timeout_s
-        while len(self._held) < length:
-            if not self._more(until, length - len(self._held)):
+        deadline = time.monotonic() + timeout_s
+        while len(self._buffer) < length:
+            if not self._receive(deadline, length - len(self._buffer)):
                 raise PeerGone("it went away in the middle of a batch")
-        body = bytes(self._held[:length])
-        del self._held[:length]
+        body = bytes(self._buffer[:length])
+        del self._buffer[:length]
         return body
 
     def linger(self, timeout_s: float) -> None:
@@ -138,18 +138,18 @@ class AgentPeer:
 
         An immediate close would reset the connection, and the client would lose the last reply.
         """
-        until = time.monotonic() + timeout_s
-        left = MAX_BATCH_BYTES + MAX_HEAD_BYTES
+        deadline = time.monotonic() + timeout_s
+        remaining = MAX_BATCH_BYTES + MAX_HEAD_BYTES
         try:
             # Not with SSLSocket.shutdown, which would end encryption of the remaining data.
             socket.socket.shutdown(self._connection, socket.SHUT_WR)
-            while left > 0 and self._more(until, _MAX_READ_BYTES):
-                left -= len(self._held)
-                self._held.clear()
+            while remaining > 0 and self._receive(deadline, _MAX_READ_BYTES):
+                remaining -= len(self._buffer)
+                self._buffer.clear()
         except (PeerGone, OSError):
             return
 
-    def answer(
+    def send_reply(
         self,
         status: int,
         body: bytes,
@@ -171,19 +171,19 @@ class AgentPeer:
         except OSError as error:
             raise PeerGone(f"it takes no answer: {error.strerror or error}") from error
 
-    def _more(self, until: float, most: int) -> bool:
+    def _receive(self, deadline: float, max_bytes: int) -> bool:
         """Read more data until a deadline; return False at the end of the stream."""
-        left_s = until - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise PeerGone("it is too slow")
         try:
-            self._connection.settimeout(left_s)
-            piece = self._connection.recv(min(_MAX_READ_BYTES, max(most, 1)))
+            self._connection.settimeout(remaining_s)
+            piece = self._connection.recv(min(_MAX_READ_BYTES, max(max_bytes, 1)))
         except TimeoutError:
             raise PeerGone("it is too slow") from None
         except OSError as error:
             raise PeerGone(str(error.strerror or error)) from error
-        self._held += piece
+        self._buffer += piece
         return bool(piece)
 
 
@@ -226,8 +226,8 @@ _CONNECTIONS_CLOSE_S: Final = 1.0
 class AgentConnection:
     """Connection of a node, or of a client not identified yet."""
 
-    def __init__(self, plain: socket.socket, address: str) -> None:
-        self.plain = plain
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.sock = sock
         self.address = address
         self.since = time.monotonic()
         self.is_known = False
@@ -236,7 +236,7 @@ class AgentConnection:
         """Shut down the connection; its thread notices."""
         try:
             # Not with SSLSocket.shutdown, which another thread may be using.
-            socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
         except OSError:
             return  # it has ended already
 
@@ -255,20 +255,20 @@ class AgentConnections:
     def __init__(
         self,
         listener: socket.socket,
-        most: int,
+        max_connections: int,
         shared_from: tuple[str, ...],
         serve: Callable[[AgentConnection], None],
-        send_away: Callable[[socket.socket], None],
+        reject: Callable[[socket.socket], None],
     ) -> None:
         self._listener = listener
         self._shared_from = shared_from
         self._serve = serve
-        self._send_away = send_away
-        self._slots = threading.Semaphore(most)
+        self._reject = reject
+        self._slots = threading.Semaphore(max_connections)
         self._ended = threading.Condition()
         self._connections: set[AgentConnection] = set()
 
-    def take(self, stop: Stop) -> None:
+    def serve_next(self, stop: Stop) -> None:
         """Wait up to half a second for a connection, and start serving it."""
         if stop.wait(_CONNECTION_WAIT_S, self._listener.fileno()):
             self._accept(stop)
@@ -276,15 +276,15 @@ class AgentConnections:
     def close(self) -> None:
         """Close all connections; requests in progress get one second to finish."""
         self._listener.close()
-        for connection in self._all():
+        for connection in self._list_connections():
             if not connection.is_known:
                 connection.shut()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections, _CONNECTIONS_CLOSE_S)
-        for connection in self._all():
+        for connection in self._list_connections():
             connection.shut()
 
-    def _all(self) -> list[AgentConnection]:
+    def _list_connections(self) -> list[AgentConnection]:
         """Return the present connections."""
         with self._ended:
             return list(self._connections)
@@ -293,10 +293,10 @@ class AgentConnections:
         """Accept a connection, or reject it if the limit is reached."""
         has_slot = self._slots.acquire(timeout=_UNIDENTIFIED_TIMEOUT_S)
         if not has_slot and not stop.is_set():
-            self._make_room()
+            self._drop_unidentified()
             has_slot = self._slots.acquire(timeout=_CONNECTION_WAIT_S)
         try:
-            plain, address = self._listener.accept()
+            sock, address = self._listener.accept()
         except OSError as error:
             # The client has left, or no descriptor is free; the next call may succeed.
             log.debug("a connection could not be taken: %s", error)
@@ -304,34 +304,40 @@ class AgentConnections:
                 self._slots.release()
             return
         if not has_slot:
-            self._send_away(plain)
+            self._reject(sock)
             return
-        connection = AgentConnection(plain, str(address[0]) if address else "")
+        connection = AgentConnection(sock, str(address[0]) if address else "")
         with self._ended:
             self._connections.add(connection)
         threading.Thread(target=self._run, args=(connection,), daemon=True).start()
 
-    def _make_room(self) -> None:
+    def _drop_unidentified(self) -> None:
         """Disconnect slow unidentified clients of the address that has most of them."""
-        before = time.monotonic() - _UNIDENTIFIED_TIMEOUT_S
-        slow = [one for one in self._all() if not one.is_known and one.since < before]
+        accepted_before = time.monotonic() - _UNIDENTIFIED_TIMEOUT_S
+        slow = [
+            connection
+            for connection in self._list_connections()
+            if not connection.is_known and connection.since < accepted_before
+        ]
         # Nodes that share an address must not count as one client with many connections.
         hosts = [
-            "" if is_within(one.address, self._shared_from) else get_limit_key(one.address)
-            for one in slow
+            ""
+            if is_within(connection.address, self._shared_from)
+            else get_limit_key(connection.address)
+            for connection in slow
         ]
         by_host = Counter(hosts)
         busiest = max(by_host, key=lambda host: (bool(host), by_host[host]), default="")
-        for one, host in zip(slow, hosts, strict=True):
+        for connection, host in zip(slow, hosts, strict=True):
             if host == busiest:
-                one.shut()
+                connection.shut()
 
     def _run(self, connection: AgentConnection) -> None:
         """Serve a connection in its thread, then free its slot."""
         try:
             self._serve(connection)
         finally:
-            connection.plain.close()
+            connection.sock.close()
             self._slots.release()
             with self._ended:
                 self._connections.discard(connection)

@@ -89,7 +89,7 @@ class NodeReportsReader:
         self._path = os.path.join(state_dir, NODES_DATABASE)
         self._database = open_reader(self._path)
 
-    def nodes(self, cluster: str = "") -> list[NodeReport]:
+    def read_reports(self, cluster: str = "") -> list[NodeReport]:
         """Return all nodes that ever reported, sorted by name.
 
         Args:
@@ -97,9 +97,9 @@ class NodeReportsReader:
         """
         return list(_read_reports(self._database, self._path, cluster))
 
-    def silent_since(self, before: datetime, cluster: str = "") -> list[NodeReport]:
+    def read_silent(self, before: datetime, cluster: str = "") -> list[NodeReport]:
         """Return the nodes whose last report is older than a time."""
-        return [node for node in self.nodes(cluster) if node.heard_at < before]
+        return [report for report in self.read_reports(cluster) if report.heard_at < before]
 
     def close(self) -> None:
         """Close the database."""
@@ -120,21 +120,21 @@ class NodeReportsWriter:
         self._path = os.path.join(state_dir, NODES_DATABASE)
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
         self._lock = threading.Lock()
-        read = _read_reports(self._database, self._path, "")
-        self._nodes = {(node.cluster, node.node): node for node in read}
+        reports = _read_reports(self._database, self._path, "")
+        self._nodes = {(report.cluster, report.node): report for report in reports}
         self._new: set[tuple[str, str]] = set()
 
-    def last(self, cluster: str, node: str) -> NodeReport | None:
+    def get_last(self, cluster: str, node: str) -> NodeReport | None:
         """Return a node's last report; None if it never reported."""
         return self._nodes.get((cluster, node))
 
-    def hear(self, heard: NodeReport) -> None:
+    def record(self, report: NodeReport) -> None:
         """Record a report; its ``lost`` counts lines lost since the report before."""
-        name = (heard.cluster, heard.node)
+        name = (report.cluster, report.node)
         with self._lock:
             last = self._nodes.get(name)
-            lost = heard.lost + (last.lost if last else 0)
-            self._nodes[name] = msgspec.structs.replace(heard, lost=lost)
+            lost = report.lost + (last.lost if last else 0)
+            self._nodes[name] = msgspec.structs.replace(report, lost=lost)
             self._new.add(name)
 
     def write(self) -> None:
@@ -187,14 +187,14 @@ class AgentRefusals:
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, _REFUSALS_FILE)
         self._lock = threading.Lock()
-        self._refusals = {one.address: one for one in read_refusals(state_dir)}
+        self._refusals = {refusal.address: refusal for refusal in read_refusals(state_dir)}
         self._is_new = False
 
-    def add(self, address: str, why: str) -> None:
+    def add(self, address: str, reason: str) -> None:
         """Record a refusal; only the latest 64 addresses are kept."""
         with self._lock:
             self._refusals.pop(address, None)
-            self._refusals[address] = AgentRefusal(address=address, at=utc_now(), why=why)
+            self._refusals[address] = AgentRefusal(address=address, at=utc_now(), why=reason)
             while len(self._refusals) > _MAX_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
             self._is_new = True
@@ -219,27 +219,27 @@ class AgentRefusals:
 
 def read_refusals(state_dir: str) -> list[AgentRefusal]:
     """Read refusals from the status file, oldest first."""
-    found = read_status(os.path.join(state_dir, _REFUSALS_FILE), list[AgentRefusal])
-    return [] if found is None else found[0]
+    status = read_status(os.path.join(state_dir, _REFUSALS_FILE), list[AgentRefusal])
+    return [] if status is None else status[0]
 
 
 def list_recent_refusals(state_dir: str, now: datetime) -> list[AgentRefusal]:
     """Return the latest 8 refusals of the last half hour, oldest first."""
-    return [one for one in read_refusals(state_dir) if one.at >= now - RECENT_PERIOD][
+    return [refusal for refusal in read_refusals(state_dir) if refusal.at >= now - RECENT_PERIOD][
         -_MAX_REFUSALS_SHOWN:
     ]
 
 
-def _encode_report(heard: NodeReport) -> tuple[str, str, int, int, str, str, int]:
+def _encode_report(report: NodeReport) -> tuple[str, str, int, int, str, str, int]:
     """Encode a report as a row of the database."""
-    lost = min(heard.lost, 2**63 - 1)
+    lost = min(report.lost, 2**63 - 1)
     return (
-        heard.cluster,
-        heard.node,
-        to_micros(heard.heard_at),
-        heard.sequence,
-        heard.boot_id,
-        heard.place,
+        report.cluster,
+        report.node,
+        to_micros(report.heard_at),
+        report.sequence,
+        report.boot_id,
+        report.place,
         lost,
     )
 

@@ -131,55 +131,55 @@ class ListenerEndpoint:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._nodes = settings.nodes
+        self._settings = settings.nodes
         path = listener_socket_path(settings)
         try:
-            self._uids = {os.geteuid(), pwd.getpwnam(self._nodes.listener).pw_uid}
+            self._uids = {os.geteuid(), pwd.getpwnam(self._settings.listener).pw_uid}
             self.listener = open_unix_listener(path, BACKLOG, self._uids)
         except KeyError:
             raise ListenUnavailable(
-                f"there is no user {self._nodes.listener!r}: see [nodes] listener", path
+                f"there is no user {self._settings.listener!r}: see [nodes] listener", path
             ) from None
         except OSError as error:
             raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
 
-    def send_away(self, plain: socket.socket) -> None:
+    def reject(self, sock: socket.socket) -> None:
         """Tell the listener that the limit of connections is reached."""
-        with plain, contextlib.suppress(OSError, PeerGone):
-            plain.settimeout(0.1)
-            plain.recv(1)  # unread input would reset the connection and lose the reply
+        with sock, contextlib.suppress(OSError, PeerGone):
+            sock.settimeout(0.1)
+            sock.recv(1)  # unread input would reset the connection and lose the reply
             _send_message(
-                plain, _DaemonReply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"})
+                sock, _DaemonReply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"})
             )
 
-    def welcome(self, connection: AgentConnection) -> "ForwardedPeer | None":
+    def authenticate(self, connection: AgentConnection) -> "ForwardedPeer | None":
         """Authenticate a connection from the listener; None if it only asked for the settings.
 
         Raises:
             PermissionRefused: It is not the listener, or passes no node's connection.
             PeerGone: The listener disconnected or is too slow.
         """
-        plain = connection.plain
-        credentials = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        sock = connection.sock
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         _, uid, _ = _PEERCRED.unpack(credentials)
         if uid not in self._uids:
             raise PermissionRefused(f"uid {uid} is not the listener: see [nodes] listener")
-        plain.settimeout(IDENTIFY_TIMEOUT_S)
+        sock.settimeout(IDENTIFY_TIMEOUT_S)
         try:
-            what, fds, _, _ = socket.recv_fds(plain, 1, 1)
+            first_byte, fds, _, _ = socket.recv_fds(sock, 1, 1)
         except OSError as error:
             raise PeerGone(f"the listener: {error.strerror or error}") from error
         try:
-            if what == _SETTINGS:
-                _send_message(plain, _SettingsReply(nodes=self._nodes))
+            if first_byte == _SETTINGS:
+                _send_message(sock, _SettingsReply(nodes=self._settings))
                 return None
-            if what != _CONNECTION or len(fds) != 1:
+            if first_byte != _CONNECTION or len(fds) != 1:
                 raise PermissionRefused("the listener passes no connection")
             connection.address = _read_peer_address(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
-        return ForwardedPeer(plain)
+        return ForwardedPeer(sock)
 
 
 def _read_peer_address(fd: int) -> str:
@@ -209,7 +209,7 @@ class ForwardedPeer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
+    def read_request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Raises:
@@ -225,7 +225,7 @@ class ForwardedPeer:
         headers = {name.encode(): value for name, value in head.headers.items()}
         return AgentRequest(head.path, headers, head.length)
 
-    def body(self, length: int, timeout_s: float) -> bytes:
+    def read_body(self, length: int, timeout_s: float) -> bytes:
         """Ask for the body of a request and read it.
 
         Raises:
@@ -237,7 +237,9 @@ class ForwardedPeer:
             or b""
         )
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
+    def send_reply(
+        self, status: int, body: bytes, headers: dict[str, str], timeout_s: float
+    ) -> None:
         """Send a reply.
 
         Raises:
@@ -266,20 +268,22 @@ class NodeListener:
         TlsUnavailable: A certificate cannot be used.
     """
 
-    def __init__(self, nodes: NodesSettings, path: str, *, ask_s: float = 10.0) -> None:
-        self._nodes = nodes
+    def __init__(
+        self, settings: NodesSettings, path: str, *, check_interval_s: float = 10.0
+    ) -> None:
+        self._settings = settings
         self._path = path
-        self._ask_s = ask_s
-        self._said = ""
+        self._check_interval_s = check_interval_s
+        self._last_problem = ""
         self._context: Context | None = None
-        if nodes.certificate_file:
+        if settings.certificate_file:
             self._context = make_server_context(
-                nodes.certificate_file, nodes.key_file, nodes.client_ca_file
+                settings.certificate_file, settings.key_file, settings.client_ca_file
             )
-        listener = open_tcp_listener(nodes.listen, BACKLOG)
+        listener = open_tcp_listener(settings.listen, BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._connections = AgentConnections(
-            listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
+            listener, settings.most_connections, settings.shared_from, self._serve, self._reject
         )
 
     def run(self, stop: Stop) -> None:
@@ -289,33 +293,33 @@ class NodeListener:
             *self.address,
             "with TLS" if self._context else "without TLS: what they send can be read on its way",
         )
-        asked = time.monotonic()
+        checked_at = time.monotonic()
         while not stop.is_set():
-            self._connections.take(stop)
-            if time.monotonic() - asked >= self._ask_s:
-                asked = time.monotonic()
-                if self._is_old():
+            self._connections.serve_next(stop)
+            if time.monotonic() - checked_at >= self._check_interval_s:
+                checked_at = time.monotonic()
+                if self._has_new_settings():
                     log.info("[nodes] has changed")
                     break
         self._connections.close()
 
-    def _is_old(self) -> bool:
+    def _has_new_settings(self) -> bool:
         """Return whether the daemon's settings differ from those in use."""
         try:
-            return _request_settings(self._path) != self._nodes
+            return _request_settings(self._path) != self._settings
         except Unavailable as error:
-            self._say(str(error))
+            self._log_problem(str(error))
             return False
 
-    def _say(self, what: str) -> None:
+    def _log_problem(self, message: str) -> None:
         """Log a problem with the daemon, once while it stays the same."""
-        if what and what != self._said:
-            log.warning("%s", what)
-        self._said = what
+        if message and message != self._last_problem:
+            log.warning("%s", message)
+        self._last_problem = message
 
-    def _send_away(self, plain: socket.socket) -> None:
+    def _reject(self, sock: socket.socket) -> None:
         """Reject a node because the limit of connections is reached."""
-        reject_connection(plain, is_secured=self._context is not None)
+        reject_connection(sock, is_secured=self._context is not None)
 
     def _serve(self, connection: AgentConnection) -> None:
         """Serve one node: connect to the daemon, pass the socket, forward requests."""
@@ -325,14 +329,16 @@ class NodeListener:
                 try:
                     daemon.settimeout(SEND_TIMEOUT_S)
                     daemon.connect(self._path)
-                    socket.send_fds(daemon, [_CONNECTION], [connection.plain.fileno()])
+                    socket.send_fds(daemon, [_CONNECTION], [connection.sock.fileno()])
                 except OSError as error:
-                    self._say(f"{self._path}: {error.strerror or error}")
-                    peer.answer(503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_TIMEOUT_S)
+                    self._log_problem(f"{self._path}: {error.strerror or error}")
+                    peer.send_reply(
+                        503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_TIMEOUT_S
+                    )
                     peer.linger(LINGER_S)
                     return
-                self._say("")
-                while self._pass(connection, peer, daemon):
+                self._log_problem("")
+                while self._forward_request(connection, peer, daemon):
                     pass
         except (StewardError, OSError) as error:
             # Anybody on the network can cause this, so it is not a warning.
@@ -341,14 +347,16 @@ class NodeListener:
             # A programming error must end this connection only.
             log.exception("the connection from %s failed", connection.address)
 
-    def _pass(self, connection: AgentConnection, peer: AgentPeer, daemon: socket.socket) -> bool:
+    def _forward_request(
+        self, connection: AgentConnection, peer: AgentPeer, daemon: socket.socket
+    ) -> bool:
         """Forward one request and its reply; return whether another may follow."""
         try:
-            request = peer.request(
+            request = peer.read_request(
                 IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S, IDENTIFY_TIMEOUT_S
             )
         except RequestError as error:
-            peer.answer(
+            peer.send_reply(
                 error.status, f"{error}\n".encode(), {"Connection": "close"}, SEND_TIMEOUT_S
             )
             peer.linger(LINGER_S)
@@ -368,14 +376,14 @@ class NodeListener:
         reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
         if reply is not None and not reply.status:
             connection.is_known = True
-            body = peer.body(request.length, BODY_TIMEOUT_S)
+            body = peer.read_body(request.length, BODY_TIMEOUT_S)
             daemon.settimeout(BODY_TIMEOUT_S)
             daemon.sendall(body)
             del body
             reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
         if reply is None:
             return False  # the node has opened another connection, or the daemon is stopping
-        peer.answer(reply.status or 503, reply.body, reply.headers, SEND_TIMEOUT_S)
+        peer.send_reply(reply.status or 503, reply.body, reply.headers, SEND_TIMEOUT_S)
         if reply.status != 200:
             connection.is_known = False
             peer.linger(LINGER_S)
@@ -397,14 +405,14 @@ def run_listener(path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     backoff = Backoff(0.2, 5.0)
-    is_told = False
+    is_logged = False
     while not stop.is_set():
         try:
             nodes = _request_settings(path)
         except Unavailable as error:
-            if not is_told:
+            if not is_logged:
                 log.warning("waiting for the daemon: %s", error)
-                is_told = True
+                is_logged = True
             stop.wait(backoff.next_s())
         else:
             NodeListener(nodes, path).run(stop)
@@ -425,13 +433,13 @@ def _request_settings(path: str) -> NodesSettings:
         with contextlib.suppress(OSError, PeerGone):
             daemon.sendall(_SETTINGS)
             try:
-                told = _receive_message(daemon, _SettingsReply, SEND_TIMEOUT_S)
+                reply = _receive_message(daemon, _SettingsReply, SEND_TIMEOUT_S)
             except RequestError:
                 raise Unavailable(
                     f"{path}: the daemon hears no more nodes just now", path
                 ) from None
-            if told is not None:
-                return told.nodes
+            if reply is not None:
+                return reply.nodes
     raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
 
 
@@ -444,31 +452,31 @@ def secure_connection(connection: AgentConnection, context: Context | None) -> s
     Raises:
         OSError: The client disconnected, or does not speak TLS.
     """
-    connection.plain.settimeout(IDENTIFY_TIMEOUT_S)
-    connection.plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sock.settimeout(IDENTIFY_TIMEOUT_S)
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is not None:
         secured = context.wrap_socket(
-            connection.plain, server_side=True, do_handshake_on_connect=False
+            connection.sock, server_side=True, do_handshake_on_connect=False
         )
-        connection.plain = secured
+        connection.sock = secured
         secured.do_handshake()
-    return connection.plain
+    return connection.sock
 
 
-def reject_connection(plain: socket.socket, *, is_secured: bool) -> None:
+def reject_connection(sock: socket.socket, *, is_secured: bool) -> None:
     """Reject a connection because the limit is reached."""
-    with plain:
+    with sock:
         if is_secured:
             return  # a TLS handshake would take too long
         try:
-            AgentPeer(plain).answer(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
+            AgentPeer(sock).send_reply(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
         except StewardError as error:
             log.debug("%s", error)
 
 
-def _send_message(connection: socket.socket, what: Any) -> None:
+def _send_message(connection: socket.socket, message: Any) -> None:
     """Send one message with its length prefix."""
-    data = msgspec.msgpack.encode(what)
+    data = msgspec.msgpack.encode(message)
     try:
         connection.sendall(_LENGTH.pack(len(data)) + data)
     except OSError as error:
@@ -482,14 +490,14 @@ def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: flo
         RequestError: The message is invalid.
         PeerGone: The other side disconnected in the middle, or is too slow.
     """
-    until = time.monotonic() + timeout_s
-    length = _receive_exactly(connection, _LENGTH.size, until, or_none=True)
+    deadline = time.monotonic() + timeout_s
+    length = _receive_exactly(connection, _LENGTH.size, deadline, or_none=True)
     if length is None:
         return None
     (size,) = _LENGTH.unpack(length)
     if size > _MAX_MESSAGE_SIZE:
         raise RequestError(431, f"what is said has more than {_MAX_MESSAGE_SIZE} bytes")
-    data = _receive_exactly(connection, size, until)
+    data = _receive_exactly(connection, size, deadline)
     try:
         return msgspec.msgpack.decode(data or b"", type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -497,16 +505,16 @@ def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: flo
 
 
 def _receive_exactly(
-    connection: socket.socket, size: int, until: float, *, or_none: bool = False
+    connection: socket.socket, size: int, deadline: float, *, or_none: bool = False
 ) -> bytes | None:
     """Read an exact number of bytes; None at the end of the stream if ``or_none``."""
     data = bytearray()
     while len(data) < size:
-        left_s = until - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise PeerGone("it is too slow")
         try:
-            connection.settimeout(left_s)
+            connection.settimeout(remaining_s)
             piece = connection.recv(min(size - len(data), 1 << 16))
         except TimeoutError:
             raise PeerGone("it is too slow") from None

@@ -134,30 +134,30 @@ class GroupAppender:
             batch, size = [first], first.size
             while size < FRAME_BYTES:
                 try:
-                    more = self._queue.get_nowait()
+                    following = self._queue.get_nowait()
                 except queue.Empty:
                     break
-                if more is None:
+                if following is None:
                     self._queue.put(None)
                     break
-                batch.append(more)
-                size += more.size
-            self._try(batch)
+                batch.append(following)
+                size += following.size
+            self._append_group(batch)
 
-    def _try(self, batch: Sequence[_WaitingBatch]) -> None:
+    def _append_group(self, batch: Sequence[_WaitingBatch]) -> None:
         """Append a group of batches and wake their threads."""
         error: StewardError | None = None
         try:
-            self._append([row for one in batch for row in one.rows])
+            self._append([row for waiting in batch for row in waiting.rows])
         except StewardError as caught:
             error = caught
         except Exception as caught:
             # A programming error must not end the thread; the agents send the batch again.
             log.exception("what nodes sent could not be appended")
             error = AppendUnavailable(f"unexpected: {type(caught).__name__}: {caught}")
-        for one in batch:
-            one.error = error
-            one.done.set()
+        for waiting in batch:
+            waiting.error = error
+            waiting.done.set()
 
 
 # Turns
@@ -188,66 +188,66 @@ class NodeTurns:
         self._busy: set[ClosableConnection] = set()
         self._queue: deque[threading.Event] = deque()
 
-    def begin(self, node: tuple[str, str], holder: ClosableConnection) -> None:
+    def begin(self, node: tuple[str, str], connection: ClosableConnection) -> None:
         """Make a connection the current one of a node, until ``leave`` or a newer connection.
 
         An idle previous connection of the node is shut down: its agent may be long gone.
 
         Args:
             node: Cluster and NodeName.
-            holder: Connection.
+            connection: Connection.
 
         Raises:
             TurnUnavailable: Another connection is sending a batch of this node.
         """
         with self._lock:
-            before = self._holders.get(node)
-            if before is not None and before is not holder:
-                if before in self._busy:
+            previous = self._holders.get(node)
+            if previous is not None and previous is not connection:
+                if previous in self._busy:
                     raise TurnUnavailable(f"a batch of node {node[1]} is under way already")
-                before.shut()
-            self._forget(holder)
-            self._holders[node] = holder
-            self._busy.add(holder)
+                previous.shut()
+            self._remove(connection)
+            self._holders[node] = connection
+            self._busy.add(connection)
 
-    def rest(self, holder: ClosableConnection) -> None:
+    def finish_batch(self, connection: ClosableConnection) -> None:
         """Mark a connection's batch as finished."""
         with self._lock:
-            self._busy.discard(holder)
+            self._busy.discard(connection)
 
-    def leave(self, holder: ClosableConnection) -> None:
+    def remove(self, connection: ClosableConnection) -> None:
         """Remove a connection that has ended."""
         with self._lock:
-            self._forget(holder)
+            self._remove(connection)
 
-    def _forget(self, holder: ClosableConnection) -> None:
+    def _remove(self, connection: ClosableConnection) -> None:
         """Remove a connection from all tables."""
-        self._busy.discard(holder)
-        for node in [node for node, one in self._holders.items() if one is holder]:
+        self._busy.discard(connection)
+        for node in [node for node, current in self._holders.items() if current is connection]:
             del self._holders[node]
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def wait_turn(self) -> Iterator[None]:
         """Wait for exclusive processing, first come, first served.
 
         Raises:
             TurnUnavailable: The wait took too long.
         """
-        mine = threading.Event()
+        event = threading.Event()
         with self._lock:
-            self._queue.append(mine)
-            self._call()
-        has_come = mine.wait(self._patience_s)
+            self._queue.append(event)
+            self._wake_first()
+        has_come = event.wait(self._patience_s)
         try:
             if not has_come:
                 raise TurnUnavailable("too many nodes report just now")
             yield
         finally:
             with self._lock:
-                self._queue.remove(mine)
-                self._call()
+                self._queue.remove(event)
+                self._wake_first()
 
-    def _call(self) -> None:
+    def _wake_first(self) -> None:
         """Wake the first in the queue."""
         if self._queue:
             self._queue[0].set()
@@ -284,10 +284,10 @@ class NodeReceiver:
         nodes = settings.nodes
         self._senders = SenderAuthenticator(settings)
         self._redact_name = make_redactor(settings).name
-        self._hearing = NodeReportsWriter(settings.state_dir)
+        self._reports = NodeReportsWriter(settings.state_dir)
         self._appender = GroupAppender(append)
-        self._front = ListenerEndpoint(settings) if nodes.listener else None
-        is_secured = bool(nodes.certificate_file) and self._front is None
+        self._endpoint = ListenerEndpoint(settings) if nodes.listener else None
+        is_secured = bool(nodes.certificate_file) and self._endpoint is None
         self._context: Context | None = None
         if is_secured:
             self._context = make_server_context(
@@ -295,164 +295,168 @@ class NodeReceiver:
             )
         self._lock = threading.Lock()
         self._turns = NodeTurns()
-        self._said: dict[str, str] = {}
+        self._last_problems: dict[str, str] = {}
         self._refusals = AgentRefusals(settings.state_dir)
-        listener = self._front.listener if self._front else open_tcp_listener(nodes.listen, BACKLOG)
+        listener = (
+            self._endpoint.listener if self._endpoint else open_tcp_listener(nodes.listen, BACKLOG)
+        )
         # Only the listener process knows its own address.
-        self.address = ("", 0) if self._front else listener.getsockname()[:2]
+        self.address = ("", 0) if self._endpoint else listener.getsockname()[:2]
         self._connections = AgentConnections(
-            listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
+            listener, nodes.most_connections, nodes.shared_from, self._serve, self._reject
         )
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Serve until ``stop`` is set."""
-        if self._front is None:
+        if self._endpoint is None:
             log.info(
                 "listening for nodes at %s port %d, %s",
                 *self.address,
                 "with TLS" if self._context else "without TLS: what they send can be read",
             )
-        written = time.monotonic()
+        written_at = time.monotonic()
         while not stop.is_set():
             beat()
-            self._connections.take(stop)
-            if time.monotonic() - written >= _WRITE_S:
-                written = time.monotonic()
-                self._write()
+            self._connections.serve_next(stop)
+            if time.monotonic() - written_at >= _WRITE_S:
+                written_at = time.monotonic()
+                self._write_reports()
         self.close()
 
     def close(self) -> None:
         """Close all connections; requests in progress get a moment to finish."""
         self._connections.close()
         self._appender.close()
-        self._write()
-        self._hearing.close()
+        self._write_reports()
+        self._reports.close()
 
-    def _write(self) -> None:
+    def _write_reports(self) -> None:
         """Write reports and refusals to disk."""
         try:
-            self._hearing.write()
+            self._reports.write()
             self._refusals.write()
         except StewardError as error:
-            self._say("nodes.db", str(error))
+            self._log_problem("nodes.db", str(error))
         else:
-            self._say("nodes.db", "")
+            self._log_problem("nodes.db", "")
 
-    def _send_away(self, plain: socket.socket) -> None:
+    def _reject(self, sock: socket.socket) -> None:
         """Reject a connection because the limit is reached."""
-        if self._front is not None:
-            self._front.send_away(plain)
+        if self._endpoint is not None:
+            self._endpoint.reject(sock)
         else:
-            reject_connection(plain, is_secured=self._context is not None)
+            reject_connection(sock, is_secured=self._context is not None)
 
     def _serve(self, connection: AgentConnection) -> None:
         """Serve one connection in its thread."""
         try:
-            if self._front is None:
-                peer = secure_connection(connection, self._context)
-                self._talk(connection, AgentPeer(peer), read_peer_names(peer))
+            if self._endpoint is None:
+                sock = secure_connection(connection, self._context)
+                self._serve_requests(connection, AgentPeer(sock), read_peer_names(sock))
             else:
-                fronted = self._front.welcome(connection)
-                if fronted is not None:
-                    self._talk(connection, fronted, frozenset())
+                forwarded = self._endpoint.authenticate(connection)
+                if forwarded is not None:
+                    self._serve_requests(connection, forwarded, frozenset())
         except (StewardError, OSError) as error:
-            self._say(connection.address or "the listener", str(error))
+            self._log_problem(connection.address or "the listener", str(error))
         except Exception:
             # A programming error must end this connection only.
             log.exception("the connection from %s failed", connection.address)
         finally:
-            self._turns.leave(connection)
+            self._turns.remove(connection)
 
-    def _talk(
+    def _serve_requests(
         self, connection: AgentConnection, peer: AgentPeer | ForwardedPeer, names: frozenset[str]
     ) -> None:
         """Process batches of one connection until it ends."""
         while True:
             try:
-                request = peer.request(
+                request = peer.read_request(
                     IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S,
                     IDENTIFY_TIMEOUT_S,
                 )
                 if request is None:
                     return
-                text, sender = self._known(request, names, connection.address)
+                header, sender = self._authenticate(request, names, connection.address)
                 self._turns.begin((sender.cluster, sender.head.node), connection)
                 connection.is_known = True
-                body = peer.body(request.length, BODY_TIMEOUT_S)
-                digest = digest_of(text, body)
-                sender.check(digest)
-                self._take(sender, body)
-                answer = f"durable {digest}\n".encode()
-                credential = sender.signed(digest, answer)
+                body = peer.read_body(request.length, BODY_TIMEOUT_S)
+                digest = digest_of(header, body)
+                sender.check_digest(digest)
+                self._store_batch(sender, body)
+                reply = f"durable {digest}\n".encode()
+                credential = sender.sign_reply(digest, reply)
                 # Before the reply: after it the agent may connect again at once.
-                self._turns.rest(connection)
+                self._turns.finish_batch(connection)
             except (RequestError, PermissionRefused) as error:
                 # Refusals are unsigned: a forged one moves no data and costs only time.
                 status = error.status if isinstance(error, RequestError) else 403
-                self._say(connection.address, str(error))
+                self._log_problem(connection.address, str(error))
                 if isinstance(error, PermissionRefused):
                     self._refusals.add(connection.address, str(error))
-                self._refuse(connection, peer, status, str(error))
+                self._send_refusal(connection, peer, status, str(error))
                 return
             except TurnUnavailable as error:
                 # Retry soon, without a log entry: it may be one of very many nodes.
-                self._refuse(connection, peer, 503, str(error), _BUSY_LINGER_S)
+                self._send_refusal(connection, peer, 503, str(error), _BUSY_LINGER_S)
                 return
             except Unavailable as error:
-                self._say(connection.address, str(error))
-                self._refuse(connection, peer, 503, str(error))
+                self._log_problem(connection.address, str(error))
+                self._send_refusal(connection, peer, 503, str(error))
                 return
-            peer.answer(200, answer, {"Steward-Credential": credential}, SEND_TIMEOUT_S)
-            self._say(connection.address, "")
+            peer.send_reply(200, reply, {"Steward-Credential": credential}, SEND_TIMEOUT_S)
+            self._log_problem(connection.address, "")
             self._refusals.drop(connection.address)
             del body
             if request.closes:
                 return
 
-    def _known(
+    def _authenticate(
         self, request: AgentRequest, names: frozenset[str], address: str
     ) -> tuple[bytes, AuthenticatedSender]:
         """Identify the sender of a request."""
         if request.path != PATH:
             raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
-        text = request.headers.get(b"steward-batch", b"")
-        head = parse_batch_header(text)
+        header = request.headers.get(b"steward-batch", b"")
+        head = parse_batch_header(header)
         credential = request.headers.get(b"steward-credential", b"")
-        return text, self._senders.sender(head, credential, names, address)
+        return header, self._senders.authenticate(head, credential, names, address)
 
-    def _refuse(
+    def _send_refusal(
         self,
         connection: AgentConnection,
         peer: AgentPeer | ForwardedPeer,
         status: int,
-        what: str,
+        message: str,
         linger_s: float = LINGER_S,
     ) -> None:
         """Send an error reply and forget the connection's node."""
-        self._turns.leave(connection)
+        self._turns.remove(connection)
         connection.is_known = False
         headers = {
             "Connection": "close",
             **(_retry_after_header(_RETRY_S) if status == 503 else {}),
         }
-        peer.answer(status, what.encode("utf-8", "replace")[:500] + b"\n", headers, SEND_TIMEOUT_S)
+        peer.send_reply(
+            status, message.encode("utf-8", "replace")[:500] + b"\n", headers, SEND_TIMEOUT_S
+        )
         peer.linger(linger_s)
 
-    def _take(self, sender: AuthenticatedSender, body: bytes) -> None:
+    def _store_batch(self, sender: AuthenticatedSender, body: bytes) -> None:
         """Make a batch durable.
 
         Raises:
             AppendUnavailable: It is not durable, for now.
         """
         head, cluster, now = sender.head, sender.cluster, utc_now()
-        with self._turns.turn():  # one at a time: parsed lines need much memory
-            folded = aggregate_lines(cluster, head.node, body, now, self._redact_name)
-            last = self._hearing.last(cluster, head.node)
-            rows = encode_rows([*folded.events, *_make_gaps(cluster, head, last, now)])
-            lost = folded.lost + head.dropped
-            del folded
+        with self._turns.wait_turn():  # one at a time: parsed lines need much memory
+            aggregated = aggregate_lines(cluster, head.node, body, now, self._redact_name)
+            last = self._reports.get_last(cluster, head.node)
+            rows = encode_rows([*aggregated.events, *_make_gaps(cluster, head, last, now)])
+            lost = aggregated.lost + head.dropped
+            del aggregated
         self._appender.append(rows)
-        self._hearing.hear(
+        self._reports.record(
             NodeReport(
                 cluster=cluster,
                 node=head.node,
@@ -464,16 +468,16 @@ class NodeReceiver:
             )
         )
 
-    def _say(self, who: str, what: str) -> None:
+    def _log_problem(self, peer_name: str, message: str) -> None:
         """Log a problem with a peer, once while it stays the same."""
         with self._lock:
-            if what == self._said.get(who, ""):
+            if message == self._last_problems.get(peer_name, ""):
                 return
-            if len(self._said) >= _MAX_LOGGED_PEERS:
-                self._said.clear()
-            self._said[who] = what
-        if what:
-            log.warning("%s: %s", who, what)
+            if len(self._last_problems) >= _MAX_LOGGED_PEERS:
+                self._last_problems.clear()
+            self._last_problems[peer_name] = message
+        if message:
+            log.warning("%s: %s", peer_name, message)
 
 
 def _make_gaps(
@@ -483,8 +487,8 @@ def _make_gaps(
     gaps = []
     if last is not None and last.place != head.place:
         # The agent's state file is gone, and with it lines that may not have been sent.
-        why = GAP_REBOOT if last.boot_id != head.boot else GAP_LOST
-        gap = NodeGap(node=head.node, why=why, since=last.heard_at)
+        reason = GAP_REBOOT if last.boot_id != head.boot else GAP_LOST
+        gap = NodeGap(node=head.node, why=reason, since=last.heard_at)
         gaps.append(make_gap_event(cluster, gap, f"place.{head.place}", now))
     if head.dropped:
         gap = NodeGap(node=head.node, why=GAP_LOST, lines=head.dropped)

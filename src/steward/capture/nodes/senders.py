@@ -114,18 +114,18 @@ class AuthenticatedSender:
         self._claim = claim
         self._munge = munge
 
-    def check(self, digest: str) -> None:
+    def check_digest(self, digest: str) -> None:
         """Check that the credential was made for this batch.
 
         Raises:
             PermissionRefused: It was made for another.
         """
         head = self.head
-        said = claim_of(head.node, head.cluster, head.sequence, digest)
-        if self._claim is not None and self._claim != said:
+        expected = claim_of(head.node, head.cluster, head.sequence, digest)
+        if self._claim is not None and self._claim != expected:
             raise PermissionRefused("the MUNGE credential is for another batch")
 
-    def signed(self, digest: str, answer: bytes) -> str:
+    def sign_reply(self, digest: str, reply: bytes) -> str:
         """Sign a reply with MUNGE; return "" with TLS.
 
         Raises:
@@ -133,7 +133,7 @@ class AuthenticatedSender:
         """
         if self._munge is None:
             return ""
-        return self._munge.encode(answer_claim_of(digest, answer)).decode("ascii")
+        return self._munge.encode(answer_claim_of(digest, reply)).decode("ascii")
 
 
 class SenderAuthenticator:
@@ -147,12 +147,12 @@ class SenderAuthenticator:
         self._by_certificate = bool(settings.nodes.client_ca_file)
         self._behind_nat = settings.nodes.behind_nat
         self._clusters = {
-            name: _ClusterNodes(name, of)
-            for name, of in settings.cluster.items()
-            if of.scheduler == "slurm"
+            name: _ClusterNodes(name, cluster_settings)
+            for name, cluster_settings in settings.cluster.items()
+            if cluster_settings.scheduler == "slurm"
         }
 
-    def sender(
+    def authenticate(
         self, head: BatchHeader, credential: bytes, names: frozenset[str], address: str
     ) -> AuthenticatedSender:
         """Authenticate the sender of a batch.
@@ -167,15 +167,15 @@ class SenderAuthenticator:
             PermissionRefused: The sender is not the node it claims to be.
             Unavailable: That cannot be verified now.
         """
-        cluster = self._cluster(head.cluster)
+        cluster = self._find_cluster(head.cluster)
         if self._by_certificate:
-            wanted = {f"{head.node}.{cluster.name}"}
+            valid_names = {f"{head.node}.{cluster.name}"}
             if len(self._clusters) == 1:
-                wanted.add(head.node)
-            if frozenset(map(normalize_host, names)).isdisjoint(map(normalize_host, wanted)):
+                valid_names.add(head.node)
+            if frozenset(map(normalize_host, names)).isdisjoint(map(normalize_host, valid_names)):
                 raise PermissionRefused(
                     f"the certificate is for {', '.join(sorted(names)) or 'no host'}, "
-                    f"not for {' or '.join(sorted(wanted))}"
+                    f"not for {' or '.join(sorted(valid_names))}"
                 )
             return AuthenticatedSender(cluster.name, head, None, None)
         if is_ipv6(address):
@@ -186,19 +186,19 @@ class SenderAuthenticator:
         if _CREDENTIAL.fullmatch(credential) is None:
             raise PermissionRefused("there is no MUNGE credential")
         claim = cluster.munge.decode(credential)
-        cluster.check(head.node, claim.uid, claim.address)
+        cluster.check_credential(head.node, claim.uid, claim.address)
         if not self._behind_nat:
             cluster.check_peer(head.node, _strip_ipv6_prefix(address))
         return AuthenticatedSender(cluster.name, head, claim.payload, cluster.munge)
 
-    def _cluster(self, name: str) -> "_ClusterNodes":
+    def _find_cluster(self, name: str) -> "_ClusterNodes":
         """Return the cluster of a batch; the only one if the batch names none."""
         if not name and len(self._clusters) == 1:
             return next(iter(self._clusters.values()))
-        found = self._clusters.get(name)
-        if found is None:
+        cluster = self._clusters.get(name)
+        if cluster is None:
             raise PermissionRefused(f"{name!r} is no cluster of Steward's: set --cluster")
-        return found
+        return cluster
 
 
 class _ClusterNodes:
@@ -208,26 +208,26 @@ class _ClusterNodes:
         self.name = name
         self.munge = Munge(settings.munge_socket)
         self._settings = settings
-        self._asks = settings.asks_slurm and not settings.remote
+        self._queries_slurm = settings.asks_slurm and not settings.remote
         self._lock = threading.Lock()
         self._places: Mapping[str, NodePlace] = {}
         self._uids = frozenset({_ROOT})
-        self._asked = False
-        self._until = 0.0
-        self._again = 0.0
+        self._has_answer = False
+        self._refresh_at = 0.0
+        self._retry_at = 0.0
         self._addresses: dict[str, tuple[float, frozenset[str]]] = {}
 
-    def check(self, node: str, uid: int, address: str) -> None:
+    def check_credential(self, node: str, uid: int, address: str) -> None:
         """Check that a credential was made on the node by root or SlurmdUser.
 
         Raises:
             PermissionRefused: It was made on another host or by another user.
             SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
-        place = self._place(node)
+        place = self._get_place(node)
         if uid not in self._uids:
             raise PermissionRefused(f"the MUNGE credential is uid {uid}'s, not root's")
-        self._see(node, place, address, f"the MUNGE credential was made on {address}")
+        self._check_address(node, place, address, f"the MUNGE credential was made on {address}")
 
     def check_peer(self, node: str, address: str) -> None:
         """Check that a connection comes from the node.
@@ -236,62 +236,62 @@ class _ClusterNodes:
             PermissionRefused: It comes from another host.
             SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
-        what = f"the connection comes from {address} (see [nodes] behind_nat)"
-        self._see(node, self._place(node), address, what)
+        origin = f"the connection comes from {address} (see [nodes] behind_nat)"
+        self._check_address(node, self._get_place(node), address, origin)
 
-    def _see(self, node: str, place: NodePlace, address: str, what: str) -> None:
+    def _check_address(self, node: str, place: NodePlace, address: str, origin: str) -> None:
         """Check that an address is one of the node's."""
-        addresses = self._addresses_of(place.address)
+        addresses = self._resolve(place.address)
         if address not in addresses:
             # Resolved last: where names do not resolve, a lookup takes long.
-            addresses |= self._addresses_of(place.hostname)
+            addresses |= self._resolve(place.hostname)
         if address not in addresses:
             raise PermissionRefused(
-                f"{what}, and node {node} is at "
+                f"{origin}, and node {node} is at "
                 f"{', '.join(sorted(addresses)) or f'{place.address}, which does not resolve'}"
             )
 
-    def _place(self, node: str) -> NodePlace:
+    def _get_place(self, node: str) -> NodePlace:
         """Return a node's address and hostname according to Slurm."""
-        if not self._asks:
+        if not self._queries_slurm:
             # A remote cluster's Slurm cannot be queried here; its nodes resolve by NodeName.
             return NodePlace(node, node)
         with self._lock:
             now = time.monotonic()
-            if now >= self._until or (node not in self._places and now >= self._again):
-                self._ask(now)
-            if not self._asked:
+            if now >= self._refresh_at or (node not in self._places and now >= self._retry_at):
+                self._query_slurm(now)
+            if not self._has_answer:
                 raise SlurmUnavailable(f"cluster {self.name}: where its nodes are is not known yet")
         if node not in self._places:
             raise PermissionRefused(f"cluster {self.name} has no node {node!r}")
         return self._places[node]
 
-    def _ask(self, now: float) -> None:
+    def _query_slurm(self, now: float) -> None:
         """Query Slurm for node addresses and SlurmdUser."""
         try:
             self._places = node_addresses(self.name, self._settings)
             self._uids = frozenset({_ROOT, slurmd_uid(self.name, self._settings)})
-            self._asked = True
+            self._has_answer = True
         except SlurmError as error:
             log.warning("where the nodes of cluster %s are cannot be asked: %s", self.name, error)
         cost_s = time.monotonic() - now
-        self._until = now + (_ADDRESS_CACHE_S if self._asked else _MIN_QUERY_INTERVAL_S)
-        self._again = now + max(_MIN_QUERY_INTERVAL_S, _QUERY_COST_FACTOR * cost_s)
+        self._refresh_at = now + (_ADDRESS_CACHE_S if self._has_answer else _MIN_QUERY_INTERVAL_S)
+        self._retry_at = now + max(_MIN_QUERY_INTERVAL_S, _QUERY_COST_FACTOR * cost_s)
 
-    def _addresses_of(self, host: str) -> frozenset[str]:
+    def _resolve(self, host: str) -> frozenset[str]:
         """Resolve a host name, cached."""
         now = time.monotonic()
-        until, found = self._addresses.get(host, (0.0, frozenset()))
+        until, addresses = self._addresses.get(host, (0.0, frozenset()))
         if now < until:
-            return found
+            return addresses
         try:
             entries = socket.getaddrinfo(host, None)
         except (OSError, UnicodeError):
             entries = []
         # A name that does not resolve at the moment keeps its last addresses.
-        found = frozenset(normalize_host(str(entry[4][0])) for entry in entries) or found
-        self._addresses[host] = (now + _ADDRESS_CACHE_S, found)
-        return found
+        addresses = frozenset(normalize_host(str(entry[4][0])) for entry in entries) or addresses
+        self._addresses[host] = (now + _ADDRESS_CACHE_S, addresses)
+        return addresses
 
 
 def _strip_ipv6_prefix(address: str) -> str:

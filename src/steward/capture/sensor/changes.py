@@ -108,14 +108,14 @@ class ObjectChange(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: Kind of event.
         name: Name of the object.
-        shown: Its present facts; None if it is gone.
+        facts: Its present facts; None if it is gone.
         at: Time of the change, as far as known.
         body: Body of the event; None for a change that is not reported.
     """
 
     kind: str
     name: str
-    shown: ObjectFacts | None
+    facts: ObjectFacts | None
     at: datetime
     body: NodeState | PartitionState | ReservationState | None = None
 
@@ -142,16 +142,16 @@ def compare_snapshots(
     changes: list[ObjectChange] = []
     for kind, now in after.items():
         old = before.get(kind, {})
-        for name, shown in now.items():
+        for name, polled in now.items():
             previous = old.get(name)
-            one = _carry_over(previous, shown)
-            if one != previous and (usage or not _is_unregistered_yet(previous, one)):
-                changes.append(_make_change(kind, name, previous, one, source, at, since, usage))
+            facts = _carry_over(previous, polled)
+            if facts != previous and (usage or not _is_unregistered_yet(previous, facts)):
+                changes.append(_make_change(kind, name, previous, facts, source, at, since, usage))
         changes += [
             ObjectChange(
-                kind=kind, name=name, shown=None, at=at, body=_make_removal(name, one, source)
+                kind=kind, name=name, facts=None, at=at, body=_make_removal(name, facts, source)
             )
-            for name, one in old.items()
+            for name, facts in old.items()
             if name not in now
         ]
     return changes
@@ -175,13 +175,13 @@ def _make_change(
             body = _make_node_state(name, before, new, source)
             at = _date_change(before, new, at, since)
     elif old is None or old.state != new.state:
-        was = old.state if old else ""
+        old_state = old.state if old else ""
         body = (
-            _make_reservation_state(name, new, new.state, was, source)
+            _make_reservation_state(name, new, new.state, old_state, source)
             if isinstance(new, ReservationFacts)
-            else PartitionState(partition=name, state=new.state, old_state=was, source=source)
+            else PartitionState(partition=name, state=new.state, old_state=old_state, source=source)
         )
-    return ObjectChange(kind=kind, name=name, shown=new, at=at, body=body)
+    return ObjectChange(kind=kind, name=name, facts=new, at=at, body=body)
 
 
 def _make_removal(
@@ -292,34 +292,34 @@ def _make_node_state(
     )
 
 
-def _reason_key(shown: NodeFacts) -> tuple[str, str]:
+def _reason_key(facts: NodeFacts) -> tuple[str, str]:
     """Return the text and author of a node's reason."""
-    return shown.reason, shown.reason_user
+    return facts.reason, facts.reason_user
 
 
 def _date_change(
     old: NodeFacts | None, new: NodeFacts, at: datetime, since: datetime | None
 ) -> datetime:
     """Return the time of a change: Slurm records times of reasons only."""
-    told = new.reason_at
-    if told is None or since is None or (old is not None and told == old.reason_at):
+    reason_at = new.reason_at
+    if reason_at is None or since is None or (old is not None and reason_at == old.reason_at):
         return at
-    return told if since <= told <= at else at
+    return reason_at if since <= reason_at <= at else at
 
 
 def _make_reservation_state(
-    name: str, shown: ReservationFacts, state: str, was: str, source: PollCause
+    name: str, facts: ReservationFacts, state: str, old_state: str, source: PollCause
 ) -> ReservationState:
     """Build the body of a reservation.state event."""
     return ReservationState(
         reservation=name,
         state=state,
-        old_state=was,
-        nodes=shown.nodes,
-        start=shown.start,
-        end=shown.end,
-        users=shown.users,
-        flags=shown.flags,
+        old_state=old_state,
+        nodes=facts.nodes,
+        start=facts.start,
+        end=facts.end,
+        users=facts.users,
+        flags=facts.flags,
         source=source,
     )
 
@@ -327,13 +327,13 @@ def _make_reservation_state(
 Kind = TypeVar("Kind", bound=ObjectFacts)
 
 
-def _as_kind(kind: type[Kind], shown: ObjectFacts | None) -> Kind | None:
+def _as_kind(kind: type[Kind], facts: ObjectFacts | None) -> Kind | None:
     """Return facts if they are of this type, else None."""
-    return shown if isinstance(shown, kind) else None
+    return facts if isinstance(facts, kind) else None
 
 
-def list_boundaries(picture: ClusterSnapshot) -> Iterator[datetime]:
+def list_boundaries(snapshot: ClusterSnapshot) -> Iterator[datetime]:
     """Return start and end times of reservations, when states change without any command."""
-    for one in picture.get(RESERVATION_STATE, {}).values():
-        if isinstance(one, ReservationFacts):
-            yield from (moment for moment in (one.start, one.end) if moment)
+    for facts in snapshot.get(RESERVATION_STATE, {}).values():
+        if isinstance(facts, ReservationFacts):
+            yield from (moment for moment in (facts.start, facts.end) if moment)

@@ -75,7 +75,7 @@ class DaemonMonitor:
     def __init__(self, store: SensorStore) -> None:
         self._store = store
 
-    def slurmctld(self, started_at: datetime, *, silent: bool = False) -> bool:
+    def record_slurmctld(self, started_at: datetime, *, silent: bool = False) -> bool:
         """Record slurmctld's start time; return whether it has restarted.
 
         Args:
@@ -85,9 +85,9 @@ class DaemonMonitor:
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        before = self._store.daemons.get(SLURMCTLD)
-        restarted = before is not None and before.started_at != started_at
-        told = ControllerState(
+        previous = self._store.daemons.get(SLURMCTLD)
+        restarted = previous is not None and previous.started_at != started_at
+        body = ControllerState(
             up=True,
             message=f"started at {started_at:%Y-%m-%dT%H:%M:%SZ}",
             daemon=SLURMCTLD,
@@ -95,42 +95,44 @@ class DaemonMonitor:
         )
         # Two sensors that watch the same slurmctld use the same key for one start.
         key = f"started:{int(started_at.timestamp())}"
-        self._store.see(
+        self._store.store_daemon(
             SLURMCTLD,
             DaemonState(up=True, started_at=started_at),
-            told if restarted and not silent else None,
+            body if restarted and not silent else None,
             key,
         )
         return restarted
 
-    def tell_reconfigured(self) -> None:
+    def report_reconfigured(self) -> None:
         """Emit an event that slurmctld has read slurm.conf again.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        seen = self._store.daemons.get(SLURMCTLD)
-        if seen is not None:
+        state = self._store.daemons.get(SLURMCTLD)
+        if state is not None:
             message = "slurmctld has read its configuration again"
-            told = ControllerState(up=True, message=message, reconfigured=True)
-            self._store.see(SLURMCTLD, seen, told)
+            body = ControllerState(up=True, message=message, reconfigured=True)
+            self._store.store_daemon(SLURMCTLD, state, body)
 
-    def slurmdbd(self, pings: Iterable[Ping], *, silent: bool = False) -> None:
+    def record_slurmdbd(self, pings: Iterable[Ping], *, silent: bool = False) -> None:
         """Record whether slurmdbd answers; no event where there is none.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        found = [ping.up for ping in pings if ping.daemon == SLURMDBD]
-        if not found:
+        answers = [ping.up for ping in pings if ping.daemon == SLURMDBD]
+        if not answers:
             return
-        up = any(found)
-        before = self._store.daemons.get(SLURMDBD)
+        up = any(answers)
+        previous = self._store.daemons.get(SLURMDBD)
         # At the first poll only its absence is reported, not its presence.
-        is_news = before.up != up if before is not None else not up
+        has_changed = previous.up != up if previous is not None else not up
         message = "" if up else "slurmdbd does not answer: slurmctld keeps what it is to be told"
-        told = ControllerState(up=up, message=message, daemon=SLURMDBD)
-        self._store.see(SLURMDBD, DaemonState(up=up), told if is_news and not silent else None)
+        body = ControllerState(up=up, message=message, daemon=SLURMDBD)
+        self._store.store_daemon(
+            SLURMDBD, DaemonState(up=up), body if has_changed and not silent else None
+        )
 
 
 def find_active_host(pings: Iterable[Ping]) -> str:
@@ -148,8 +150,8 @@ def is_standby(pings: Iterable[Ping], own_host: str = "") -> bool:
     pings = tuple(pings)
     own = _short_hostname(own_host or socket.gethostname())
     hosts = {_short_hostname(ping.host) for ping in pings if ping.daemon == SLURMCTLD}
-    charge = _short_hostname(find_active_host(pings))
-    return own in hosts and bool(charge) and charge != own
+    active = _short_hostname(find_active_host(pings))
+    return own in hosts and bool(active) and active != own
 
 
 def _short_hostname(host: str) -> str:
@@ -214,7 +216,7 @@ class SensorQueries(Protocol):
 class TriggerKeeper(Protocol):
     """Keeper of Steward's triggers; ``StewardTriggers`` in ``sensor.triggers`` implements it."""
 
-    def keep(self) -> None:
+    def sync(self) -> None:
         """Set missing triggers and clear useless ones."""
         ...
 
@@ -235,57 +237,57 @@ class ClusterSensor:
     def __init__(
         self,
         cluster: str,
-        shows: SensorQueries,
+        queries: SensorQueries,
         store: SensorStore,
         *,
         interval_s: float,
         usage: bool = True,
         triggers: TriggerKeeper | None = None,
-        stands_by: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
+        check_standby: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
     ) -> None:
         self.cost_s = 0.0
         """Duration of the last poll, in seconds."""
-        self.looks = 0
+        self.poll_count = 0
         """Number of polls."""
         self._cluster = cluster
-        self._shows = shows
+        self._queries = queries
         self._store = store
         self._daemons = DaemonMonitor(store)
         self._interval_s = interval_s
         self._usage = usage
         self._triggers = triggers
         self._triggers_due = 0.0
-        self._stands_by = stands_by
+        self._check_standby = check_standby
         self._is_standing_by = False
         self._is_first = True
-        self._is_away = False
-        self._began = float("-inf")
-        self._due = 0.0
-        self._whole_due = 0.0
-        self._wakes: set[FiredTrigger] = set()
+        self._is_unavailable = False
+        self._poll_started = float("-inf")
+        self._poll_due = 0.0
+        self._complete_poll_due = 0.0
+        self._fired: set[FiredTrigger] = set()
         self._reported = ReportedStates()
-        self._said = ""
+        self._last_error = ""
         self._backoff = Backoff(_FIRST_BACKOFF_S, _MAX_SENSOR_BACKOFF_S)
 
-    def wake(self, wakes: Iterable[FiredTrigger]) -> None:
+    def wake(self, triggers: Iterable[FiredTrigger]) -> None:
         """Request an early poll, because triggers have fired.
 
         Args:
-            wakes: Triggers that fired.
+            triggers: Triggers that fired.
         """
-        new = set(wakes) - self._wakes
-        if not new:
+        new_triggers = set(triggers) - self._fired
+        if not new_triggers:
             return
-        self._wakes |= new
-        fresh = {wake.event for wake in new}
+        self._fired |= new_triggers
+        events = {trigger.event for trigger in new_triggers}
         gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
-        self._due = min(self._due, self._began + gap_s)
-        if not all(map(_is_node_event, fresh)) or RECONFIG_EVENT in fresh:
-            self._whole_due = 0.0
-        if not all(map(_is_node_event, fresh)):
+        self._poll_due = min(self._poll_due, self._poll_started + gap_s)
+        if not all(map(_is_node_event, events)) or RECONFIG_EVENT in events:
+            self._complete_poll_due = 0.0
+        if not all(map(_is_node_event, events)):
             self._triggers_due = 0.0
 
-    def turn(self, append: Append) -> float:
+    def run_turn(self, append: Append) -> float:
         """Poll if a poll is due, and send changes to the journal.
 
         Returns:
@@ -294,149 +296,154 @@ class ClusterSensor:
         Raises:
             Unavailable: The journal or the sensor's database is unavailable: call again later.
         """
-        self._store.send(append)
-        if time.monotonic() < self._due:
-            return self._left_s()
-        self._look()
-        self._store.send(append)
-        if not self._is_away:
-            self._keep_triggers()
-        return self._left_s()
+        self._store.send_outbox(append)
+        if time.monotonic() < self._poll_due:
+            return self._seconds_left()
+        self._poll()
+        self._store.send_outbox(append)
+        if not self._is_unavailable:
+            self._sync_triggers()
+        return self._seconds_left()
 
-    def _left_s(self) -> float:
+    def _seconds_left(self) -> float:
         """Return seconds until the next poll."""
-        return max(0.0, self._due - time.monotonic())
+        return max(0.0, self._poll_due - time.monotonic())
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Poll, compare with the stored states, and store the changes."""
-        self._began = began = time.monotonic()
-        self.looks += 1
-        wakes, self._wakes = self._wakes, set()
-        is_whole = began >= self._whole_due
+        self._poll_started = began = time.monotonic()
+        self.poll_count += 1
+        triggers, self._fired = self._fired, set()
+        is_complete = began >= self._complete_poll_due
         try:
-            is_anew = is_whole and self._look_at_daemons()
+            was_away = is_complete and self._check_daemons()
             at = utc_now()
-            picture = self._picture(is_whole=is_whole)
+            snapshot = self._query_snapshot(is_complete=is_complete)
         except SlurmError as error:
-            self._away(str(error))
+            self._handle_outage(str(error))
             return
         self.cost_s = time.monotonic() - began
-        events = {wake.event for wake in wakes}
+        events = {trigger.event for trigger in triggers}
         if RECONFIG_EVENT in events and not self._is_standing_by:
-            self._daemons.tell_reconfigured()
-        self._is_away = False
+            self._daemons.report_reconfigured()
+        self._is_unavailable = False
         self._backoff.reset()
-        if self._said:
+        if self._last_error:
             log.info("cluster %s: the sensor sees again", self._cluster)
-            self._said = ""
-        nodes = picture[NODE_STATE]
-        passed = self._reported.passed(wakes, self._store.picture[NODE_STATE], nodes, began)
-        if passed:
-            self._tell({NODE_STATE: passed}, "trigger", at)
-        self._tell(picture, self._source(events, is_anew=is_anew), at)
+            self._last_error = ""
+        nodes = snapshot[NODE_STATE]
+        passed_nodes = self._reported.find_passed_states(
+            triggers, self._store.snapshot[NODE_STATE], nodes, began
+        )
+        if passed_nodes:
+            self._store_changes({NODE_STATE: passed_nodes}, "trigger", at)
+        self._store_changes(snapshot, self._find_cause(events, was_away=was_away), at)
         self._is_first = False
-        self._set_due(began, at, is_whole=is_whole)
+        self._set_due(began, at, is_complete=is_complete)
 
-    def _tell(self, picture: ClusterSnapshot, source: PollCause, at: datetime) -> None:
+    def _store_changes(self, snapshot: ClusterSnapshot, source: PollCause, at: datetime) -> None:
         """Store the changes between the stored states and a snapshot."""
         changes = compare_snapshots(
-            self._store.picture,
-            picture,
+            self._store.snapshot,
+            snapshot,
             source=source,
             at=at,
-            since=self._since(),
+            since=self._earliest_change(),
             usage=self._usage,
         )
-        self._store.keep(changes, at, silent=self._is_standing_by)
+        self._store.store_changes(changes, at, silent=self._is_standing_by)
 
-    def _since(self) -> datetime | None:
+    def _earliest_change(self) -> datetime | None:
         """Return the earliest time at which changes may have happened."""
-        looked_at = self._store.looked_at
-        return None if looked_at is None else looked_at - _TIME_TOLERANCE
+        polled_at = self._store.looked_at
+        return None if polled_at is None else polled_at - _TIME_TOLERANCE
 
-    def _source(self, events: set[str], *, is_anew: bool) -> PollCause:
+    def _find_cause(self, events: set[str], *, was_away: bool) -> PollCause:
         """Return the cause of a poll's changes: "reconcile" after an outage or restart."""
         if self._is_first:
             return "start"
-        return "trigger" if any(map(_is_node_event, events)) and not is_anew else "reconcile"
+        return "trigger" if any(map(_is_node_event, events)) and not was_away else "reconcile"
 
-    def _picture(self, *, is_whole: bool) -> ClusterSnapshot:
+    def _query_snapshot(self, *, is_complete: bool) -> ClusterSnapshot:
         """Query nodes, and partitions and reservations for a complete poll."""
-        picture: dict[str, dict[str, NodeFacts | PartitionFacts | ReservationFacts]] = {
+        snapshot: dict[str, dict[str, NodeFacts | PartitionFacts | ReservationFacts]] = {
             NODE_STATE: {
-                name: extract_node_facts(one) for name, one in self._shows.node_states().items()
+                name: extract_node_facts(record)
+                for name, record in self._queries.node_states().items()
             }
         }
-        if is_whole:
-            picture[PARTITION_STATE] = {
-                name: PartitionFacts(state=one.state)
-                for name, one in self._shows.partitions().items()
+        if is_complete:
+            snapshot[PARTITION_STATE] = {
+                name: PartitionFacts(state=record.state)
+                for name, record in self._queries.partitions().items()
             }
-            picture[RESERVATION_STATE] = {
-                name: _extract_reservation_facts(one)
-                for name, one in self._shows.reservations().items()
+            snapshot[RESERVATION_STATE] = {
+                name: _extract_reservation_facts(record)
+                for name, record in self._queries.reservations().items()
             }
-        return picture
+        return snapshot
 
-    def _look_at_daemons(self) -> bool:
+    def _check_daemons(self) -> bool:
         """Check the daemons; return whether slurmctld was unavailable or has restarted."""
-        was_away = self._is_away
-        started_at = self._shows.started_at()
-        pings = self._shows.pings()
-        standing_by = self._stands_by(pings)
-        if standing_by != self._is_standing_by:
-            word = "stands by" if standing_by else "tells"
-            log.info("cluster %s: the sensor %s: slurmctld's place", self._cluster, word)
-            self._is_standing_by = standing_by
-        restarted = self._daemons.slurmctld(started_at, silent=standing_by)
-        self._daemons.slurmdbd(pings, silent=standing_by)
-        if restarted:
+        was_away = self._is_unavailable
+        started_at = self._queries.started_at()
+        pings = self._queries.pings()
+        is_standing_by = self._check_standby(pings)
+        if is_standing_by != self._is_standing_by:
+            verb = "stands by" if is_standing_by else "tells"
+            log.info("cluster %s: the sensor %s: slurmctld's place", self._cluster, verb)
+            self._is_standing_by = is_standing_by
+        has_restarted = self._daemons.record_slurmctld(started_at, silent=is_standing_by)
+        self._daemons.record_slurmdbd(pings, silent=is_standing_by)
+        if has_restarted:
             self._triggers_due = 0.0
-        return was_away or restarted
+        return was_away or has_restarted
 
-    def _set_due(self, began: float, at: datetime, *, is_whole: bool) -> None:
+    def _set_due(self, began: float, at: datetime, *, is_complete: bool) -> None:
         """Schedule the next poll and the next complete poll."""
         gap_s = max(self._interval_s, COST_FACTOR * self.cost_s)
-        self._due = began + gap_s
-        if self._awaits_an_answer():
-            self._due = min(self._due, began + max(_RESUME_POLL_S, COST_FACTOR * self.cost_s))
-        if not is_whole:
+        self._poll_due = began + gap_s
+        if self._awaits_node():
+            self._poll_due = min(
+                self._poll_due, began + max(_RESUME_POLL_S, COST_FACTOR * self.cost_s)
+            )
+        if not is_complete:
             return
-        self._whole_due = began + max(COMPLETE_POLL_S, COST_FACTOR * self.cost_s)
+        self._complete_poll_due = began + max(COMPLETE_POLL_S, COST_FACTOR * self.cost_s)
         # Reservations start and end by the clock, without any report by Slurm.
-        coming = [
-            moment
-            for moment in list_boundaries(self._store.picture)
-            if moment > at - _TIME_TOLERANCE
+        boundaries = [
+            boundary
+            for boundary in list_boundaries(self._store.snapshot)
+            if boundary > at - _TIME_TOLERANCE
         ]
-        if coming:
-            until_s = (min(coming) + _TIME_TOLERANCE - at).total_seconds()
-            self._whole_due = min(self._whole_due, began + max(gap_s, until_s))
-        self._due = min(self._due, max(began + gap_s, self._whole_due))
+        if boundaries:
+            until_s = (min(boundaries) + _TIME_TOLERANCE - at).total_seconds()
+            self._complete_poll_due = min(self._complete_poll_due, began + max(gap_s, until_s))
+        self._poll_due = min(self._poll_due, max(began + gap_s, self._complete_poll_due))
 
-    def _awaits_an_answer(self) -> bool:
+    def _awaits_node(self) -> bool:
         """Return whether a resumed node has not answered yet."""
-        nodes = self._store.picture.get(NODE_STATE, {}).values()
+        nodes = self._store.snapshot.get(NODE_STATE, {}).values()
         return any(isinstance(node, NodeFacts) and node.is_resuming for node in nodes)
 
-    def _away(self, message: str) -> None:
+    def _handle_outage(self, message: str) -> None:
         """Retry soon, then poll everything."""
-        self._is_away = True
-        self._whole_due = 0.0
-        self._due = time.monotonic() + self._backoff.next_s()
-        if message != self._said:
-            self._said = message
+        self._is_unavailable = True
+        self._complete_poll_due = 0.0
+        self._poll_due = time.monotonic() + self._backoff.next_s()
+        if message != self._last_error:
+            self._last_error = message
             log.warning("cluster %s: the sensor sees nothing: %s", self._cluster, message)
-        self._store.keep_silence()
+        self._store.mark_silent()
 
-    def _keep_triggers(self) -> None:
+    def _sync_triggers(self) -> None:
         """Keep Steward's triggers set, once a minute, unless on standby."""
         now = time.monotonic()
         if self._triggers is None or now < self._triggers_due:
             return
         self._triggers_due = now + _TRIGGERS_S
         if not self._is_standing_by:
-            self._triggers.keep()
+            self._triggers.sync()
 
 
 class ReportedStates:
@@ -451,9 +458,9 @@ class ReportedStates:
         self._shown_s: dict[tuple[str, str], float] = {}
         self._first_s: float | None = None
 
-    def passed(
+    def find_passed_states(
         self,
-        wakes: Iterable[FiredTrigger],
+        triggers: Iterable[FiredTrigger],
         before: Mapping[str, ObjectFacts],
         now: Mapping[str, ObjectFacts],
         now_s: float,
@@ -461,7 +468,7 @@ class ReportedStates:
         """Return all nodes as before, with the states that were reported but never polled.
 
         Args:
-            wakes: Triggers that fired since the last poll.
+            triggers: Triggers that fired since the last poll.
             before: Nodes as last reported.
             now: Nodes as polled now.
             now_s: Monotonic time of this poll.
@@ -474,12 +481,12 @@ class ReportedStates:
         for name, present in now.items():
             for event in _entered_events(before.get(name), present):
                 self._shown_s[event, name] = now_s
-        nodes = {name: one for name, one in before.items() if isinstance(one, NodeFacts)}
+        nodes = {name: facts for name, facts in before.items() if isinstance(facts, NodeFacts)}
         # If a node was both drained and down, down counts.
-        unseen = sorted(self._unseen(wakes, now_s), reverse=True)
+        unshown = sorted(self._iter_unshown(triggers, now_s), reverse=True)
         states = {
             name: _STATE_BY_EVENT[event](nodes[name].state)
-            for event, name in unseen
+            for event, name in unshown
             if name in nodes
             and name in now
             and event not in _events_of_state(nodes[name].state)
@@ -492,33 +499,37 @@ class ReportedStates:
             nodes[name] = msgspec.structs.replace(nodes[name], state=state)
         return nodes
 
-    def _unseen(self, wakes: Iterable[FiredTrigger], now_s: float) -> Iterator[tuple[str, str]]:
+    def _iter_unshown(
+        self, triggers: Iterable[FiredTrigger], now_s: float
+    ) -> Iterator[tuple[str, str]]:
         """Yield event and node of reports that no poll has shown."""
         for key in [
             key for key, at_s in self._shown_s.items() if now_s - at_s > _MAX_TRIGGER_DELAY_S
         ]:
             del self._shown_s[key]
-        for wake in wakes:
+        for trigger in triggers:
             try:
                 names = (
-                    expand_nodelist(wake.nodes)
-                    if wake.event in _STATE_BY_EVENT and wake.nodes
+                    expand_nodelist(trigger.nodes)
+                    if trigger.event in _STATE_BY_EVENT and trigger.nodes
                     else ()
                 )
             except NodeListError as error:
                 log.debug("a trigger's nodes are not understood: %s", error)
                 continue
-            yield from ((wake.event, name) for name in names if self._takes(wake.event, name))
+            yield from (
+                (trigger.event, name) for name in names if self._is_unshown(trigger.event, name)
+            )
 
-    def _takes(self, event: str, name: str) -> bool:
+    def _is_unshown(self, event: str, name: str) -> bool:
         """Return whether no poll has shown the state; a poll accounts for one report."""
         return self._shown_s.pop((event, name), None) is None
 
 
 def _entered_events(before: ObjectFacts | None, now: ObjectFacts) -> Iterator[str]:
     """Return the trigger events of states that a node has entered."""
-    was = frozenset() if before is None else frozenset(_events_of_state(before.state))
-    return (event for event in _events_of_state(now.state) if event not in was)
+    old_events = frozenset() if before is None else frozenset(_events_of_state(before.state))
+    return (event for event in _events_of_state(now.state) if event not in old_events)
 
 
 @lru_cache(maxsize=1024)
@@ -526,10 +537,10 @@ def _events_of_state(state: str) -> tuple[str, ...]:
     """Return the trigger events that fire when a node enters a state."""
     base, flags = parse_node_state(state)
     is_used = base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
-    found = ["down"] if base == "DOWN" else []
+    events = ["down"] if base == "DOWN" else []
     if "DRAIN" in flags:
-        found.append("draining" if is_used else "drained")
-    return (*found, "fail") if "FAIL" in flags else tuple(found)
+        events.append("draining" if is_used else "drained")
+    return (*events, "fail") if "FAIL" in flags else tuple(events)
 
 
 def _make_flagging(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
@@ -555,9 +566,9 @@ _STATE_BY_EVENT: Final[Mapping[str, Callable[[str], str]]] = {
 """Reported state, by trigger event, computed from the state before."""
 
 
-def _is_node_event(wake: str) -> bool:
+def _is_node_event(event: str) -> bool:
     """Return whether a trigger is about nodes; ``reconfig`` is about both."""
-    return not wake.startswith(("primary_", "backup_"))
+    return not event.startswith(("primary_", "backup_"))
 
 
 def extract_node_facts(record: NodeRecord) -> NodeFacts:
@@ -608,26 +619,26 @@ def run_sensor(
     Raises:
         SqliteUnavailable: The database of states cannot be read now.
     """
-    of, sensor = settings.cluster[cluster], settings.sensor
+    cluster_settings, sensor = settings.cluster[cluster], settings.sensor
     store = SensorStore(settings.state_dir, cluster)
     wakeups = _start_wakeups(settings, cluster)
-    watching = ClusterSensor(
+    cluster_sensor = ClusterSensor(
         cluster,
-        ClusterQueries(cluster, of),
+        ClusterQueries(cluster, cluster_settings),
         store,
         interval_s=sensor.interval_s,
         usage=sensor.usage,
         triggers=StewardTriggers(
             cluster,
-            of,
+            cluster_settings,
             trigger_command(settings, cluster) if wakeups is not None else "",
             sensor.helper,
         ),
-        stands_by=is_standby,
+        check_standby=is_standby,
     )
     with closing(store):
         try:
-            _run_loop(watching, wakeups, append, stop, beat)
+            _run_loop(cluster_sensor, wakeups, append, stop, beat)
         finally:
             if wakeups is not None:
                 wakeups.close()
@@ -653,7 +664,7 @@ def _start_wakeups(settings: Settings, cluster: str) -> WakeupListener | None:
 
 
 def _run_loop(
-    watching: ClusterSensor,
+    sensor: ClusterSensor,
     wakeups: WakeupListener | None,
     append: Append,
     stop: Stop,
@@ -662,20 +673,20 @@ def _run_loop(
     """Run the sensor's loop."""
     backoff = Backoff()
     fds = (wakeups.fd,) if wakeups is not None else ()
-    said = ""
+    last_error = ""
     while not stop.is_set():
         beat()
         if wakeups is not None:
-            watching.wake(wakeups.take())
+            sensor.wake(wakeups.take_fired())
         try:
-            wait_s = watching.turn(append)
+            wait_s = sensor.run_turn(append)
             backoff.reset()
-            said = ""
+            last_error = ""
         except Unavailable as error:
             wait_s = backoff.next_s()
             if stop.is_set():
                 return
-            if str(error) != said:
-                said = str(error)
+            if str(error) != last_error:
+                last_error = str(error)
                 log.error("the sensor waits: %s", error)
         stop.wait(min(wait_s, _MAX_TURN_WAIT_S), *fds)

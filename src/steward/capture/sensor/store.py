@@ -81,8 +81,8 @@ class SensorStore:
 
     def __init__(self, state_dir: str, cluster: str) -> None:
         self._cluster = cluster
-        self._now_path = node_states_path(state_dir, cluster)
-        self._is_now_stale = True
+        self._status_path = node_states_path(state_dir, cluster)
+        self._is_status_stale = True
         self._path = os.path.join(state_dir, f"states-{cluster}.db")
         self._database = open_database(self._path, _MIGRATIONS)
         with translate_errors(self._path):
@@ -91,16 +91,18 @@ class SensorStore:
             daemons = self._database.execute("SELECT name, up, started_us FROM daemon").fetchall()
         self.looked_at: datetime | None = _decode_time(looked_us)
         """Time of the last poll; None before the first."""
-        self.picture: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
+        self.snapshot: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
         """Last reported facts, by kind and name."""
         for kind, name, data in rows:
-            self.picture[kind][name] = msgspec.json.decode(data, type=FACTS_BY_KIND[kind])
+            self.snapshot[kind][name] = msgspec.json.decode(data, type=FACTS_BY_KIND[kind])
         self.daemons = {
             name: DaemonState(up=bool(up), started_at=_decode_time(us)) for name, up, us in daemons
         }
         """Last observed state of Slurm's daemons, by name."""
 
-    def keep(self, changes: Sequence[ObjectChange], at: datetime, *, silent: bool = False) -> None:
+    def store_changes(
+        self, changes: Sequence[ObjectChange], at: datetime, *, silent: bool = False
+    ) -> None:
         """Store changes and put their events into the outbox.
 
         Args:
@@ -112,93 +114,99 @@ class SensorStore:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
             StatusWriteError: The status file of node states cannot be written.
         """
-        told = [change for change in changes if change.body is not None]
-        if told or self.looked_at is None:
-            self._write(told, at, silent=silent)
+        reported = [change for change in changes if change.body is not None]
+        if reported or self.looked_at is None:
+            self._write_changes(reported, at, silent=silent)
         for change in changes:
-            if change.shown is None:
-                self.picture[change.kind].pop(change.name, None)
+            if change.facts is None:
+                self.snapshot[change.kind].pop(change.name, None)
             else:
-                self.picture[change.kind][change.name] = change.shown
+                self.snapshot[change.kind][change.name] = change.facts
         self.looked_at = at
-        if self._is_now_stale or any(change.kind == NODE_STATE for change in changes):
-            self._is_now_stale = True
-            self._leave_now()
+        if self._is_status_stale or any(change.kind == NODE_STATE for change in changes):
+            self._is_status_stale = True
+            self._write_status()
 
-    def keep_silence(self) -> None:
+    def mark_silent(self) -> None:
         """Mark in the status file that slurmctld has not answered since the last poll.
 
         Raises:
             StatusWriteError: The status file of node states cannot be written.
         """
-        found = read_status(self._now_path, NodeStatesFile)
-        if found is None or found[0].silent_since is not None:
+        status = read_status(self._status_path, NodeStatesFile)
+        if status is None or status[0].silent_since is not None:
             return
         # After a start ``looked_at`` is older than the file, which every change rewrites.
-        written_at = datetime.fromtimestamp(found[1], UTC)
+        written_at = datetime.fromtimestamp(status[1], UTC)
         polled_at = max(written_at, self.looked_at or written_at)
-        write_status(self._now_path, msgspec.structs.replace(found[0], silent_since=polled_at))
-        self._is_now_stale = True
+        write_status(self._status_path, msgspec.structs.replace(status[0], silent_since=polled_at))
+        self._is_status_stale = True
 
-    def _leave_now(self) -> None:
+    def _write_status(self) -> None:
         """Write the status file of present node states."""
         states: dict[str, list[str]] = {}
-        for name, shown in self.picture[NODE_STATE].items():
-            states.setdefault(shown.state, []).append(name)
+        for name, facts in self.snapshot[NODE_STATE].items():
+            states.setdefault(facts.state, []).append(name)
         now = NodeStatesFile(states={state: tuple(names) for state, names in states.items()})
-        write_status(self._now_path, now)
-        self._is_now_stale = False
+        write_status(self._status_path, now)
+        self._is_status_stale = False
 
-    def _write(self, told: Sequence[ObjectChange], at: datetime, *, silent: bool) -> None:
+    def _write_changes(
+        self, reported: Sequence[ObjectChange], at: datetime, *, silent: bool
+    ) -> None:
         """Write reported changes; the first poll after a start finds the rest again."""
         with transaction(self._database, self._path) as database:
             ((number,),) = database.execute("SELECT number FROM store").fetchall()
-            for change in told:
-                if change.shown is None:
+            for change in reported:
+                if change.facts is None:
                     database.execute(
                         "DELETE FROM shown WHERE kind = ? AND name = ?", (change.kind, change.name)
                     )
                 else:
                     database.execute(
                         "INSERT OR REPLACE INTO shown VALUES (?, ?, ?)",
-                        (change.kind, change.name, _pack(change.shown).decode()),
+                        (change.kind, change.name, _pack(change.facts).decode()),
                     )
                 if not silent and change.body is not None:
                     number += 1
                     # Event keys must be printable, whatever a node or reservation is named.
                     key = f"{change.kind}:{_make_printable(change.name)}:{self._name}.{number}"
-                    self._put(number, self._event(change.kind, key, change.at, change.body))
+                    self._put_event(
+                        number, self._build_event(change.kind, key, change.at, change.body)
+                    )
             database.execute("UPDATE store SET number = ?, looked_us = ?", (number, to_micros(at)))
 
-    def see(
-        self, daemon: str, seen: DaemonState, told: ControllerState | None, key: str = ""
+    def store_daemon(
+        self, daemon: str, state: DaemonState, body: ControllerState | None, key: str = ""
     ) -> None:
         """Store the observed state of a daemon, with its event.
 
         Args:
             daemon: ``slurmctld`` or ``slurmdbd``.
-            seen: Observed state.
-            told: Body of the event; None for no event.
+            state: Observed state.
+            body: Body of the event; None for no event.
             key: Suffix of the event key; a unique number if empty.
 
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
         """
-        if seen == self.daemons.get(daemon) and told is None:
+        if state == self.daemons.get(daemon) and body is None:
             return
         with transaction(self._database, self._path) as database:
-            started_us = None if seen.started_at is None else to_micros(seen.started_at)
+            started_us = None if state.started_at is None else to_micros(state.started_at)
             database.execute(
-                "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, seen.up, started_us)
+                "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, state.up, started_us)
             )
-            if told is not None:
+            if body is not None:
                 database.execute("UPDATE store SET number = number + 1")
                 ((number,),) = database.execute("SELECT number FROM store").fetchall()
-                whole = f"{CONTROLLER_STATE}:{daemon}:{key or f'{self._name}.{number}'}"
-                self._put(number, self._event(CONTROLLER_STATE, whole, utc_now(), told))
-        self.daemons[daemon] = seen
+                event_key = f"{CONTROLLER_STATE}:{daemon}:{key or f'{self._name}.{number}'}"
+                self._put_event(
+                    number, self._build_event(CONTROLLER_STATE, event_key, utc_now(), body)
+                )
+        self.daemons[daemon] = state
 
-    def send(self, append: Append) -> None:
+    def send_outbox(self, append: Append) -> None:
         """Send the events in the outbox to the journal.
 
         Raises:
@@ -224,7 +232,7 @@ class SensorStore:
         """Close the database."""
         self._database.close()
 
-    def _event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
+    def _build_event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
         """Build an event of the sensor."""
         return Event(
             kind=kind,
@@ -236,7 +244,7 @@ class SensorStore:
             body=body,
         )
 
-    def _put(self, number: int, event: Event) -> None:
+    def _put_event(self, number: int, event: Event) -> None:
         """Put an event into the outbox."""
         self._database.execute(
             "INSERT INTO outbox VALUES (?, ?, ?, ?)",

@@ -57,11 +57,11 @@ def send_message(path: str, message: bytes) -> None:
         if _PEERCRED.unpack(peer)[1] not in (0, os.geteuid()):
             raise HelperRefused(f"{path} is somebody else's: the secret is not told there")
         connection.sendall(message)
-        with connection.makefile("rb") as answers:
-            answer = answers.readline(16)
-    if answer == b"no\n":
+        with connection.makefile("rb") as replies:
+            reply = replies.readline(16)
+    if reply == b"no\n":
         raise HelperRefused("Steward does not take it: is the secret the one of its secret_file?")
-    if answer != b"ok\n":
+    if reply != b"ok\n":
         raise OSError("no answer")
 
 
@@ -88,7 +88,7 @@ def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, no
             return
 
 
-def main(words: list[str]) -> str:
+def main(arguments: list[str]) -> str:
     """Run the helper; return the error, "" if none.
 
     The arguments are ``--socket PATH --secret PATH CLUSTER EVENT NODES``; slurmctld adds the last.
@@ -97,10 +97,10 @@ def main(words: list[str]) -> str:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.alarm(RUN_LIMIT_S)
-    if len(words) < 6 or words[0] != "--socket" or words[2] != "--secret":
+    if len(arguments) < 6 or arguments[0] != "--socket" or arguments[2] != "--secret":
         return "it is started by slurmctld, with words that Steward sets"
     try:
-        send_wakeup(words[1], words[3], words[4], words[5], " ".join(words[6:]))
+        send_wakeup(arguments[1], arguments[3], arguments[4], arguments[5], " ".join(arguments[6:]))
     except (OSError, HelperRefused) as error:
         return str(error)
     return ""

@@ -65,10 +65,10 @@ class StewardTriggers:
         self._triggers = Triggers(cluster, settings)
         self._program = program
         self._helper = helper
-        self._said = ""
+        self._last_message = ""
         self._is_cleared = False
 
-    def keep(self) -> None:
+    def sync(self) -> None:
         """Set missing triggers and clear useless ones of Steward's.
 
         A failure is logged once: the sensor works without triggers, only later.
@@ -76,40 +76,40 @@ class StewardTriggers:
         if self._is_cleared:
             return
         try:
-            self._keep()
+            self._sync()
             self._is_cleared = not self._program
         except SlurmError as error:
-            self._say(
+            self._log_problem(
                 f"cannot keep the triggers set, nodes are looked at by the clock alone: {error}"
             )
         else:
-            self._said = ""
+            self._last_message = ""
 
-    def _keep(self) -> None:
+    def _sync(self) -> None:
         """Compare slurmctld's triggers with the wanted ones; clear and set the differences."""
-        wanted = {event: f"{self._program} {event}" for event in self._wanted()}
-        found: set[str] = set()
-        for trigger in self._triggers.all():
+        programs = {event: f"{self._program} {event}" for event in self._list_events()}
+        present: set[str] = set()
+        for trigger in self._triggers.list_all():
             if not self._is_ours(trigger):
                 continue
-            if self._is_good(trigger, wanted) and trigger.event not in found:
-                found.add(trigger.event)
+            if self._is_current(trigger, programs) and trigger.event not in present:
+                present.add(trigger.event)
             else:
                 log.info("cluster %s: trigger %d is cleared", self._cluster, trigger.id)
                 # Somebody else may have cleared it at this moment.
                 with contextlib.suppress(UnknownTrigger):
                     self._triggers.clear(trigger.id)
-        for event, program in wanted.items():
-            if event not in found:
+        for event, program in programs.items():
+            if event not in present:
                 self._triggers.set(program, event, permanent=True)
                 log.info("cluster %s: a trigger is set for %s", self._cluster, event)
 
-    def _wanted(self) -> Sequence[str]:
+    def _list_events(self) -> Sequence[str]:
         """Return the events that this version of Slurm can fire."""
         if not self._program:
             return ()
-        fires = self._triggers.events()
-        return [event for event in TRIGGER_EVENTS if fires.get(event) == ""]
+        reasons = self._triggers.list_events()
+        return [event for event in TRIGGER_EVENTS if reasons.get(event) == ""]
 
     def _is_ours(self, trigger: TriggerRecord) -> bool:
         """Return whether Steward set a trigger for this cluster, wherever its helper was then."""
@@ -121,18 +121,18 @@ class StewardTriggers:
             and words[5] == self._cluster
         )
 
-    def _is_good(self, trigger: TriggerRecord, wanted: dict[str, str]) -> bool:
+    def _is_current(self, trigger: TriggerRecord, programs: dict[str, str]) -> bool:
         """Return whether a trigger is permanent and has the right program."""
         return (
             trigger.permanent
             and not trigger.offset_s
-            and wanted.get(trigger.event) == " ".join(trigger.program.split())
+            and programs.get(trigger.event) == " ".join(trigger.program.split())
         )
 
-    def _say(self, message: str) -> None:
+    def _log_problem(self, message: str) -> None:
         """Log a problem, once while it stays the same."""
-        if message != self._said:
-            self._said = message
+        if message != self._last_message:
+            self._last_message = message
             log.warning("cluster %s: %s", self._cluster, message)
 
 
@@ -201,8 +201,8 @@ class _HelperConnection:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.said = b""
-        self.until = time.monotonic() + _MESSAGE_TIMEOUT_S
+        self.received = b""
+        self.deadline = time.monotonic() + _MESSAGE_TIMEOUT_S
 
 
 class WakeupListener:
@@ -218,14 +218,14 @@ class WakeupListener:
         self._path = path
         self._secret_file = secret_file
         self._cluster = cluster
-        self._wakes: set[FiredTrigger] = set()
+        self._fired: set[FiredTrigger] = set()
         self._is_full = False
         self._lock = threading.Lock()
         # Two pipes: one signals new reports, the other stops the thread.
         self.fd, self._news_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._end_fd, self._ending_fd = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._said_at = 0.0
+        self._logged_at = 0.0
 
     def start(self) -> None:
         """Start listening.
@@ -233,18 +233,18 @@ class WakeupListener:
         Raises:
             OSError: The socket cannot be created.
         """
-        listener = open_unix_listener(self._path, _BACKLOG, self._believed())
-        self._thread = threading.Thread(target=self._hear, args=(listener,), name="wakeups")
+        listener = open_unix_listener(self._path, _BACKLOG, self._list_allowed_uids())
+        self._thread = threading.Thread(target=self._serve, args=(listener,), name="wakeups")
         self._thread.start()
 
-    def take(self) -> frozenset[FiredTrigger]:
+    def take_fired(self) -> frozenset[FiredTrigger]:
         """Return triggers fired since the last call; ``fd`` is readable if there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
         with self._lock:
-            wakes, self._wakes = self._wakes, set()
+            fired, self._fired = self._fired, set()
             self._is_full = False
-        return frozenset(wakes)
+        return frozenset(fired)
 
     def close(self) -> None:
         """Stop listening."""
@@ -256,7 +256,7 @@ class WakeupListener:
         for fd in (self.fd, self._news_fd, self._end_fd):
             os.close(fd)
 
-    def _hear(self, listener: socket.socket) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         """Run the listener's thread: accept connections and read messages."""
         peers: dict[int, _HelperConnection] = {}
         with listener:
@@ -268,10 +268,10 @@ class WakeupListener:
                 if self._end_fd in ready:
                     break
                 for fd in ready & set(peers):
-                    if not self._read(peers[fd]):
+                    if not self._read_message(peers[fd]):
                         peers.pop(fd).connection.close()
                 now = time.monotonic()
-                for fd in [fd for fd, peer in peers.items() if peer.until < now]:
+                for fd in [fd for fd, peer in peers.items() if peer.deadline < now]:
                     peers.pop(fd).connection.close()
                 if listener.fileno() in ready:
                     self._accept(listener, peers)
@@ -291,17 +291,17 @@ class WakeupListener:
         _, uid, _ = _PEERCRED.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         )
-        if uid not in self._believed():
-            self._say(f"uid {uid} is none who may wake the sensor")
+        if uid not in self._list_allowed_uids():
+            self._log_refusal(f"uid {uid} is none who may wake the sensor")
             _send_reply(connection, _REJECTED_REPLY)
             connection.close()
             return
         if len(peers) >= _MAX_CONNECTIONS:
-            oldest = min(peers, key=lambda fd: peers[fd].until)
+            oldest = min(peers, key=lambda fd: peers[fd].deadline)
             peers.pop(oldest).connection.close()
         peers[connection.fileno()] = _HelperConnection(connection)
 
-    def _believed(self) -> set[int]:
+    def _list_allowed_uids(self) -> set[int]:
         """Return the uids that may send reports: root, this user, the secret's owner."""
         uids = {0, os.geteuid()}
         # When the daemon runs as root, the secret is SlurmUser's.
@@ -309,80 +309,85 @@ class WakeupListener:
             uids.add(os.stat(self._secret_file).st_uid)
         return uids
 
-    def _read(self, peer: _HelperConnection) -> bool:
+    def _read_message(self, peer: _HelperConnection) -> bool:
         """Read from a client; return whether more is to come."""
         try:
             data = peer.connection.recv(_MAX_MESSAGE_BYTES)
         except OSError:
             return False  # it has disconnected; the helper tries again
-        peer.said += data
-        if b"\n" not in peer.said:
-            return bool(data) and len(peer.said) <= _MAX_MESSAGE_BYTES
-        _send_reply(peer.connection, _ACCEPTED_REPLY if self._takes(peer.said) else _REJECTED_REPLY)
+        peer.received += data
+        if b"\n" not in peer.received:
+            return bool(data) and len(peer.received) <= _MAX_MESSAGE_BYTES
+        _send_reply(
+            peer.connection,
+            _ACCEPTED_REPLY if self._queue_report(peer.received) else _REJECTED_REPLY,
+        )
         return False
 
-    def _takes(self, line: bytes) -> bool:
+    def _queue_report(self, line: bytes) -> bool:
         """Verify a message and queue its report; return whether it was accepted."""
         try:
-            wake = _decode(line.partition(b"\n")[0])
+            message = _decode(line.partition(b"\n")[0])
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._say("what was said is no wake-up")
+            self._log_refusal("what was said is no wake-up")
             return False
-        secret = self._secret()
-        if not secret or not hmac.compare_digest(wake.secret.encode(), secret):
-            self._say("a wake-up came without the secret")
+        secret = self._read_secret()
+        if not secret or not hmac.compare_digest(message.secret.encode(), secret):
+            self._log_refusal("a wake-up came without the secret")
             return False
-        if wake.cluster != self._cluster:
-            self._say(f"a wake-up is of cluster {wake.cluster[:64]!r}, this is {self._cluster}")
+        if message.cluster != self._cluster:
+            self._log_refusal(
+                f"a wake-up is of cluster {message.cluster[:64]!r}, this is {self._cluster}"
+            )
             return False
         with self._lock:
-            taken = FiredTrigger(wake.event[:64], wake.nodes)
-            has_room = len(self._wakes) < _MAX_WAITING_REPORTS or taken in self._wakes
+            trigger = FiredTrigger(message.event[:64], message.nodes)
+            has_room = len(self._fired) < _MAX_WAITING_REPORTS or trigger in self._fired
             is_first_lost = not has_room and not self._is_full
             self._is_full = self._is_full or not has_room
             if has_room:
-                self._wakes.add(taken)
+                self._fired.add(trigger)
         if is_first_lost:
             log.warning(
                 "cluster %s: %d wake-ups wait for a look at the nodes: a state that passes before "
                 "it is not told where its wake-up comes later (%s was the first)",
-                *(self._cluster, _MAX_WAITING_REPORTS, taken.event),
+                *(self._cluster, _MAX_WAITING_REPORTS, trigger.event),
             )
         with contextlib.suppress(BlockingIOError):
             os.write(self._news_fd, b"!")  # a full pipe is readable too
         return True
 
-    def _secret(self) -> bytes:
+    def _read_secret(self) -> bytes:
         """Read the secret from its file; empty if it is missing or unsafe."""
         try:
             fd = os.open(self._secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            self._say(f"{self._secret_file}: {error.strerror}")
+            self._log_refusal(f"{self._secret_file}: {error.strerror}")
             return b""
         with os.fdopen(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
-                self._say(f"{self._secret_file} is open to others: give it the mode 0600")
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
+                self._log_refusal(f"{self._secret_file} is open to others: give it the mode 0600")
                 return b""
             secret = file.read(_MAX_MESSAGE_BYTES).strip()
         if len(secret) < _MIN_SECRET_LENGTH:
-            self._say(
+            self._log_refusal(
                 f"{self._secret_file} holds no secret of {_MIN_SECRET_LENGTH} letters or more"
             )
             return b""
         return secret
 
-    def _say(self, what: str) -> None:
+    def _log_refusal(self, reason: str) -> None:
         """Log a refused report, at most once a minute."""
         now = time.monotonic()
-        if now < self._said_at + _LOG_INTERVAL_S and self._said_at:
+        if now < self._logged_at + _LOG_INTERVAL_S and self._logged_at:
             return
-        self._said_at = now
-        log.warning("cluster %s: a wake-up is refused on %s: %s", self._cluster, self._path, what)
+        self._logged_at = now
+        log.warning("cluster %s: a wake-up is refused on %s: %s", self._cluster, self._path, reason)
 
 
-def _send_reply(connection: socket.socket, answer: bytes) -> None:
+def _send_reply(connection: socket.socket, reply: bytes) -> None:
     """Send a reply."""
     # A client that does not read the reply has delivered its message.
     with contextlib.suppress(OSError):
-        connection.send(answer)
+        connection.send(reply)

@@ -167,7 +167,11 @@ class Settings(Section, frozen=True, kw_only=True):
         Each cluster has its own socket if several are watched here.
         """
         path = self.sensor.socket
-        watched = [name for name, of in self.cluster.items() if of.asks_slurm and not of.remote]
+        watched = [
+            name
+            for name, cluster_settings in self.cluster.items()
+            if cluster_settings.asks_slurm and not cluster_settings.remote
+        ]
         if len(watched) <= 1:
             return path
         stem, suffix = os.path.splitext(path)

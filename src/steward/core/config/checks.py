@@ -103,10 +103,10 @@ def _check_listeners(settings: Settings) -> Iterator[ConfigProblem]:
     seen: list[tuple[str, str, int]] = []
     for section in ("receive", "nodes", "gate", "mybrc", "web"):
         text: str = getattr(settings, section).listen
-        found = split_host_port(text)
-        if found is None or not found[1]:
+        address = split_host_port(text)
+        if address is None or not address[1]:
             continue  # no address, or an invalid one (reported elsewhere); port 0 is any free port
-        host, port = found
+        host, port = address
         for other, other_host, other_port in seen:
             if port == other_port and _is_port_conflict(host, other_host):
                 yield ConfigProblem(
@@ -119,7 +119,7 @@ def _check_listeners(settings: Settings) -> Iterator[ConfigProblem]:
 
 def _is_port_conflict(host: str, other: str) -> bool:
     """Return whether listeners at two hosts with the same port conflict."""
-    hosts = {"127.0.0.1" if one.lower() == "localhost" else one.lower() for one in (host, other)}
+    hosts = {"127.0.0.1" if name.lower() == "localhost" else name.lower() for name in (host, other)}
     return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
 
 
@@ -157,20 +157,20 @@ def _check_values(section: Section, key: KeyPath) -> Iterator[ConfigProblem]:
     """Find numbers out of range, and text that would break a line or a path."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
-        here = (*key, field.name)
+        field_key = (*key, field.name)
         if isinstance(value, Section):
-            yield from _check_values(value, here)
+            yield from _check_values(value, field_key)
         elif isinstance(value, dict):
-            for name, inner in value.items():
-                if isinstance(inner, Section):
-                    yield from _check_values(inner, (*here, name))
+            for name, item in value.items():
+                if isinstance(item, Section):
+                    yield from _check_values(item, (*field_key, name))
                 else:
-                    yield from _check_text(inner, (*here, name))
+                    yield from _check_text(item, (*field_key, name))
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _check_number(value, here)
+            yield from _check_number(value, field_key)
         elif key[:1] != ("redact",):
             for text in value if isinstance(value, tuple) else (value,):
-                yield from _check_text(text, here)
+                yield from _check_text(text, field_key)
     if isinstance(section, Settings) and section.capture_processes > _MAX_CAPTURE_PROCESSES:
         yield ConfigProblem(
             ("capture_processes",), f"'capture_processes' is above {_MAX_CAPTURE_PROCESSES}"
@@ -191,8 +191,8 @@ def _check_number(value: float, key: KeyPath) -> Iterator[ConfigProblem]:
     # max_bytes of a sink limit may be 0, for none.
     is_positive = key[-1] in _POSITIVE or key == ("journal", "max_bytes")
     if value < 0 or (value == 0 and is_positive):
-        least = "above 0" if is_positive else "0 or more"
-        yield ConfigProblem(key, f"{name!r} must be {least}, not {value!r}")
+        bound = "above 0" if is_positive else "0 or more"
+        yield ConfigProblem(key, f"{name!r} must be {bound}, not {value!r}")
 
 
 def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
@@ -204,8 +204,8 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
         (("web", "munge_socket"), settings.web.munge_socket),
     ]
     for name, cluster in settings.cluster.items():
-        places = ("spool", "slurm_conf", "slurm_bin", "munge_socket", "jobcomp_lines")
-        paths += [(("cluster", name, field), getattr(cluster, field)) for field in places]
+        path_fields = ("spool", "slurm_conf", "slurm_bin", "munge_socket", "jobcomp_lines")
+        paths += [(("cluster", name, field), getattr(cluster, field)) for field in path_fields]
     for name, sink in settings.files_sinks().items():
         fields = ("path", "groups_file", "move_to")
         paths += [(("archive", "sink", name, field), getattr(sink, field)) for field in fields]
@@ -221,11 +221,11 @@ def _check_schedulers(settings: Settings) -> Iterator[ConfigProblem]:
     for name, cluster in settings.cluster.items():
         if cluster.scheduler == "slurm":
             continue  # searching all installed packages takes time
-        known = list_offers(SCHEDULERS)
-        if cluster.scheduler not in known:
+        schedulers = list_offers(SCHEDULERS)
+        if cluster.scheduler not in schedulers:
             yield ConfigProblem(
                 ("cluster", name, "scheduler"),
-                f"there is no scheduler {cluster.scheduler!r}: known are {', '.join(known)}",
+                f"there is no scheduler {cluster.scheduler!r}: known are {', '.join(schedulers)}",
             )
 
 
@@ -234,26 +234,27 @@ def _check_spools(settings: Settings) -> Iterator[ConfigProblem]:
     seen: dict[str, str] = {}
     for name, cluster in settings.cluster.items():
         key = ("cluster", name, "spool")
-        asks = cluster.slurm or cluster.scheduler != "slurm"
-        if not asks and not cluster.spool and not cluster.remote:
+        has_scheduler = cluster.slurm or cluster.scheduler != "slurm"
+        if not has_scheduler and not cluster.spool and not cluster.remote:
             yield ConfigProblem(
                 ("cluster", name), f"cluster {name!r} has slurm = false: give its 'spool', too"
             )
         if not cluster.spool:
             continue
-        written = os.path.normpath(cluster.spool)
-        spool = os.path.realpath(written)
+        configured = os.path.normpath(cluster.spool)
+        spool = os.path.realpath(configured)
         if spool in seen:
             yield ConfigProblem(
                 key, f"clusters {seen[spool]!r} and {name!r} have the same spool {cluster.spool}"
             )
         seen.setdefault(spool, name)
-        for where, root in _list_written_directories(settings):
+        for root_key, root in _list_written_directories(settings):
             if any(
-                _is_within_directory(os.path.normpath(root), known) for known in (spool, written)
+                _is_within_directory(os.path.normpath(root), directory)
+                for directory in (spool, configured)
             ):
                 yield ConfigProblem(
-                    where, f"{root} lies in the spool of cluster {name!r}: choose another place"
+                    root_key, f"{root} lies in the spool of cluster {name!r}: choose another place"
                 )
 
 
@@ -287,9 +288,9 @@ def _check_sinks(settings: Settings) -> Iterator[ConfigProblem]:
                     f"{_describe_owner(key)} writes to {root}, which collides with {other} of "
                     f"{_describe_owner(other_key)}: give it a 'path' of its own",
                 )
-    usual = FilesSinkSettings()
+    defaults = FilesSinkSettings()
     if any(
-        (sink.layout, sink.period) != (usual.layout, usual.period)
+        (sink.layout, sink.period) != (defaults.layout, defaults.period)
         for sink in settings.files_sinks().values()
     ):
         yield from run_offered_check("layout", ("archive", "sink"), settings)
@@ -362,11 +363,13 @@ def find_missing_resources(settings: Settings) -> Iterator[ConfigProblem]:
             ("cluster", name, "jobcomp_lines"), cluster.jobcomp_lines
         )
     for name, sink in settings.archive.sink.items():
-        for limit, of in getattr(sink, "limit", {}).items():
-            yield from _find_missing_users(("archive", "sink", name, "limit", limit), of)
+        for limit_name, limit_settings in getattr(sink, "limit", {}).items():
+            yield from _find_missing_users(
+                ("archive", "sink", name, "limit", limit_name), limit_settings
+            )
     for key, driver in list_needed_drivers(settings):
         if not driver.is_installed:
-            yield ConfigProblem(key, f"'{'.'.join(key)}': {driver.missing}")
+            yield ConfigProblem(key, f"'{'.'.join(key)}': {driver.missing_error}")
 
 
 def _find_other_user(state_dir: str) -> int | None:
@@ -382,8 +385,8 @@ def _check_jobcomp_directory(key: KeyPath, path: str) -> Iterator[ConfigProblem]
     # The first job that ends creates the file; its directory must exist before.
     directory = os.path.dirname(path)
     if path and not os.path.isdir(directory):
-        told = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
-        yield ConfigProblem(key, told)
+        message = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
+        yield ConfigProblem(key, message)
 
 
 def _find_missing_files(
@@ -392,15 +395,15 @@ def _find_missing_files(
     """Yield files named in a section, and in its subsections, that cannot be read."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
-        here = (*key, field.name)
+        field_key = (*key, field.name)
         if isinstance(value, Section):
-            yield from _find_missing_files(value, here, user)
+            yield from _find_missing_files(value, field_key, user)
         elif isinstance(value, dict):
-            for name, inner in value.items():
-                if isinstance(inner, Section):
-                    yield from _find_missing_files(inner, (*here, name), user)
+            for name, item in value.items():
+                if isinstance(item, Section):
+                    yield from _find_missing_files(item, (*field_key, name), user)
         elif value != field.default and (field.name.endswith("_file") or field.name in _FILES):
-            yield from _check_readable(here, value, user)
+            yield from _check_readable(field_key, value, user)
 
 
 def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[ConfigProblem]:
@@ -413,11 +416,11 @@ def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[Confi
         yield ConfigProblem(key, f"{'.'.join(key)!r}: {path} cannot be read: {reason}")
         return
     if user is not None and can_access(user, "r", path) is False:
-        told = (
+        message = (
             f"{'.'.join(key)!r}: {path} cannot be read by {_get_user_name(user)}, as whom "
             "Steward runs"
         )
-        yield ConfigProblem(key, told)
+        yield ConfigProblem(key, message)
 
 
 def _get_user_name(uid: int) -> str:
@@ -440,5 +443,5 @@ def _find_missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[ConfigPr
         except KeyError:
             # A uid without a name counts as a user of that number.
             if not user.isdecimal():
-                where = ".".join((*key, "users"))
-                yield ConfigProblem((*key, "users"), f"'{where}': there is no user {user!r} here")
+                field = ".".join((*key, "users"))
+                yield ConfigProblem((*key, "users"), f"'{field}': there is no user {user!r} here")

@@ -164,9 +164,11 @@ def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
         try:
             ipaddress.ip_network(network, strict=False)
         except ValueError:
-            what = f"'nodes.shared_from' holds {network!r}, which is no network: '10.1.2.0/24'"
-            yield ConfigProblem((*key, "shared_from"), what)
-    if nodes.listen and not any(of.scheduler == "slurm" for of in settings.cluster.values()):
+            message = f"'nodes.shared_from' holds {network!r}, which is no network: '10.1.2.0/24'"
+            yield ConfigProblem((*key, "shared_from"), message)
+    if nodes.listen and not any(
+        cluster_settings.scheduler == "slurm" for cluster_settings in settings.cluster.values()
+    ):
         yield ConfigProblem((*key, "listen"), "[nodes] is for clusters of Slurm, and none is named")
 
 
@@ -201,8 +203,8 @@ def check_web(settings: Settings) -> Iterator[ConfigProblem]:
     yield from _check_durations(web)
 
 
-def _make_web_problem(field: str, what: str) -> ConfigProblem:
-    return ConfigProblem(("web", field), f"'web.{field}' {what}")
+def _make_web_problem(field: str, message: str) -> ConfigProblem:
+    return ConfigProblem(("web", field), f"'web.{field}' {message}")
 
 
 def _check_web_user(settings: Settings) -> Iterator[ConfigProblem]:
@@ -216,13 +218,13 @@ def _check_web_user(settings: Settings) -> Iterator[ConfigProblem]:
     except KeyError:
         return  # the package creates the user; the doctor reports a missing one
     try:
-        daemons = os.stat(settings.state_dir).st_uid
+        daemon_uid = os.stat(settings.state_dir).st_uid
     except OSError:
-        daemons = 0
-    if uid in (0, daemons):
-        whose = "root" if uid == 0 else "the daemon's own user"
+        daemon_uid = 0
+    if uid in (0, daemon_uid):
+        owner = "root" if uid == 0 else "the daemon's own user"
         yield _make_web_problem(
-            "user", f"is {whose}: pages are served by a user of their own, who has no rights"
+            "user", f"is {owner}: pages are served by a user of their own, who has no rights"
         )
 
 
@@ -231,18 +233,18 @@ def _check_url(web: WebSettings) -> Iterator[ConfigProblem]:
     if not web.url:
         return
     try:
-        found = urlsplit(web.url)
-        is_good = found.scheme in ("http", "https") and bool(found.hostname)
-        is_good = is_good and not (found.query or found.fragment or found.username)
-        is_good = is_good and (found.port is None or found.port > 0)
+        url = urlsplit(web.url)
+        is_valid = url.scheme in ("http", "https") and bool(url.hostname)
+        is_valid = is_valid and not (url.query or url.fragment or url.username)
+        is_valid = is_valid and (url.port is None or url.port > 0)
     except ValueError:
-        is_good = False
-    if not is_good:
+        is_valid = False
+    if not is_valid:
         yield _make_web_problem(
             "url", f"must be what browsers type, 'https://HOST/steward', not {web.url!r}"
         )
-    elif not _PREFIX.fullmatch(found.path):
-        yield _make_web_problem("url", f"has a path of other than plain letters: {found.path!r}")
+    elif not _PREFIX.fullmatch(url.path):
+        yield _make_web_problem("url", f"has a path of other than plain letters: {url.path!r}")
 
 
 def _check_proxy(web: WebSettings) -> Iterator[ConfigProblem]:
@@ -283,28 +285,30 @@ def _check_networks(web: WebSettings) -> Iterator[ConfigProblem]:
             )
     for network in web.munge_from:
         try:
-            found = ipaddress.ip_network(network, strict=False)
+            parsed = ipaddress.ip_network(network, strict=False)
         except ValueError:
             yield _make_web_problem(
                 "munge_from", f"holds {network!r}, which is no network: '10.1.2.0/24'"
             )
             continue
-        if found.version != 4:
-            what = f"holds {network!r}: MUNGE names the IPv4 address of a host, and no other"
-            yield _make_web_problem("munge_from", what)
+        if parsed.version != 4:
+            message = f"holds {network!r}: MUNGE names the IPv4 address of a host, and no other"
+            yield _make_web_problem("munge_from", message)
 
 
 def _check_durations(web: WebSettings) -> Iterator[ConfigProblem]:
     """Check durations and rate limits of [web]."""
-    for field, value, most in (
+    for field, value, maximum in (
         ("session_s", web.session_s, _LONGEST_SESSION_S),
         ("proxy_session_s", web.proxy_session_s, _LONGEST_PROXY_SESSION_S),
         ("login_s", web.login_s, _LONGEST_LOGIN_S),
         ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
         ("munge_token_days", web.munge_token_days, _LONGEST_TOKEN_DAYS),
     ):
-        if not 0 < value <= most:
-            yield _make_web_problem(field, f"must be above 0 and at most {most:g}, not {value:g}")
+        if not 0 < value <= maximum:
+            yield _make_web_problem(
+                field, f"must be above 0 and at most {maximum:g}, not {value:g}"
+            )
     if web.requests_per_minute < 1:
         yield _make_web_problem("requests_per_minute", "must be 1 or more: nobody could ask")
 
@@ -567,7 +571,8 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
             )
             return
     if sensor.enabled and not any(
-        of.asks_slurm and not of.remote for of in settings.cluster.values()
+        cluster_settings.asks_slurm and not cluster_settings.remote
+        for cluster_settings in settings.cluster.values()
     ):
         yield ConfigProblem(
             ("sensor", "enabled"),
@@ -651,16 +656,18 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
     yield from _key_pair(key, broker.certificate_file, broker.key_file)
     yield from _absolute(key, broker, ("ca_file", "certificate_file", "key_file", "password_file"))
     for option in broker.options:
-        here = (*key, "options", option)
+        option_key = (*key, "options", option)
         if option in _OUR_OPTIONS:
-            yield ConfigProblem(here, f"{option!r} has a key of its own: {_OUR_OPTIONS[option]!r}")
+            yield ConfigProblem(
+                option_key, f"{option!r} has a key of its own: {_OUR_OPTIONS[option]!r}"
+            )
         elif option in _RESERVED_OPTIONS:
             yield ConfigProblem(
-                here, f"{option!r} cannot be set: without it messages would be lost"
+                option_key, f"{option!r} cannot be set: without it messages would be lost"
             )
         elif _SECRET.search(option) is not None:
             yield ConfigProblem(
-                here,
+                option_key,
                 f"{option!r} would be a secret in this file, which is shown: keep secrets in files "
                 "of their own, such as 'key_file' and 'password_file'",
             )
@@ -701,10 +708,10 @@ def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
     """Check the URL of a search server."""
     try:
         parts = urlsplit(url)
-        port_is_right = parts.port is None or parts.port > 0
+        is_port_valid = parts.port is None or parts.port > 0
     except ValueError:
-        parts, port_is_right = urlsplit(""), False
-    if not port_is_right or parts.scheme not in {"http", "https"} or not parts.hostname:
+        parts, is_port_valid = urlsplit(""), False
+    if not is_port_valid or parts.scheme not in {"http", "https"} or not parts.hostname:
         yield ConfigProblem(key, f"{url!r} is no address of a server: write https://host:9200")
     elif parts.username is not None or parts.password is not None:
         # Not repeated in the message, which may be logged.
@@ -717,8 +724,8 @@ def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
         )
 
 
-def _key_pair(key: KeyPath, certificate: str, private: str) -> Iterator[ConfigProblem]:
-    if bool(certificate) != bool(private):
+def _key_pair(key: KeyPath, certificate_file: str, key_file: str) -> Iterator[ConfigProblem]:
+    if bool(certificate_file) != bool(key_file):
         yield ConfigProblem(key, f"'{'.'.join(key)}' needs both 'certificate_file' and 'key_file'")
 
 

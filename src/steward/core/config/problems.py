@@ -48,79 +48,79 @@ class _KeyScanner:
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._text = text
-        self._at = 0
+        self._position = 0
         self._line = 1
-        self._counted = 0
+        self._line_position = 0
         table: KeyPath = ()
         self._skip(_BLANK)
-        while self._at < len(text):
-            start = self._at
-            if self._next("["):
-                self._next("[")
-                table = self._key(())
-                self._next("]")
-                self._next("]")
+        while self._position < len(text):
+            start = self._position
+            if self._skip_character("["):
+                self._skip_character("[")
+                table = self._scan_key(())
+                self._skip_character("]")
+                self._skip_character("]")
             else:
-                self._pair(table)
+                self._scan_pair(table)
             self._skip(_BLANK)
-            if self._at == start:  # not TOML: rather no lines than no end
+            if self._position == start:  # not TOML: rather no lines than no end
                 return
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self._text, self._at)
+        match = pattern.match(self._text, self._position)
         if match is None:
             return ""
-        self._at = match.end()
+        self._position = match.end()
         return match[0]
 
-    def _next(self, character: str) -> bool:
+    def _skip_character(self, character: str) -> bool:
         """Skip blanks and ``character``, if it follows; return whether it did."""
         self._skip(_BLANK)
-        if self._text.startswith(character, self._at):
-            self._at += len(character)
+        if self._text.startswith(character, self._position):
+            self._position += len(character)
             return True
         return False
 
-    def _key(self, table: KeyPath) -> KeyPath:
+    def _scan_key(self, table: KeyPath) -> KeyPath:
         """Scan a dotted key, record its line, and return its path."""
         path = table
         while True:
             self._skip(_BLANK)
-            path = (*path, self._simple_key())
+            path = (*path, self._scan_simple_key())
             if path not in self.lines:
-                self.lines[path] = self._line_here()
-            if not self._next("."):
+                self.lines[path] = self._get_line()
+            if not self._skip_character("."):
                 return path
 
-    def _simple_key(self) -> str:
+    def _scan_simple_key(self) -> str:
         quoted = self._skip(_BASIC) or self._skip(_LITERAL)
         if not quoted:
             return self._skip(_BARE_KEY)
         value: str = tomllib.loads(f"key = {quoted}")["key"]
         return value
 
-    def _line_here(self) -> int:
-        self._line += self._text.count("\n", self._counted, self._at)
-        self._counted = self._at
+    def _get_line(self) -> int:
+        self._line += self._text.count("\n", self._line_position, self._position)
+        self._line_position = self._position
         return self._line
 
-    def _pair(self, table: KeyPath) -> None:
-        path = self._key(table)
-        if self._next("="):
+    def _scan_pair(self, table: KeyPath) -> None:
+        path = self._scan_key(table)
+        if self._skip_character("="):
             self._skip(_BLANK)
-            self._value(path)
+            self._skip_value(path)
 
-    def _value(self, path: KeyPath) -> None:
+    def _skip_value(self, path: KeyPath) -> None:
         """Skip a value, recording keys of inline tables."""
-        if self._next("["):
-            while not self._next("]") and self._at < len(self._text):
-                self._value(path)
-                if not self._next(",") and not self._text.startswith("]", self._at):
+        if self._skip_character("["):
+            while not self._skip_character("]") and self._position < len(self._text):
+                self._skip_value(path)
+                if not self._skip_character(",") and not self._text.startswith("]", self._position):
                     return
-        elif self._next("{"):
-            while not self._next("}") and self._at < len(self._text):
-                self._pair(path)
-                if not self._next(",") and not self._text.startswith("}", self._at):
+        elif self._skip_character("{"):
+            while not self._skip_character("}") and self._position < len(self._text):
+                self._scan_pair(path)
+                if not self._skip_character(",") and not self._text.startswith("}", self._position):
                     return
         else:
             for pattern in (_LONG_BASIC, _LONG_LITERAL, _BASIC, _LITERAL, _PLAIN_VALUE):

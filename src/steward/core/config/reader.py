@@ -37,9 +37,9 @@ class ConfigError(UsageError):
         key: Keys down to the wrong value.
     """
 
-    def __init__(self, what: str, path: str, line: int = 0, key: KeyPath = ()) -> None:
-        where = f"{path}:{line}" if line else path
-        super().__init__(f"{where}: {what}", path)
+    def __init__(self, message: str, path: str, line: int = 0, key: KeyPath = ()) -> None:
+        location = f"{path}:{line}" if line else path
+        super().__init__(f"{location}: {message}", path)
         self.line = line
         self.key = key
 
@@ -81,8 +81,8 @@ def load_with_lines(path: str) -> LoadedConfig:
         for sink in tree.get("archive", {}).get("sink", {}).values():
             sink.setdefault("kind", "files")
         settings = msgspec.convert(tree, Settings)
-    except _InvalidKey as wrong:
-        raise ConfigError(wrong.what, path, _find_line(lines, wrong.key), wrong.key) from None
+    except _InvalidKey as invalid:
+        raise ConfigError(invalid.what, path, _find_line(lines, invalid.key), invalid.key) from None
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), path) from error
     loaded = LoadedConfig(settings, path, lines)
@@ -142,9 +142,9 @@ def _parse_toml(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = _SYNTAX_LINE.fullmatch(str(error))
-        what = match[1] if match else str(error)
+        message = match[1] if match else str(error)
         line = int(match[2]) if match and match[2] else text.count("\n") + 1
-        raise ConfigError(f"is not TOML: {what}", path, line) from error
+        raise ConfigError(f"is not TOML: {message}", path, line) from error
     except RecursionError as error:
         raise ConfigError("is nested too deeply to be a configuration", path) from error
 
@@ -159,9 +159,9 @@ def _find_line(lines: dict[KeyPath, int], key: KeyPath) -> int:
 class _InvalidKey(Exception):
     """A key or value does not match the settings' types."""
 
-    def __init__(self, what: str, key: KeyPath) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, message: str, key: KeyPath) -> None:
+        super().__init__(message)
+        self.what = message
         self.key = key
 
 
@@ -173,26 +173,26 @@ def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) ->
     """Check keys and values of a table against a section's fields."""
     fields = {field.name: field for field in msgspec.structs.fields(section)}
     for name, value in table.items():
-        here = (*key, name)
+        field_key = (*key, name)
         if name == section.__struct_config__.tag_field:
             continue
         if name not in fields:
-            raise _InvalidKey(_describe_unknown(here, fields), here)
-        _check_value(value, fields[name].type, here)
+            raise _InvalidKey(_describe_unknown(field_key, fields), field_key)
+        _check_value(value, fields[name].type, field_key)
 
 
 def _describe_unknown(key: KeyPath, fields: dict[str, Any]) -> str:
-    near = _find_nearest(key[-1], fields)
-    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(fields)}"
+    nearest = _find_nearest(key[-1], fields)
+    hint = f"did you mean {nearest!r}?" if nearest else f"there are: {', '.join(fields)}"
     return f"unknown key {_format_key(key)!r}: {hint}"
 
 
-def _find_nearest(name: str, known: Iterable[str]) -> str:
+def _find_nearest(name: str, names: Iterable[str]) -> str:
     """Return the known name most similar to a misspelt one; "" if none is similar."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
-    return near[0] if near else ""
+    matches = difflib.get_close_matches(name, names, n=1)
+    return matches[0] if matches else ""
 
 
 def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
@@ -208,9 +208,9 @@ def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
             raise _InvalidKey(
                 f"{_format_key(key)!r} must hold tables: [{_format_key(key)}.NAME]", key
             )
-        for name, inner in value.items():
+        for name, item in value.items():
             _check_value(
-                inner, _select_section_type(get_args(kind)[1], inner, (*key, name)), (*key, name)
+                item, _select_section_type(get_args(kind)[1], item, (*key, name)), (*key, name)
             )
     else:
         try:
@@ -239,24 +239,25 @@ def _check_texts(value: Any, key: KeyPath) -> None:
         raise _InvalidKey(f"{_format_key(key)!r} must be a table [{_format_key(key)}]", key)
     for name, text in value.items():
         if not isinstance(text, str):
-            here = (*key, name)
+            item_key = (*key, name)
             raise _InvalidKey(
-                f"{_format_key(here)!r} must be text in quotes, not {_describe_value(text)}", here
+                f"{_format_key(item_key)!r} must be text in quotes, not {_describe_value(text)}",
+                item_key,
             )
 
 
 def _describe_wrong_type(value: Any, kind: Any, key: KeyPath) -> str:
     """Describe a value of the wrong type, with the nearest valid choice."""
-    wanted = f"{_format_key(key)!r} must be {_describe_type(kind)}"
+    expected = f"{_format_key(key)!r} must be {_describe_type(kind)}"
     if get_origin(kind) is Literal and isinstance(value, str):
-        near = _find_nearest(value, get_args(kind))
-        hint = f": did you mean {near!r}?" if near else ""
-        return f"{wanted}, not {value!r}{hint}"
+        nearest = _find_nearest(value, get_args(kind))
+        hint = f": did you mean {nearest!r}?" if nearest else ""
+        return f"{expected}, not {value!r}{hint}"
     if isinstance(value, list) and get_origin(kind) is not list:
-        odd = next((item for item in value if not isinstance(item, str)), None)
-        if odd is not None and "list" in _describe_type(kind):
-            return f"{wanted}; {odd!r} is {_describe_value(odd)}"
-    return f"{wanted}, not {_describe_value(value)}"
+        bad_item = next((item for item in value if not isinstance(item, str)), None)
+        if bad_item is not None and "list" in _describe_type(kind):
+            return f"{expected}; {bad_item!r} is {_describe_value(bad_item)}"
+    return f"{expected}, not {_describe_value(value)}"
 
 
 _WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
@@ -290,24 +291,24 @@ def _render_table(section: Section, key: KeyPath, loaded: LoadedConfig) -> list[
         )
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
-        here = (*key, field.name)
+        field_key = (*key, field.name)
         if isinstance(value, Section):
-            tables += ["", f"[{'.'.join(here)}]", *_render_table(value, here, loaded)]
+            tables += ["", f"[{'.'.join(field_key)}]", *_render_table(value, field_key, loaded)]
         elif isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
             if value:
-                tables += ["", f"[{'.'.join(here)}]"]
+                tables += ["", f"[{'.'.join(field_key)}]"]
                 tables += [
-                    _render_line(_render_literal(name), text, (*here, name), loaded)
+                    _render_line(_render_literal(name), text, (*field_key, name), loaded)
                     for name, text in value.items()
                 ]
         elif isinstance(value, dict):
-            for name, inner in value.items():
-                table = (*here, name)
-                tables += ["", f"[{'.'.join(table)}]", *_render_table(inner, table, loaded)]
+            for name, item in value.items():
+                table = (*field_key, name)
+                tables += ["", f"[{'.'.join(table)}]", *_render_table(item, table, loaded)]
         elif value is None:
             values.append(f"# {field.name}: as built in")
         else:
-            values.append(_render_line(field.name, value, here, loaded))
+            values.append(_render_line(field.name, value, field_key, loaded))
     return values + tables
 
 

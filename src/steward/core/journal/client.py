@@ -56,15 +56,17 @@ def split_into_frames(rows: Sequence[EncodedEvent]) -> Iterator[Sequence[Encoded
     """
     start = size = 0
     for number, (kind, cluster, key, data) in enumerate(rows):
-        of_row = len(data) + sum(len(text.encode()) for text in (kind, cluster, key)) + _ROW_BYTES
-        if of_row + _ROW_BYTES > MAX_FRAME_BYTES:
+        row_bytes = (
+            len(data) + sum(len(text.encode()) for text in (kind, cluster, key)) + _ROW_BYTES
+        )
+        if row_bytes + _ROW_BYTES > MAX_FRAME_BYTES:
             raise JournalError(
-                f"event {key[:100]!r} of {of_row} bytes is larger than the journal takes", key
+                f"event {key[:100]!r} of {row_bytes} bytes is larger than the journal takes", key
             )
-        if size and size + of_row > FRAME_BYTES:
+        if size and size + row_bytes > FRAME_BYTES:
             yield rows[start:number]
             start, size = number, 0
-        size += of_row
+        size += row_bytes
     if size:
         yield rows[start:]
 
@@ -116,31 +118,31 @@ class JournalLink:
         self._subscribe = subscribe
         self._socket: socket.socket | None = None
         self._frames = FrameDecoder()
-        self._number = 0
+        self._last_number = 0
         self._head = 0
         self._is_woken = False
-        self._standings: dict[str, tuple[Any, ...]] = {}
+        self._positions: dict[str, tuple[Any, ...]] = {}
 
-    def append(self, new: Iterable[Event]) -> None:
+    def append(self, events: Iterable[Event]) -> None:
         """Append events; return when they are durable. Retries until the Stop is set.
 
         Raises:
             JournalError: An event is larger than the journal takes; none was appended.
             JournalUnavailable: The Stop was set before the events were durable.
         """
-        self.append_rows(encode_rows(new))
+        self.append_rows(encode_rows(events))
 
     def append_rows(self, rows: Sequence[EncodedEvent]) -> None:
         """Append events that are encoded already, as :meth:`append` does."""
-        for some in list(split_into_frames(rows)):
-            self._append_patiently(some)
+        for frame in list(split_into_frames(rows)):
+            self._append_with_retry(frame)
 
-    def _append_patiently(self, rows: Sequence[EncodedEvent]) -> None:
+    def _append_with_retry(self, rows: Sequence[EncodedEvent]) -> None:
         """Append one frame of rows, retrying with back-off until the Stop is set."""
         backoff = Backoff()
         while True:
             try:
-                self._ask("append", rows)
+                self._send_request("append", rows)
             except JournalUnavailable:
                 if self._stop.is_set():
                     raise
@@ -150,7 +152,7 @@ class JournalLink:
             else:
                 return
 
-    def tell(self, *message: Any) -> None:
+    def send_message(self, *message: Any) -> None:
         """Send a message that has no answer; lost if the writer is away, so it must be repeatable.
 
         The messages are those of ``JournalServer``: passed (a consumer's position), aside (a
@@ -162,46 +164,46 @@ class JournalLink:
         """
         if message[0] == "aside":
             try:
-                self.ask(*message)
+                self.send_command(*message)
             except JournalError as error:
                 raise JournalUnavailable(str(error), self._path) from error
             return
         if message[0] == "passed":
-            self._standings[message[1]] = message
+            self._positions[message[1]] = message
         try:
             self._send(encode_frame(message))
         except (OSError, JournalUnavailable):
             # The consumer's own cursor is authoritative; the next connection reports it.
             self.close()
 
-    def ask(self, verb: str, *args: Any) -> Any:
+    def send_command(self, verb: str, *args: Any) -> Any:
         """Send the writer a command (replay, forget ...) and return its answer; no retry.
 
         Raises:
             JournalError: The writer rejected the command.
             JournalUnavailable: The writer is away.
         """
-        return self._ask(verb, list(args))
+        return self._send_request(verb, list(args))
 
-    def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait until the journal's head is beyond ``seen``, time is over or the Stop is set.
+    def wait(self, position: int, timeout_s: float) -> int:
+        """Wait until the journal's head is beyond ``position``, time is over or the Stop is set.
 
         Also returns when dead letters of any consumer are to be retried.
 
         Returns:
             Last known head of the journal.
         """
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         try:
             self._connect()
-            while self._head <= seen and not self._is_woken and not self._stop.is_set():
-                if self._receive(until - time.monotonic(), answer=0) is None:
+            while self._head <= position and not self._is_woken and not self._stop.is_set():
+                if self._receive(deadline - time.monotonic(), number=0) is None:
                     break
         except (OSError, JournalUnavailable):
             # The writer is restarting; the caller finds new events by reading.
             self.close()
             self._stop.wait(min(timeout_s, 0.2))
-            return seen + 1
+            return position + 1
         self._is_woken = False
         return self._head
 
@@ -228,8 +230,8 @@ class JournalLink:
                     connection.sendall(encode_frame(["subscribe"]))
                 # The writer collects positions before it writes them: a restart loses some, and a
                 # consumer at the end of the journal has no new one to report.
-                for standing in self._standings.values():
-                    connection.sendall(encode_frame(standing))
+                for message in self._positions.values():
+                    connection.sendall(encode_frame(message))
             except OSError as error:
                 connection.close()
                 raise JournalUnavailable(
@@ -242,33 +244,33 @@ class JournalLink:
     def _send(self, data: bytes) -> None:
         self._connect().sendall(data)
 
-    def _ask(self, verb: str, argument: Any) -> Any:
+    def _send_request(self, verb: str, argument: Any) -> Any:
         """Send a numbered request and wait for its answer."""
-        self._number += 1
-        number = self._number
+        self._last_number += 1
+        number = self._last_number
         try:
             self._send(encode_frame([verb, number, argument]))
             while True:
-                answer = self._receive(_ANSWER_TIMEOUT_S, answer=number)
-                if answer is None:
+                reply = self._receive(_ANSWER_TIMEOUT_S, number=number)
+                if reply is None:
                     raise TimeoutError(f"no answer in {_ANSWER_TIMEOUT_S:.0f} s")
-                if answer:
+                if reply:
                     break
         except OSError as error:
             self.close()
             raise JournalUnavailable(
                 f"the journal's writer at {self._path} went away: {error}", self._path
             ) from error
-        if answer[0] == "refused":
-            raise JournalError(str(answer[2]), verb)
-        return answer[2]
+        if reply[0] == "refused":
+            raise JournalError(str(reply[2]), verb)
+        return reply[2]
 
-    def _receive(self, timeout_s: float, *, answer: int) -> list[Any] | None:
+    def _receive(self, timeout_s: float, *, number: int) -> list[Any] | None:
         """Read messages: return the answer of that number, [] for other news, None for none."""
         connection = self._connect()
         poller = select.poll()
         poller.register(connection, select.POLLIN)
-        if not answer:
+        if not number:
             poller.register(self._stop.fd, select.POLLIN)
         ready = poller.poll(max(0.0, timeout_s) * 1000)
         if not any(fd == connection.fileno() for fd, _ in ready):
@@ -276,12 +278,12 @@ class JournalLink:
         data = connection.recv(1 << 18)
         if not data:
             raise ConnectionResetError("connection closed")
-        found: list[Any] = []
+        reply: list[Any] = []
         for message in self._frames.feed(data):
             if message[0] == "head":
                 self._head = message[1]
             elif message[0] == "look":
                 self._is_woken = True
-            elif message[1] == answer:
-                found = message
-        return found
+            elif message[1] == number:
+                reply = message
+        return reply

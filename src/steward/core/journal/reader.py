@@ -140,7 +140,7 @@ class JournalReader:
         self.path = os.path.join(state_dir, JOURNAL_FILENAME)
         self._db: Connection = open_reader(self.path)
 
-    def _rows(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+    def _query(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
         """Run a query; every error names the file."""
         with translate_errors(self.path):
             rows: list[Any] = self._db.execute(statement, values).fetchall()
@@ -154,46 +154,46 @@ class JournalReader:
         """
         head = self.head()
         with translate_errors(self.path):
-            found = self._db.execute(
+            cursor = self._db.execute(
                 "SELECT id, kind, cluster, key, data FROM event WHERE id > ? AND id <= ? "
                 "AND kind IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?",
                 (after, head, _encode_json(sorted(kinds)), limit),
             )
-            rows = list(_take_bytes(found, _MAX_READ_BYTES))
-            is_cut = found.fetchone() is not None
+            rows = list(_take_bytes(cursor, _MAX_READ_BYTES))
+            is_cut = cursor.fetchone() is not None
         upto = rows[-1][0] if is_cut or len(rows) == limit else max(head, after)
         return [decode_row(row) for row in rows], upto
 
     def head(self) -> int:
         """Return the position of the last event ever appended; 0 for none."""
-        rows = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'event'")
+        rows = self._query("SELECT seq FROM sqlite_sequence WHERE name = 'event'")
         return int(rows[0][0]) if rows else 0
 
-    def known(self, cluster: str, key: str) -> bool:
+    def has_key(self, cluster: str, key: str) -> bool:
         """Return whether an event of this key was ever appended, as far as keys are remembered."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT 1 FROM event WHERE cluster = ?1 AND key = ?2 UNION ALL "
             "SELECT 1 FROM remembered WHERE cluster = ?1 AND key = ?2 LIMIT 1",
             (cluster, key),
         )
         return bool(rows)
 
-    def present(self, cluster: str, key: str) -> bool:
+    def has_event(self, cluster: str, key: str) -> bool:
         """Return whether the event of this key is not trimmed, so that its bytes are there too."""
-        rows = self._rows("SELECT 1 FROM event WHERE cluster = ? AND key = ?", (cluster, key))
+        rows = self._query("SELECT 1 FROM event WHERE cluster = ? AND key = ?", (cluster, key))
         return bool(rows)
 
-    def replays(self, name: str) -> list[Event]:
+    def list_retries(self, name: str) -> list[Event]:
         """Return a consumer's dead letters that are marked for a retry."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT id, kind, cluster, key, data FROM dead WHERE consumer = ? AND replay = 1",
             (name,),
         )
         return [decode_row(row) for row in rows]
 
-    def dead(self, name: str = "") -> list[DeadLetter]:
+    def list_dead_letters(self, name: str = "") -> list[DeadLetter]:
         """Return the dead letters of one consumer, or of all."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT consumer, id, kind, cluster, key, error, since, replay FROM dead "
             "WHERE ?1 = '' OR consumer = ?1 ORDER BY consumer, id",
             (name,),
@@ -204,9 +204,9 @@ class JournalReader:
             for row in rows
         ]
 
-    def consumers(self) -> list[ConsumerStatus]:
+    def list_consumers(self) -> list[ConsumerStatus]:
         """Return the status of every consumer."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT name, position, "
             "(SELECT count(*) FROM event WHERE id > position), state, detail, since, "
             "(SELECT count(*) FROM dead WHERE dead.consumer = name), missed, missed_from, "
@@ -221,20 +221,20 @@ class JournalReader:
             ConsumerStatus(
                 **dict(zip(fields, row[:-1], strict=True)),
                 detached=bool(row[-1]),
-                oldest=self._seen_behind(row[1]) if row[2] else None,
+                oldest=self._find_oldest_seen(row[1]) if row[2] else None,
             )
             for row in rows
         ]
 
-    def _seen_behind(self, position: int) -> datetime | None:
+    def _find_oldest_seen(self, position: int) -> datetime | None:
         """Return the time the first event behind a position was seen."""
-        found = self._rows(
+        rows = self._query(
             "SELECT id, kind, cluster, key, data FROM event WHERE id > ? ORDER BY id LIMIT 1",
             (position,),
         )
-        return decode_row(found[0]).seen_at if found else None
+        return decode_row(rows[0]).seen_at if rows else None
 
-    def backlog(self, sink: str, after: int, kinds: Iterable[str]) -> Backlog:
+    def count_backlog(self, sink: str, after: int, kinds: Iterable[str]) -> Backlog:
         """Count the events that a sink has still to apply.
 
         Args:
@@ -242,29 +242,29 @@ class JournalReader:
             after: Position of the last event that it applied.
             kinds: Event kinds that it takes.
         """
-        wanted = _encode_json(sorted(kinds))
+        kinds_json = _encode_json(sorted(kinds))
         # CAST, since SQLite may take JSON in a BLOB for its own binary form.
-        ((count, first, scripts),) = self._rows(
+        ((count, first, scripts),) = self._query(
             "SELECT count(*), min(id), sum(CASE kind WHEN ?3 THEN 1 "
             "WHEN ?4 THEN iif(json_valid(CAST(data AS TEXT)) "
             "AND json_extract(CAST(data AS TEXT), '$.body.sink') = ?5, "
             "json_array_length(CAST(data AS TEXT), '$.body.scripts'), 0) ELSE 0 END) "
             "FROM event WHERE id > ?1 AND kind IN (SELECT value FROM json_each(?2))",
-            (after, wanted, JOB_SCRIPT, ARCHIVE_RESEND, sink),
+            (after, kinds_json, JOB_SCRIPT, ARCHIVE_RESEND, sink),
         )
         if not count:
             return Backlog(events=0, scripts=0)
-        found = self._rows("SELECT id, kind, cluster, key, data FROM event WHERE id = ?", (first,))
-        oldest = decode_row(found[0]).seen_at if found else None
+        rows = self._query("SELECT id, kind, cluster, key, data FROM event WHERE id = ?", (first,))
+        oldest = decode_row(rows[0]).seen_at if rows else None
         return Backlog(events=count, scripts=scripts, oldest=oldest)
 
-    def oldest(self) -> int:
+    def get_oldest(self) -> int:
         """Return the position of the oldest event not yet trimmed; 0 for none."""
-        return int(self._rows("SELECT ifnull(min(id), 0) FROM event")[0][0])
+        return int(self._query("SELECT ifnull(min(id), 0) FROM event")[0][0])
 
     def count(self) -> int:
         """Return the number of events not yet trimmed."""
-        return int(self._rows("SELECT count(*) FROM event")[0][0])
+        return int(self._query("SELECT count(*) FROM event")[0][0])
 
     def close(self) -> None:
         """Close the file."""

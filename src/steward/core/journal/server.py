@@ -56,7 +56,7 @@ def remove_expired(journal: Journal, stores: IncomingStores, *, keep_s: float) -
         Unavailable: The journal cannot be written now.
     """
     is_full = trim_journal(journal, stores, keep_s=keep_s) == _BATCH
-    return journal.forget_remembered(int(utc_now().timestamp()) - _REMEMBER_S) or is_full
+    return journal.forget_old_keys(int(utc_now().timestamp()) - _REMEMBER_S) or is_full
 
 
 def trim_journal(
@@ -81,7 +81,7 @@ def trim_journal(
     # is unknown, and it must not stay for years.
     old = [
         event
-        for event in journal.trimmable(_BATCH, dead=dead)
+        for event in journal.list_trimmable(_BATCH, dead=dead)
         if not now - keep_s < event.seen_at.timestamp() <= now
     ]
     if not old:
@@ -95,9 +95,9 @@ def trim_journal(
 
 def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
     """Delete the script bytes of a trimmed event."""
-    kept = [k.path for k in (body.script, body.environment) if k]
+    paths = [file.path for file in (body.script, body.environment) if file]
     try:
-        stores.get(body.store).unlink(kept)
+        stores.get(body.store).unlink(paths)
     except Unavailable as error:
         # The next start deletes bytes whose event is known and trimmed; others must not wait.
         log.warning("the bytes of job %d are left for now: %s", body.job_id, error)
@@ -121,17 +121,17 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
     Raises:
         Unavailable: The journal cannot be written now.
     """
-    size = journal.size_bytes() + sum(store.kept_bytes() for store in stores)
+    size = journal.size_bytes() + sum(store.get_size_bytes() for store in stores)
     if size <= max_bytes:
         return False
     # Only files sinks can give bytes back, and each of them has a store.
-    files = frozenset(store.name for store in stores)
-    is_filed = any(name in files for name in journal.attached())
-    if trim_journal(journal, stores, keep_s=0.0, dead=is_filed):
+    files_sinks = frozenset(store.name for store in stores)
+    is_archived = any(name in files_sinks for name in journal.list_attached())
+    if trim_journal(journal, stores, keep_s=0.0, dead=is_archived):
         return True
-    behind = journal.attached_behind()
+    behind = journal.list_lagging()
     for name, position in behind:
-        if _is_refillable(name, position, journal.attached(), files):
+        if _is_refillable(name, position, journal.list_attached(), files_sinks):
             log.error(
                 "the journal holds %d bytes, more than max_bytes: consumer %s is detached; "
                 "mend what stops it (steward journal status), then '%s' makes up for what it "
@@ -153,12 +153,13 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
 
 
 def _is_refillable(
-    name: str, position: int, attached: dict[str, int], files: frozenset[str]
+    name: str, position: int, attached: dict[str, int], files_sinks: frozenset[str]
 ) -> bool:
     if name == CATALOG_CONSUMER:
         return True
     return name.startswith(SINK_PREFIX) and any(
-        other != name and other in files and at > position for other, at in attached.items()
+        other != name and other in files_sinks and other_position > position
+        for other, other_position in attached.items()
     )
 
 
@@ -189,7 +190,7 @@ def lock_state_dir(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalUnavailable(f"cannot use {path}: {error.strerror}", path) from error
-    until = time.monotonic() + wait_s
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +198,7 @@ def lock_state_dir(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
             if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
                 os.close(fd)
                 raise JournalUnavailable(f"cannot lock {path}: {error.strerror}", path) from error
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 os.close(fd)
                 raise JournalUnavailable(
                     f"another steward is running on {state_dir}: stop it, or use another state_dir",
@@ -224,7 +225,7 @@ class _ClientConnection:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.frames = FrameDecoder()
-        self.subscribed = False
+        self.is_subscribed = False
         self.out = bytearray()
 
 
@@ -253,11 +254,11 @@ class JournalServer:
         self._stores = stores
         self._trim_every_s = trim_every_s
         self._flush_every_s = flush_every_s
-        self._peers: dict[int, _ClientConnection] = {}
+        self._clients: dict[int, _ClientConnection] = {}
         self._selector = selectors.DefaultSelector()
-        self._waiting: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
-        self._standings: dict[str, tuple[Any, ...]] = {}
-        self._running: dict[str, _ClientConnection] = {}
+        self._pending_appends: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
+        self._positions: dict[str, tuple[Any, ...]] = {}
+        self._consumer_clients: dict[str, _ClientConnection] = {}
         self._retry_at = 0.0
         self._backoff = Backoff(0.2, 5.0)
         self._flush_at = self._trim_at = 0.0
@@ -265,36 +266,36 @@ class JournalServer:
         self._journal = Journal(state_dir)
         self._listener = _open_socket(state_dir)
 
-    def run(self, stop: Stop, beat: "Any" = None) -> None:
+    def run(self, stop: Stop, send_heartbeat: "Any" = None) -> None:
         """Serve until the Stop is set; then commit what came in and return."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(stop.fd, selectors.EVENT_READ, None)
         while not stop.is_set():
-            if beat is not None:
-                beat()
-            self._turn(stop, self._timeout_s())
+            if send_heartbeat is not None:
+                send_heartbeat()
+            self._run_turn(stop, self._get_timeout_s())
         # Handle the last messages of processes that stop at the same time.
-        self._turn(None, 0.05)
-        self._flush_standings()
+        self._run_turn(None, 0.05)
+        self._flush_positions()
         self.close()
 
     def close(self) -> None:
         """Close all connections and files, and release the lock."""
-        for peer in list(self._peers.values()):
-            self._drop(peer)
+        for client in list(self._clients.values()):
+            self._disconnect(client)
         self._selector.close()
         self._listener.close()
         self._journal.close()
         self._lock.close()
 
-    def _timeout_s(self) -> float:
+    def _get_timeout_s(self) -> float:
         now = time.monotonic()
-        due = min(self._flush_at if self._standings else now + 60.0, self._trim_at)
-        if self._waiting:
+        due = min(self._flush_at if self._positions else now + 60.0, self._trim_at)
+        if self._pending_appends:
             due = min(due, self._retry_at)
         return max(0.0, due - now)
 
-    def _turn(self, stop: Stop | None, timeout_s: float) -> None:
+    def _run_turn(self, stop: Stop | None, timeout_s: float) -> None:
         """Handle ready sockets, then commit, flush positions and trim if due."""
         for key, mask in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
@@ -305,107 +306,107 @@ class JournalServer:
                 if mask & selectors.EVENT_READ:
                     self._read(key.data)
         now = time.monotonic()
-        if self._waiting and now >= self._retry_at:
+        if self._pending_appends and now >= self._retry_at:
             self._commit()
-        if self._standings and now >= self._flush_at:
-            self._flush_standings()
+        if self._positions and now >= self._flush_at:
+            self._flush_positions()
         if stop is not None and now >= self._trim_at:
             self._trim_at = now + self._trim_every_s
-            self._housekeeping()
+            self._trim()
 
     def _accept(self) -> None:
         """Accept a client connection, unless there are too many."""
         connection, _ = self._listener.accept()
-        if len(self._peers) >= _MOST_CONNECTIONS:
+        if len(self._clients) >= _MOST_CONNECTIONS:
             connection.close()
             return
         connection.setblocking(False)
-        peer = _ClientConnection(connection)
-        self._peers[connection.fileno()] = peer
-        self._selector.register(connection, selectors.EVENT_READ, peer)
+        client = _ClientConnection(connection)
+        self._clients[connection.fileno()] = client
+        self._selector.register(connection, selectors.EVENT_READ, client)
 
-    def _read(self, peer: _ClientConnection) -> None:
+    def _read(self, client: _ClientConnection) -> None:
         """Read and handle a client's messages; drop the client on errors."""
         try:
-            data = peer.socket.recv(1 << 20)
-            messages = peer.frames.feed(data) if data else []
+            data = client.socket.recv(1 << 20)
+            messages = client.frames.feed(data) if data else []
         except BlockingIOError:
             return
         except (OSError, JournalError) as error:
             log.warning("a connection to the journal broke: %s", error)
-            self._drop(peer)
+            self._disconnect(client)
             return
         if not data:
-            self._drop(peer)
+            self._disconnect(client)
             return
         for message in messages:
             try:
-                self._handle(peer, message)
+                self._handle(client, message)
             except (ValueError, TypeError, IndexError, SqliteError) as error:
                 log.warning("a message to the journal makes no sense: %s", error)
-                self._drop(peer)
+                self._disconnect(client)
                 return
 
-    def _handle(self, peer: _ClientConnection, message: list[Any]) -> None:
+    def _handle(self, client: _ClientConnection, message: list[Any]) -> None:
         """Queue an append, or handle a message at once."""
         verb = message[0]
         if verb == "append":
             rows = msgspec.convert(message[2], list[EncodedEvent])
-            self._waiting.append((peer, int(message[1]), rows))
+            self._pending_appends.append((client, int(message[1]), rows))
         elif verb == "subscribe":
-            peer.subscribed = True
-            self._send(peer, ["head", self._journal.head()])
+            client.is_subscribed = True
+            self._send(client, ["head", self._journal.head()])
         elif verb == "passed":
             name, position, state, detail, *more = message[1:]
-            self._standings[name] = (position, state, detail, *more)
-            self._running[name] = peer
+            self._positions[name] = (position, state, detail, *more)
+            self._consumer_clients[name] = client
         elif verb == "revived":
-            self._journal.revived(*message[1:])
+            self._journal.delete_dead_letter(*message[1:])
         else:
-            self._answer(peer, verb, message[1], message[2])
+            self._answer(client, verb, message[1], message[2])
 
-    def _answer(self, peer: _ClientConnection, verb: str, number: int, args: list[Any]) -> None:
+    def _answer(self, client: _ClientConnection, verb: str, number: int, args: list[Any]) -> None:
         """Run a command and send its result or error."""
         try:
             if verb == "forget":
-                runner = self._running.get(args[0])
+                runner = self._consumer_clients.get(args[0])
                 if runner is not None and runner.socket.fileno() >= 0:
                     raise JournalError(
                         f"consumer {args[0]} is running: take it out of the configuration first",
                         args[0],
                     )
-                self._standings.pop(args[0], None)
-                self._journal.forget(args[0])
+                self._positions.pop(args[0], None)
+                self._journal.remove_consumer(args[0])
                 result: Any = True
             elif verb == "replay":
-                result = self._journal.replay(*args)
-                self._announce(["look"])
+                result = self._journal.mark_for_retry(*args)
+                self._broadcast(["look"])
             elif verb == "aside":
-                self._journal.set_aside(*args)
+                self._journal.add_dead_letter(*args)
                 result = True
             elif verb == "refilled":
-                self._journal.refilled(*args)
+                self._journal.clear_missed(*args)
                 result = True
             elif verb == "hold":
                 # A backup copies the bytes that events refer to: none may be deleted meanwhile.
                 self._trim_at = time.monotonic() + min(float(args[0]), _LONGEST_HOLD_S)
                 result = True
             elif verb == "standings":
-                self._flush_standings()
+                self._flush_positions()
                 result = self._journal.head()
             else:
                 raise JournalError(f"the journal knows no {verb!r}", verb)
         except StewardError as error:
-            self._send(peer, ["refused", number, str(error)])
+            self._send(client, ["refused", number, str(error)])
         else:
-            self._send(peer, ["ok", number, result])
+            self._send(client, ["ok", number, result])
 
     def _commit(self) -> None:
         """Commit waiting appends in one transaction, and answer their clients."""
-        taken: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
+        batch: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
         rows: list[EncodedEvent] = []
-        for entry in self._waiting:
-            taken.append(entry)
+        for entry in self._pending_appends:
+            batch.append(entry)
             rows.extend(entry[2])
             if len(rows) >= _BATCH_EVENTS:
                 break
@@ -418,63 +419,63 @@ class JournalServer:
             return
         self._backoff.reset()
         self._retry_at = 0.0
-        del self._waiting[: len(taken)]
-        for peer, number, _ in taken:
-            self._send(peer, ["ok", number, head])
-        self._announce(["head", self._journal.head()])
+        del self._pending_appends[: len(batch)]
+        for client, number, _ in batch:
+            self._send(client, ["ok", number, head])
+        self._broadcast(["head", self._journal.head()])
 
-    def _announce(self, message: list[Any]) -> None:
+    def _broadcast(self, message: list[Any]) -> None:
         data = encode_frame(message)
-        for peer in list(self._peers.values()):
-            if peer.subscribed and not peer.out:
-                self._send_bytes(peer, data)
+        for client in list(self._clients.values()):
+            if client.is_subscribed and not client.out:
+                self._send_bytes(client, data)
 
-    def _send(self, peer: _ClientConnection, message: list[Any]) -> None:
-        self._send_bytes(peer, encode_frame(message))
+    def _send(self, client: _ClientConnection, message: list[Any]) -> None:
+        self._send_bytes(client, encode_frame(message))
 
-    def _send_bytes(self, peer: _ClientConnection, data: bytes) -> None:
-        if peer.socket.fileno() < 0:
+    def _send_bytes(self, client: _ClientConnection, data: bytes) -> None:
+        if client.socket.fileno() < 0:
             return
-        peer.out += data
-        self._write(peer)
+        client.out += data
+        self._write(client)
 
-    def _write(self, peer: _ClientConnection) -> None:
+    def _write(self, client: _ClientConnection) -> None:
         """Send pending output; watch for writability while some is left."""
         try:
-            sent = peer.socket.send(peer.out)
-            del peer.out[:sent]
+            sent = client.socket.send(client.out)
+            del client.out[:sent]
         except BlockingIOError:
             sent = 0
         except OSError as error:
             log.debug("a connection to the journal ended: %s", error)
-            self._drop(peer)
+            self._disconnect(client)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
-        self._selector.modify(peer.socket, wanted, peer)
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
+        self._selector.modify(client.socket, mask, client)
 
-    def _drop(self, peer: _ClientConnection) -> None:
-        if peer.socket.fileno() >= 0:
-            self._peers.pop(peer.socket.fileno(), None)
-            self._selector.unregister(peer.socket)
-            peer.socket.close()
+    def _disconnect(self, client: _ClientConnection) -> None:
+        if client.socket.fileno() >= 0:
+            self._clients.pop(client.socket.fileno(), None)
+            self._selector.unregister(client.socket)
+            client.socket.close()
 
-    def _flush_standings(self) -> None:
+    def _flush_positions(self) -> None:
         """Write the collected positions of consumers to the journal."""
         self._flush_at = time.monotonic() + self._flush_every_s
-        standings, self._standings = self._standings, {}
+        positions, self._positions = self._positions, {}
         try:
-            for name, standing in standings.items():
-                self._journal.passed(name, *standing)
+            for name, position in positions.items():
+                self._journal.record_position(name, *position)
         except Unavailable as error:
             log.error("the journal cannot be written: %s", error)
-            self._standings = {**standings, **self._standings}
+            self._positions = {**positions, **self._positions}
 
-    def _housekeeping(self) -> None:
+    def _trim(self) -> None:
         """Trim, limit the size and shrink the file, one step a turn."""
         try:
             more = remove_expired(self._journal, self._stores, keep_s=self._settings.keep_s)
             more |= limit_size(self._journal, self._stores, max_bytes=self._settings.max_bytes)
-            if not self._waiting and not self._selector.select(0):
+            if not self._pending_appends and not self._selector.select(0):
                 more |= self._journal.shrink()
             if more:
                 # One batch a turn: commits take precedence, and the heartbeat goes on.

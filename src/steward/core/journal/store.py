@@ -73,13 +73,13 @@ def _drop_dead_letters(connection: Connection, purge: Event, body: ArchivePurge)
     ).fetchall()
     for name, *row in rows:
         letter = decode_row(tuple(row))
-        left = _remove_scripts(letter, purged)
-        if left is None:
+        shortened = _remove_scripts(letter, purged)
+        if shortened is None:
             connection.execute("DELETE FROM dead WHERE consumer = ? AND id = ?", (name, letter.id))
-        elif left is not letter:
+        elif shortened is not letter:
             connection.execute(
                 "UPDATE dead SET data = ? WHERE consumer = ? AND id = ?",
-                (encode_event(left), name, letter.id),
+                (encode_event(shortened), name, letter.id),
             )
 
 
@@ -92,7 +92,7 @@ def _remove_scripts(letter: Event, purged: frozenset[str]) -> Event | None:
         return None if body.script_key in purged else letter
     if not isinstance(body, ArchiveResend):
         return letter
-    scripts = tuple(one for one in body.scripts if one.script_key not in purged)
+    scripts = tuple(script for script in body.scripts if script.script_key not in purged)
     if len(scripts) == len(body.scripts):
         return letter
     if not scripts:
@@ -213,7 +213,7 @@ class Journal:
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()
         return int(row[0]) if row else 0
 
-    def passed(
+    def record_position(
         self,
         name: str,
         position: int,
@@ -252,7 +252,7 @@ class Journal:
                 (name, position, state, detail, _get_now_s(), rate, error, error_at),
             )
 
-    def set_aside(self, name: str, event_id: int, error: str) -> None:
+    def add_dead_letter(self, name: str, event_id: int, error: str) -> None:
         """Store an event that a consumer rejected as a dead letter, with its error."""
         with transaction(self._db, self.path):
             self._db.execute(
@@ -268,7 +268,7 @@ class Journal:
                 (name, event_id, error, _get_now_s()),
             )
 
-    def replay(self, name: str, event_id: int | None = None) -> int:
+    def mark_for_retry(self, name: str, event_id: int | None = None) -> int:
         """Mark a consumer's dead letters (or one) for a retry; return how many.
 
         Those whose scripts were purged since are deleted instead.
@@ -280,26 +280,26 @@ class Journal:
             if not self._db.execute("SELECT 1 FROM consumer WHERE name = ?", (name,)).fetchone():
                 raise _make_unknown_consumer(name)
             drop_purged(self._db, list_recent_purges(self._db))
-            done = self._db.execute(
+            cursor = self._db.execute(
                 "UPDATE dead SET replay = 1 WHERE consumer = ?1 AND (?2 IS NULL OR id = ?2)",
                 (name, event_id),
             )
-        return int(done.rowcount)
+        return int(cursor.rowcount)
 
-    def revived(self, name: str, event_id: int) -> None:
+    def delete_dead_letter(self, name: str, event_id: int) -> None:
         """Delete a dead letter that was applied at last."""
         with transaction(self._db, self.path):
             self._db.execute("DELETE FROM dead WHERE consumer = ? AND id = ?", (name, event_id))
 
-    def forget(self, name: str) -> None:
+    def remove_consumer(self, name: str) -> None:
         """Delete a consumer and its dead letters: the journal no longer waits for it.
 
         Raises:
             JournalError: There is no such consumer.
         """
         with transaction(self._db, self.path):
-            gone = self._db.execute("DELETE FROM consumer WHERE name = ?", (name,))
-            if not gone.rowcount:
+            cursor = self._db.execute("DELETE FROM consumer WHERE name = ?", (name,))
+            if not cursor.rowcount:
                 raise _make_unknown_consumer(name)
             self._db.execute("DELETE FROM dead WHERE consumer = ?", (name,))
 
@@ -308,19 +308,19 @@ class Journal:
         with transaction(self._db, self.path):
             self._db.execute("UPDATE consumer SET detached = 1 WHERE name = ?", (name,))
 
-    def attached(self) -> dict[str, int]:
+    def list_attached(self) -> dict[str, int]:
         """Return the consumers that the journal waits for, with their positions."""
         return dict(
             self._db.execute("SELECT name, position FROM consumer WHERE detached = 0").fetchall()
         )
 
-    def attached_behind(self) -> list[tuple[str, int]]:
+    def list_lagging(self) -> list[tuple[str, int]]:
         """Return the attached consumers that are behind, the furthest behind first."""
         head = self.head()
-        positions = sorted(self.attached().items(), key=lambda item: item[1])
+        positions = sorted(self.list_attached().items(), key=lambda item: item[1])
         return [(name, position) for name, position in positions if position < head]
 
-    def trimmable(self, limit: int, *, dead: bool = False) -> list[Event]:
+    def list_trimmable(self, limit: int, *, dead: bool = False) -> list[Event]:
         """Return the oldest events that every attached consumer has passed.
 
         Args:
@@ -335,7 +335,7 @@ class Journal:
         ).fetchall()
         return [decode_row(row) for row in rows]
 
-    def trim(self, done: Sequence[Event]) -> None:
+    def trim(self, trimmed: Sequence[Event]) -> None:
         """Delete events; remember their keys and what detached consumers miss.
 
         A detached consumer never misses a purge: archive.purge events become dead letters
@@ -344,22 +344,22 @@ class Journal:
         with transaction(self._db, self.path):
             self._db.executemany(
                 "INSERT OR IGNORE INTO remembered (cluster, key, trimmed_at) VALUES (?, ?, ?)",
-                [(event.cluster, event.key, _get_now_s()) for event in done],
+                [(event.cluster, event.key, _get_now_s()) for event in trimmed],
             )
             for name, position in self._db.execute(
                 "SELECT name, position FROM consumer WHERE detached = 1"
             ).fetchall():
-                self._miss(name, [event for event in done if event.id > position])
-            drop_purged(self._db, done)
-            self._db.executemany("DELETE FROM event WHERE id = ?", [(e.id,) for e in done])
+                self._record_missed(name, [event for event in trimmed if event.id > position])
+            drop_purged(self._db, trimmed)
+            self._db.executemany("DELETE FROM event WHERE id = ?", [(e.id,) for e in trimmed])
 
-    def _miss(self, name: str, missed: Sequence[Event]) -> None:
-        submitted = [at_s for event in missed if (at_s := _find_submit_time(event)) is not None]
+    def _record_missed(self, name: str, missed: Sequence[Event]) -> None:
+        submit_times = [at_s for event in missed if (at_s := _find_submit_time(event)) is not None]
         self._db.execute(
             "UPDATE consumer SET missed = missed + ?2, missed_from = CASE "
             "WHEN ?3 IS NULL THEN missed_from WHEN missed_from = 0 THEN ?3 "
             "ELSE min(missed_from, ?3) END WHERE name = ?1",
-            (name, len(missed), min(submitted, default=None)),
+            (name, len(missed), min(submit_times, default=None)),
         )
         self._db.executemany(
             "INSERT OR IGNORE INTO dead "
@@ -369,7 +369,7 @@ class Journal:
             [(name, event.id, _get_now_s()) for event in missed if event.kind == ARCHIVE_PURGE],
         )
 
-    def refilled(self, name: str, since_s: int) -> None:
+    def clear_missed(self, name: str, since_s: int) -> None:
         """Clear a consumer's missed count, if it missed nothing older than ``since_s``.
 
         Args:
@@ -383,7 +383,7 @@ class Journal:
                 (name, since_s),
             )
 
-    def forget_remembered(self, before_s: int) -> bool:
+    def forget_old_keys(self, before_s: int) -> bool:
         """Forget some keys remembered before a time (seconds since the epoch).
 
         Returns:
@@ -393,12 +393,12 @@ class Journal:
             SqliteUnavailable: The disk is full or fails.
         """
         with transaction(self._db, self.path):
-            gone = self._db.execute(
+            cursor = self._db.execute(
                 "DELETE FROM remembered WHERE (cluster, key) IN (SELECT cluster, key "
                 "FROM remembered WHERE trimmed_at < ? ORDER BY trimmed_at LIMIT ?)",
                 (before_s, _FORGET_KEYS),
             )
-        return int(gone.rowcount) == _FORGET_KEYS
+        return int(cursor.rowcount) == _FORGET_KEYS
 
     def shrink(self) -> bool:
         """Return some free pages to the file system; return whether there is more to do now.
@@ -457,7 +457,7 @@ def _find_submit_time(event: Event) -> int | None:
     if isinstance(event.body, JobIdentity):
         return int(event.body.first_submit.timestamp())
     if isinstance(event.body, ArchiveResend) and event.body.scripts:
-        first_ns = min(one.script.spool_mtime_ns for one in event.body.scripts)
+        first_ns = min(resent.script.spool_mtime_ns for resent in event.body.scripts)
         return first_ns // 10**9 - _SCRIPT_AFTER_SUBMIT_S
     return None
 

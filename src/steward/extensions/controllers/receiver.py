@@ -323,7 +323,7 @@ class ControllerReceiver:
             for store in touched.values():
                 store.sync()
             if rows:
-                self._link.ask("append", *rows)
+                self._link.send_command("append", *rows)
         except Unavailable as error:
             if isinstance(error, StoreUnavailable):
                 # The controller sends the batch again soon, and then another store may work.

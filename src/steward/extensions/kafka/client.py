@@ -69,7 +69,7 @@ class KafkaConnection:
         try:
             import confluent_kafka
         except ImportError as error:
-            raise KafkaUnavailable(KAFKA.missing, KAFKA.part) from error
+            raise KafkaUnavailable(KAFKA.missing_error, KAFKA.part) from error
         self.lib: Any = confluent_kafka
         self.settings = settings
         self._name = name

@@ -134,7 +134,7 @@ class MessageConverter:
         # Write the environment first: a complete script then proves that both are there.
         kept_environment = None if environment is None else keep(environment, "env")
         script = _file_content(message.script)
-        text = self._redactor.text
+        text = self._redactor.redact_text
         return make_script_event(
             message.cluster,
             KAFKA_SOURCE,
@@ -171,7 +171,7 @@ class MessageConverter:
 
     def _facts(self, message: ScriptMessage, identity: MessageIdentity) -> list[Event]:
         """Build the events for the job record in a message."""
-        record = self._redactor.record(identity.record)
+        record = self._redactor.redact_record(identity.record)
         if record.submit is None:
             record = msgspec.structs.replace(record, submit=identity.first_submit)
         is_over = identity.why == "ended" or record.state in FINISHED

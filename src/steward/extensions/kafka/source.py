@@ -365,7 +365,7 @@ class KafkaSource:
     def _store(self) -> IncomingStore:
         """Return the store for this batch."""
         if not self._touched:
-            store = self._stores.usable()
+            store = self._stores.find_usable()
             self._touched[store.name] = store
         return next(iter(self._touched.values()))
 

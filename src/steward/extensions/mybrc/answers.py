@@ -76,23 +76,23 @@ class SubmitChecks:
         settings: Settings,
         cluster: str,
         ledger: "Ledger",
-        link: "GateClient",
-        people: NameResolver,
+        gate: "GateClient",
+        name_resolver: NameResolver,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._ledger = ledger
-        self._link = link
-        self._people = people
+        self._gate = gate
+        self._name_resolver = name_resolver
         # The gate's rules without its holds, for the time when the gate does not answer.
-        self._purses = AccountBalances()
-        self._ground = GateRules(settings)
-        doubts = VainHolds(settings.bank.unseen_share)
-        self._deciding = DecisionMaker(self._purses, self._ground, doubts)
+        self._balances = AccountBalances()
+        self._rules = GateRules(settings)
+        vain_holds = VainHolds(settings.bank.unseen_share)
+        self._decision_maker = DecisionMaker(self._balances, self._rules, vain_holds)
         # Requests come from several threads.
         self._lock = threading.Lock()
 
-    def answer(self, job_cost: str, user_id: str, account_id: str) -> CanSubmitReply:
+    def check_job(self, job_cost: str, user_id: str, account_id: str) -> CanSubmitReply:
         """Answer whether a job can be submitted.
 
         Raises:
@@ -108,20 +108,20 @@ class SubmitChecks:
             or int(user_id) >= 2**32
         ):
             raise ApiError(400, f"user_id {user_id[:60]!r} is no number")
-        name = account_id.strip().lower()
-        if not name or not re.fullmatch(TEXT_PATTERN, name):
+        account = account_id.strip().lower()
+        if not account or not re.fullmatch(TEXT_PATTERN, account):
             raise ApiError(400, "No account exists with such an account_id.")
         uid = int(user_id)
-        user = self._people.user(uid)
-        asked = JobRequest(uid=uid, account=name)
+        user = self._name_resolver.user(uid)
+        request = JobRequest(uid=uid, account=account)
         try:
-            verdict = self._link.would(self._cluster, asked, user, cost=cost)
-        except StewardError as gone:
-            return self._by_ledger(cost, asked, user, gone)
-        return _build_reply("" if verdict.ok else verdict.say, verdict.chosen)
+            decision = self._gate.would(self._cluster, request, user, cost=cost)
+        except StewardError as gate_error:
+            return self._check_by_ledger(cost, request, user, gate_error)
+        return _build_reply("" if decision.ok else decision.say, decision.chosen)
 
-    def _by_ledger(
-        self, cost: int, asked: JobRequest, user: str, gone: StewardError
+    def _check_by_ledger(
+        self, cost: int, request: JobRequest, user: str, gate_error: StewardError
     ) -> CanSubmitReply:
         """Answer from the ledger while the gate is away or does not know the account yet.
 
@@ -137,23 +137,25 @@ class SubmitChecks:
         now_us = time.time_ns() // 1000
         try:
             with self._lock, self._ledger.reading() as t:
-                self._purses.put(t.books(self._purses.position))
-                self._ground.put_rules(t.rules())
-                decision = self._deciding.afford(self._cluster, asked, user, cost, now_us)
+                self._balances.apply_books(t.export_books(self._balances.position))
+                self._rules.put_rules(t.export_rules())
+                decision = self._decision_maker.decide_cost(
+                    self._cluster, request, user, cost, now_us
+                )
         except LedgerUnavailable:
             if not is_strict:
                 raise
             return CanSubmitReply(
-                success=False, message=f"What is left is not known just now: {gone}"
+                success=False, message=f"What is left is not known just now: {gate_error}"
             )
-        if asked.account not in self._purses.accounts:
-            return self._unknown(asked.account)
-        why = "" if decision.ok else decision.say
-        if not why and is_strict:
-            why = f"What is held is not known just now: {gone}"
-        return _build_reply(why, self._ground.chosen(self._cluster, asked.account))
+        if request.account not in self._balances.accounts:
+            return self._answer_unknown_account(request.account)
+        reason = "" if decision.ok else decision.say
+        if not reason and is_strict:
+            reason = f"What is held is not known just now: {gate_error}"
+        return _build_reply(reason, self._rules.find_chosen_mode(self._cluster, request.account))
 
-    def _unknown(self, account: str) -> CanSubmitReply:
+    def _answer_unknown_account(self, account: str) -> CanSubmitReply:
         """Answer for an unknown account, as ``unknown_accounts`` says."""
         if self._settings.bank.unknown_accounts == "allow":
             return CanSubmitReply(
@@ -162,15 +164,17 @@ class SubmitChecks:
         raise ApiError(400, f"No account exists with account_id {account}.")
 
 
-def _build_reply(why: str, mode: Mode | None) -> CanSubmitReply:
+def _build_reply(reason: str, mode: Mode | None) -> CanSubmitReply:
     """Build the answer from the reason against a job, if any, and the bank's mode.
 
     The client rejects jobs by its own setting. The bank's default mode, observe, which nobody has
     chosen, does not override that setting.
     """
-    if why and mode in ("off", "observe"):
-        return CanSubmitReply(success=True, message=f"The bank only watches here ({mode}): {why}")
-    return CanSubmitReply(success=not why, message=why or "The job can be submitted.")
+    if reason and mode in ("off", "observe"):
+        return CanSubmitReply(
+            success=True, message=f"The bank only watches here ({mode}): {reason}"
+        )
+    return CanSubmitReply(success=not reason, message=reason or "The job can be submitted.")
 
 
 PAGE_SIZE: Final = 100
@@ -216,11 +220,15 @@ class JobRegistry:
     """
 
     def __init__(
-        self, ledger: "Ledger", cluster: str, people: NameResolver, now: Callable[[], datetime]
+        self,
+        ledger: "Ledger",
+        cluster: str,
+        name_resolver: NameResolver,
+        now: Callable[[], datetime],
     ) -> None:
         self._ledger = ledger
         self._cluster = cluster
-        self._people = people
+        self._name_resolver = name_resolver
         self._now = now
 
     def create(self, sent: JobSent, caller: str) -> ApiJob:
@@ -232,7 +240,7 @@ class JobRegistry:
         with self._ledger.transaction() as t:
             if t.told.get(sent.jobslurmid) is not None:
                 raise ApiError(400, f"job with this jobslurmid already exists: {sent.jobslurmid}")
-            return self._put(t, sent, None, caller)
+            return self._store_job(t, sent, None, caller)
 
     def update(self, jobslurmid: str, sent: JobSent, caller: str) -> ApiJob:
         """Store a job, new or known.
@@ -243,18 +251,18 @@ class JobRegistry:
         if sent.jobslurmid != jobslurmid:
             raise ApiError(400, f"jobslurmid {sent.jobslurmid} is not the job {jobslurmid}")
         with self._ledger.transaction() as t:
-            return self._put(t, sent, t.told.get(jobslurmid), caller)
+            return self._store_job(t, sent, t.told.get(jobslurmid), caller)
 
-    def page(self, number: int, filters: JobFilters) -> JobPage:
+    def list_jobs(self, page_number: int, filters: JobFilters) -> JobPage:
         """Return one page of jobs by start time; the caller adds the links.
 
         Raises:
             ApiError: There is no such page.
         """
-        if not 1 <= number <= 10**9:
+        if not 1 <= page_number <= 10**9:
             raise ApiError(404, "Invalid page.")
         with self._ledger.reading() as t:
-            totals, found = t.told.find(
+            totals, rows = t.told.find(
                 user=filters.user,
                 account=filters.account.lower(),
                 status=filters.jobstatus,
@@ -263,33 +271,33 @@ class JobRegistry:
                 max_amount=filters.max_amount,
                 begin=filters.begin,
                 end=filters.end,
-                offset=(number - 1) * PAGE_SIZE,
+                offset=(page_number - 1) * PAGE_SIZE,
                 limit=PAGE_SIZE,
             )
-        if number > 1 and not found:
+        if page_number > 1 and not rows:
             raise ApiError(404, "Invalid page.")
         return JobPage(
             count=totals.jobs,
             total_amount=float(wire.format_su(totals.amount)),
             total_cpu_time=totals.cpu_hours,
-            results=tuple(decode_job(told) for told in found),
+            results=tuple(decode_job(row) for row in rows),
         )
 
-    def _put(
-        self, t: "Transaction", sent: JobSent, told: ReportedJob | None, caller: str
+    def _store_job(
+        self, t: "Transaction", sent: JobSent, stored: ReportedJob | None, caller: str
     ) -> ApiJob:
         """Check and store a job, and charge it; return the job."""
         account = _find_account(t, sent.accountid)
         uid = int(sent.userid)
         if uid >= 2**32:
             raise ApiError(400, f"No user can have the userid {uid}.")
-        before = None if told is None else decode_job(told)
-        if told is not None and told.uid != uid:
-            raise ApiError(400, f"userid {uid} is not the job's, which is {told.uid}")
-        if told is not None and told.account != account:
-            raise ApiError(400, f"account {account} is not the job's, which is {told.account}")
-        job, micros = merge_job(msgspec.structs.replace(sent, accountid=account), before)
-        user = told.user if told is not None else self._people.user(uid) or str(uid)
+        previous = None if stored is None else decode_job(stored)
+        if stored is not None and stored.uid != uid:
+            raise ApiError(400, f"userid {uid} is not the job's, which is {stored.uid}")
+        if stored is not None and stored.account != account:
+            raise ApiError(400, f"account {account} is not the job's, which is {stored.account}")
+        job, amount_micros = merge_job(msgspec.structs.replace(sent, accountid=account), previous)
+        user = stored.user if stored is not None else self._name_resolver.user(uid) or str(uid)
         t.told.put(
             ReportedJob(
                 jobslurmid=job.jobslurmid,
@@ -298,7 +306,7 @@ class JobRegistry:
                 account=account,
                 status=job.jobstatus or "",
                 partition=job.partition or "",
-                amount=micros,
+                amount=amount_micros,
                 submitted=job.submitdate,
                 started=job.startdate,
                 ended=job.enddate,
@@ -306,42 +314,42 @@ class JobRegistry:
                 body=msgspec.json.encode(job),
             )
         )
-        due = 0 if self._is_ours(t, job) else micros
-        self._charge(t, self._charge_of(job, user, due), before, user, caller)
+        due_micros = 0 if self._has_own_charge(t, job) else amount_micros
+        self._charge(t, self._build_charge(job, user, due_micros), previous, user, caller)
         return job
 
     def _charge(
-        self, t: "Transaction", charge: Charge, before: ApiJob | None, user: str, caller: str
+        self, t: "Transaction", charge: Charge, previous: ApiJob | None, user: str, caller: str
     ) -> None:
         """Charge a job, unless Steward has charged it; refund a charge under a former key."""
-        by = Authorship(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
-        former = None if before is None else self._charge_of(before, user, 0)
-        if former is not None and former.key != charge.key:
+        author = Authorship(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
+        former_charge = None if previous is None else self._build_charge(previous, user, 0)
+        if former_charge is not None and former_charge.key != charge.key:
             # The submit time is known only now, or has changed: refund the old charge, pay once.
-            row = t.charges.get(former.key)
+            row = t.charges.get(former_charge.key)
             if row is not None and row.charge.source == REPORTED_SOURCE and row.charge.amount:
-                t.charges.charge(former, by)
+                t.charges.post(former_charge, author)
         row = t.charges.get(charge.key)
         if row is not None and row.charge.source != REPORTED_SOURCE:
             return
         if row is not None or charge.amount:
-            t.charges.charge(charge, by)
+            t.charges.post(charge, author)
 
-    def _is_ours(self, t: "Transaction", job: ApiJob) -> bool:
+    def _has_own_charge(self, t: "Transaction", job: ApiJob) -> bool:
         """Return True if Steward has charged a run of the job."""
-        rows = t.charges.of_job(self._cluster, _slurm_job_id(job))
-        own = [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
-        return is_same_job((job.submitdate, job.startdate), own)
+        rows = t.charges.list_of_job(self._cluster, _slurm_job_id(job))
+        own_charges = [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
+        return is_same_job((job.submitdate, job.startdate), own_charges)
 
-    def _charge_of(self, job: ApiJob, user: str, micros: int) -> Charge:
+    def _build_charge(self, job: ApiJob, user: str, micros: int) -> Charge:
         """Build the charge of a reported job."""
-        number = _slurm_job_id(job)
-        is_named = job.submitdate is None or not number
+        job_id = _slurm_job_id(job)
+        is_named = job.submitdate is None or not job_id
         begin, end = job.startdate, job.enddate
         seconds = int((end - begin).total_seconds()) if begin and end else 0
         return Charge(
             cluster=self._cluster,
-            job_id=0 if is_named else number,
+            job_id=0 if is_named else job_id,
             first_submit=job.submitdate or begin or _EPOCH,
             account=job.accountid,
             user=user,
@@ -366,29 +374,29 @@ def _slurm_job_id(job: ApiJob) -> int:
     return number if number < 2**32 else 0
 
 
-def decode_job(told: ReportedJob) -> ApiJob:
+def decode_job(stored: ReportedJob) -> ApiJob:
     """Decode a stored job as the API returns it."""
-    return msgspec.json.decode(told.body, type=ApiJob)
+    return msgspec.json.decode(stored.body, type=ApiJob)
 
 
-def page_links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
+def page_links(url: str, page_number: int, count: int) -> tuple[str | None, str | None]:
     """Return the URLs of the next and the previous page.
 
     Args:
         url: Full URL of this page.
-        number: Number of this page.
+        page_number: Number of this page.
         count: Number of entries on all pages.
     """
     parts = urlsplit(url)
-    others = [pair for pair in parse_qsl(parts.query) if pair[0] != "page"]
+    other_params = [pair for pair in parse_qsl(parts.query) if pair[0] != "page"]
 
     def at(page: int) -> str:
-        query = urlencode([*others, ("page", str(page))] if page > 1 else others)
+        query = urlencode([*other_params, ("page", str(page))] if page > 1 else other_params)
         return urlunsplit(parts._replace(query=query))
 
     return (
-        at(number + 1) if number * PAGE_SIZE < count else None,
-        at(number - 1) if number > 1 else None,
+        at(page_number + 1) if page_number * PAGE_SIZE < count else None,
+        at(page_number - 1) if page_number > 1 else None,
     )
 
 
@@ -420,17 +428,21 @@ _NO_DOMAIN: Final = "localhost"
 """Mail domain of users where none is configured."""
 
 
-def list_users(ledger: "Ledger", domain: str, number: int) -> UserPage:
+def list_users(ledger: "Ledger", domain: str, page_number: int) -> UserPage:
     """Return one page of the bank's users; the caller adds the links.
 
     Raises:
         ApiError: There is no such page.
     """
     with ledger.reading() as t:
-        accounts = [one.name for one in t.accounts.all(unknown=True) if one.name != NO_ACCOUNT]
-        names = sorted({member.user for name in accounts for member in t.accounts.users(name)})
-    begin = _page_offset(number, len(names))
-    shown = (
+        accounts = [
+            account.name
+            for account in t.accounts.list_all(unknown=True)
+            if account.name != NO_ACCOUNT
+        ]
+        names = sorted({member.user for name in accounts for member in t.accounts.list_users(name)})
+    begin = _page_offset(page_number, len(names))
+    users = (
         # The schema forbids names with digits or dashes; the email address shows them instead.
         ApiUser(
             username=name if _USERNAME.fullmatch(name) else None,
@@ -438,39 +450,41 @@ def list_users(ledger: "Ledger", domain: str, number: int) -> UserPage:
         )
         for name in names[begin : begin + PAGE_SIZE]
     )
-    return UserPage(count=len(names), results=tuple(shown))
+    return UserPage(count=len(names), results=tuple(users))
 
 
-def list_partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> PartitionPage:
+def list_partitions(
+    ledger: "Ledger", cluster: str, now: datetime, page_number: int
+) -> PartitionPage:
     """Return one page of the partitions that Slurm has or that have a rate.
 
     Raises:
         ApiError: There is no such page.
     """
     with ledger.reading() as t:
-        rates = t.rates.all()
-        picture = _cluster_model(t, cluster)
+        rates = t.rates.list_all()
+        model = _cluster_model(t, cluster)
     names = {rate.partition for rate in rates if rate.cluster in ("", cluster)} - {"*"}
-    every = sorted(names | set(picture.partitions))
-    begin = _page_offset(number, len(every))
-    shown = (
-        _partition(name, picture, _core_hour_price(rates, cluster, name, now))
-        for name in every[begin : begin + PAGE_SIZE]
+    all_names = sorted(names | set(model.partitions))
+    begin = _page_offset(page_number, len(all_names))
+    partitions = (
+        _partition(name, model, _core_hour_price(rates, cluster, name, now))
+        for name in all_names[begin : begin + PAGE_SIZE]
     )
-    return PartitionPage(count=len(every), results=tuple(shown))
+    return PartitionPage(count=len(all_names), results=tuple(partitions))
 
 
-def _page_offset(number: int, count: int) -> int:
+def _page_offset(page_number: int, count: int) -> int:
     """Return the offset of a page; raise ApiError if there is no such page."""
-    begin = (number - 1) * PAGE_SIZE
-    if number < 1 or (number > 1 and begin >= count):
+    begin = (page_number - 1) * PAGE_SIZE
+    if page_number < 1 or (page_number > 1 and begin >= count):
         raise ApiError(404, "Invalid page.")
     return begin
 
 
 def _cluster_model(t: "Transaction", cluster: str) -> ClusterModel:
     """Read the stored model of a cluster; empty where there is none."""
-    text = t.mark(f"picture:{cluster}")
+    text = t.read_mark(f"picture:{cluster}")
     try:
         return (
             msgspec.json.decode(text, type=ClusterModel) if text else ClusterModel(cluster=cluster)
@@ -480,18 +494,18 @@ def _cluster_model(t: "Transaction", cluster: str) -> ClusterModel:
         return ClusterModel(cluster=cluster)
 
 
-def _partition(name: str, picture: ClusterModel, su: str | None) -> ApiPartition:
+def _partition(name: str, model: ClusterModel, su_per_core_hour: str | None) -> ApiPartition:
     """Build a partition's entry from the cluster model and its price."""
-    of = picture.partitions.get(name)
-    if of is None:
-        return ApiPartition(name=name, su_per_core_hour=su)
-    cores = sum(count * picture.shapes[shape].cores for shape, count in of.shapes)
+    partition = model.partitions.get(name)
+    if partition is None:
+        return ApiPartition(name=name, su_per_core_hour=su_per_core_hour)
+    cores = sum(count * model.shapes[shape].cores for shape, count in partition.shapes)
     return ApiPartition(
         name=name,
-        shared=not of.exclusive,
-        num_nodes=of.nodes,
+        shared=not partition.exclusive,
+        num_nodes=partition.nodes,
         num_cores=cores,
-        su_per_core_hour=su,
+        su_per_core_hour=su_per_core_hour,
     )
 
 

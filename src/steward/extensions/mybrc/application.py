@@ -74,9 +74,9 @@ def _error_responses(**by_status: str) -> dict[int, ResponseSpec]:
     """Build OpenAPI replies from descriptions by status."""
     return {
         int(status.removeprefix("s")): ResponseSpec(
-            data_container=ErrorDetail, description=what, generate_examples=False
+            data_container=ErrorDetail, description=text, generate_examples=False
         )
-        for status, what in by_status.items()
+        for status, text in by_status.items()
     }
 
 
@@ -108,17 +108,17 @@ def usual_responses(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 def _text_schema(
-    most: int, *, least: int = 0, nullable: bool = True, pattern: str = TEXT_PATTERN
+    max_length: int, *, min_length: int = 0, nullable: bool = True, pattern: str = TEXT_PATTERN
 ) -> Schema:
     """Build the schema of a text field."""
     # Numbers sent as text and text sent as numbers are both accepted, as on the reference server.
-    kinds = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
-    return Schema(type=kinds, min_length=least or None, max_length=most, pattern=pattern)
+    types = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
+    return Schema(type=types, min_length=min_length or None, max_length=max_length, pattern=pattern)
 
 
 def _count_schema() -> Schema:
-    kinds = [OpenAPIType.INTEGER, OpenAPIType.NULL]
-    return Schema(type=kinds, minimum=-_INT32, maximum=_INT32 - 1)
+    types = [OpenAPIType.INTEGER, OpenAPIType.NULL]
+    return Schema(type=types, minimum=-_INT32, maximum=_INT32 - 1)
 
 
 def _hours_schema() -> Schema:
@@ -139,7 +139,7 @@ def _job_schema() -> Schema:
     node = Schema(
         type=OpenAPIType.OBJECT,
         required=["name"],
-        properties={"name": _text_schema(30, least=1, nullable=False)},
+        properties={"name": _text_schema(30, min_length=1, nullable=False)},
     )
     amount = Schema(
         one_of=[
@@ -153,7 +153,7 @@ def _job_schema() -> Schema:
         type=OpenAPIType.OBJECT,
         required=["jobslurmid", "userid", "accountid"],
         properties={
-            "jobslurmid": _text_schema(150, least=1, nullable=False),
+            "jobslurmid": _text_schema(150, min_length=1, nullable=False),
             "submitdate": _moment_schema(),
             "startdate": _moment_schema(),
             "enddate": _moment_schema(),
@@ -176,8 +176,8 @@ def _job_schema() -> Schema:
 def _login_schema() -> Schema:
     """Build the schema of a token request."""
 
-    def word(most: int) -> Schema:
-        return Schema(type=OpenAPIType.STRING, min_length=1, max_length=most)
+    def word(max_length: int) -> Schema:
+        return Schema(type=OpenAPIType.STRING, min_length=1, max_length=max_length)
 
     return Schema(
         title="Login",
@@ -244,9 +244,9 @@ class ApiServices(msgspec.Struct, frozen=True):
     """Services that the handlers of one server use.
 
     Attributes:
-        doorkeeper: Issues and checks tokens.
-        teller: Stores and lists jobs.
-        affording: Answers whether a job can be paid.
+        tokens: Issues and checks tokens.
+        jobs: Stores and lists jobs.
+        submit_checks: Answers whether a job can be paid.
         ledger: Ledger, for the lists of users and partitions.
         cluster: Cluster of the jobs.
         domain: Mail domain of users without an address.
@@ -254,9 +254,9 @@ class ApiServices(msgspec.Struct, frozen=True):
         told: Called after a change of the ledger.
     """
 
-    doorkeeper: TokenAuthority
-    teller: JobRegistry
-    affording: SubmitChecks
+    tokens: TokenAuthority
+    jobs: JobRegistry
+    submit_checks: SubmitChecks
     ledger: Ledger
     cluster: str
     domain: str
@@ -264,10 +264,10 @@ class ApiServices(msgspec.Struct, frozen=True):
     told: Callable[[], None]
 
 
-def make_application(office: ApiServices) -> Litestar:
+def make_application(services: ApiServices) -> Litestar:
     """Build the Litestar application of the API."""
     # Litestar's own replies to OPTIONS list the first method of a path alone.
-    guarded: list[Any] = [
+    authenticated: list[Any] = [
         _options_handler("/jobs", "GET, POST, OPTIONS"),
         *(can_submit_job, jobs_list, jobs_create, jobs_update),
         *(users_list, partitions_list, upload_cpu_data),
@@ -277,20 +277,20 @@ def make_application(office: ApiServices) -> Litestar:
         for prefix in PREFIXES
         for router in (
             Router(path=prefix, route_handlers=[api_token_auth]),
-            Router(path=prefix, route_handlers=guarded, before_request=_authenticate),
+            Router(path=prefix, route_handlers=authenticated, before_request=_authenticate),
         )
     ]
-    header = SecurityScheme(
+    security_scheme = SecurityScheme(
         type="apiKey", name="Authorization", security_scheme_in="header", description="Token …"
     )
     return Litestar(
         route_handlers=[swagger, *routers],
-        state=State({"office": office}),
+        state=State({"office": services}),
         openapi_config=OpenAPIConfig(
             title="myBRC REST API",
             version="v1",
             description="The myBRC REST API, as Steward's bank speaks it.",
-            components=Components(security_schemes={AUTH_SCHEME: header}),
+            components=Components(security_schemes={AUTH_SCHEME: security_scheme}),
             security=[{AUTH_SCHEME: []}],
             path="/schema",
             render_plugins=[JsonRenderPlugin()],
@@ -332,10 +332,10 @@ def swagger(request: ApiRequest) -> dict[str, Any]:
 
 async def _authenticate(request: ApiRequest) -> None:
     """Authenticate a request by its token."""
-    office: ApiServices = request.app.state.office
+    services: ApiServices = request.app.state.office
     header = request.headers.get("authorization", "")
     request.state.caller = await asyncio.to_thread(
-        office.doorkeeper.caller, header, _client_address(request)
+        services.tokens.authenticate, header, _client_address(request)
     )
 
 
@@ -351,7 +351,7 @@ def api_token_auth(request: ApiRequest, state: State, body: RawBody) -> TokenRep
     office: ApiServices = state.office
     login = parse_login(body, request.headers.get("content-type", ""))
     return TokenReply(
-        token=office.doorkeeper.login(login.username, login.password, _client_address(request))
+        token=office.tokens.login(login.username, login.password, _client_address(request))
     )
 
 
@@ -366,7 +366,7 @@ def can_submit_job(
     """Return whether this user can submit a job with this cost for this account."""
     office: ApiServices = state.office
     try:
-        return Response(office.affording.answer(job_cost, user_id, account_id))
+        return Response(office.submit_checks.check_job(job_cost, user_id, account_id))
     except ApiError as error:
         return Response(CanSubmitReply(success=False, message=str(error)), status_code=error.status)
 
@@ -400,7 +400,7 @@ def jobs_list(
         begin=_filter_time(start_time),
         end=_filter_time(end_time),
     )
-    found = office.teller.page(page, filters)
+    found = office.jobs.list_jobs(page, filters)
     following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
@@ -410,7 +410,7 @@ def jobs_create(request: ApiRequest, state: State, body: RawBody) -> ApiJob:
     """Store a new job, and charge its amount."""
     office: ApiServices = state.office
     sent = parse_job(body, request.headers.get("content-type", ""))
-    job = office.teller.create(sent, request.state.caller)
+    job = office.jobs.create(sent, request.state.caller)
     office.told()
     return job
 
@@ -428,7 +428,7 @@ def jobs_update(
     """Store a job, new or known, and charge the difference."""
     office: ApiServices = state.office
     sent = parse_job(body, request.headers.get("content-type", ""))
-    job = office.teller.update(jobslurmid, sent, request.state.caller)
+    job = office.jobs.update(jobslurmid, sent, request.state.caller)
     office.told()
     return job
 
@@ -476,11 +476,14 @@ def _filter_time(seconds: float) -> datetime | None:
 
 
 def _error_reply(
-    status: int, what: str, headers: dict[str, str] | None = None
+    status: int, message: str, headers: dict[str, str] | None = None
 ) -> Response[ErrorDetail]:
     """Build an error reply."""
     return Response(
-        ErrorDetail(detail=what), status_code=status, headers=headers, media_type="application/json"
+        ErrorDetail(detail=message),
+        status_code=status,
+        headers=headers,
+        media_type="application/json",
     )
 
 
@@ -505,7 +508,9 @@ def _handle_steward_error(_: ApiRequest, error: StewardError) -> Response[ErrorD
 def _handle_http_error(_: ApiRequest, error: HTTPException) -> Response[ErrorDetail]:
     """Reply to Litestar's own errors, such as invalid parameters."""
     extra = error.extra if isinstance(error.extra, list) else []
-    parts = [f"{one.get('key')}: {one.get('message')}" for one in extra if isinstance(one, dict)]
+    parts = [
+        f"{item.get('key')}: {item.get('message')}" for item in extra if isinstance(item, dict)
+    ]
     return _error_reply(
         error.status_code, "; ".join([error.detail, *parts]), dict(error.headers or {})
     )

@@ -99,7 +99,7 @@ class _RemoteAccount:
         """
         self.limits: dict[str, int] = {}
         self.at_us = 0
-        self.next_s = 0.0
+        self.next_query_s = 0.0
         self.is_active = False
 
 
@@ -118,30 +118,30 @@ class RemoteBalances:
         self,
         settings: Settings,
         ledger: "Ledger",
-        link: "GateClient",
-        push: Callable[[], None],
+        gate: "GateClient",
+        push_changes: Callable[[], None],
         now: Callable[[], datetime],
     ) -> None:
         self._ledger = ledger
-        self._link = link
-        self._push = push
+        self._gate = gate
+        self._push_changes = push_changes
         self._now = now
-        self._remote = MybrcClient(settings)
+        self._client = MybrcClient(settings)
         self._url = settings.bank.remote.url
         self._host = urlsplit(self._url).hostname or ""
         self._idle_s = settings.bank.remote.balance_age_s / _IDLE_POLLS_PER_AGE
-        self._people = NameResolver()
+        self._name_resolver = NameResolver()
         self._accounts: dict[str, _RemoteAccount] = {}
-        self._listed_s = self._told_s = 0.0
+        self._next_list_s = self._next_gate_update_s = 0.0
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
-        self._away_s = 0.0
-        self._said = ""
+        self._retry_at_s = 0.0
+        self._last_error = ""
 
     def close(self) -> None:
         """Close connections."""
-        self._remote.close()
+        self._client.close()
 
-    def ask_once(self, stop: Stop, beat: Callable[[], None]) -> float:
+    def poll_once(self, stop: Stop, heartbeat: Callable[[], None]) -> float:
         """Query the account that is due, if any, and update the gate.
 
         Returns:
@@ -150,121 +150,138 @@ class RemoteBalances:
         wait_s = _RETRY_S
         try:
             now_s = time.monotonic()
-            if now_s >= self._listed_s:
-                self._list()
-                self._listed_s = now_s + _LIST_INTERVAL_S
-            due = min(self._accounts, key=lambda name: self._accounts[name].next_s, default=None)
-            if due is not None and now_s >= max(self._accounts[due].next_s, self._away_s):
-                self._ask(due, self._accounts[due], stop, beat)
+            if now_s >= self._next_list_s:
+                self._update_accounts()
+                self._next_list_s = now_s + _LIST_INTERVAL_S
+            due_name = min(
+                self._accounts, key=lambda name: self._accounts[name].next_query_s, default=None
+            )
+            if due_name is not None and now_s >= max(
+                self._accounts[due_name].next_query_s, self._retry_at_s
+            ):
+                self._query_account(due_name, self._accounts[due_name], stop, heartbeat)
                 wait_s = 0.0
-            self._tell()
+            self._update_gate()
         except (RemoteUnavailable, RemoteFailed, LedgerUnavailable) as error:
-            self._away_s = time.monotonic() + self._backoff.next_s()
-            if str(error) != self._said:
-                self._said = str(error)
+            self._retry_at_s = time.monotonic() + self._backoff.next_s()
+            if str(error) != self._last_error:
+                self._last_error = str(error)
                 log.warning("the balances at the myBRC server are not read: %s", error)
         return wait_s
 
-    def _list(self) -> None:
+    def _update_accounts(self) -> None:
         """Update the list of accounts and users to query."""
         with self._ledger.reading() as t:
-            refused = t.refusals.since(self._now() - _REJECTION_WINDOW)
-            names = {
-                each.name: each
-                for each in t.accounts.all()
-                if not each.closed and not each.draws_on_parent
+            rejections = t.refusals.list_since(self._now() - _REJECTION_WINDOW)
+            accounts = {
+                account.name: account
+                for account in t.accounts.list_all()
+                if not account.closed and not account.draws_on_parent
             }
-            users: dict[str, dict[int, str]] = {name: {} for name in names}
-            new = [name for name in names if name not in self._accounts]
-            kept = {
+            users: dict[str, dict[int, str]] = {name: {} for name in accounts}
+            new_names = [name for name in accounts if name not in self._accounts]
+            stored_figures = {
                 name: _decode_figures(text)
-                for name in new
-                if (text := t.mark(f"{_MARK_PREFIX}{name}"))
+                for name in new_names
+                if (text := t.read_mark(f"{_MARK_PREFIX}{name}"))
             }
-            active = {one.account for one in refused}
-            for name, each in names.items():
-                held = t.remote_holds.by_user(name)
-                if held:
+            active = {rejection.account for rejection in rejections}
+            for name, account in accounts.items():
+                held_by_uid = t.remote_holds.sum_by_user(name)
+                if held_by_uid:
                     active.add(name)
-                members = [*each.owners, *(member.user for member in t.accounts.users(name))]
-                users[name] |= {uid: self._people.user(uid) or str(uid) for uid in held}
+                members = [
+                    *account.owners,
+                    *(member.user for member in t.accounts.list_users(name)),
+                ]
+                users[name] |= {
+                    uid: self._name_resolver.user(uid) or str(uid) for uid in held_by_uid
+                }
                 for user in members:
-                    uid = self._people.uid(user)
+                    uid = self._name_resolver.uid(user)
                     if uid is not None:
                         users[name][uid] = user
-        for one in refused:
-            if one.account in users and one.uid >= 0:
-                users[one.account].setdefault(one.uid, one.user or str(one.uid))
-        for name in self._accounts.keys() - names.keys():
+        for rejection in rejections:
+            if rejection.account in users and rejection.uid >= 0:
+                users[rejection.account].setdefault(
+                    rejection.uid, rejection.user or str(rejection.uid)
+                )
+        for name in self._accounts.keys() - accounts.keys():
             del self._accounts[name]
-        for name, those in users.items():
-            known = self._accounts.get(name)
-            if known is None:
-                known = self._accounts[name] = _RemoteAccount()
-                figures = kept.get(name)
+        for name, account_users in users.items():
+            state = self._accounts.get(name)
+            if state is None:
+                state = self._accounts[name] = _RemoteAccount()
+                figures = stored_figures.get(name)
                 if figures is not None and figures.url == self._url:
-                    known.at_us, known.limits = figures.at_us, dict(figures.limits)
-            if those.keys() - known.users.keys() or (name in active and not known.is_active):
-                known.next_s = min(known.next_s, time.monotonic())
-            known.users, known.is_active = those, name in active
+                    state.at_us, state.limits = figures.at_us, dict(figures.limits)
+            if account_users.keys() - state.users.keys() or (
+                name in active and not state.is_active
+            ):
+                state.next_query_s = min(state.next_query_s, time.monotonic())
+            state.users, state.is_active = account_users, name in active
 
-    def _ask(self, name: str, known: _RemoteAccount, stop: Stop, beat: Callable[[], None]) -> None:
+    def _query_account(
+        self, name: str, state: _RemoteAccount, stop: Stop, heartbeat: Callable[[], None]
+    ) -> None:
         """Query one account's balance and adjust the ledger to it."""
-        known.next_s = time.monotonic() + (
-            min(_ACTIVE_S, self._idle_s) if known.is_active else self._idle_s
+        state.next_query_s = time.monotonic() + (
+            min(_ACTIVE_S, self._idle_s) if state.is_active else self._idle_s
         )
         with self._ledger.reading() as t:
-            before = self._standing(t, name)
-        if before is None:
-            known.next_s = time.monotonic() + _RETRY_S
+            ledger_balance = self._compute_balance(t, name)
+        if ledger_balance is None:
+            state.next_query_s = time.monotonic() + _RETRY_S
             return
-        at = self._now()
-        left: dict[int, int] = {}
-        whole: int | None = None
-        never = [uid for uid in known.users if uid not in known.asked]
-        for uid in [*never, *(uid for uid in known.asked if uid in known.users)][
+        queried_at = self._now()
+        largest_costs: dict[int, int] = {}
+        remote_balance: int | None = None
+        new_uids = [uid for uid in state.users if uid not in state.asked]
+        for uid in [*new_uids, *(uid for uid in state.asked if uid in state.users)][
             :_MAX_USERS_PER_ACCOUNT
         ]:
             if stop.is_set():
                 return
-            last = known.asked.pop(uid, None)
-            known.asked[uid] = None
+            last_cost = state.asked.pop(uid, None)
+            state.asked[uid] = None
             try:
-                left[uid], of_account = self._left(uid, name, last, beat)
+                largest_costs[uid], account_balance = self._query_largest_cost(
+                    uid, name, last_cost, heartbeat
+                )
             except RemoteRejected as error:
                 log.debug("account %s, uid %d: %s", name, uid, error)
                 continue
-            known.asked[uid] = left[uid]
-            if of_account is not None:
-                whole = of_account
-        self._said = ""
+            state.asked[uid] = largest_costs[uid]
+            if account_balance is not None:
+                remote_balance = account_balance
+        self._last_error = ""
         self._backoff.reset()
-        if not left:
+        if not largest_costs:
             return
-        whole = max(left.values()) if whole is None else whole
+        remote_balance = max(largest_costs.values()) if remote_balance is None else remote_balance
         with self._ledger.transaction() as t:
-            if self._standing(t, name) != before:
-                known.next_s = time.monotonic() + _RETRY_S
+            if self._compute_balance(t, name) != ledger_balance:
+                state.next_query_s = time.monotonic() + _RETRY_S
                 return  # a charge or message came in between: the answer matches neither state
-            counted = t.remote_holds.by_user(name)
-            missing = whole + sum(counted.values()) - before
-            if abs(missing) >= COST_STEP:
-                why = f"account {name} at {self._host}"
-                t.transfers.adjust(name, missing, Authorship(who=_PRINCIPAL, why=why))
-            spent = {member.user: member.spent for member in t.accounts.users(name)}
-            limits = dict(known.limits)
-            for uid, most in left.items():
-                user = known.users[uid]
+            remote_holds = t.remote_holds.sum_by_user(name)
+            difference = remote_balance + sum(remote_holds.values()) - ledger_balance
+            if abs(difference) >= COST_STEP:
+                reason = f"account {name} at {self._host}"
+                t.transfers.adjust(name, difference, Authorship(who=_PRINCIPAL, why=reason))
+            spent = {member.user: member.spent for member in t.accounts.list_users(name)}
+            limits = dict(state.limits)
+            for uid, largest_cost in largest_costs.items():
+                user = state.users[uid]
                 limits.pop(user, None)
-                if most < whole:
-                    limits[user] = spent.get(user, 0) + most + counted.get(uid, 0)
-            figures = _Figures(url=self._url, at_us=to_micros(at), limits=limits)
+                if largest_cost < remote_balance:
+                    limits[user] = spent.get(user, 0) + largest_cost + remote_holds.get(uid, 0)
+            figures = _Figures(url=self._url, at_us=to_micros(queried_at), limits=limits)
             t.set_mark(f"{_MARK_PREFIX}{name}", msgspec.json.encode(figures).decode())
-        self._push()
-        known.at_us, known.limits = figures.at_us, limits
-        self._told_s = 0.0
+        self._push_changes()
+        state.at_us, state.limits = figures.at_us, limits
+        self._next_gate_update_s = 0.0
 
-    def _standing(self, t: "Transaction", name: str) -> int | None:
+    def _compute_balance(self, t: "Transaction", name: str) -> int | None:
         """Compute an account's balance without the charges that are not sent to the server yet.
 
         A charge leaves this figure unchanged, so jobs of a busy account may end during the query.
@@ -272,19 +289,19 @@ class RemoteBalances:
         Returns:
             Micro-SU; None where too many messages are waiting to compute it.
         """
-        items = t.outbox.untold((MYBRC_KIND,), _MAX_UNSENT)
+        items = t.outbox.list_undelivered((MYBRC_KIND,), _MAX_UNSENT)
         if len(items) == _MAX_UNSENT:
             return None
         jobs = {}
         for item in items:
             message = decode_outbox_item(item)
             if message.op == "change" and message.told.account == name and not item.aside:
-                told = message.told
-                jobs[told.cluster, told.job_id, told.first_submit] = told
-        return t.reading.balance(name) + sum(job_cost_of(t, told) for told in jobs.values())
+                job = message.told
+                jobs[job.cluster, job.job_id, job.first_submit] = job
+        return t.queries.get_balance(name) + sum(job_cost_of(t, job) for job in jobs.values())
 
-    def _left(
-        self, uid: int, account: str, last: int | None, beat: Callable[[], None]
+    def _query_largest_cost(
+        self, uid: int, account: str, last_cost: int | None, heartbeat: Callable[[], None]
     ) -> tuple[int, int | None]:
         """Return a user's largest payable cost, and the account's balance if the server tells it.
 
@@ -296,40 +313,40 @@ class RemoteBalances:
 
         def short(cost: int) -> str | None:
             """Return why a job of this cost cannot be submitted; None if it can."""
-            beat()
-            verdict = self._remote.afford(cost, uid, account)
+            heartbeat()
+            verdict = self._client.query_can_submit(cost, uid, account)
             return None if verdict.success else verdict.message
 
-        words = short(MAX_COST)
-        if words is None:
+        refusal = short(MAX_COST)
+        if refusal is None:
             return MAX_COST, MAX_COST
-        what, figure = _parse_refusal(words)
-        if what == "user":
-            return figure, MAX_COST  # the account's balance covers any cost
-        if what == "account":
-            if figure < 0:
-                return figure, figure
-            words = short(figure)
-            if words is None:
-                return figure, figure
-            what, of_user = _parse_refusal(words)
-            if what == "user":
-                return of_user, figure
-        return _find_largest_cost(lambda cost: short(cost) is None, last), None
+        limited_by, available = _parse_refusal(refusal)
+        if limited_by == "user":
+            return available, MAX_COST  # the account's balance covers any cost
+        if limited_by == "account":
+            if available < 0:
+                return available, available
+            refusal = short(available)
+            if refusal is None:
+                return available, available
+            limited_by, user_available = _parse_refusal(refusal)
+            if limited_by == "user":
+                return user_available, available
+        return _find_largest_cost(lambda cost: short(cost) is None, last_cost), None
 
-    def _tell(self) -> None:
+    def _update_gate(self) -> None:
         """Send the gate the age of each account's figures, and the users' limits."""
         now_s = time.monotonic()
-        if now_s < self._told_s:
+        if now_s < self._next_gate_update_s:
             return
-        self._told_s = now_s + _GATE_UPDATE_INTERVAL_S
+        self._next_gate_update_s = now_s + _GATE_UPDATE_INTERVAL_S
         means = {
-            name: RemoteMeans(at_us=known.at_us, limits=known.limits)
-            for name, known in self._accounts.items()
-            if known.at_us
+            name: RemoteMeans(at_us=state.at_us, limits=state.limits)
+            for name, state in self._accounts.items()
+            if state.at_us
         }
         try:
-            self._link.remote_means(means)
+            self._gate.remote_means(means)
         except GateUnavailable as error:
             log.debug("the gate is not told of balances yet: %s", error)
 
@@ -341,28 +358,28 @@ def _decode_figures(text: str) -> _Figures | None:
         return None
 
 
-def _parse_refusal(words: str) -> tuple[str, int]:
+def _parse_refusal(message: str) -> tuple[str, int]:
     """Parse a refusal: whose balance it names, ``account`` or ``user``, and what is left, micro-SU.
 
     Return "" and 0 where it names none: the wording is no part of the API.
     """
-    found = _REFUSAL_PATTERN.search(words[:1000])
-    if found is None:
+    match = _REFUSAL_PATTERN.search(message[:1000])
+    if match is None:
         return "", 0
-    left = (Decimal(found[3]) - Decimal(found[2])) * 1_000_000
+    available = (Decimal(match[3]) - Decimal(match[2])) * 1_000_000
     # Only whole hundredths can be asked for.
-    return found[1], int(left) // COST_STEP * COST_STEP
+    return match[1], int(available) // COST_STEP * COST_STEP
 
 
-def _find_largest_cost(can_pay: Callable[[int], bool], last: int | None) -> int:
+def _find_largest_cost(can_pay: Callable[[int], bool], last_cost: int | None) -> int:
     """Find the largest cost that can be paid, in micro-SU; 0 where none can.
 
     Args:
         can_pay: Asks the server for one cost; ``MAX_COST`` is known to fail.
-        last: The result of the previous search, to start near it.
+        last_cost: The result of the previous search, to start near it.
     """
     low, high = 0, MAX_COST // COST_STEP
-    for guess in _guess_costs(last):
+    for guess in _guess_costs(last_cost):
         if guess <= low or guess >= high:
             continue
         if can_pay(guess * COST_STEP):
@@ -380,13 +397,13 @@ def _find_largest_cost(can_pay: Callable[[int], bool], last: int | None) -> int:
     return low * COST_STEP
 
 
-def _guess_costs(last: int | None) -> Iterator[int]:
+def _guess_costs(last_cost: int | None) -> Iterator[int]:
     """Yield costs around the last one, in hundredths of an SU: most balances change little."""
-    if last is None:
+    if last_cost is None:
         return
-    at = max(0, last // COST_STEP)
-    yield at
-    yield at + 1
+    center = max(0, last_cost // COST_STEP)
+    yield center
+    yield center + 1
     for power in range(6, 36, 6):
-        yield at - (1 << power)
-        yield at + (1 << power)
+        yield center - (1 << power)
+        yield center + (1 << power)

@@ -90,12 +90,12 @@ class RemoteMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 def describe(payload: bytes) -> str:
     """Describe an outbox message in a few words."""
     message = msgspec.json.decode(payload, type=RemoteMessage)
-    told = message.told
-    what = "the hold of" if message.op == "hold" else "what it costs:"
-    return f"{what} job {told.job_id} of cluster {told.cluster}, account {told.account}"
+    job = message.told
+    subject = "the hold of" if message.op == "hold" else "what it costs:"
+    return f"{subject} job {job.job_id} of cluster {job.cluster}, account {job.account}"
 
 
-def queue_hold(t: "Transaction", told: RemoteJob, amount: int) -> None:
+def queue_hold(t: "Transaction", job: RemoteJob, amount: int) -> None:
     """Queue the hold of a running job, once for each job; array tasks have no hold of their own.
 
     A server stores a job without a start time and counts no usage for it. The final PUT then
@@ -103,31 +103,31 @@ def queue_hold(t: "Transaction", told: RemoteJob, amount: int) -> None:
 
     Args:
         t: The transaction.
-        told: The job, which has a start time.
+        job: The job, which has a start time.
         amount: The hold in micro-SU.
     """
-    if told.start is None:
+    if job.start is None:
         return
-    first = int(told.first_submit.timestamp())
-    key = f"hold/{told.cluster}/{told.job_id}/{first}"
-    _queue_message(t, RemoteMessage(op="hold", told=told, amount=amount), key)
+    first_submit_s = int(job.first_submit.timestamp())
+    key = f"hold/{job.cluster}/{job.job_id}/{first_submit_s}"
+    _queue_message(t, RemoteMessage(op="hold", told=job, amount=amount), key)
 
 
-def queue_change(t: "Transaction", told: RemoteJob) -> None:
+def queue_change(t: "Transaction", job: RemoteJob) -> None:
     """Queue the cost of a job so far, after a charge or the release of its hold.
 
     Args:
         t: The transaction, after the charge in it.
-        told: The job.
+        job: The job.
     """
-    _queue_message(t, RemoteMessage(op="change", told=told), "")
+    _queue_message(t, RemoteMessage(op="change", told=job), "")
 
 
 def _queue_message(t: "Transaction", message: RemoteMessage, key: str) -> None:
     """Write a message to the outbox, unless its job has no account."""
     if not message.told.account:
         return  # the API requires an account
-    t.outbox.put(MYBRC_KIND, msgspec.json.encode(message), key=key)
+    t.outbox.add(MYBRC_KIND, msgspec.json.encode(message), key=key)
 
 
 log = logging.getLogger(__name__)
@@ -157,16 +157,16 @@ class CorrectionScan:
         self._ledger = ledger
         self._clusters = frozenset(settings.cluster)
         self._owners = owners
-        self._name = f"{name_cursor(settings)}.corrections"
+        self._mark_name = f"{name_cursor(settings)}.corrections"
         with ledger.transaction() as t:
-            known = t.mark(self._name)
-            if not known:
+            position = t.read_mark(self._mark_name)
+            if not position:
                 # Corrections from before the remote bank was configured are known to the server.
-                known = str(t.seq)
-                t.set_mark(self._name, known)
-        self._position = self._marked = int(known)
+                position = str(t.seq)
+                t.set_mark(self._mark_name, position)
+        self._position = self._saved_position = int(position)
 
-    def turn(self) -> None:
+    def scan(self) -> None:
         """Queue messages for the corrections since the last call.
 
         Raises:
@@ -174,50 +174,54 @@ class CorrectionScan:
         """
         while True:
             with self._ledger.reading() as t:
-                found = t.charges.changed(self._position, _READ_TRANSACTIONS)
-                upto = found[-1][0] if len(found) == _READ_TRANSACTIONS else t.seq
-                began = moment(int(t.mark("began") or 0))
+                changes = t.charges.list_changed(self._position, _READ_TRANSACTIONS)
+                end_position = changes[-1][0] if len(changes) == _READ_TRANSACTIONS else t.seq
+                bank_start = moment(int(t.read_mark("began") or 0))
                 # The first charge at a run's end is reported by its event.
-                corrected = [row for _, who, row in found if who != BANK_AUTHOR or row.versions > 1]
-                told = list(self._to_tell(t, corrected, began))
-            if told or upto - self._marked >= _MAX_UNSAVED:
+                corrected = [
+                    row for _, author, row in changes if author != BANK_AUTHOR or row.versions > 1
+                ]
+                jobs = list(self._find_changed_jobs(t, corrected, bank_start))
+            if jobs or end_position - self._saved_position >= _MAX_UNSAVED:
                 with self._ledger.transaction() as t:
-                    for one in told:
-                        queue_change(t, one)
-                    t.set_mark(self._name, str(upto))
-                self._marked = upto
-            self._position = upto
-            if len(found) < _READ_TRANSACTIONS:
+                    for job in jobs:
+                        queue_change(t, job)
+                    t.set_mark(self._mark_name, str(end_position))
+                self._saved_position = end_position
+            self._position = end_position
+            if len(changes) < _READ_TRANSACTIONS:
                 return
 
-    def _to_tell(
-        self, t: "Transaction", rows: Iterable[ChargeRow], began: datetime
+    def _find_changed_jobs(
+        self, t: "Transaction", rows: Iterable[ChargeRow], bank_start: datetime
     ) -> Iterator[RemoteJob]:
         """Yield the jobs of corrected charges, once for each account that ever paid."""
         jobs: dict[tuple[str, int, datetime], set[str]] = {}
         for row in rows:
-            one = row.charge
+            charge = row.charge
             if (
-                one.source == REPORTED_SOURCE
-                or one.cluster not in self._clusters
-                or _end_of_charge(one) < began
+                charge.source == REPORTED_SOURCE
+                or charge.cluster not in self._clusters
+                or _end_of_charge(charge) < bank_start
             ):
                 continue
-            accounts = jobs.setdefault((one.cluster, one.job_id, one.first_submit), set())
+            accounts = jobs.setdefault((charge.cluster, charge.job_id, charge.first_submit), set())
             # The server must learn that a former payer no longer pays.
-            accounts.update(each.charge.account for each in t.charges.versions(one.key))
-        for (cluster, job_id, first), accounts in jobs.items():
-            own = [
+            accounts.update(
+                version.charge.account for version in t.charges.list_versions(charge.key)
+            )
+        for (cluster, job_id, first_submit), accounts in jobs.items():
+            own_charges = [
                 row.charge
-                for row in t.charges.of_job(cluster, job_id, first)
+                for row in t.charges.list_of_job(cluster, job_id, first_submit)
                 if row.charge.source != REPORTED_SOURCE
             ]
-            last = max(own, key=_charge_sort_key)
-            uid = self._owners.uid(last)
-            told = _job_from_charge(last, -1 if uid is None else uid)
+            last_charge = max(own_charges, key=_charge_sort_key)
+            uid = self._owners.find_uid(last_charge)
+            job = _job_from_charge(last_charge, -1 if uid is None else uid)
             # The present payer comes last, because the last message is what the server keeps.
-            for account in sorted(accounts, key=lambda name: (name == last.account, name)):
-                yield msgspec.structs.replace(told, account=account)
+            for account in sorted(accounts, key=lambda name: (name == last_charge.account, name)):
+                yield msgspec.structs.replace(job, account=account)
 
 
 class JobOwners:
@@ -229,22 +233,22 @@ class JobOwners:
 
     def __init__(self, state_dir: str) -> None:
         self._path = database_path(state_dir)
-        self._people = NameResolver()
+        self._name_resolver = NameResolver()
         self._jobs: Jobs | None = None
 
-    def uid(self, charge: Charge) -> int | None:
+    def find_uid(self, charge: Charge) -> int | None:
         """Return the uid of a charged job's user; None where it is unknown."""
         try:
             if self._jobs is None:
                 self._jobs = Jobs(self._path)
-            facts = self._jobs.run_facts(charge.cluster, [charge.job_id])
+            facts = self._jobs.list_run_events(charge.cluster, [charge.job_id])
         except SqliteUnavailable as error:
             log.debug("whose job %d was is told by its name: %s", charge.job_id, error)
             facts = []
         for fact in facts:
             if fact.first_submit == charge.first_submit and fact.record.uid is not None:
                 return fact.record.uid
-        return int(charge.user) if charge.user.isdecimal() else self._people.uid(charge.user)
+        return int(charge.user) if charge.user.isdecimal() else self._name_resolver.uid(charge.user)
 
     def close(self) -> None:
         """Close jobs.db."""
@@ -288,7 +292,7 @@ def _charge_sort_key(charge: Charge) -> tuple[int, datetime]:
 def queue_events(
     t: "Transaction",
     events: Iterable[tuple[Event, Hold | None]],
-    began: datetime,
+    bank_start: datetime,
 ) -> None:
     """Queue messages for the events of one transaction: running jobs, and ends of runs.
 
@@ -300,29 +304,29 @@ def queue_events(
     Args:
         t: The transaction that charges the events.
         events: The events, each with its job's open hold.
-        began: Time of the bank's first start.
+        bank_start: Time of the bank's first start.
     """
     for event, hold in events:
-        if event.kind == QUEUE_LOOKED or not _is_billed_here(event, began):
+        if event.kind == QUEUE_LOOKED or not _is_billed_here(event, bank_start):
             continue
-        told = _job_from_event(event)
-        if told is None:
+        job = _job_from_event(event)
+        if job is None:
             continue
         record: JobRecord = event.body.record
         if event.kind == RUN_END:
-            _queue_run_end(t, event.cluster, event.body, told)
+            _queue_run_end(t, event.cluster, event.body, job)
         elif hold is not None and not record.array_job_id and _is_running(event):
-            queue_hold(t, told, hold.amount)
+            queue_hold(t, job, hold.amount)
 
 
-def _queue_run_end(t: "Transaction", cluster: str, fact: RunEvent, told: RemoteJob) -> None:
+def _queue_run_end(t: "Transaction", cluster: str, run: RunEvent, job: RemoteJob) -> None:
     """Queue the end of a run, under the first submit time of its charge."""
-    if not is_charged(fact):
-        queue_change(t, told)
+    if not is_charged(run):
+        queue_change(t, job)
         return
-    charge = find_charge(fact, list_own_charges(t, cluster, fact.job_id))
+    charge = find_charge(run, list_own_charges(t, cluster, run.job_id))
     if charge is not None:
-        queue_change(t, msgspec.structs.replace(told, first_submit=charge.first_submit))
+        queue_change(t, msgspec.structs.replace(job, first_submit=charge.first_submit))
 
 
 def _is_running(event: Event) -> bool:
@@ -331,12 +335,12 @@ def _is_running(event: Event) -> bool:
     return event.kind == RUN_START or has_started(event.body.record)
 
 
-def _is_billed_here(event: Event, began: datetime) -> bool:
+def _is_billed_here(event: Event, bank_start: datetime) -> bool:
     """Return True if the bank decides the cost of the event's job."""
     if event.kind != RUN_END:
         return True
     record: JobRecord = event.body.record
-    if event.body.source or (record.end or event.at) < began:
+    if event.body.source or (record.end or event.at) < bank_start:
         return False
     # A federation ran the job on another cluster, under the same number.
     return strip_state_suffix(record.state) not in REVOKED_STATES
@@ -344,14 +348,18 @@ def _is_billed_here(event: Event, began: datetime) -> bool:
 
 def _job_from_event(event: Event) -> RemoteJob | None:
     """Build a job from an event; None where its first submit time or uid is unknown."""
-    record, fact = event.body.record, event.body
-    first = fact.first_submit if isinstance(fact, RunEvent) else record.submit
-    if first is None or record.uid is None or (record.restarts and first is record.submit):
+    record, body = event.body.record, event.body
+    first_submit = body.first_submit if isinstance(body, RunEvent) else record.submit
+    if (
+        first_submit is None
+        or record.uid is None
+        or (record.restarts and first_submit is record.submit)
+    ):
         return None
     return RemoteJob(
         cluster=event.cluster,
         job_id=record.job_id,
-        first_submit=first,
+        first_submit=first_submit,
         account=record.account.lower(),
         uid=record.uid,
         partition=record.partition,

@@ -120,7 +120,7 @@ class MybrcClient:
         """
         self._send("PUT", f"/jobs/{jobslurmid}/", body)
 
-    def look(self) -> None:
+    def check_access(self) -> None:
         """Check that the server answers and that the token may send jobs.
 
         Raises:
@@ -133,7 +133,7 @@ class MybrcClient:
         with contextlib.suppress(RemoteRejected, RemoteFailed):
             self._send("POST", "/jobs/", {"jobslurmid": ""})
 
-    def afford(self, cost: int, uid: int, account: str) -> AffordReply:
+    def query_can_submit(self, cost: int, uid: int, account: str) -> AffordReply:
         """Ask whether a job of a cost can be submitted.
 
         Args:
@@ -146,11 +146,11 @@ class MybrcClient:
             RemoteFailed: The server fails on this question.
             RemoteRejected: The server knows no such user or account.
         """
-        name = quote(account, safe="")
-        path = f"/can_submit_job/{wire.format_su(cost)}/{uid}/{name}/"
-        answer = self._send("GET", path)
+        quoted_account = quote(account, safe="")
+        path = f"/can_submit_job/{wire.format_su(cost)}/{uid}/{quoted_account}/"
+        reply = self._send("GET", path)
         try:
-            return msgspec.json.decode(answer, type=AffordReply)
+            return msgspec.json.decode(reply, type=AffordReply)
         except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteUnavailable(
                 f"GET {self._settings.url}{path}: {error}. Is the path in [bank.remote] url right?",
@@ -169,9 +169,9 @@ class MybrcClient:
 
         url = self._settings.url.rstrip("/") + path
         try:
-            headers = {"Authorization": self._token(), "Content-Type": "application/json"}
+            headers = {"Authorization": self._read_token(), "Content-Type": "application/json"}
             content = None if body is None else msgspec.json.encode(body)
-            answer = self._connected().request(method, url, content=content, headers=headers)
+            reply = self._get_client().request(method, url, content=content, headers=headers)
         except httpx.ReadTimeout as error:
             self.close()
             raise RemoteFailed(f"{method} {url}: no answer in time", path) from error
@@ -179,29 +179,29 @@ class MybrcClient:
             # ValueError: an invalid certificate or token.
             self.close()
             raise RemoteUnavailable(f"{self._settings.url}: {error}", path) from error
-        if answer.status_code in _ACCEPTED_STATUSES:
-            if body is not None and not _confirms_job(answer.content, body["jobslurmid"]):
+        if reply.status_code in _ACCEPTED_STATUSES:
+            if body is not None and not _confirms_job(reply.content, body["jobslurmid"]):
                 raise RemoteUnavailable(
-                    f"{method} {url}: {answer.status_code}, but the answer is not that job. "
+                    f"{method} {url}: {reply.status_code}, but the answer is not that job. "
                     "Is the path in [bank.remote] url right?",
                     path,
                 )
-            return bytes(answer.content)
-        if answer.status_code == _NOT_FOUND_STATUS:
+            return bytes(reply.content)
+        if reply.status_code == _NOT_FOUND_STATUS:
             raise RemoteUnavailable(
                 f"{method} {url}: 404. Is the path in [bank.remote] url right?", path
             )
-        said = f"{method} {url}: {answer.status_code} {answer.text[:_MAX_ERROR_TEXT]}"
-        if answer.status_code in _REJECTED_STATUSES:
-            if not _is_json(answer.content):
+        failure = f"{method} {url}: {reply.status_code} {reply.text[:_MAX_ERROR_TEXT]}"
+        if reply.status_code in _REJECTED_STATUSES:
+            if not _is_json(reply.content):
                 # A proxy may block one job for its content: that holds up nothing else.
-                raise RemoteFailed(f"{said}. Is the path in [bank.remote] url right?", path)
-            raise RemoteRejected(said, path)
-        if answer.status_code == _SERVER_ERROR_STATUS:
-            raise RemoteFailed(said, path)
-        raise RemoteUnavailable(said, path)
+                raise RemoteFailed(f"{failure}. Is the path in [bank.remote] url right?", path)
+            raise RemoteRejected(failure, path)
+        if reply.status_code == _SERVER_ERROR_STATUS:
+            raise RemoteFailed(failure, path)
+        raise RemoteUnavailable(failure, path)
 
-    def _connected(self) -> Any:
+    def _get_client(self) -> Any:
         """Return the HTTP client, creating it where there is none."""
         if self._client is None:
             import ssl
@@ -215,7 +215,7 @@ class MybrcClient:
             )
         return self._client
 
-    def _token(self) -> str:
+    def _read_token(self) -> str:
         """Read the token file into the Authorization header's value."""
         # Read each time, so that a new token needs no restart.
         with open(self._settings.token_file, encoding="ascii") as file:
@@ -223,18 +223,18 @@ class MybrcClient:
         return token if token.lower().startswith("token ") else f"Token {token}"
 
 
-def _confirms_job(answer: bytes, job_id: str) -> bool:
+def _confirms_job(reply: bytes, job_id: str) -> bool:
     """Return True if an answer is that job's JSON; a captive portal's page never is."""
     try:
-        return str(msgspec.json.decode(answer, type=_AcceptedJob).jobslurmid) == job_id
+        return str(msgspec.json.decode(reply, type=_AcceptedJob).jobslurmid) == job_id
     except (msgspec.DecodeError, RecursionError):
         return False
 
 
-def _is_json(answer: bytes) -> bool:
+def _is_json(reply: bytes) -> bool:
     """Return True if an answer is JSON, as a myBRC server's own refusals are."""
     try:
-        msgspec.json.decode(answer)
+        msgspec.json.decode(reply)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
@@ -252,190 +252,196 @@ class OutboxSender:
     def __init__(self, settings: Settings, ledger: "Ledger", now: Callable[[], datetime]) -> None:
         self._ledger = ledger
         self._now = now
-        self._remote = MybrcClient(settings)
+        self._client = MybrcClient(settings)
         self._owners = JobOwners(settings.state_dir)
-        self._noticing = CorrectionScan(settings, ledger, self._owners)
+        self._correction_scan = CorrectionScan(settings, ledger, self._owners)
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
-        self._said = ""
-        self._failed = 0
+        self._last_error = ""
+        self._failures_in_a_row = 0
 
     def close(self) -> None:
         """Close connections and jobs.db."""
-        self._remote.close()
+        self._client.close()
         self._owners.close()
 
-    def send_once(self, stop: Stop, beat: Callable[[], None]) -> float:
+    def send_once(self, stop: Stop, heartbeat: Callable[[], None]) -> float:
         """Send the messages that are due.
 
         Returns:
             Seconds to wait before the next call.
         """
         try:
-            self._noticing.turn()
+            self._correction_scan.scan()
             with self._ledger.reading() as t:
-                items = t.outbox.due(MYBRC_KIND, self._now(), _BATCH)
-                others = t.outbox.untold((MYBRC_KIND,), _MAX_RETRIED) if items else []
-            for item in self._latest(items, [one for one in others if one.tries]):
+                items = t.outbox.list_due(MYBRC_KIND, self._now(), _BATCH)
+                unsent = t.outbox.list_undelivered((MYBRC_KIND,), _MAX_RETRIED) if items else []
+            for item in self._drop_outdated(
+                items, [item_tried for item_tried in unsent if item_tried.tries]
+            ):
                 if stop.is_set():
                     return 0.0
-                beat()
-                self._pass(item)
+                heartbeat()
+                self._send_item(item)
         except (RemoteUnavailable, LedgerUnavailable) as error:
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
                 log.warning("the myBRC server elsewhere is told later: %s", error)
             return self._backoff.next_s()
         if items:
             self._backoff.reset()
-            self._said = ""
+            self._last_error = ""
         return 0.0 if len(items) == _BATCH else _IDLE_S
 
-    def _latest(self, items: list[OutboxItem], tried: list[OutboxItem]) -> list[OutboxItem]:
+    def _drop_outdated(self, items: list[OutboxItem], tried: list[OutboxItem]) -> list[OutboxItem]:
         """Drop messages whose job has a later message, which carries the cost anyway.
 
         Args:
             items: Messages that are due.
             tried: Messages that were tried before, due or not, or dead letters.
         """
-        jobs = {item.id: _message_subject(decode_outbox_item(item)) for item in (*items, *tried)}
-        last: dict[tuple[object, ...], int] = {}
-        for number in sorted(jobs):
-            last[jobs[number]] = number
-        kept = [item for item in items if last[jobs[item.id]] == item.id]
-        passed_over = [number for number, job in jobs.items() if last[job] != number]
-        if passed_over:
+        subjects = {
+            item.id: _message_subject(decode_outbox_item(item)) for item in (*items, *tried)
+        }
+        last_numbers: dict[tuple[object, ...], int] = {}
+        for number in sorted(subjects):
+            last_numbers[subjects[number]] = number
+        current = [item for item in items if last_numbers[subjects[item.id]] == item.id]
+        outdated = [
+            number for number, subject in subjects.items() if last_numbers[subject] != number
+        ]
+        if outdated:
             with self._ledger.transaction() as t:
-                for number in passed_over:
-                    t.outbox.done(number)
-        return kept
+                for number in outdated:
+                    t.outbox.mark_delivered(number)
+        return current
 
-    def _pass(self, item: OutboxItem) -> None:
+    def _send_item(self, item: OutboxItem) -> None:
         """Send one message; remove it from the outbox, or postpone it."""
         message = decode_outbox_item(item)
-        told = message.told
-        counted: int | None = None
+        job = message.told
+        held_amount: int | None = None
         try:
             if message.op == "hold":
-                self._remote.create(build_job_body(told, message.amount, told.state or "PENDING"))
-                counted = message.amount
+                self._client.create(build_job_body(job, message.amount, job.state or "PENDING"))
+                held_amount = message.amount
             else:
-                rows = self._charges(told)
-                told = self._owned(told, rows)
-                body = build_job_body(_with_dates(told, rows), _sum_charges(told, rows), told.state)
-                self._remote.update(str(told.job_id), body)
+                rows = self._read_charges(job)
+                job = self._resolve_uid(job, rows)
+                body = build_job_body(_with_dates(job, rows), _sum_charges(job, rows), job.state)
+                self._client.update(str(job.job_id), body)
         except RemoteFailed as error:
-            self._later(item, str(error), _FAILED_RETRY_S)
-            self._failed += 1
-            if self._failed >= _MAX_FAILURES_IN_A_ROW:
-                raise RemoteUnavailable(str(error), told.job_id) from error
+            self._postpone(item, str(error), _FAILED_RETRY_S)
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+                raise RemoteUnavailable(str(error), job.job_id) from error
             return
         except RemoteRejected as error:
-            self._failed = 0
+            self._failures_in_a_row = 0
             if message.op == "change":
-                self._later(item, str(error), _REJECTED_RETRY_S)
+                self._postpone(item, str(error), _REJECTED_RETRY_S)
                 return
             # The server knows the job already, or its first charge will report it.
             log.warning(
                 "job %d: the myBRC server elsewhere does not count its hold: %s",
-                *(told.job_id, error),
+                *(job.job_id, error),
             )
-        self._failed = 0
+        self._failures_in_a_row = 0
         with self._ledger.transaction() as t:
-            t.outbox.done(item.id)
-            if counted is not None:
-                t.remote_holds.put(told.cluster, told.job_id, told.account, told.uid, counted)
+            t.outbox.mark_delivered(item.id)
+            if held_amount is not None:
+                t.remote_holds.put(job.cluster, job.job_id, job.account, job.uid, held_amount)
             elif message.op == "change":
-                t.remote_holds.drop(told.cluster, told.job_id)
+                t.remote_holds.delete(job.cluster, job.job_id)
 
-    def _owned(self, told: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
+    def _resolve_uid(self, job: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
         """Return the job with its user's uid.
 
         Raises:
             RemoteRejected: The uid is unknown now; the user directory may be away.
         """
-        if told.uid >= 0 or not rows:
-            return told
+        if job.uid >= 0 or not rows:
+            return job
         charge = rows[-1].charge
-        uid = self._owners.uid(charge)
+        uid = self._owners.find_uid(charge)
         if uid is None:
-            raise RemoteRejected(f"the uid of {charge.user!r} is not known", told.job_id)
-        return msgspec.structs.replace(told, uid=uid)
+            raise RemoteRejected(f"the uid of {charge.user!r} is not known", job.job_id)
+        return msgspec.structs.replace(job, uid=uid)
 
-    def _later(self, item: OutboxItem, why: str, first_s: float) -> None:
+    def _postpone(self, item: OutboxItem, reason: str, first_s: float) -> None:
         """Postpone a message; after the last try, make it a dead letter."""
         if item.tries + 1 >= _MAX_TRIES:
             log.error(
                 "job %d is not taken elsewhere after %d tries: %s; 'steward bank notices' lists it",
-                *(decode_outbox_item(item).told.job_id, item.tries + 1, why),
+                *(decode_outbox_item(item).told.job_id, item.tries + 1, reason),
             )
             with self._ledger.transaction() as t:
-                t.outbox.aside(item.id, why)
+                t.outbox.make_dead_letter(item.id, reason)
             return
         wait_s = min(first_s * 2 ** min(item.tries, 10), _RETRY_MAX_S)
-        log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, why)
+        log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, reason)
         with self._ledger.transaction() as t:
-            t.outbox.later(item.id, self._now() + timedelta(seconds=wait_s), why)
+            t.outbox.record_failure(item.id, self._now() + timedelta(seconds=wait_s), reason)
 
-    def _charges(self, told: RemoteJob) -> list[ChargeRow]:
+    def _read_charges(self, job: RemoteJob) -> list[ChargeRow]:
         with self._ledger.reading() as t:
-            return billable_charges(t, told)
+            return billable_charges(t, job)
 
 
-def billable_charges(t: "Transaction", told: RemoteJob) -> list[ChargeRow]:
+def billable_charges(t: "Transaction", job: RemoteJob) -> list[ChargeRow]:
     """Return a job's charges, except those entered by clients of the API."""
-    rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
+    rows = t.charges.list_of_job(job.cluster, job.job_id, job.first_submit)
     return [row for row in rows if row.charge.source != REPORTED_SOURCE]
 
 
-def job_cost_of(t: "Transaction", told: RemoteJob) -> int:
+def job_cost_of(t: "Transaction", job: RemoteJob) -> int:
     """Sum the cost of a job for the account that the server knows it by, in micro-SU."""
-    return _sum_charges(told, billable_charges(t, told))
+    return _sum_charges(job, billable_charges(t, job))
 
 
-def _sum_charges(told: RemoteJob, rows: list[ChargeRow]) -> int:
+def _sum_charges(job: RemoteJob, rows: list[ChargeRow]) -> int:
     """Sum a job's charges for its account, refunds deducted."""
     return sum(
         max(0, row.charge.amount - row.refunded)
         for row in rows
-        if row.charge.account == told.account
+        if row.charge.account == job.account
     )
 
 
-def _with_dates(told: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
+def _with_dates(job: RemoteJob, rows: list[ChargeRow]) -> RemoteJob:
     """Fill in a job's start and end from its charges where its last run has none.
 
     A server counts the amount of a PUT only with submit, start and end times. A run that was
     cancelled before it began starts and ends at the same time, as Slurm records it.
     """
     uses = [row.charge.use for row in rows if row.charge.use is not None]
-    begun = [(use.start, use.seconds) for use in uses if use.start is not None]
-    starts = [start for start, _ in begun]
-    ends = [start + timedelta(seconds=seconds) for start, seconds in begun]
-    end = told.end or max([told.first_submit, *([told.start] if told.start else []), *ends])
-    start = told.start or min([end, *starts])
-    return msgspec.structs.replace(told, start=start, end=end)
+    run_times = [(use.start, use.seconds) for use in uses if use.start is not None]
+    starts = [start for start, _ in run_times]
+    ends = [start + timedelta(seconds=seconds) for start, seconds in run_times]
+    end = job.end or max([job.first_submit, *([job.start] if job.start else []), *ends])
+    start = job.start or min([end, *starts])
+    return msgspec.structs.replace(job, start=start, end=end)
 
 
-def build_job_body(told: RemoteJob, amount: int, state: str) -> dict[str, Any]:
+def build_job_body(job: RemoteJob, amount: int, state: str) -> dict[str, Any]:
     """Build the JSON fields of a job for the API; empty fields are left out.
 
     Args:
-        told: The job.
+        job: The job.
         amount: Its cost, micro-SU.
         state: Its state.
     """
     fields = {
-        "jobslurmid": str(told.job_id),
-        "submitdate": told.first_submit,
-        "startdate": told.start,
-        "enddate": told.end,
-        "userid": str(told.uid),
-        "accountid": told.account,
+        "jobslurmid": str(job.job_id),
+        "submitdate": job.first_submit,
+        "startdate": job.start,
+        "enddate": job.end,
+        "userid": str(job.uid),
+        "accountid": job.account,
         "amount": wire.format_su(max(0, amount)),
         "jobstatus": state[:_MAX_WORD_LENGTH],
-        "partition": told.partition if len(told.partition) <= _MAX_WORD_LENGTH else "",
-        "qos": told.qos if len(told.qos) <= _MAX_WORD_LENGTH else "",
-        "num_cpus": told.cpus or None,
+        "partition": job.partition if len(job.partition) <= _MAX_WORD_LENGTH else "",
+        "qos": job.qos if len(job.qos) <= _MAX_WORD_LENGTH else "",
+        "num_cpus": job.cpus or None,
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
@@ -447,5 +453,5 @@ def decode_outbox_item(item: OutboxItem) -> RemoteMessage:
 
 def _message_subject(message: RemoteMessage) -> tuple[object, ...]:
     """Return the subject of a message; a later message with the same subject replaces it."""
-    told = message.told
-    return message.op, told.cluster, told.job_id, told.first_submit, told.account
+    job = message.told
+    return message.op, job.cluster, job.job_id, job.first_submit, job.account

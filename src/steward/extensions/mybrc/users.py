@@ -48,20 +48,20 @@ def hash_password(password: str) -> str:
     return f"{_HASH_SCHEME}${_SCRYPT_N}${_SCRYPT_R}${salt.hex()}${key.hex()}"
 
 
-def verify_password(password: str, kept: str) -> bool:
+def verify_password(password: str, stored_hash: str) -> bool:
     """Return True if a password matches a hash of the users file.
 
     Raises:
         BankUsage: The text is no such hash.
     """
     try:
-        kind, cost, block, salt, key = kept.split("$")
+        scheme, cost, block, salt, key = stored_hash.split("$")
         numbers = int(cost), int(block)
-        made = _derive_key(password, bytes.fromhex(salt), *numbers)
-        is_ours = kind == _HASH_SCHEME
+        derived_key = _derive_key(password, bytes.fromhex(salt), *numbers)
+        is_scrypt = scheme == _HASH_SCHEME
     except ValueError as error:
-        raise BankUsage(f"{kept[:12]!r} is no hash of a password", kept) from error
-    return is_ours and hmac.compare_digest(made.hex(), key)
+        raise BankUsage(f"{stored_hash[:12]!r} is no hash of a password", stored_hash) from error
+    return is_scrypt and hmac.compare_digest(derived_key.hex(), key)
 
 
 def _derive_key(password: str, salt: bytes, cost: int, block: int) -> bytes:
@@ -87,7 +87,11 @@ def parse_users(text: str) -> list[tuple[str, str]]:
     """Parse a users file into names and password hashes; ``#`` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
     parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
-    return [(user.strip(), kept.strip()) for user, colon, kept in parts if colon and user.strip()]
+    return [
+        (user.strip(), stored_hash.strip())
+        for user, colon, stored_hash in parts
+        if colon and user.strip()
+    ]
 
 
 def set_user(path: str, user: str, password: str) -> bool:
@@ -145,9 +149,9 @@ def _replace_users_file(path: str, lines: list[str]) -> None:
     try:
         mode, owner, trusted = 0o600, None, frozenset[int]()
         if os.path.exists(path):
-            old = os.stat(path)
-            mode, owner = old.st_mode & 0o7777, (old.st_uid, old.st_gid)
-            trusted = frozenset({old.st_uid})
+            file_status = os.stat(path)
+            mode, owner = file_status.st_mode & 0o7777, (file_status.st_uid, file_status.st_gid)
+            trusted = frozenset({file_status.st_uid})
         with replace_file(path, mode, owner=owner, trusted=trusted) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
@@ -189,40 +193,40 @@ class UsersFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._read: tuple[int, int, int] | None = None
-        self._said = ""
+        self._file_version: tuple[int, int, int] | None = None
+        self._last_error = ""
         self._users: dict[str, str] = {}
         # Hash checked for unknown users, new in each process, so that timing does not reveal names.
-        self._nobody = hash_password(secrets.token_hex())
+        self._decoy_hash = hash_password(secrets.token_hex())
 
-    def knows(self, user: str) -> bool:
+    def has_user(self, user: str) -> bool:
         """Return True if the user exists."""
-        return user in self._current()
+        return user in self._load_users()
 
-    def admits(self, user: str, password: str) -> bool:
+    def check_password(self, user: str, password: str) -> bool:
         """Return True if the password is the user's; takes as long for an unknown user."""
-        kept = self._current().get(user, "")
+        stored_hash = self._load_users().get(user, "")
         try:
-            return verify_password(password, kept or self._nobody) and bool(kept)
+            return verify_password(password, stored_hash or self._decoy_hash) and bool(stored_hash)
         except BankUsage:
             log.error("%s: what stands behind %s is no hash, make it anew", self._path, user)
             return False
 
-    def _current(self) -> dict[str, str]:
+    def _load_users(self) -> dict[str, str]:
         """Return names and hashes, reread if the file has changed."""
         with self._lock:
             try:
-                found = os.stat(self._path)
-                mark = (found.st_mtime_ns, found.st_size, found.st_ino)
-                if mark != self._read:
+                file_status = os.stat(self._path)
+                version = (file_status.st_mtime_ns, file_status.st_size, file_status.st_ino)
+                if version != self._file_version:
                     with open(self._path, encoding="utf-8") as file:
                         self._users = dict(parse_users(file.read()))
-                    self._read, self._said = mark, ""
+                    self._file_version, self._last_error = version, ""
             except (OSError, UnicodeError) as error:
                 # Fail closed: while the file cannot be read, there are no users.
-                if str(error) != self._said:
+                if str(error) != self._last_error:
                     log.error("nobody is let in to the myBRC API: %s: %s", self._path, error)
-                self._users, self._read, self._said = {}, None, str(error)
+                self._users, self._file_version, self._last_error = {}, None, str(error)
             return self._users
 
 
@@ -246,7 +250,11 @@ class FailedLogins:
         """
         with self._lock:
             now = self._clock()
-            recent = [at for at in self._times.get(address, ()) if now - at < _FAILURE_WINDOW_S]
+            recent = [
+                failed_at
+                for failed_at in self._times.get(address, ())
+                if now - failed_at < _FAILURE_WINDOW_S
+            ]
             if len(recent) >= _MAX_FAILURES:
                 wait_s = max(1, int(recent[-_MAX_FAILURES] + _FAILURE_WINDOW_S - now) + 1)
                 raise ApiError(429, f"too many failed tries, wait {wait_s} s", wait_s)
@@ -280,9 +288,9 @@ class TokenAuthority:
         self._users = users
         self._now = now
         self._failures = FailedLogins()
-        self._hashing = threading.Semaphore(_CONCURRENT_HASHES)
+        self._hash_slots = threading.Semaphore(_CONCURRENT_HASHES)
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, float]] = {}
+        self._token_cache: dict[str, tuple[str, float]] = {}
 
     def login(self, user: str, password: str, address: str) -> str:
         """Issue a new token for a user.
@@ -292,24 +300,24 @@ class TokenAuthority:
         """
         self._failures.check(address)
         # Nobody waits for a free slot: a waiting login would take a thread from users with tokens.
-        if not self._hashing.acquire(blocking=False):
+        if not self._hash_slots.acquire(blocking=False):
             raise ApiError(429, "too many ask for a token just now", _LOGIN_RETRY_S)
         try:
-            is_right = self._users.admits(user, password)
+            is_valid = self._users.check_password(user, password)
         finally:
-            self._hashing.release()
-        if not is_right:
+            self._hash_slots.release()
+        if not is_valid:
             self._failures.add(address)
             raise ApiError(400, "Unable to log in with provided credentials.")
         token = secrets.token_hex(_TOKEN_BYTES)
         with self._ledger.transaction() as t:
-            tokens = sorted(t.tokens.of(user), key=lambda one: one.created or self._now())
+            tokens = sorted(t.tokens.list_of_user(user), key=lambda row: row.created or self._now())
             for old in tokens[: max(0, len(tokens) - _MAX_TOKENS_PER_USER + 1)]:
-                t.tokens.drop(old.digest)
+                t.tokens.delete(old.digest)
             t.tokens.add(user, hash_token(token), self._now(), note=f"from {address}")
         return token
 
-    def caller(self, authorization: str, address: str) -> str:
+    def authenticate(self, authorization: str, address: str) -> str:
         """Return the user that a token belongs to.
 
         Args:
@@ -323,7 +331,7 @@ class TokenAuthority:
         token = token.strip()
         if scheme.lower() != "token" or not token:
             raise ApiError(401, "give a token: 'Authorization: Token …', from api_token_auth")
-        user = self._user_of(hash_token(token))
+        user = self._find_user(hash_token(token))
         if not user:
             # Check failures only here: a guesser and slurmctld may share one address.
             self._failures.check(address)
@@ -331,27 +339,27 @@ class TokenAuthority:
             raise ApiError(401, "Invalid token.")
         return user
 
-    def _user_of(self, digest: str) -> str:
+    def _find_user(self, digest: str) -> str:
         """Return the user of a token's digest, from cache or ledger; "" if invalid."""
         now = time.monotonic()
         with self._lock:
-            user, until = self._known.get(digest, ("", 0.0))
-        if now >= until:
+            user, cached_until = self._token_cache.get(digest, ("", 0.0))
+        if now >= cached_until:
             try:
                 with self._ledger.reading() as t:
-                    found = t.tokens.find(digest)
+                    row = t.tokens.find(digest)
             except LedgerUnavailable:
                 if not user:
                     raise
                 # The token was valid before, and the gate can answer without the ledger: accept it.
-                return user if self._users.knows(user) else ""
-            if found is None or not hmac.compare_digest(found.digest, digest):
+                return user if self._users.has_user(user) else ""
+            if row is None or not hmac.compare_digest(row.digest, digest):
                 return ""
-            if found.expires is not None and found.expires <= self._now():
+            if row.expires is not None and row.expires <= self._now():
                 return ""
-            user = found.user
+            user = row.user
             with self._lock:
-                if len(self._known) >= _MAX_ADDRESSES:
-                    self._known.clear()
-                self._known[digest] = (user, now + _TOKEN_CACHE_S)
-        return user if self._users.knows(user) else ""
+                if len(self._token_cache) >= _MAX_ADDRESSES:
+                    self._token_cache.clear()
+                self._token_cache[digest] = (user, now + _TOKEN_CACHE_S)
+        return user if self._users.has_user(user) else ""

@@ -39,8 +39,8 @@ class ApiError(StewardError):
         wait_s: Seconds for Retry-After; 0 to leave the header out.
     """
 
-    def __init__(self, status: int, what: str, wait_s: int = 0) -> None:
-        super().__init__(what)
+    def __init__(self, status: int, message: str, wait_s: int = 0) -> None:
+        super().__init__(message)
         self.status = status
         self.wait_s = wait_s
 
@@ -100,8 +100,8 @@ def parse_amount(number: Decimal) -> int:
 def format_su(micros: int) -> str:
     """Format micro-SU as the API's decimal, rounded half up: ``12.50``."""
     hundredths = round_half_up(Fraction(micros, _HUNDREDTH))
-    whole, part = divmod(abs(hundredths), 10**AMOUNT_PLACES)
-    return f"{'-' if hundredths < 0 else ''}{whole}.{part:02}"
+    whole, decimals = divmod(abs(hundredths), 10**AMOUNT_PLACES)
+    return f"{'-' if hundredths < 0 else ''}{whole}.{decimals:02}"
 
 
 def is_representable(micros: int) -> bool:
@@ -109,7 +109,7 @@ def is_representable(micros: int) -> bool:
     return 0 <= round_half_up(Fraction(micros, _HUNDREDTH)) < 10**AMOUNT_DIGITS
 
 
-def _check_digits(number: Decimal, what: str, most_whole: int) -> None:
+def _check_digits(number: Decimal, field: str, most_whole: int) -> None:
     """Check a number against the API's limits on digits.
 
     Raises:
@@ -119,9 +119,11 @@ def _check_digits(number: Decimal, what: str, most_whole: int) -> None:
     places = max(0, -int(exponent))
     whole = max(0, len(digits) + int(exponent)) if any(digits) else 0
     if whole > most_whole or len(digits) > AMOUNT_DIGITS:
-        raise BankUsage(f"{what} {str(number)[:60]} has more than {AMOUNT_DIGITS} digits", number)
+        raise BankUsage(f"{field} {str(number)[:60]} has more than {AMOUNT_DIGITS} digits", number)
     if places > AMOUNT_PLACES:
-        raise BankUsage(f"{what} {str(number)[:60]} has more than {AMOUNT_PLACES} decimals", number)
+        raise BankUsage(
+            f"{field} {str(number)[:60]} has more than {AMOUNT_PLACES} decimals", number
+        )
 
 
 def _decimal_to_micro_su(number: Decimal) -> int:
@@ -299,19 +301,19 @@ def parse_login(body: bytes, content_type: str) -> PasswordLogin:
     return _decode_body(body, content_type, PasswordLogin)
 
 
-def merge_job(sent: JobSent, before: ApiJob | None) -> tuple[ApiJob, int]:
+def merge_job(sent: JobSent, previous: ApiJob | None) -> tuple[ApiJob, int]:
     """Merge an update into the stored job; return the job and its amount in micro-SU.
 
     Raises:
         ApiError: A time or the amount is invalid, or the times are out of order.
     """
-    fields: dict[str, Any] = {} if before is None else msgspec.structs.asdict(before)
+    fields: dict[str, Any] = {} if previous is None else msgspec.structs.asdict(previous)
     sent_fields = msgspec.structs.asdict(sent)
     for name in ("submitdate", "startdate", "enddate"):
         value = sent_fields.pop(name)
         if value is not UNSET:
             fields[name] = None if value is None else _parse_time(name, value)
-    given = sent_fields.pop("amount")
+    sent_amount = sent_fields.pop("amount")
     for name in _COUNT_FIELDS:
         if isinstance(sent_fields[name], float):
             sent_fields[name] = int(sent_fields[name])
@@ -321,17 +323,17 @@ def merge_job(sent: JobSent, before: ApiJob | None) -> tuple[ApiJob, int]:
             raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
-        told = Decimal(fields.get("amount", "0")) if given is UNSET else given
-        micros = parse_amount(told)
+        amount = Decimal(fields.get("amount", "0")) if sent_amount is UNSET else sent_amount
+        amount_micros = parse_amount(amount)
     except BankUsage as error:
         raise ApiError(400, str(error)) from error
-    fields["amount"] = format_su(micros)
+    fields["amount"] = format_su(amount_micros)
     job = ApiJob(**fields)
     _check_time_order(job)
-    return job, micros
+    return job, amount_micros
 
 
-def _decode_body(body: bytes, content_type: str, kind: type[S]) -> S:
+def _decode_body(body: bytes, content_type: str, struct_type: type[S]) -> S:
     """Decode a JSON or form body into a Struct."""
     media_type, options = parse_options_header(content_type)
     try:
@@ -345,10 +347,12 @@ def _decode_body(body: bytes, content_type: str, kind: type[S]) -> S:
                 errors="strict",
             )
         else:
-            return msgspec.json.decode(_quote_ids(body, kind), type=kind, strict=False)
+            return msgspec.json.decode(
+                _quote_ids(body, struct_type), type=struct_type, strict=False
+            )
         # An empty form field is unknown; a form cannot express the list of nodes.
-        given = {name: value for name, value in pairs if value and name != "nodes"}
-        return msgspec.convert(given, kind, strict=False)
+        form_fields = {name: value for name, value in pairs if value and name != "nodes"}
+        return msgspec.convert(form_fields, struct_type, strict=False)
     except (
         *(msgspec.DecodeError, UnicodeError, ValueError, RecursionError, MultipartError),
     ) as error:
@@ -369,37 +373,39 @@ def _parse_multipart(body: bytes, boundary: str) -> list[tuple[str, str]]:
     return [(part.name, part.raw.decode()) for part in parser if not part.filename]
 
 
-def _quote_ids(body: bytes, kind: type[msgspec.Struct]) -> bytes:
+def _quote_ids(body: bytes, struct_type: type[msgspec.Struct]) -> bytes:
     """Quote whole numbers of a JSON object where the field is text: clients send ids as numbers."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    texts = {field.name for field in msgspec.structs.fields(kind) if _is_text(field.type)}
-    for name in texts & fields.keys():
+    text_fields = {
+        field.name for field in msgspec.structs.fields(struct_type) if _is_text(field.type)
+    }
+    for name in text_fields & fields.keys():
         if _INTEGER_PATTERN.fullmatch(bytes(fields[name])):
             fields[name] = msgspec.Raw(b'"' + bytes(fields[name]) + b'"')
     return msgspec.json.encode(fields)
 
 
 @cache
-def _is_text(kind: Any) -> bool:
+def _is_text(field_type: Any) -> bool:
     """Return True if a field accepts text, whatever else it accepts."""
-    types = msgspec.inspect.type_info(kind)
-    among = types.types if isinstance(types, msgspec.inspect.UnionType) else (types,)
-    return any(isinstance(one, msgspec.inspect.StrType) for one in among)
+    types = msgspec.inspect.type_info(field_type)
+    member_types = types.types if isinstance(types, msgspec.inspect.UnionType) else (types,)
+    return any(isinstance(member_type, msgspec.inspect.StrType) for member_type in member_types)
 
 
 def _parse_time(name: str, text: str) -> datetime:
     """Parse a time; without a zone it is UTC."""
-    what = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
+    message = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
     if not _TIME_PATTERN.fullmatch(text):
-        raise ApiError(400, what)
+        raise ApiError(400, message)
     try:
-        at = datetime.fromisoformat(text)
-        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        parsed = datetime.fromisoformat(text)
+        parsed = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise ApiError(400, what) from error
-    if at < _EARLIEST_TIME:
-        raise ApiError(400, what)
-    return at
+        raise ApiError(400, message) from error
+    if parsed < _EARLIEST_TIME:
+        raise ApiError(400, message)
+    return parsed
 
 
 def _check_time_order(job: ApiJob) -> None:

@@ -90,7 +90,7 @@ class ElasticsearchTransport:
             import elastic_transport
             import elasticsearch
         except ImportError as error:
-            raise ArchiveUnavailable(ELASTICSEARCH.missing, ELASTICSEARCH.part) from error
+            raise ArchiveUnavailable(ELASTICSEARCH.missing_error, ELASTICSEARCH.part) from error
 
         class Bytes(elastic_transport.Serializer):
             """Serializer that passes bodies through unchanged."""
@@ -178,7 +178,7 @@ class OpenSearchTransport:
         try:
             import opensearchpy
         except ImportError as error:
-            raise ArchiveUnavailable(OPENSEARCH.missing, OPENSEARCH.part) from error
+            raise ArchiveUnavailable(OPENSEARCH.missing_error, OPENSEARCH.part) from error
 
         class Replying(opensearchpy.Urllib3HttpConnection):
             """Connection that returns every reply with its status, as bytes of limited size."""

@@ -260,16 +260,16 @@ class SearchServerSearcher:
         self._client = SearchClient(settings)
         self._is_checked = False
 
-    def page(
+    def find_page(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         *,
         limit: int,
         lines: int = 3,
         after: UsePosition | None = None,
-        longest_s: float = 10.0,
+        timeout_s: float = 10.0,
     ) -> HitPage:
         """Return the next hits, newest first; as the catalog's ``CatalogSearcher.page`` does.
 
@@ -277,18 +277,18 @@ class SearchServerSearcher:
             ArchiveUnavailable: The server is away.
             UsageError: The search names too many jobs.
         """
-        uses = self._uses(matcher, wanted, allowed, after)
+        uses = self._uses(matcher, use_filter, is_allowed, after)
         return collect_page(
-            uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s
+            uses, matcher, limit=limit, lines=lines, after=after, timeout_s=timeout_s
         )
 
     def count(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         *,
-        longest_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> int | None:
         """Count all hits; return None where it took too long.
 
@@ -296,7 +296,7 @@ class SearchServerSearcher:
             ArchiveUnavailable: The server is away.
             UsageError: The search names too many jobs.
         """
-        return count_hits(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
+        return count_hits(self._uses(matcher, use_filter, is_allowed, None), timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close connections."""

@@ -130,7 +130,7 @@ def _redact_entries(
     raw: bytes, entries: Sequence[tuple[int, bytes]], redactor: Redactor
 ) -> tuple[list[bytes], list[str], bool]:
     """Redact entries; return kept entries, redacted names, and whether entries were left out."""
-    spans = redactor.secret_spans(raw)
+    spans = redactor.find_secret_spans(raw)
     begin, end = next(spans, (len(raw), len(raw)))
     kept: list[bytes] = []
     redacted: list[str] = []
@@ -155,10 +155,10 @@ def _redact_entries(
 def _redacted_forms(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
     """Yield for each entry its redacted form; empty where it needs no redaction."""
     # One call for all entries, because single calls cost more. No entry holds a NUL.
-    alone = redactor.entries(b"\0".join(entry for _, entry in entries)).data.split(b"\0")
+    alone = redactor.redact_entries(b"\0".join(entry for _, entry in entries)).data.split(b"\0")
     # The part that makes it a secret may begin behind the comma it was split at.
     tails = [_entry_tail(entry) + _FILLER for _, entry in entries]
-    longer = redactor.entries(b"\0".join(tails)).data.split(b"\0")
+    longer = redactor.redact_entries(b"\0".join(tails)).data.split(b"\0")
     pieces = zip(entries, alone, tails, longer, strict=False)
     for (_, entry), by_itself, tail, followed in pieces:
         name = _entry_name(entry)
@@ -314,7 +314,7 @@ class TorqueJobUpdate(msgspec.Struct, frozen=True):
 
     def read(self, redactor: Redactor) -> EntryContents:
         """Return the events that follow, redacted."""
-        record = redactor.record(self.job.record)
+        record = redactor.redact_record(self.job.record)
         return EntryContents(None, events=tuple(self._events(record)))
 
     def close(self) -> None:

@@ -498,7 +498,7 @@ class TorqueSpool:
         return int(self._inotify.fileno())
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why the spool cannot be watched now; "" while it is watched."""
         return self._complaint if self._root_wd < 0 else ""
 
@@ -506,18 +506,18 @@ class TorqueSpool:
         """Return the seconds until :meth:`look` must run even without an event."""
         if self._root_wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
-        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._plan.most_held:
+        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._plan.max_held:
             return 0.0
         if self._unsure:
             return _SETTLE_S
         return self._timing.rescan_s if self._network else self._timing.check_s
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Handle new events; complete scripts and changes are then in ``ready``."""
         until = time.monotonic() + self._timing.look_s
         if not self._is_attached():
             return
-        if len(self.ready) >= self._plan.most_held:
+        if len(self.ready) >= self._plan.max_held:
             # A later rescan finds what happens meanwhile.
             self._rescan_wanted = True
             return
@@ -535,7 +535,7 @@ class TorqueSpool:
         if self._rescan_wanted or is_due:
             self._rescan_wanted = False
             self._rescan()
-        while self._scanned and len(self.ready) < self._plan.most_held:
+        while self._scanned and len(self.ready) < self._plan.max_held:
             self._consider(self._scanned.popleft())
             if time.monotonic() > until:
                 break
@@ -551,7 +551,7 @@ class TorqueSpool:
             if self._is_whole and not self._complaint:
                 self._taking.end_the_lost(self._plan.unfinished())
 
-    def holds(self, job_id: int, mtime_ns: int) -> bool:
+    def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return True if a script is in the spool, or if that cannot be known now."""
         return self._taking.holds(job_id, mtime_ns)
 

@@ -67,7 +67,7 @@ _MICROS: Final = 1_000_000
 
 
 def count_nodes_by_state(
-    room: HistoryContext, asker: Asker, request: NodeCountsRequest
+    context: HistoryContext, asker: Asker, request: NodeCountsRequest
 ) -> NodeCountsReply:
     """Count nodes by state.
 
@@ -75,27 +75,27 @@ def count_nodes_by_state(
         PermissionRefused: The requested cluster hides its nodes from this user.
         UsageError: The cluster does not exist.
     """
-    clusters = room.nodes_seen(asker, request.cluster)
-    with room.reader() as reader:
-        found = reader.node_counts(clusters) if reader else []
-        silent_since = reader.silent_since(clusters) if reader else {}
+    clusters = context.list_node_clusters(asker, request.cluster)
+    with context.open_reader() as reader:
+        counts = reader.count_nodes(clusters) if reader else []
+        silent_since = reader.find_silent_since(clusters) if reader else {}
     return NodeCountsReply(
         counts=tuple(
-            NodeCount(cluster=cluster, state=state, nodes=nodes) for cluster, state, nodes in found
+            NodeCount(cluster=cluster, state=state, nodes=nodes) for cluster, state, nodes in counts
         ),
         silent_since=silent_since,
     )
 
 
 def list_present_partitions(
-    room: HistoryContext, asker: Asker, request: PartitionsRequest
+    context: HistoryContext, asker: Asker, request: PartitionsRequest
 ) -> PartitionsReply:
     """List present partitions with their states.
 
     Raises:
         UsageError: The cluster does not exist.
     """
-    found = _list_present_events(room, asker, PARTITION_STATE, "partitions", request.cluster)
+    events = _list_present_events(context, asker, PARTITION_STATE, "partitions", request.cluster)
     return PartitionsReply(
         partitions=tuple(
             PartitionStatus(
@@ -104,20 +104,22 @@ def list_present_partitions(
                 state=event.body.state,
                 since=event.at,
             )
-            for event in found
+            for event in events
         )
     )
 
 
 def list_reservations(
-    room: HistoryContext, asker: Asker, request: ReservationsRequest
+    context: HistoryContext, asker: Asker, request: ReservationsRequest
 ) -> ReservationsReply:
     """List present reservations with their states.
 
     Raises:
         UsageError: The cluster does not exist.
     """
-    found = _list_present_events(room, asker, RESERVATION_STATE, "reservations", request.cluster)
+    events = _list_present_events(
+        context, asker, RESERVATION_STATE, "reservations", request.cluster
+    )
     return ReservationsReply(
         reservations=tuple(
             ReservationStatus(
@@ -131,62 +133,62 @@ def list_reservations(
                 flags=event.body.flags,
                 seen_at=event.at,
             )
-            for event in found
+            for event in events
         )
     )
 
 
 def _list_present_events(
-    room: HistoryContext, asker: Asker, kind: str, word: str, cluster: str
+    context: HistoryContext, asker: Asker, kind: str, keyword: str, cluster: str
 ) -> Iterable[Event]:
     """Return the last event per subject of a kind, on clusters whose PrivateData permits it."""
-    named = [room.cluster_asked(cluster)] if cluster else room.clusters
-    seen = [name for name in named if room.access.may_see_all(asker, name, word)]
-    with room.reader() as reader:
-        return reader.present(kind, seen) if reader else []
+    clusters = [context.resolve_cluster(cluster)] if cluster else context.clusters
+    visible = [name for name in clusters if context.access.can_see_all(asker, name, keyword)]
+    with context.open_reader() as reader:
+        return reader.list_present(kind, visible) if reader else []
 
 
-def show_node(room: HistoryContext, asker: Asker, request: NodeRequest) -> NodeReply:
+def show_node(context: HistoryContext, asker: Asker, request: NodeRequest) -> NodeReply:
     """Show the states of one node over an interval, and its down time.
 
     Raises:
         PermissionRefused: The cluster hides its nodes from this user.
         UsageError: The cluster, the node or a time is invalid.
     """
-    cluster = room.cluster_asked(request.cluster)
-    room.nodes_seen(asker, cluster)
-    named = expand_nodelist(request.node)
-    if len(named) != 1:
+    cluster = context.resolve_cluster(request.cluster)
+    context.list_node_clusters(asker, cluster)
+    names = expand_nodelist(request.node)
+    if len(names) != 1:
         raise UsageError("give one node", request.node)
-    zone = room.zone(request.zone, cluster)
-    until = room.time(request.until, zone) or room.now()
-    since = room.time(request.since, zone) or max(until, _EARLIEST) - _DEFAULT_INTERVAL
+    zone = context.get_zone(request.zone, cluster)
+    until = context.parse(request.until, zone) or context.now()
+    since = context.parse(request.since, zone) or max(until, _EARLIEST) - _DEFAULT_INTERVAL
     if until < since:
         raise UsageError("the time that is asked for ends before it begins")
-    with room.reader() as reader:
+    with context.open_reader() as reader:
         spans = (
-            reader.node_between(cluster, named[0], to_micros(since), to_micros(until))
+            reader.list_node_spans(cluster, names[0], to_micros(since), to_micros(until))
             if reader
             else []
         )
-    known = down = planned = 0
+    known_us = down_us = planned_us = 0
     for span, begin, end in clip_spans(spans, to_micros(since), to_micros(until)):
         if span.state == REMOVED:
             continue
-        known += end - begin
+        known_us += end - begin
         if is_node_down(span.state):
-            down += end - begin
-            planned += end - begin if is_planned_down(span.state) else 0
+            down_us += end - begin
+            planned_us += end - begin if is_planned_down(span.state) else 0
     limit = max(1, min(request.limit, _MAX_ITEMS))
     return NodeReply(
         spans=tuple(map(_make_state_span, spans[::-1][:limit])),
         since=since,
         until=until,
-        known_s=known / _MICROS,
-        down_s=down / _MICROS,
-        planned_down_s=planned / _MICROS,
+        known_s=known_us / _MICROS,
+        down_s=down_us / _MICROS,
+        planned_down_s=planned_us / _MICROS,
         is_all=len(spans) <= limit,
-        sensor=room.has_sensor([cluster]),
+        sensor=context.has_sensor([cluster]),
     )
 
 
@@ -244,44 +246,44 @@ _JOB_COLUMNS: Final = (
 )
 
 
-def list_nodes(room: HistoryContext, asker: Asker, request: NodesRequest) -> NodesReply:
+def list_nodes(context: HistoryContext, asker: Asker, request: NodesRequest) -> NodesReply:
     """List node states, now or at a past time.
 
     Raises:
         PermissionRefused: The requested cluster hides its nodes from this user.
         UsageError: The cluster, a node list or a time is invalid.
     """
-    clusters = room.nodes_seen(asker, request.cluster)
-    zone = room.zone(request.zone, request.cluster)
-    asked = room.time(request.at, zone)
-    at = asked or room.now()
+    clusters = context.list_node_clusters(asker, request.cluster)
+    zone = context.get_zone(request.zone, request.cluster)
+    requested_at = context.parse(request.at, zone)
+    at = requested_at or context.now()
     names = expand_nodelist(request.nodes) if request.nodes else None
-    words = {word.upper() for word in request.states}
-    chosen = frozenset(request.partitions)
+    states = {state.upper() for state in request.states}
+    partitions = frozenset(request.partitions)
 
     def is_meant(span: NodeSpan) -> bool:
-        if chosen and chosen.isdisjoint(span.partitions.split(",")):
+        if partitions and partitions.isdisjoint(span.partitions.split(",")):
             return False
-        if not words:
+        if not states:
             return True
         base, flags = parse_node_state(span.state)
-        return not words.isdisjoint((base, *flags))
+        return not states.isdisjoint((base, *flags))
 
-    with room.reader() as reader:
-        at_us = None if asked is None else to_micros(asked)
+    with context.open_reader() as reader:
+        at_us = None if requested_at is None else to_micros(requested_at)
         # Read the position first: an event that arrives meanwhile is reported again, never missed.
-        position = reader.position() if reader else 0
-        tag = reader.nodes_tag(clusters) if reader and at_us is None else ""
+        position = reader.get_position() if reader else 0
+        tag = reader.get_nodes_tag(clusters) if reader and at_us is None else ""
         is_known = bool(tag) and tag == request.known
-        spans = reader.nodes_at(at_us, clusters, names) if reader and not is_known else []
-        begins_us = reader.nodes_begin_us(clusters) if reader else None
-        silent_since = reader.silent_since(clusters) if reader and at_us is None else {}
+        spans = reader.list_nodes_at(at_us, clusters, names) if reader and not is_known else []
+        begins_us = reader.find_nodes_begin_us(clusters) if reader else None
+        silent_since = reader.find_silent_since(clusters) if reader and at_us is None else {}
     return NodesReply(
         nodes=tuple(
-            map(_make_node_snapshot, filter(is_meant, spans) if chosen or words else spans)
+            map(_make_node_snapshot, filter(is_meant, spans) if partitions or states else spans)
         ),
         at=at,
-        sensor=room.has_sensor(clusters),
+        sensor=context.has_sensor(clusters),
         begins=None if begins_us is None else moment(begins_us),
         silent_since=silent_since,
         position=position,
@@ -314,7 +316,7 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
 
 
 def list_history_events(
-    room: HistoryContext, asker: Asker, request: HistoryEventsRequest
+    context: HistoryContext, asker: Asker, request: HistoryEventsRequest
 ) -> HistoryEventsReply:
     """List state events, newest first.
 
@@ -324,11 +326,11 @@ def list_history_events(
     unknown = set(request.kinds) - set(HISTORY_KINDS)
     if unknown:
         raise UsageError(f"{min(unknown)!r} is not kept: the kinds are {', '.join(HISTORY_KINDS)}")
-    zone = room.zone(request.zone)
-    since, until = room.time(request.since, zone), room.time(request.until, zone)
-    clusters = [room.cluster_asked(name) for name in request.clusters] or room.clusters
-    wanted = HistoryEventFilter(
-        visible={name: room.visible(asker, name) for name in clusters},
+    zone = context.get_zone(request.zone)
+    since, until = context.parse(request.since, zone), context.parse(request.until, zone)
+    clusters = [context.resolve_cluster(name) for name in request.clusters] or context.clusters
+    event_filter = HistoryEventFilter(
+        visible={name: context.get_visible_events(asker, name) for name in clusters},
         kinds=frozenset(request.kinds or HISTORY_KINDS),
         nodes=expand_nodelist(request.nodes) if request.nodes else None,
         failed=request.failed,
@@ -338,17 +340,21 @@ def list_history_events(
         after=_parse_event_position(request.after),
     )
     limit = max(1, min(request.limit, _MAX_ITEMS))
-    with room.reader() as reader:
+    with context.open_reader() as reader:
         # Read the position first: an event that arrives meanwhile is reported twice, never missed.
-        position = reader.position() if reader else 0
-        found = reader.events(wanted, limit + 1, room.shows(asker)) if reader else []
-        begins = reader.begins() if reader else None
-    shown = found[:limit]
+        position = reader.get_position() if reader else 0
+        events = (
+            reader.list_events(event_filter, limit + 1, context.make_visibility_check(asker))
+            if reader
+            else []
+        )
+        begins = reader.find_begin() if reader else None
+    page = events[:limit]
     return HistoryEventsReply(
-        events=tuple(map(make_event_item, shown)),
-        older=_format_event_position(shown[-1]) if len(found) > limit else "",
-        newer=_format_event_position(shown[0]) if shown else request.after,
-        sensor=room.has_sensor(),
+        events=tuple(map(make_event_item, page)),
+        older=_format_event_position(page[-1]) if len(events) > limit else "",
+        newer=_format_event_position(page[0]) if page else request.after,
+        sensor=context.has_sensor(),
         begins=begins,
         position=position,
     )
@@ -368,20 +374,22 @@ def _format_event_position(event: Event) -> str:
     return f"{to_micros(event.at)}.{event.id}"
 
 
-def list_node_jobs(room: HistoryContext, asker: Asker, request: NodeJobsRequest) -> NodeJobsReply:
+def list_node_jobs(
+    context: HistoryContext, asker: Asker, request: NodeJobsRequest
+) -> NodeJobsReply:
     """List the jobs that run or ran on a node and that the user may see.
 
     Raises:
         UsageError: The cluster, the node or a time is invalid.
     """
-    cluster = room.cluster_asked(request.cluster)
-    named = expand_nodelist(request.node)
-    if len(named) != 1:
+    cluster = context.resolve_cluster(request.cluster)
+    names = expand_nodelist(request.node)
+    if len(names) != 1:
         raise UsageError("give one node", request.node)
-    name = named[0]
-    since, until = _resolve_window(room, request, cluster)
-    scope = room.access.scope(asker, cluster)
-    wanted = LineFilter(
+    name = names[0]
+    since, until = _resolve_window(context, request, cluster)
+    scope = context.access.get_job_scope(asker, cluster)
+    line_filter = LineFilter(
         clusters=(cluster,),
         scopes={cluster: scope},
         since_us=to_micros(since),
@@ -390,21 +398,21 @@ def list_node_jobs(room: HistoryContext, asker: Asker, request: NodeJobsRequest)
         states=("RUNNING",),
     )
     try:
-        source = open_books(room.books, wanted, duplicates=True)
+        source = open_books(context.books, line_filter, duplicates=True)
     except SqliteUnavailable:
         rows: list[Sequence[object]] = []
     else:
         quoted = [f'"{column}"' for column in _JOB_COLUMNS]
         rows = [
             row
-            for batch in source.rows(wanted, quoted, steps=False)
+            for batch in source.rows(line_filter, quoted, steps=False)
             for row in batch
             if row[0] in (SHOWN_RUN, SHOWN_PIECE) and _contains_node(str(row[-1] or ""), name)
         ]
-    found = [_make_node_job(row[1:]) for row in rows]
-    found.sort(key=lambda job: (job.start, job.job_id, job.restarts), reverse=True)
+    jobs = [_make_node_job(row[1:]) for row in rows]
+    jobs.sort(key=lambda job: (job.start, job.job_id, job.restarts), reverse=True)
     return NodeJobsReply(
-        jobs=tuple(found[: max(1, min(request.limit, _MAX_ITEMS))]),
+        jobs=tuple(jobs[: max(1, min(request.limit, _MAX_ITEMS))]),
         since=since,
         until=until,
         is_all=scope.everything,
@@ -412,19 +420,19 @@ def list_node_jobs(room: HistoryContext, asker: Asker, request: NodeJobsRequest)
 
 
 def _resolve_window(
-    room: HistoryContext, request: NodeJobsRequest, cluster: str
+    context: HistoryContext, request: NodeJobsRequest, cluster: str
 ) -> tuple[datetime, datetime]:
     """Return begin and end of the requested interval; both equal for a single time."""
-    zone = room.zone(request.zone, cluster)
-    since, until = room.time(request.since, zone), room.time(request.until, zone)
+    zone = context.get_zone(request.zone, cluster)
+    since, until = context.parse(request.since, zone), context.parse(request.until, zone)
     if since is None:
         if until is not None:
             raise UsageError("give the time's beginning, too")
-        at = room.time(request.at, zone) or room.now()
+        at = context.parse(request.at, zone) or context.now()
         return at, at
     if request.at:
         raise UsageError("give either a time, or where it begins and ends")
-    until = until or room.now()
+    until = until or context.now()
     if until < since:
         raise UsageError("the time that is asked for ends before it begins")
     return since, until
@@ -446,59 +454,61 @@ def _contains_node(nodelist: str, name: str) -> bool:
 def _make_node_job(row: Sequence[Any]) -> NodeJobRun:
     fields = dict(zip(_JOB_COLUMNS, row, strict=True))
     start_us, end_us = fields.pop("start_us"), fields.pop("end_us")
-    known = {name: value for name, value in fields.items() if value is not None}
+    known_fields = {name: value for name, value in fields.items() if value is not None}
     return NodeJobRun(
-        **known,
+        **known_fields,
         start=moment(int(start_us)),
         end=moment(int(end_us)) if end_us else None,
     )
 
 
 def list_job_events(
-    room: HistoryContext, asker: Asker, request: JobEventsRequest
+    context: HistoryContext, asker: Asker, request: JobEventsRequest
 ) -> JobEventsReply:
     """List the state events of a job's nodes during its run.
 
     Raises:
         NotFound: There is no such job, or the user may not see it.
     """
-    lines = _find_run_lines(room, asker, request)
-    found: dict[int, Event] = {}
+    lines = _find_run_lines(context, asker, request)
+    events_by_id: dict[int, Event] = {}
     limit = max(1, min(request.limit, _MAX_ITEMS))
-    with room.reader() as reader:
+    with context.open_reader() as reader:
         for line in lines if reader else ():
-            wanted = HistoryEventFilter(
-                visible={line.cluster: room.visible(asker, line.cluster)},
+            event_filter = HistoryEventFilter(
+                visible={line.cluster: context.get_visible_events(asker, line.cluster)},
                 kinds=frozenset({NODE_STATE}),
                 nodes=sorted(_expand_nodelist(line.nodelist)),
                 since_us=line.start_us,
                 until_us=line.end_us or None,
             )
             assert reader is not None
-            happened = reader.events(wanted, limit, room.shows(asker), oldest_first=True)
-            found |= {event.id: event for event in happened}
-    ordered = sorted(found.values(), key=lambda event: (event.at, event.id))
+            events = reader.list_events(
+                event_filter, limit, context.make_visibility_check(asker), oldest_first=True
+            )
+            events_by_id |= {event.id: event for event in events}
+    ordered = sorted(events_by_id.values(), key=lambda event: (event.at, event.id))
     return JobEventsReply(
-        events=tuple(map(make_event_item, ordered[:limit])), sensor=room.has_sensor()
+        events=tuple(map(make_event_item, ordered[:limit])), sensor=context.has_sensor()
     )
 
 
 def _find_run_lines(
-    room: HistoryContext, asker: Asker, request: JobEventsRequest
+    context: HistoryContext, asker: Asker, request: JobEventsRequest
 ) -> list[UsageLine]:
     """Return the run lines of the newest job of this id that the user may see."""
-    jobs = room.books.jobs
+    jobs = context.books.jobs
     for job in jobs.find(
-        request.job, room.cluster_asked(request.cluster) if request.cluster else ""
+        request.job, context.resolve_cluster(request.cluster) if request.cluster else ""
     ):
         record = job.record
-        if room.access.may_see_job(asker, job.cluster, record.uid, record.account):
-            return [line for line in jobs.lines_of(job) if not line.step and line.start_us]
+        if context.access.can_see_job(asker, job.cluster, record.uid, record.account):
+            return [line for line in jobs.list_lines(job) if not line.step and line.start_us]
     raise NotFound(f"there is no job {request.job}, or none that you may see", request.job)
 
 
 def _build_history_actions() -> Iterable[Action]:
-    for name, text, request, answer, run in (
+    for name, help_text, request, reply, run in (
         ("nodes", "How nodes are, or were at a time.", NodesRequest, NodesReply, list_nodes),
         (
             "events",
@@ -515,9 +525,9 @@ def _build_history_actions() -> Iterable[Action]:
     ):
         yield Action(
             name=f"history.{name}",
-            help=text,
+            help=help_text,
             request=request,
-            answer=answer,
+            answer=reply,
             run=run,
             only_reads=True,
         )

@@ -115,7 +115,7 @@ class HistoryConsumer:
         self._path = get_history_path(settings.state_dir)
         create_for_owner(self._path)
         self._database: Connection = open_database(self._path, MIGRATIONS)
-        self._forget_at = 0.0
+        self._purge_at = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last stored event."""
@@ -131,8 +131,8 @@ class HistoryConsumer:
         """
         with transaction(self._database, self._path):
             for event in events:
-                if self._put(event):
-                    self._fold(event)
+                if self._insert_event(event):
+                    self._update_spans(event)
             self._database.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
@@ -142,18 +142,18 @@ class HistoryConsumer:
             SqliteUnavailable: The database cannot be written now.
         """
         now = time.monotonic()
-        if now >= self._forget_at:
-            has_more = self._forget(to_micros(self._clock() - self._retention))
-            self._forget_at = now + (1.0 if has_more else _PURGE_INTERVAL_S)
-        return max(0.0, self._forget_at - now)
+        if now >= self._purge_at:
+            has_more = self._purge(to_micros(self._clock() - self._retention))
+            self._purge_at = now + (1.0 if has_more else _PURGE_INTERVAL_S)
+        return max(0.0, self._purge_at - now)
 
     def close(self) -> None:
         """Close the database."""
         self._database.close()
 
-    def _put(self, event: Event) -> bool:
+    def _insert_event(self, event: Event) -> bool:
         """Insert an event; return whether it was new."""
-        added = self._database.execute(
+        inserted = self._database.execute(
             "INSERT OR IGNORE INTO event (at_us, kind, cluster, subject, failed, key, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -161,56 +161,56 @@ class HistoryConsumer:
                 *(bool(getattr(event.body, "failed", False)), event.key, encode_event(event)),
             ),
         )
-        return bool(added.rowcount)
+        return bool(inserted.rowcount)
 
-    def _fold(self, event: Event) -> None:
+    def _update_spans(self, event: Event) -> None:
         """Update spans and present states by an event."""
         if event.kind == NODE_STATE:
-            self._fold_node(event)
+            self._update_node_span(event)
         elif event.kind == RESERVATION_STATE:
-            self._fold_reservation(event)
+            self._update_reservation_span(event)
         if event.kind in PRESENT_KINDS:
-            self._keep_present(event)
+            self._store_present(event)
 
-    def _keep_present(self, event: Event) -> None:
+    def _store_present(self, event: Event) -> None:
         """Store the last event of a subject, or delete it if the subject was removed."""
-        where = (event.cluster, event.kind, get_event_subject(event))
+        key = (event.cluster, event.kind, get_event_subject(event))
         if event.body.state == REMOVED:
-            self._database.execute(_DROP_PRESENT, where)
+            self._database.execute(_DROP_PRESENT, key)
         else:
-            self._database.execute(_PUT_PRESENT, (*where, event.key, encode_event(event)))
+            self._database.execute(_PUT_PRESENT, (*key, event.key, encode_event(event)))
 
-    def _fold_node(self, event: Event) -> None:
+    def _update_node_span(self, event: Event) -> None:
         """End a node's open span, and begin the next."""
-        found = self._open(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
-        span = make_next_node_span(found, event)
-        if found is not None:
-            self._close("node_span", "node", found.cluster, found.node, span.from_us)
+        open_span = self._find_open_span(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
+        span = make_next_node_span(open_span, event)
+        if open_span is not None:
+            self._close_span("node_span", "node", open_span.cluster, open_span.node, span.from_us)
         self._database.execute(_PUT_NODE, msgspec.structs.astuple(span))
 
-    def _fold_reservation(self, event: Event) -> None:
+    def _update_reservation_span(self, event: Event) -> None:
         """End a reservation's open span, and begin one if it is active."""
         name = event.body.reservation
-        found = self._open(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
+        open_span = self._find_open_span(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
         span = make_reservation_span(event)
-        if found is not None:
-            end_us = get_reservation_end_us(found, event)
-            self._close("reservation_span", "name", found.cluster, name, end_us)
+        if open_span is not None:
+            end_us = get_reservation_end_us(open_span, event)
+            self._close_span("reservation_span", "name", open_span.cluster, name, end_us)
         if span is not None:
             self._database.execute(_PUT_RESERVATION, msgspec.structs.astuple(span))
 
-    def _open(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
+    def _find_open_span(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
         rows = self._database.execute(statement, (cluster, name)).fetchall()
         return next(iter(convert_spans(kind, rows)), None)
 
-    def _close(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
+    def _close_span(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
         self._database.execute(
             f"UPDATE {table} SET until_us = ? "  # noqa: S608 -- our own names
             f"WHERE cluster = ? AND {column} = ? AND until_us = {OPEN_US}",
             (until_us, cluster, name),
         )
 
-    def _forget(self, before_us: int) -> bool:
+    def _purge(self, before_us: int) -> bool:
         """Purge a limited number of old rows; return whether there may be more."""
         removed = f"(until_us = {OPEN_US} AND state = '{REMOVED}' AND from_us < ?1)"
         conditions = {
@@ -218,20 +218,20 @@ class HistoryConsumer:
             "node_span": f"until_us < ?1 OR {removed}",
             "reservation_span": "until_us < ?1",
         }
-        most = 0
+        max_deleted = 0
         with transaction(self._database, self._path):
             for table, condition in conditions.items():
-                done = self._database.execute(
+                deleted = self._database.execute(
                     f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608 -- our own names
                     f"(SELECT rowid FROM {table} WHERE {condition} LIMIT {_PURGE_BATCH})",
                     (before_us,),
                 )
-                most = max(most, done.rowcount)
-            if most:
+                max_deleted = max(max_deleted, deleted.rowcount)
+            if max_deleted:
                 self._database.execute(
                     "INSERT OR REPLACE INTO mark VALUES (?, ?)", (PURGED_MARK, before_us)
                 )
-        return most >= _PURGE_BATCH
+        return max_deleted >= _PURGE_BATCH
 
 
 def get_event_subject(event: Event) -> str:

@@ -36,7 +36,7 @@ class HistoryContext:
         self.books = AccountingContext(settings, access=access, now=now)
         self._events = EventsContext(settings.state_dir, access, now)
 
-    def reader(self) -> AbstractContextManager[HistoryReader | None]:
+    def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the history for reading; None if there is none yet."""
         return open_history(self.settings.state_dir)
 
@@ -45,7 +45,7 @@ class HistoryContext:
         """Return every known cluster, the configured ones first."""
         return self.books.clusters
 
-    def cluster_asked(self, name: str) -> str:
+    def resolve_cluster(self, name: str) -> str:
         """Return the requested cluster, or the main cluster if the name is empty.
 
         Raises:
@@ -56,7 +56,7 @@ class HistoryContext:
         self.books.check_clusters([name])
         return name
 
-    def nodes_seen(self, asker: Asker, cluster: str) -> list[str]:
+    def list_node_clusters(self, asker: Asker, cluster: str) -> list[str]:
         """Return the clusters whose nodes the user may see: the requested one, or all of these.
 
         Raises:
@@ -64,8 +64,8 @@ class HistoryContext:
             UsageError: The cluster does not exist.
         """
         if not cluster:
-            return [name for name in self.clusters if self.access.may_see_nodes(asker, name)]
-        if not self.access.may_see_nodes(asker, self.cluster_asked(cluster)):
+            return [name for name in self.clusters if self.access.can_see_nodes(asker, name)]
+        if not self.access.can_see_nodes(asker, self.resolve_cluster(cluster)):
             raise PermissionRefused(
                 "nodes of this cluster are shown to operators alone (PrivateData)"
             )
@@ -74,37 +74,39 @@ class HistoryContext:
     def has_sensor(self, clusters: list[str] | tuple[str, ...] = ()) -> bool:
         """Return whether any of these clusters (default: all) has a sensor for node states."""
         # Remote hosts run their own sensors and forward the states.
-        of = self.settings.cluster
-        named = clusters or self.clusters
-        is_remote = any(of[name].remote for name in named if name in of)
+        settings_by_cluster = self.settings.cluster
+        names = clusters or self.clusters
+        is_remote = any(
+            settings_by_cluster[name].remote for name in names if name in settings_by_cluster
+        )
         return self.settings.sensor.enabled or is_remote
 
-    def visible(self, asker: Asker, cluster: str) -> VisibleEvents:
+    def get_visible_events(self, asker: Asker, cluster: str) -> VisibleEvents:
         """Return which events of a cluster's history the user may see."""
         access = self.access
         if access.is_operator(asker, cluster):
             return VisibleEvents(frozenset(HISTORY_KINDS))
         kinds = {
             kind
-            for kind, word in PRIVATE_DATA_WORDS.items()
-            if access.may_see_all(asker, cluster, word)
+            for kind, keyword in PRIVATE_DATA_WORDS.items()
+            if access.can_see_all(asker, cluster, keyword)
         }
-        accounts = access.led(asker, cluster)
+        accounts = access.list_led(asker, cluster)
         return VisibleEvents(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
 
-    def shows(self, asker: Asker) -> Callable[[Event], bool]:
+    def make_visibility_check(self, asker: Asker) -> Callable[[Event], bool]:
         """Make a filter for events that the user may see, with the rules of ``events.list``."""
-        return lambda event: self._events.shows(asker, event)
+        return lambda event: self._events.can_see(asker, event)
 
-    def zone(self, name: str, cluster: str = "") -> tzinfo:
+    def get_zone(self, name: str, cluster: str = "") -> tzinfo:
         """Return the time zone for parsing times: the named one, or the cluster's.
 
         Raises:
             TimeError: The zone does not exist.
         """
-        return load_zone(name or self.books.zone(cluster or self.books.main_cluster))
+        return load_zone(name or self.books.get_zone(cluster or self.books.main_cluster))
 
-    def time(self, text: str, zone: tzinfo) -> datetime | None:
+    def parse(self, text: str, zone: tzinfo) -> datetime | None:
         """Parse a time; return None for an empty text.
 
         Raises:

@@ -113,11 +113,11 @@ class HistoryReader:
         """Close the database."""
         self._database.close()
 
-    def position(self) -> int:
+    def get_position(self) -> int:
         """Return the journal position up to which events are stored."""
-        return self._number("SELECT position FROM cursor", {}) or 0
+        return self._query_number("SELECT position FROM cursor", {}) or 0
 
-    def nodes_at(
+    def list_nodes_at(
         self,
         at_us: int | None,
         clusters: Iterable[str] | None = None,
@@ -134,16 +134,16 @@ class HistoryReader:
         """
         statement = _NOW if at_us is None else _THEN.format(_BY_NODE if nodes else _BY_TIME)
         values: dict[str, Any] = {} if at_us is None else {"at": at_us}
-        for column, among in (("cluster", clusters), ("node", nodes)):
-            if among is not None:
+        for column, names in (("cluster", clusters), ("node", nodes)):
+            if names is not None:
                 statement += f" AND span.{column} IN {_AMONG.format(column)}"
-                values[column] = _encode_json_list(among)
-        spans = self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
-        return self._with_use(spans) if at_us is None else spans
+                values[column] = _encode_json_list(names)
+        spans = self._query_spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
+        return self._merge_polled(spans) if at_us is None else spans
 
-    def _with_use(self, spans: list[NodeSpan]) -> list[NodeSpan]:
+    def _merge_polled(self, spans: list[NodeSpan]) -> list[NodeSpan]:
         """Replace present states by those of the last poll where only the use by jobs differs."""
-        state_of = self._present_states({span.cluster for span in spans})
+        state_of = self._make_state_lookup({span.cluster for span in spans})
         return [
             span
             if (state := state_of(span.cluster, span.node, span.state)) == span.state
@@ -151,35 +151,35 @@ class HistoryReader:
             for span in spans
         ]
 
-    def _present_states(self, clusters: Iterable[str]) -> Callable[[str, str, str], str]:
+    def _make_state_lookup(self, clusters: Iterable[str]) -> Callable[[str, str, str], str]:
         """Make a function from cluster, node and state of the last event to the present state."""
         polled: dict[tuple[str, str], str] = {}
-        for cluster, now in self._polled(clusters):
-            for state, nodes in now.states.items():
+        for cluster, poll in self._read_polls(clusters):
+            for state, nodes in poll.states.items():
                 polled.update({(cluster, node): state for node in nodes})
 
-        def state_of(cluster: str, node: str, told: str) -> str:
-            state = polled.get((cluster, node), told)
-            return state if strip_use_flags(state) == strip_use_flags(told) else told
+        def state_of(cluster: str, node: str, last_state: str) -> str:
+            state = polled.get((cluster, node), last_state)
+            return state if strip_use_flags(state) == strip_use_flags(last_state) else last_state
 
         return state_of
 
-    def silent_since(self, clusters: Iterable[str]) -> dict[str, datetime]:
+    def find_silent_since(self, clusters: Iterable[str]) -> dict[str, datetime]:
         """Return the clusters whose slurmctld does not answer, with the time of its last answer."""
         return {
-            cluster: now.silent_since
-            for cluster, now in self._polled(clusters)
-            if now.silent_since is not None
+            cluster: poll.silent_since
+            for cluster, poll in self._read_polls(clusters)
+            if poll.silent_since is not None
         }
 
-    def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodeStatesFile]]:
+    def _read_polls(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodeStatesFile]]:
         """Yield the sensor's last poll of each cluster."""
         for cluster in clusters:
-            found = read_status(node_states_path(self._state_dir, cluster), NodeStatesFile)
-            if found is not None:
-                yield cluster, found[0]
+            status = read_status(node_states_path(self._state_dir, cluster), NodeStatesFile)
+            if status is not None:
+                yield cluster, status[0]
 
-    def nodes_tag(self, clusters: Iterable[str]) -> str:
+    def get_nodes_tag(self, clusters: Iterable[str]) -> str:
         """Return a version tag that changes with any node's state; "" if no node is known."""
         with translate_errors(self._path):
             row = self._database.execute(
@@ -193,7 +193,7 @@ class HistoryReader:
         ]
         return ".".join(map(str, [*row, *polled]))
 
-    def node_counts(self, clusters: Sequence[str]) -> list[tuple[str, str, int]]:
+    def count_nodes(self, clusters: Sequence[str]) -> list[tuple[str, str, int]]:
         """Count present nodes by state: tuples of cluster, state and number."""
         with translate_errors(self._path):
             rows = self._database.execute(
@@ -202,11 +202,13 @@ class HistoryReader:
                 f"AND cluster IN {_AMONG.format('clusters')}",
                 {"clusters": _encode_json_list(clusters)},
             ).fetchall()
-        state_of = self._present_states(clusters)
-        counts = Counter((cluster, state_of(cluster, node, told)) for cluster, node, told in rows)
+        state_of = self._make_state_lookup(clusters)
+        counts = Counter(
+            (cluster, state_of(cluster, node, last_state)) for cluster, node, last_state in rows
+        )
         return sorted((*key, nodes) for key, nodes in counts.items())
 
-    def nodes_between(
+    def list_nodes_between(
         self, cluster: str, since_us: int, until_us: int, nodes: Iterable[str] | None = None
     ) -> list[NodeSpan]:
         """Return the spans of a cluster's nodes that overlap an interval, by name and begin.
@@ -217,11 +219,11 @@ class HistoryReader:
             until_us: End of the interval.
             nodes: Node names; None for all.
         """
-        named = "" if nodes is None else f"AND node IN {_AMONG.format('nodes')} "
-        return self._spans(
+        condition = "" if nodes is None else f"AND node IN {_AMONG.format('nodes')} "
+        return self._query_spans(
             NodeSpan,
             f"SELECT {NODE_COLUMNS} FROM node_span WHERE until_us > :since "  # noqa: S608 -- our own columns
-            f"AND from_us < :until AND cluster = :cluster {named}ORDER BY node, from_us",
+            f"AND from_us < :until AND cluster = :cluster {condition}ORDER BY node, from_us",
             {
                 "cluster": cluster,
                 "since": since_us,
@@ -230,37 +232,41 @@ class HistoryReader:
             },
         )
 
-    def alike_between(self, cluster: str, since_us: int, until_us: int) -> list[NodeGroupSpan]:
+    def group_nodes_between(
+        self, cluster: str, since_us: int, until_us: int
+    ) -> list[NodeGroupSpan]:
         """Group a cluster's nodes by equal spans in an interval, clipped to it.
 
         Most nodes keep one state throughout: only their sums are fetched.
         """
         values = {"cluster": cluster, "since": since_us, "until": until_us}
-        return self._spans(NodeGroupSpan, _ALIKE, values)
+        return self._query_spans(NodeGroupSpan, _ALIKE, values)
 
-    def reservations_between(
+    def list_reservations_between(
         self, cluster: str, since_us: int, until_us: int
     ) -> list[ReservationSpan]:
         """Return a cluster's reservations that were active in an interval, by begin."""
-        return self._spans(
+        return self._query_spans(
             ReservationSpan,
             f"SELECT {RESERVATION_COLUMNS} FROM reservation_span WHERE until_us > :since "  # noqa: S608 -- our own columns
             "AND from_us < :until AND cluster = :cluster ORDER BY from_us, name",
             {"cluster": cluster, "since": since_us, "until": until_us},
         )
 
-    def node_between(self, cluster: str, node: str, since_us: int, until_us: int) -> list[NodeSpan]:
+    def list_node_spans(
+        self, cluster: str, node: str, since_us: int, until_us: int
+    ) -> list[NodeSpan]:
         """Return the spans of one node that overlap an interval, by begin."""
-        spans = self._spans(
+        spans = self._query_spans(
             NodeSpan,
             f"SELECT {NODE_COLUMNS} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
             "AND node = :node AND from_us < :until AND until_us > :since ORDER BY from_us",
             {"cluster": cluster, "node": node, "since": since_us, "until": until_us},
         )
         is_now = bool(spans) and spans[-1].until_us == OPEN_US
-        return [*spans[:-1], *self._with_use(spans[-1:])] if is_now else spans
+        return [*spans[:-1], *self._merge_polled(spans[-1:])] if is_now else spans
 
-    def present(self, kind: str, clusters: Iterable[str]) -> list[Event]:
+    def list_present(self, kind: str, clusters: Iterable[str]) -> list[Event]:
         """Return the last event about each existing subject of a kind, by cluster and name.
 
         Args:
@@ -277,62 +283,65 @@ class HistoryReader:
             event for event in (decode_event(*row) for row in rows) if event.body.state != REMOVED
         ]
 
-    def nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
+    def find_nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
         """Return when the history of these clusters' nodes begins; None if there is none."""
         begins = [
-            self._number(
+            self._query_number(
                 "SELECT min(from_us) FROM node_span WHERE cluster = :cluster",
                 {"cluster": cluster},
             )
             for cluster in clusters
         ]
-        known = [one for one in begins if one is not None]
-        return max(min(known), self._forgotten_us()) if known else None
+        known_begins = [begin for begin in begins if begin is not None]
+        return max(min(known_begins), self._get_purged_us()) if known_begins else None
 
-    def begins(self) -> datetime | None:
+    def find_begin(self) -> datetime | None:
         """Return the time of the oldest stored event; None if there is none."""
-        found = self._number("SELECT min(at_us) FROM event", {})
-        return None if found is None else moment(found)
+        at_us = self._query_number("SELECT min(at_us) FROM event", {})
+        return None if at_us is None else moment(at_us)
 
-    def events(
+    def list_events(
         self,
-        wanted: HistoryEventFilter,
+        event_filter: HistoryEventFilter,
         limit: int,
-        shows: Callable[[Event], bool],
+        is_visible: Callable[[Event], bool],
         *,
         oldest_first: bool = False,
     ) -> list[Event]:
         """Return events, newest first; their ids are numbers of the history, not of the journal.
 
         Args:
-            wanted: The filter.
+            event_filter: The filter.
             limit: Maximum number of events.
-            shows: Decides for each event again whether the user may see it.
+            is_visible: Decides for each event again whether the user may see it.
             oldest_first: Reverses the order, so that the limit keeps the oldest.
         """
-        condition, values = _build_event_condition(wanted)
-        way = "ASC" if oldest_first else "DESC"
-        found: list[Event] = []
+        condition, values = _build_event_condition(event_filter)
+        order = "ASC" if oldest_first else "DESC"
+        events: list[Event] = []
         with translate_errors(self._path):
             cursor = self._database.execute(
                 "SELECT number, kind, cluster, key, data FROM event "  # noqa: S608 -- values are bound
-                f"WHERE {condition} ORDER BY at_us {way}, number {way}",
+                f"WHERE {condition} ORDER BY at_us {order}, number {order}",
                 values,
             )
-            while len(found) < limit and (rows := cursor.fetchmany(_FETCH_BATCH)):
-                found += filter(shows, (decode_event(*row) for row in rows))
+            while len(events) < limit and (rows := cursor.fetchmany(_FETCH_BATCH)):
+                events += filter(is_visible, (decode_event(*row) for row in rows))
             cursor.close()
-        return found[:limit]
+        return events[:limit]
 
-    def _forgotten_us(self) -> int:
-        return self._number("SELECT value FROM mark WHERE name = :name", {"name": PURGED_MARK}) or 0
+    def _get_purged_us(self) -> int:
+        return (
+            self._query_number("SELECT value FROM mark WHERE name = :name", {"name": PURGED_MARK})
+            or 0
+        )
 
-    def _number(self, statement: str, values: Mapping[str, Any]) -> int | None:
+    def _query_number(self, statement: str, values: Mapping[str, Any]) -> int | None:
         with translate_errors(self._path):
             row = self._database.execute(statement, values).fetchone()
         return None if row is None or row[0] is None else int(row[0])
 
-    def _spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
+    def _query_spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
         with translate_errors(self._path):
             rows = self._database.execute(statement, values).fetchall()
         return convert_spans(kind, rows)
@@ -349,57 +358,60 @@ def _get_mtime_ns(path: str) -> int:
 def open_history(state_dir: str) -> Iterator[HistoryReader | None]:
     """Open the history of a state directory as a context manager; None if there is none yet."""
     try:
-        found = HistoryReader(state_dir)
+        reader = HistoryReader(state_dir)
     except SqliteUnavailable:
         # The consumer creates the database when it starts; until then replies say that nothing is
         # known.
         yield None
         return
     try:
-        yield found
+        yield reader
     finally:
-        found.close()
+        reader.close()
 
 
-def _build_event_condition(wanted: HistoryEventFilter) -> tuple[str, dict[str, Any]]:
+def _build_event_condition(event_filter: HistoryEventFilter) -> tuple[str, dict[str, Any]]:
     """Build the WHERE condition and its bound values."""
-    values: dict[str, Any] = {"kinds": _encode_json_list(wanted.kinds)}
+    values: dict[str, Any] = {"kinds": _encode_json_list(event_filter.kinds)}
     # The unary plus disables the index on kind: for many kinds, the index by time finds the newest.
-    parts = [f"+kind IN {_AMONG.format('kinds')}", _build_visibility_condition(wanted, values)]
-    if len(wanted.kinds) == 1 and wanted.nodes is None and not wanted.failed:
+    parts = [
+        f"+kind IN {_AMONG.format('kinds')}",
+        _build_visibility_condition(event_filter, values),
+    ]
+    if len(event_filter.kinds) == 1 and event_filter.nodes is None and not event_filter.failed:
         # For a single rare kind the index finds the newest events without scanning all others.
-        (values["kinds"],) = wanted.kinds
+        (values["kinds"],) = event_filter.kinds
         parts[0] = "kind = :kinds"
-    if wanted.nodes is not None:
-        values["nodes"] = _encode_json_list(wanted.nodes)
+    if event_filter.nodes is not None:
+        values["nodes"] = _encode_json_list(event_filter.nodes)
         parts.append(f"+kind = 'node.state' AND subject IN {_AMONG.format('nodes')}")
-    if wanted.failed:
+    if event_filter.failed:
         parts.append("failed = 1")
     for name, sign in (("since_us", ">="), ("until_us", "<")):
-        if getattr(wanted, name) is not None:
-            values[name] = getattr(wanted, name)
+        if getattr(event_filter, name) is not None:
+            values[name] = getattr(event_filter, name)
             parts.append(f"at_us {sign} :{name}")
     for name, sign in (("before", "<"), ("after", ">")):
-        position = getattr(wanted, name)
+        position = getattr(event_filter, name)
         if position is not None:
             values[f"{name}_us"], values[f"{name}_number"] = position
             parts.append(f"(at_us, number) {sign} (:{name}_us, :{name}_number)")
     return " AND ".join(f"({part})" for part in parts), values
 
 
-def _build_visibility_condition(wanted: HistoryEventFilter, values: dict[str, Any]) -> str:
+def _build_visibility_condition(event_filter: HistoryEventFilter, values: dict[str, Any]) -> str:
     """Build the SQL condition for the events that the user may see."""
     parts = ["1 = 0"]
-    for number, (cluster, of) in enumerate(wanted.visible.items()):
+    for number, (cluster, visible) in enumerate(event_filter.visible.items()):
         values[f"cluster{number}"] = cluster
-        values[f"seen{number}"] = _encode_json_list(of.kinds)
-        seen = [f"kind IN {_AMONG.format(f'seen{number}')}"]
-        for other, (kind, subjects) in enumerate(of.subjects.items()):
-            name = f"{number}_{other}"
+        values[f"seen{number}"] = _encode_json_list(visible.kinds)
+        conditions = [f"kind IN {_AMONG.format(f'seen{number}')}"]
+        for index, (kind, subjects) in enumerate(visible.subjects.items()):
+            name = f"{number}_{index}"
             values[f"kind{name}"], values[f"subjects{name}"] = kind, _encode_json_list(subjects)
             among = _AMONG.format(f"subjects{name}")
-            seen.append(f"(kind = :kind{name} AND subject IN {among})")
-        parts.append(f"(cluster = :cluster{number} AND ({' OR '.join(seen)}))")
+            conditions.append(f"(kind = :kind{name} AND subject IN {among})")
+        parts.append(f"(cluster = :cluster{number} AND ({' OR '.join(conditions)}))")
     return " OR ".join(parts)
 
 

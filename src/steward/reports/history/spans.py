@@ -100,24 +100,24 @@ class NodeGroupSpan(msgspec.Struct, frozen=True, array_like=True):
     nodes: int
 
 
-def make_next_node_span(before: NodeSpan | None, event: Event) -> NodeSpan:
+def make_next_node_span(previous: NodeSpan | None, event: Event) -> NodeSpan:
     """Return the span that a node.state event begins.
 
     Args:
-        before: The span that it ends; None for a node not seen before.
+        previous: The span that it ends; None for a node not seen before.
         event: A node.state event.
     """
     body: NodeState = event.body
     at_us = to_micros(event.at)
-    if before is not None:
+    if previous is not None:
         # Slurm dates reasons to the second: an event may be dated before the last observation.
-        at_us = max(at_us, before.from_us)
-    since_us, is_known = at_us, _is_state_change(before, body)
-    if before is not None and before.state == body.state:
-        since_us, is_known = before.since_us, before.is_known
+        at_us = max(at_us, previous.from_us)
+    since_us, is_known = at_us, _is_state_change(previous, body)
+    if previous is not None and previous.state == body.state:
+        since_us, is_known = previous.since_us, previous.is_known
     cpus, memory_bytes, gpus = body.cpus, body.memory_bytes, body.gpus
-    if not cpus and before is not None:
-        cpus, memory_bytes, gpus = before.cpus, before.memory_bytes, before.gpus
+    if not cpus and previous is not None:
+        cpus, memory_bytes, gpus = previous.cpus, previous.memory_bytes, previous.gpus
     return NodeSpan(
         cluster=event.cluster,
         node=body.node,
@@ -136,11 +136,11 @@ def make_next_node_span(before: NodeSpan | None, event: Event) -> NodeSpan:
     )
 
 
-def _is_state_change(before: NodeSpan | None, body: NodeState) -> bool:
+def _is_state_change(previous: NodeSpan | None, body: NodeState) -> bool:
     """Return whether the state changed at this event; False if it may have changed long before."""
     if body.old_state:
         return body.old_state != body.state
-    return before is not None or body.source != "start"
+    return previous is not None or body.source != "start"
 
 
 def make_reservation_span(event: Event) -> ReservationSpan | None:
@@ -159,13 +159,13 @@ def make_reservation_span(event: Event) -> ReservationSpan | None:
     )
 
 
-def get_reservation_end_us(before: ReservationSpan, event: Event) -> int:
+def get_reservation_end_us(previous: ReservationSpan, event: Event) -> int:
     """Return when a reservation ceased to be active, from the event that reports it."""
     end = event.body.end
     at_us = to_micros(event.at)
-    if end is not None and before.from_us <= to_micros(end) <= at_us:
+    if end is not None and previous.from_us <= to_micros(end) <= at_us:
         return to_micros(end)
-    return max(at_us, before.from_us)
+    return max(at_us, previous.from_us)
 
 
 def clip_spans(

@@ -52,7 +52,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     status: int = 200
 
     @property
-    def done_by(self) -> Action:
+    def registered(self) -> Action:
         """Return the action itself."""
         return ACTIONS[self.action]
 
@@ -65,9 +65,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def fields(self) -> tuple[msgspec.structs.FieldInfo, ...]:
         """Return the request fields that neither the path nor ``fixed`` determines."""
-        taken = {self.parts.get(name, name) for name in self.names} | set(self.fixed)
-        every = msgspec.structs.fields(self.done_by.request)
-        return tuple(field for field in every if field.name not in taken)
+        determined = {self.parts.get(name, name) for name in self.names} | set(self.fixed)
+        all_fields = msgspec.structs.fields(self.registered.request)
+        return tuple(field for field in all_fields if field.name not in determined)
 
     @property
     def id(self) -> str:
@@ -75,36 +75,38 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         words = [part.strip("{}") for part in self.path.split("/") if part]
         return "_".join((self.method.lower(), *words)).replace(".", "_").replace("-", "_")
 
-    def request(self, parts: dict[str, str], given: dict[str, Any]) -> Any:
+    def build_request(self, parts: dict[str, str], values: dict[str, Any]) -> Any:
         """Build the action's request.
 
         Args:
             parts: Values of the path's variable parts.
-            given: Values of the other fields, from query or body.
+            values: Values of the other fields, from query or body.
 
         Raises:
             msgspec.ValidationError: A part of the path is invalid for its field.
         """
-        kinds = {field.name: field.type for field in msgspec.structs.fields(self.done_by.request)}
-        filled = {}
+        types = {
+            field.name: field.type for field in msgspec.structs.fields(self.registered.request)
+        }
+        path_values = {}
         for name in self.names:
             field = self.parts.get(name, name)
-            filled[field] = _convert_part(parts[name], kinds[field])
-        return self.done_by.request(**given, **filled, **self.fixed)
+            path_values[field] = _convert_part(parts[name], types[field])
+        return self.registered.request(**values, **path_values, **self.fixed)
 
 
-def _convert_part(text: str, kind: Any) -> Any:
+def _convert_part(text: str, field_type: Any) -> Any:
     """Convert a part of a path to its field's type."""
-    is_many = getattr(kind, "__origin__", None) is tuple
-    return msgspec.convert((text,) if is_many else text, kind, strict=False)
+    is_many = getattr(field_type, "__origin__", None) is tuple
+    return msgspec.convert((text,) if is_many else text, field_type, strict=False)
 
 
-def _get_endpoint(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
-    return Endpoint(method="GET", path=path, action=action, help=help_, **more)
+def _get_endpoint(path: str, action: str, help_: str = "", **options: Any) -> Endpoint:
+    return Endpoint(method="GET", path=path, action=action, help=help_, **options)
 
 
-def _post_endpoint(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
-    return Endpoint(method="POST", path=path, action=action, help=help_, **more)
+def _post_endpoint(path: str, action: str, help_: str = "", **options: Any) -> Endpoint:
+    return Endpoint(method="POST", path=path, action=action, help=help_, **options)
 
 
 _JOBS: Final = (
@@ -302,7 +304,7 @@ def _find_value_type(kind: Any) -> tuple[Any, bool]:
         inner, many = _find_value_type(get_args(kind)[0])
         return (inner if many else kind), many
     if origin in (Union, types.UnionType):
-        (inner,) = [one for one in get_args(kind) if one is not type(None)]
+        (inner,) = [member for member in get_args(kind) if member is not type(None)]
         return _find_value_type(inner)
     if origin is tuple:
         return get_args(kind)[0], True
@@ -318,26 +320,29 @@ def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
     Raises:
         MalformedRequest: The query is malformed or holds an unknown parameter.
     """
-    known = {parameter.name: parameter for parameter in list_parameters(endpoint)}
-    given: dict[str, list[str]] = {}
+    parameters = {parameter.name: parameter for parameter in list_parameters(endpoint)}
+    texts_by_name: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
-        given.setdefault(name, []).append(value)
-    unknown = sorted(set(given) - set(known))
+        texts_by_name.setdefault(name, []).append(value)
+    unknown = sorted(set(texts_by_name) - set(parameters))
     if unknown:
-        names = ", ".join(known) or "none"
+        names = ", ".join(parameters) or "none"
         raise MalformedRequest(f"there is no parameter {unknown[0]!r}: there are {names}")
-    for parameter in known.values():
-        if parameter.required and parameter.name not in given:
+    for parameter in parameters.values():
+        if parameter.required and parameter.name not in texts_by_name:
             raise MalformedRequest(f"the parameter {parameter.name!r} is missing")
-    return {known[name].field: _read_values(known[name], values) for name, values in given.items()}
+    return {
+        parameters[name].field: _read_values(parameters[name], values)
+        for name, values in texts_by_name.items()
+    }
 
 
 def _read_values(parameter: Parameter, values: list[str]) -> Any:
     """Convert the values of a query parameter; reject repetitions of a single one."""
     if not parameter.many and len(values) > 1:
         raise MalformedRequest(f"{parameter.name!r} is given more than once")
-    found = tuple(_read_value(parameter, text) for text in values)
-    return found if parameter.many else found[0]
+    parsed = tuple(_read_value(parameter, text) for text in values)
+    return parsed if parameter.many else parsed[0]
 
 
 def _read_value(parameter: Parameter, text: str) -> Any:
@@ -357,24 +362,24 @@ def _read_value(parameter: Parameter, text: str) -> Any:
 def _describe_mismatch(parameter: Parameter, text: str) -> str:
     """Describe why a value is invalid."""
     kind = parameter.kind
-    what = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
+    expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
     if get_origin(kind) is Literal:
-        what = "one of " + ", ".join(repr(one) for one in get_args(kind))
-    return f"{parameter.name!r} is not {what or 'as it must be'}: {text[:80]!r}"
+        expected = "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    return f"{parameter.name!r} is not {expected or 'as it must be'}: {text[:80]!r}"
 
 
 @functools.cache
 def find_body_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of an endpoint's body: the request's fields not set by the path."""
-    whole = endpoint.done_by.request
+    request_type = endpoint.registered.request
     fields = endpoint.fields
-    if len(fields) == len(msgspec.structs.fields(whole)):
-        return whole
+    if len(fields) == len(msgspec.structs.fields(request_type)):
+        return request_type
     return msgspec.defstruct(
         f"{endpoint.id.title().replace('_', '')}Body",
         [_define_field(field) for field in fields],
-        namespace={"__doc__": whole.__doc__},
-        module=whole.__module__,
+        namespace={"__doc__": request_type.__doc__},
+        module=request_type.__module__,
         frozen=True,
         kw_only=True,
         forbid_unknown_fields=True,
@@ -403,14 +408,14 @@ async def read_json_body(endpoint: Endpoint, request: HttpRequest) -> dict[str, 
     if data and request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
         raise UnsupportedMediaType(f"the body must be {_JSON}")
     try:
-        plain = _normalize_numbers(msgspec.json.decode(data or b"{}"))
-        found = msgspec.convert(plain, find_body_type(endpoint))
+        decoded = _normalize_numbers(msgspec.json.decode(data or b"{}"))
+        body = msgspec.convert(decoded, find_body_type(endpoint))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise MalformedRequest(f"the body cannot be read: {error}") from None
-    if not has_valid_integers(plain):
+    if not has_valid_integers(decoded):
         # Free-form fields have no bounds in their type, so check their numbers here.
         raise UsageError("the body holds too large a number")
-    return {name: getattr(found, name) for name in found.__struct_fields__}
+    return {name: getattr(body, name) for name in body.__struct_fields__}
 
 
 def _normalize_numbers(value: Any) -> Any:
@@ -418,7 +423,7 @@ def _normalize_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if value.is_integer() and MIN_INTEGER <= value <= MAX_INTEGER else value
     if isinstance(value, dict):
-        return {name: _normalize_numbers(one) for name, one in value.items()}
+        return {name: _normalize_numbers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_normalize_numbers(one) for one in value]
+        return [_normalize_numbers(item) for item in value]
     return value

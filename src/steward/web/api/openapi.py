@@ -60,16 +60,16 @@ def build_openapi_json(root: str) -> bytes:
     Args:
         root: Path prefix of the API.
     """
-    every = (*ENDPOINTS, STREAM, *ACTION_ENDPOINTS)
-    types = list(_list_types(every))
+    endpoints = (*ENDPOINTS, STREAM, *ACTION_ENDPOINTS)
+    types = list(_list_types(endpoints))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    of = dict(zip(types, schemas, strict=True))
+    schema_of = dict(zip(types, schemas, strict=True))
     for kind in _collect_structs(types):
         _add_descriptions(kind, components)
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in every:
+    for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_operation(
-            endpoint, of
+            endpoint, schema_of
         )
     document = {
         "openapi": "3.1.0",
@@ -92,74 +92,76 @@ def build_openapi_json(root: str) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _list_types(every: Iterable[Endpoint]) -> Iterator[Any]:
+def _list_types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
     """Yield each type that parameters, bodies and replies use, once."""
     seen: list[Any] = []
-    for endpoint in every:
-        wanted: list[Any] = [find_page_type(endpoint)]
+    for endpoint in endpoints:
+        candidates: list[Any] = [find_page_type(endpoint)]
         if endpoint.method == "GET":
-            wanted += [parameter.kind for parameter in list_parameters(endpoint)]
+            candidates += [parameter.kind for parameter in list_parameters(endpoint)]
         else:
-            wanted.append(find_body_type(endpoint))
-        for kind in wanted:
+            candidates.append(find_body_type(endpoint))
+        for kind in candidates:
             if kind not in seen:
                 seen.append(kind)
                 yield kind
     yield Problem
 
 
-def _describe_operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """Describe an endpoint as an OpenAPI operation."""
-    action, reads = endpoint.done_by, endpoint.method == "GET"
+    action, is_read = endpoint.registered, endpoint.method == "GET"
     scope = find_scope(endpoint.action)
     fields = {field.name: field for field in msgspec.structs.fields(action.request)}
-    words = _read_field_docs(action.request)
-    said: list[dict[str, Any]] = []
+    descriptions = _read_field_docs(action.request)
+    parameters: list[dict[str, Any]] = []
     for name in endpoint.names:
         field = fields[endpoint.parts.get(name, name)]
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if field.type is int or endpoint.path.startswith("/tokens"):
             schema = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
-        said.append({"name": name, "in": "path", "required": True, "schema": schema})
-    if reads:
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if is_read:
         for parameter in list_parameters(endpoint):
-            one = _bound_integers(of[parameter.kind])
-            said.append(
+            value_schema = _bound_integers(schema_of[parameter.kind])
+            parameters.append(
                 {
                     "name": parameter.name,
                     "in": "query",
                     "required": parameter.required,
-                    "description": words.get(parameter.field, ""),
-                    "schema": {"type": "array", "items": one} if parameter.many else one,
+                    "description": descriptions.get(parameter.field, ""),
+                    "schema": {"type": "array", "items": value_schema}
+                    if parameter.many
+                    else value_schema,
                 }
             )
     elif not action.stream:
-        said.append(_describe_key())
-    statuses = [s for s in _PROBLEMS if not (reads and s in _ONLY_CHANGES)]
+        parameters.append(_describe_key())
+    statuses = [s for s in _PROBLEMS if not (is_read and s in _ONLY_CHANGES)]
     responses: dict[str, Any] = {str(s): {"$ref": f"#/components/responses/{s}"} for s in statuses}
-    responses[str(endpoint.status)] = _describe_success(endpoint, of)
-    if reads:
+    responses[str(endpoint.status)] = _describe_success(endpoint, schema_of)
+    if is_read:
         responses["304"] = {"description": "It is as it was: the ETag is that of If-None-Match."}
-    found = {
+    operation = {
         "operationId": endpoint.id,
         "summary": endpoint.help or action.help,
         "description": f"Action `{action.name}`; takes the scope `{scope}`: {SCOPES[scope]}.",
         "tags": [endpoint.path.split("/")[1]],
-        "parameters": said,
+        "parameters": parameters,
         "responses": responses,
     }
-    if not reads:
-        shape = find_body_type(endpoint)
-        found["requestBody"] = {
-            "required": any(field.required for field in msgspec.structs.fields(shape)),
-            "content": {"application/json": {"schema": of[shape]}},
+    if not is_read:
+        body_type = find_body_type(endpoint)
+        operation["requestBody"] = {
+            "required": any(field.required for field in msgspec.structs.fields(body_type)),
+            "content": {"application/json": {"schema": schema_of[body_type]}},
         }
-    return found
+    return operation
 
 
-def _describe_success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+def _describe_success(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """Describe the successful response of an endpoint."""
-    action = endpoint.done_by
+    action = endpoint.registered
     if endpoint is STREAM:
         return {
             "description": "Each event as JSON, in the field `data`; `id` is where to go on.",
@@ -181,7 +183,7 @@ def _describe_success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
     return {
         "description": (inspect.getdoc(action.answer) or "").partition("\n")[0],
         "headers": headers,
-        "content": {"application/json": {"schema": of[find_page_type(endpoint)]}},
+        "content": {"application/json": {"schema": schema_of[find_page_type(endpoint)]}},
     }
 
 
@@ -198,44 +200,44 @@ def _describe_key() -> dict[str, Any]:
 
 def _describe_problem(status: int) -> dict[str, Any]:
     """Describe the error response of a status."""
-    found: dict[str, Any] = {
+    response: dict[str, Any] = {
         "description": _PROBLEMS[status],
         "content": {
             "application/problem+json": {"schema": {"$ref": _REFERENCE.format(name="Problem")}}
         },
     }
     if status == 429:
-        found["headers"] = {
+        response["headers"] = {
             "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
         }
-    return found
+    return response
 
 
 def _bound_integers(schema: Any) -> Any:
     """Add 64-bit bounds, those of the database, to the integers of a schema."""
     if isinstance(schema, list):
-        return [_bound_integers(one) for one in schema]
+        return [_bound_integers(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _bound_integers(one) for name, one in schema.items()}
-    if found.get("type") == "integer":
-        found = {"minimum": MIN_INTEGER, "maximum": MAX_INTEGER, **found}
-    return found
+    bounded = {name: _bound_integers(item) for name, item in schema.items()}
+    if bounded.get("type") == "integer":
+        bounded = {"minimum": MIN_INTEGER, "maximum": MAX_INTEGER, **bounded}
+    return bounded
 
 
 def _collect_structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
     """Collect the Structs among types, including those nested in fields."""
-    found: set[type[msgspec.Struct]] = set()
-    waiting = list(types)
-    while waiting:
-        kind = waiting.pop()
+    structs: set[type[msgspec.Struct]] = set()
+    pending = list(types)
+    while pending:
+        kind = pending.pop()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            if kind not in found:
-                found.add(kind)
-                waiting += [field.type for field in msgspec.structs.fields(kind)]
+            if kind not in structs:
+                structs.add(kind)
+                pending += [field.type for field in msgspec.structs.fields(kind)]
         else:
-            waiting += getattr(kind, "__args__", ())
-    return found
+            pending += getattr(kind, "__args__", ())
+    return structs
 
 
 def _add_descriptions(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
@@ -245,21 +247,21 @@ def _add_descriptions(kind: type[msgspec.Struct], components: dict[str, Any]) ->
     if schema is None or schema.get("title") != kind.__name__:
         return
     schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
-    words = _read_field_docs(kind)
+    descriptions = _read_field_docs(kind)
     for field in msgspec.structs.fields(kind):
-        shown = schema.get("properties", {}).get(field.encode_name)
-        if shown is not None and field.name in words:
-            shown["description"] = words[field.name]
+        property_schema = schema.get("properties", {}).get(field.encode_name)
+        if property_schema is not None and field.name in descriptions:
+            property_schema["description"] = descriptions[field.name]
 
 
 @functools.cache
 def _read_field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return the field descriptions in the docstrings of a Struct and its bases."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        text = inspect.cleandoc(one.__doc__ or "")
+    descriptions: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
         section = _ATTRIBUTES.search(f"{text}\n")
         if section is not None:
-            for name, words in _ATTRIBUTE.findall(section["list"]):
-                found[name] = " ".join(words.split())
-    return found
+            for name, lines in _ATTRIBUTE.findall(section["list"]):
+                descriptions[name] = " ".join(lines.split())
+    return descriptions

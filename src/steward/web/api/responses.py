@@ -80,21 +80,21 @@ async def answer_endpoint(
     Raises:
         StewardError: The action failed or rejected the request.
     """
-    reads = endpoint.method == "GET"
-    given = read_query(endpoint, request) if reads else await read_json_body(endpoint, request)
+    is_read = endpoint.method == "GET"
+    fields = read_query(endpoint, request) if is_read else await read_json_body(endpoint, request)
     parts = {name: str(request.path_params[name]) for name in endpoint.names}
     try:
-        asked = endpoint.request(parts, given)
+        action_request = endpoint.build_request(parts, fields)
     except msgspec.ValidationError as error:
         raise MalformedRequest(f"the path cannot be understood: {error}") from None
-    key = "" if reads else _read_key(request)
-    if endpoint.done_by.stream:
-        return await _make_stream_response(endpoint, asked, visit)
-    found = await visit.ask(endpoint.action, asked, key=key)
+    key = "" if is_read else _read_key(request)
+    if endpoint.registered.stream:
+        return await _make_stream_response(endpoint, action_request, visit)
+    reply = await visit.call_action(endpoint.action, action_request, key=key)
     return (
-        _read_response(endpoint, request, found)
-        if reads
-        else _make_change_response(endpoint, found)
+        _read_response(endpoint, request, reply)
+        if is_read
+        else _make_change_response(endpoint, reply)
     )
 
 
@@ -106,25 +106,25 @@ def _read_key(request: HttpRequest) -> str:
     return key or ""
 
 
-def _make_change_response(endpoint: Endpoint, found: Any) -> Response[bytes]:
+def _make_change_response(endpoint: Endpoint, reply: Any) -> Response[bytes]:
     """Return the response of a change."""
     return Response(
-        msgspec.json.encode(found),
+        msgspec.json.encode(reply),
         status_code=endpoint.status,
         media_type=_JSON,
         headers=_NOT_KEPT,
     )
 
 
-def _read_response(endpoint: Endpoint, request: HttpRequest, found: Any) -> Response[bytes]:
+def _read_response(endpoint: Endpoint, request: HttpRequest, reply: Any) -> Response[bytes]:
     """Return the response of a read, with ETag and the link to the next page."""
     headers = dict(_PRIVATE)
     if endpoint.cursor is not None:
-        next_page = getattr(found, endpoint.cursor[1])
-        found = find_page_type(endpoint)(**msgspec.structs.asdict(found) | {"next": next_page})
+        next_page = getattr(reply, endpoint.cursor[1])
+        reply = find_page_type(endpoint)(**msgspec.structs.asdict(reply) | {"next": next_page})
         if next_page:
             headers["Link"] = f'<{_make_next_address(request, next_page)}>; rel="next"'
-    text = msgspec.json.encode(found)
+    text = msgspec.json.encode(reply)
     # A weak tag, because compression on the way changes the bytes.
     etag = headers["ETag"] = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
     if _matches_etag(request.headers.get("if-none-match", ""), etag):
@@ -134,25 +134,25 @@ def _read_response(endpoint: Endpoint, request: HttpRequest, found: Any) -> Resp
 
 def find_page_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of a page of results: its cursor is always called ``next``."""
-    whole = endpoint.done_by.answer
+    reply_type = endpoint.registered.answer
     if endpoint.cursor is None or endpoint.cursor[1] == "next":
-        return whole
-    return _define_page_type(whole)
+        return reply_type
+    return _define_page_type(reply_type)
 
 
-def _define_page_type(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def _define_page_type(reply_type: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Define, once, a reply type whose cursor is called ``next``."""
-    if whole not in _PAGES:
-        _PAGES[whole] = msgspec.defstruct(
-            f"{whole.__name__}Page",
+    if reply_type not in _PAGES:
+        _PAGES[reply_type] = msgspec.defstruct(
+            f"{reply_type.__name__}Page",
             [("next", str, "")],
-            bases=(whole,),
-            namespace={"__doc__": whole.__doc__},
-            module=whole.__module__,
+            bases=(reply_type,),
+            namespace={"__doc__": reply_type.__doc__},
+            module=reply_type.__module__,
             frozen=True,
             kw_only=True,
         )
-    return _PAGES[whole]
+    return _PAGES[reply_type]
 
 
 _PAGES: Final[dict[type[msgspec.Struct], type[msgspec.Struct]]] = {}
@@ -166,17 +166,17 @@ def _make_next_address(request: HttpRequest, cursor: str) -> str:
     return f"{prefix}{path}?{urlencode([*pairs, (CURSOR, cursor)])}"
 
 
-def _matches_etag(shown: str, etag: str) -> bool:
+def _matches_etag(header: str, etag: str) -> bool:
     """Return True if the client already has this reply, by its If-None-Match header."""
-    tags = [tag.strip().removeprefix("W/") for tag in shown.split(",")]
-    return shown.strip() == "*" or etag.removeprefix("W/") in tags
+    tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
+    return header.strip() == "*" or etag.removeprefix("W/") in tags
 
 
 async def _make_stream_response(
-    endpoint: Endpoint, asked: Any, visit: AuthenticatedRequest
+    endpoint: Endpoint, action_request: Any, visit: AuthenticatedRequest
 ) -> Response[Any]:
     """Return a stream as JSON lines; the last line reports how it ended."""
-    stream = visit.desk.stream(endpoint.action, asked, visit.secret, who=visit.who)
+    stream = visit.client.stream(endpoint.action, action_request, visit.secret, user=visit.who)
     # Wait for the first line, so that a rejection is sent with an HTTP status.
     try:
         first = await anext(stream)
@@ -187,7 +187,7 @@ async def _make_stream_response(
         found = first
         try:
             while True:
-                if isinstance(found, endpoint.done_by.answer):
+                if isinstance(found, endpoint.registered.answer):
                     yield encode_answer_line(found)
                     return
                 yield encode_item_line(found)
@@ -228,31 +228,33 @@ async def events_stream(request: HttpRequest, visit: AuthenticatedRequest) -> St
         if not (last.isascii() and last.isdecimal() and len(last) < 19):
             raise MalformedRequest("Last-Event-ID is none of ours")
         asked = msgspec.structs.replace(asked, after=int(last))
-    STREAM_LIMITER.take(request.scope, visit.me.uid)
+    STREAM_LIMITER.reserve(request.scope, visit.me.uid)
     # Fetch the first reply here, so that a rejection is sent with an HTTP status.
-    first: EventsReply = await visit.ask("events.list", asked)
+    first: EventsReply = await visit.call_action("events.list", asked)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_send_events(visit, asked, first), media_type=MEDIA, headers=headers)
 
 
 async def _send_events(
-    visit: AuthenticatedRequest, asked: EventsRequest, answer: EventsReply
+    visit: AuthenticatedRequest, request: EventsRequest, reply: EventsReply
 ) -> AsyncIterator[bytes]:
     """Yield events as server-sent events until the stream's time is over."""
-    until = asyncio.get_running_loop().time() + _LONGEST_STREAM_S
-    silent = 0
+    deadline = asyncio.get_running_loop().time() + _LONGEST_STREAM_S
+    silent_rounds = 0
     try:
         yield f"retry: {int(_RECONNECT_S * 1000)}\n\n".encode()
-        while asyncio.get_running_loop().time() < until:
-            for event in answer.events:
+        while asyncio.get_running_loop().time() < deadline:
+            for event in reply.events:
                 data = msgspec.json.encode(event).decode()
                 yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
-            silent = 0 if answer.events else silent + 1
-            if silent % _KEEPALIVE_ROUNDS == 0:
-                yield f"id: {answer.position}\n: still here\n\n".encode()
+            silent_rounds = 0 if reply.events else silent_rounds + 1
+            if silent_rounds % _KEEPALIVE_ROUNDS == 0:
+                yield f"id: {reply.position}\n: still here\n\n".encode()
             await asyncio.sleep(_ROUND_S)
-            asked = msgspec.structs.replace(asked, after=answer.position, limit=_EVENTS_PER_ROUND)
-            answer = await visit.ask("events.list", asked)
+            request = msgspec.structs.replace(
+                request, after=reply.position, limit=_EVENTS_PER_ROUND
+            )
+            reply = await visit.call_action("events.list", request)
     except StewardError:
         # The client reconnects; it then gets the error, or the stream continues.
         return

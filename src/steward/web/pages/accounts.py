@@ -88,9 +88,9 @@ def forecast_balance(
     """
     if not days:
         return None
-    whole = [one.spent for one in days[-FORECAST_DAYS - 1 : -1]]
-    per_day = round(sum(whole) / len(whole)) if whole else days[-1].spent
-    ends = [one.end for one in allocations if one.end is not None and one.active(now)]
+    daily_spending = [one.spent for one in days[-FORECAST_DAYS - 1 : -1]]
+    per_day = round(sum(daily_spending) / len(daily_spending)) if daily_spending else days[-1].spent
+    ends = [one.end for one in allocations if one.end is not None and one.is_active(now)]
     until = min(ends, default=None)
     balance = days[-1].balance
     used_up = _estimate_used_up(balance, per_day, now)
@@ -110,12 +110,12 @@ def _estimate_used_up(balance: int, per_day: int, now: datetime) -> datetime | N
     """Return when the balance reaches zero at this rate of spending, or None."""
     if per_day <= 0 or balance <= 0:
         return None
-    after = (
+    remaining = (
         timedelta(days=balance / per_day)
         if balance / per_day < _FORECAST_LIMIT.days
         else _FORECAST_LIMIT
     )
-    return now + after if after < _FORECAST_LIMIT else None
+    return now + remaining if remaining < _FORECAST_LIMIT else None
 
 
 def _plot_balance(
@@ -128,17 +128,17 @@ def _plot_balance(
     unit: str,
 ) -> Plot:
     """Plot the daily balances and the forecast."""
-    x = [_find_day_end(one.day, zone) for one in days[:-1]] + [now.timestamp()]
-    so_far: list[float | None] = [one.balance / MICRO for one in days]
-    to_come: list[float | None] = [None] * (len(days) - 1) + [balance / MICRO]
+    x = [_find_day_end(day.day, zone) for day in days[:-1]] + [now.timestamp()]
+    past: list[float | None] = [day.balance / MICRO for day in days]
+    forecast: list[float | None] = [None] * (len(days) - 1) + [balance / MICRO]
     if until is not None and until > now:
         x.append(until.timestamp())
-        so_far.append(None)
-        to_come.append((balance - per_day * _count_days(until - now)) / MICRO)
+        past.append(None)
+        forecast.append((balance - per_day * _count_days(until - now)) / MICRO)
     return Plot(
         title="What was left at the end of each day",
         x=x,
-        series=[("left", so_far), ("if it goes on so", to_come)],
+        series=[("left", past), ("if it goes on so", forecast)],
         unit=unit,
         zone=zone,
     )
@@ -146,8 +146,8 @@ def _plot_balance(
 
 def _find_day_end(day: str, zone: str) -> float:
     """Return the end of a day in seconds since 1970."""
-    morrow = date.fromisoformat(day) + timedelta(days=1)
-    return datetime.combine(morrow, time(), find_zone(zone)).timestamp()
+    next_day = date.fromisoformat(day) + timedelta(days=1)
+    return datetime.combine(next_day, time(), find_zone(zone)).timestamp()
 
 
 def _count_days(span: timedelta) -> float:
@@ -190,10 +190,10 @@ async def statement(
         limit=0 if form else _STATEMENT_LINES,
         before=query.read_number(request, "before"),
     )
-    answer: StatementReply = await visit.ask("bank.statement", asked)
+    answer: StatementReply = await visit.call_action("bank.statement", asked)
     if form in ("csv", "json"):
         return _download_statement(answer, name, form)
-    return pages.either(
+    return pages.render_page_or_part(
         "statement.html",
         visit,
         here="/accounts",
@@ -219,9 +219,11 @@ async def limit(
             is_limited=True,
             reason=str(given.get("reason", "")),
         )
-        page: AccountReply = await visit.ask("bank.account_show", AccountShowRequest(names=(name,)))
+        page: AccountReply = await visit.call_action(
+            "bank.account_show", AccountShowRequest(names=(name,))
+        )
         is_in = any(one.user == user for one in page.users)
-        await visit.ask("bank.user_change" if is_in else "bank.user_create", wanted)
+        await visit.call_action("bank.user_change" if is_in else "bank.user_create", wanted)
 
     return await _perform_change(visit, pages, name, do)
 
@@ -247,23 +249,23 @@ async def moved(
             key=str(given.get("key", "")),
             allocation=int(number or 0),
         )
-        await visit.ask(f"bank.{kind}", wanted)
+        await visit.call_action(f"bank.{kind}", wanted)
 
     return await _perform_change(visit, pages, name, do)
 
 
 async def _perform_change(
-    visit: AuthenticatedRequest, pages: Renderer, name: str, do: Any
+    visit: AuthenticatedRequest, pages: Renderer, name: str, change: Any
 ) -> Response[Any]:
     """Perform a change and show the account; an error appears above it."""
     _require_bank(visit)
     try:
-        await do()
+        await change()
     except Unavailable:
         raise
     except StewardError as error:
         return await _make_account_page(visit, pages, name, str(error))
-    return pages.redirect(f"/accounts/{quote_path_part(name)}", visit)
+    return pages.make_redirect(f"/accounts/{quote_path_part(name)}", visit)
 
 
 async def _make_account_page(
@@ -271,28 +273,33 @@ async def _make_account_page(
 ) -> Response[Any]:
     """Return the page of an account, with an error message if given."""
     _require_bank(visit)
-    balance: BalanceReply = await visit.ask("bank.balance", BalanceRequest(accounts=(name,)))
+    balance: BalanceReply = await visit.call_action(
+        "bank.balance", BalanceRequest(accounts=(name,))
+    )
     if not balance.accounts:
         raise NotFound(f"there is no account {name!r}", name)
     line = balance.accounts[0]
     since = _forecast_start(line.allocations, balance.at)
-    shown: AccountReply
-    course: BalanceHistoryReply
+    account_reply: AccountReply
+    history: BalanceHistoryReply
     users: UsageReply
-    lines: StatementReply
-    held: HoldsReply | None
-    shown, course, users, lines, held = await asyncio.gather(
+    statement_reply: StatementReply
+    holds: HoldsReply | None
+    account_reply, history, users, statement_reply, holds = await asyncio.gather(
         _fetch_account(visit, line),
-        visit.ask("bank.course", BalanceHistoryRequest(account=line.account, since=since)),
-        visit.ask("bank.usage", UsageRequest(accounts=(line.account,), since=since)),
-        visit.ask("bank.statement", StatementRequest(account=line.account, limit=_STATEMENT_LINES)),
+        visit.call_action("bank.course", BalanceHistoryRequest(account=line.account, since=since)),
+        visit.call_action("bank.usage", UsageRequest(accounts=(line.account,), since=since)),
+        visit.call_action(
+            "bank.statement", StatementRequest(account=line.account, limit=_STATEMENT_LINES)
+        ),
         _fetch_holds(visit, line.account),
     )
-    of = next((one for one in shown.accounts if one.name == line.account), None)
-    leads = visit.is_operator or (
-        of is not None and (visit.user in of.owners or _is_coordinator(visit, line.account))
+    bank_account = next((one for one in account_reply.accounts if one.name == line.account), None)
+    may_edit = visit.is_operator or (
+        bank_account is not None
+        and (visit.user in bank_account.owners or _is_coordinator(visit, line.account))
     )
-    return pages.page(
+    return pages.render_page(
         "account.html",
         visit,
         status=400 if error else 200,
@@ -300,16 +307,16 @@ async def _make_account_page(
         error=error,
         answer=balance,
         line=line,
-        of=of,
-        leads=leads,
+        of=bank_account,
+        leads=may_edit,
         burning=forecast_balance(
-            course.days, line.allocations, balance.at, balance.zone, balance.unit
+            history.days, line.allocations, balance.at, balance.zone, balance.unit
         ),
-        days=course.days,
+        days=history.days,
         users=users,
-        members=[one for one in shown.users if one.account == line.account],
-        held=held,
-        statement=lines,
+        members=[one for one in account_reply.users if one.account == line.account],
+        held=holds,
+        statement=statement_reply,
         asked=StatementRequest(account=line.account, limit=_STATEMENT_LINES),
         key=secrets.token_hex(8),
         now=utc_now(),
@@ -325,20 +332,20 @@ async def _fetch_account(visit: AuthenticatedRequest, line: AccountBalance) -> A
     """Return members and owners; empty for an account that nobody created in the bank."""
     if not line.known:
         return AccountReply()
-    page: AccountReply = await visit.ask(
+    reply: AccountReply = await visit.call_action(
         "bank.account_show", AccountShowRequest(names=(line.account,))
     )
-    return page
+    return reply
 
 
 async def _fetch_holds(visit: AuthenticatedRequest, account: str) -> HoldsReply | None:
     """Return the account's SU holds, or None if the gate does not answer."""
     try:
-        answer: HoldsReply = await visit.ask("bank.holds", HoldsRequest(account=account))
+        reply: HoldsReply = await visit.call_action("bank.holds", HoldsRequest(account=account))
     except Unavailable:
         # The page reports the holds as unknown and shows everything else.
         return None
-    return msgspec.structs.replace(answer, holds=answer.holds[-_HOLDS:])
+    return msgspec.structs.replace(reply, holds=reply.holds[-_HOLDS:])
 
 
 def _forecast_start(allocations: Any, now: datetime) -> str:
@@ -346,7 +353,11 @@ def _forecast_start(allocations: Any, now: datetime) -> str:
 
     It is at least a week ago, and not before ``_LONGEST_HISTORY``.
     """
-    begins = [one.begin for one in allocations if one.end is not None and one.active(now)]
+    begins = [
+        allocation.begin
+        for allocation in allocations
+        if allocation.end is not None and allocation.is_active(now)
+    ]
     since = max(min(begins, default=now - _DEFAULT_HISTORY), now - _LONGEST_HISTORY)
     since = min(since, now - timedelta(days=7))
     return since.strftime("%Y-%m-%d")
@@ -358,21 +369,21 @@ def _require_bank(visit: AuthenticatedRequest) -> None:
         raise PageNotFound("there is no bank here")
 
 
-def _download_statement(answer: StatementReply, name: str, form: str) -> Response[Any]:
+def _download_statement(reply: StatementReply, name: str, file_format: str) -> Response[Any]:
     """Return a statement as a CSV or JSON file."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
-    headers = {"Content-Disposition": f'attachment; filename="{plain}-statement.{form}"'}
-    if form == "json":
-        return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)
-    out = io.StringIO()
-    writer = csv.writer(out)
+    file_stem = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
+    headers = {"Content-Disposition": f'attachment; filename="{file_stem}-statement.{file_format}"'}
+    if file_format == "json":
+        return Response(msgspec.json.encode(reply), media_type="application/json", headers=headers)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
     writer.writerow([*_STATEMENT, "balance"])
-    for line in answer.statement.lines:
+    for line in reply.statement.lines:
         cells = [getattr(line, field) for field in _STATEMENT[:-1]]
         cells[1] = line.at.isoformat()
         amounts = [money.format_money_exact(line.amount), money.format_money_exact(line.balance)]
         writer.writerow([*(quote_formula(escape_line(str(cell))) for cell in cells), *amounts])
-    return Response(out.getvalue(), media_type="text/csv", headers=headers)
+    return Response(buffer.getvalue(), media_type="text/csv", headers=headers)
 
 
 ACCOUNT_ROUTES: Final = (account, statement, limit, moved)
@@ -400,14 +411,14 @@ class AccountRow(msgspec.Struct, frozen=True):
 async def accounts(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List all accounts, each below its parent."""
     if not visit.me.bank:
-        return pages.page("no_bank.html", visit, here="/accounts")
-    answer: BalanceReply = await visit.ask("bank.balance", BalanceRequest())
+        return pages.render_page("no_bank.html", visit, here="/accounts")
+    answer: BalanceReply = await visit.call_action("bank.balance", BalanceRequest())
     # Accounts that nobody created, only charged by jobs, have no more to show.
     names = tuple(one.account for one in answer.accounts if one.known)
     shown = AccountReply(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
     if names:
-        shown = await visit.ask("bank.account_show", AccountShowRequest(names=names))
-    return pages.page(
+        shown = await visit.call_action("bank.account_show", AccountShowRequest(names=names))
+    return pages.render_page(
         "accounts.html",
         visit,
         here="/accounts",
@@ -421,15 +432,15 @@ def iterate_tree(
 ) -> Iterator[AccountRow]:
     """Yield the accounts in tree order, each after its parent."""
     by_name = {one.account: one for one in balances}
-    known = {one.name: one for one in accounts}
-    below: dict[str, list[Account]] = {}
+    accounts_by_name = {one.name: one for one in accounts}
+    children: dict[str, list[Account]] = {}
     for name in sorted(by_name):
-        account = known.get(name, Account(name=name, known=False))
-        above = account.parent if account.parent in by_name else ""
-        below.setdefault(above, []).append(account)
+        account = accounts_by_name.get(name, Account(name=name, known=False))
+        parent = account.parent if account.parent in by_name else ""
+        children.setdefault(parent, []).append(account)
 
     def rows(above: str, depth: int) -> Iterator[AccountRow]:
-        for account in below.get(above, ()) if depth < _DEEPEST else ():
+        for account in children.get(above, ()) if depth < _DEEPEST else ():
             yield AccountRow(account, by_name[account.name], depth)
             yield from rows(account.name, depth + 1)
 

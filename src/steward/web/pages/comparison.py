@@ -98,15 +98,15 @@ async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tupl
     For a failed job the default is the last that completed, for a completed one the last that
     failed; without such a job, the latest other one.
     """
-    wanted = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
+    default_states = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
     first, others = await asyncio.gather(
-        fetch_similar_jobs(visit, page, limit=1, states=wanted),
+        fetch_similar_jobs(visit, page, limit=1, states=default_states),
         fetch_similar_jobs(visit, page, limit=_MOST_CANDIDATES),
     )
     rows = [*first, *(row for row in others if row not in first)]
     names = [str(row.job_id) if "[" in row.job else row.job for row in rows]
-    told = [f"{name} {row.state}" for name, row in zip(names, rows, strict=True)]
-    return told, names[0] if names else ""
+    labels = [f"{name} {row.state}" for name, row in zip(names, rows, strict=True)]
+    return labels, names[0] if names else ""
 
 
 async def compare_jobs(visit: AuthenticatedRequest, page: PageAnswer, other: str) -> JobComparison:
@@ -121,7 +121,7 @@ async def compare_jobs(visit: AuthenticatedRequest, page: PageAnswer, other: str
         StewardError: The other job is unknown, or the user may not see it.
     """
     request = PageRequest(job=other, cluster=page.cluster, tasks=0, nodes=0)
-    second: PageAnswer = await visit.ask("accounting.job", request)
+    second: PageAnswer = await visit.call_action("accounting.job", request)
     # Changes read from the earlier job to the later.
     left, right = sorted((page, second), key=_get_submit_order)
     names = (make_job_path_name(left), make_job_path_name(right))
@@ -133,38 +133,38 @@ async def compare_jobs(visit: AuthenticatedRequest, page: PageAnswer, other: str
             for name in names
         ),
     )
-    why = next((one.why for one in environments if one.answer is None), "")
+    error = next((result.why for result in environments if result.answer is None), "")
     return JobComparison(
         left=left,
         right=right,
         facts=_compare_facts(left, right),
         script=script,
-        environments=ReplyOrError(None if why else True, why),
+        environments=ReplyOrError(None if error else True, error),
         variables=()
-        if why
+        if error
         else _find_changed_variables(environments[0].answer, environments[1].answer),
     )
 
 
-def render_diff(answer: DiffReply) -> Markup:
+def render_diff(reply: DiffReply) -> Markup:
     """Return a unified diff as HTML, with added and removed lines marked."""
-    text = answer.diff.data.decode("utf-8", "backslashreplace")
+    text = reply.diff.data.decode("utf-8", "backslashreplace")
     lines = escape_lines(text[:_LONGEST_DIFF]).split("\n")
-    found = []
+    rendered = []
     # The first two lines name the files.
     for line in lines[2:]:
         if line.startswith("+"):
-            found.append(Markup("<ins>{}</ins>").format(line))
+            rendered.append(Markup("<ins>{}</ins>").format(line))
         elif line.startswith("-"):
-            found.append(Markup("<del>{}</del>").format(line))
+            rendered.append(Markup("<del>{}</del>").format(line))
         elif line.startswith("@@"):
-            found.append(Markup('<span class="gu">{}</span>').format(line))
+            rendered.append(Markup('<span class="gu">{}</span>').format(line))
         else:
-            found.append(escape(line))
+            rendered.append(escape(line))
     if len(text) > _LONGEST_DIFF:
-        names = f"{answer.left.job} {answer.right.job}"
-        found.append(escape(f"… all of it: steward archive diff {names}"))
-    return Markup("\n").join(found)
+        names = f"{reply.left.job} {reply.right.job}"
+        rendered.append(escape(f"… all of it: steward archive diff {names}"))
+    return Markup("\n").join(rendered)
 
 
 def _get_submit_order(page: PageAnswer) -> tuple[float, int]:
@@ -175,17 +175,17 @@ def _get_submit_order(page: PageAnswer) -> tuple[float, int]:
 
 def _compare_facts(left: PageAnswer, right: PageAnswer) -> tuple[ComparedFact, ...]:
     """Compare the requests and results of two jobs; facts empty in both are omitted."""
-    asked = [
+    requests = [
         ComparedFact(
             name, escape_line(_format_plain(value(left))), escape_line(_format_plain(value(right)))
         )
         for name, value in _REQUEST_FACTS.items()
     ]
-    became = [
+    results = [
         ComparedFact(name, value(left), value(right), is_result=True)
         for name, value in _RESULT_FACTS.items()
     ]
-    return tuple(one for one in (*asked, *became) if one.left or one.right)
+    return tuple(fact for fact in (*requests, *results) if fact.left or fact.right)
 
 
 def _format_plain(value: object) -> str:
@@ -283,19 +283,19 @@ def _find_changed_variables(
 ) -> tuple[ChangedVariable, ...]:
     """Return the changed variables; of redacted ones only whether they are set."""
     values = [{one.name: one for one in answer.variables} for answer in (left, right)]
-    found = []
+    changes = []
     for name in sorted(values[0].keys() | values[1].keys()):
         one, two = values[0].get(name), values[1].get(name)
         if one is not None and two is not None and one.value.data == two.value.data:
             continue
-        found.append(
+        changes.append(
             ChangedVariable(
                 name=name,
                 left=None if one is None else _decode_value(one.value.data),
                 right=None if two is None else _decode_value(two.value.data),
             )
         )
-    return tuple(found)
+    return tuple(changes)
 
 
 def _decode_value(data: bytes) -> str:
@@ -315,7 +315,7 @@ async def comparison(
 ) -> Response[Any]:
     """Compare a job with a named one, or with the last of its name that ended differently."""
     check_job_id(job)
-    page: PageAnswer = await visit.ask(
+    page: PageAnswer = await visit.call_action(
         "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)
     )
     choices, first = await list_candidates(visit, page)
@@ -323,7 +323,7 @@ async def comparison(
     if other:
         check_job_id(other)
     found = await compare_jobs(visit, page, other) if other else None
-    return pages.page(
+    return pages.render_page(
         "job_compare.html",
         visit,
         here="/jobs",

@@ -41,7 +41,7 @@ async def events(
 ) -> Response[Any]:
     """Show past events, newest first."""
     asked = _read_filters(request)
-    answer: HistoryEventsReply = await visit.ask("history.events", asked)
+    answer: HistoryEventsReply = await visit.call_action("history.events", asked)
     filters: dict[str, Any] = {
         "kinds": asked.kinds,
         "clusters": asked.clusters,
@@ -56,9 +56,9 @@ async def events(
         "filters": filters,
     }
     if visit.is_part:
-        return pages.page("_events.html", visit, **context)
+        return pages.render_page("_events.html", visit, **context)
     is_live = not (asked.before or asked.until)
-    return pages.page(
+    return pages.render_page(
         "events.html",
         visit,
         here="/events",
@@ -78,34 +78,34 @@ async def stream(
     seen = request.headers.get("last-event-id", "")
     is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
     position = int(seen) if is_number else query.read_number(request, "after")
-    STREAM_LIMITER.take(request.scope, visit.me.uid)
+    STREAM_LIMITER.reserve(request.scope, visit.me.uid)
     # Ask once before the stream begins, so that an invalid filter gets an HTTP status.
-    await visit.ask("history.events", asked)
+    await visit.call_action("history.events", asked)
     return ServerSentEvent(_make_stream_rows(visit, pages, asked, position))
 
 
 async def _make_stream_rows(
-    visit: AuthenticatedRequest, pages: Renderer, asked: HistoryEventsRequest, position: int
+    visit: AuthenticatedRequest, pages: Renderer, request: HistoryEventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
     """Yield new events as rows, and heartbeats, until the stream's time is over."""
-    until = time.monotonic() + _LONGEST_S
-    said_at = time.monotonic()
+    deadline = time.monotonic() + _LONGEST_S
+    last_sent = time.monotonic()
     yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
-    while time.monotonic() < until:
-        found = await fetch_new_events(visit, asked, position)
-        if found.is_over:
+    while time.monotonic() < deadline:
+        new_events = await fetch_new_events(visit, request, position)
+        if new_events.is_over:
             yield ServerSentEventMessage(event="over", data="over")
             return
-        for row in found.rows:
-            text = pages.text("_event_row.html", visit, row=row)
+        for row in new_events.rows:
+            text = pages.render_text("_event_row.html", visit, row=row)
             yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
-        if found.rows:
-            said_at = time.monotonic()
-        elif time.monotonic() - said_at >= _HEARTBEAT_S:
-            said_at = time.monotonic()
+        if new_events.rows:
+            last_sent = time.monotonic()
+        elif time.monotonic() - last_sent >= _HEARTBEAT_S:
+            last_sent = time.monotonic()
             # Send the position too, so that a client that reconnects need not start far back.
-            yield ServerSentEventMessage(event="still", data="", id=found.position)
-        position = found.position
+            yield ServerSentEventMessage(event="still", data="", id=new_events.position)
+        position = new_events.position
         await asyncio.sleep(POLL_INTERVAL_S)
 
 

@@ -41,13 +41,13 @@ async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
             visit,
             "accounting.jobs",
             JobsRequest(users=(visit.user,), states=("RUNNING", "PENDING"), limit=_MOST_JOBS),
-            wanted=bool(visit.user),
+            is_wanted=bool(visit.user),
         ),
-        _ask_optional(visit, "bank.balance", BalanceRequest(), wanted=visit.me.bank),
-        _ask_optional(visit, "history.node_counts", NodeCountsRequest(), wanted=bool(sees)),
-        _ask_optional(visit, "status.show", StatusShowRequest(gaps=False), wanted=is_caretaker),
+        _ask_optional(visit, "bank.balance", BalanceRequest(), is_wanted=visit.me.bank),
+        _ask_optional(visit, "history.node_counts", NodeCountsRequest(), is_wanted=bool(sees)),
+        _ask_optional(visit, "status.show", StatusShowRequest(gaps=False), is_wanted=is_caretaker),
     )
-    return pages.page(
+    return pages.render_page(
         "home.html",
         visit,
         jobs=jobs,
@@ -63,20 +63,20 @@ async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     )
 
 
-def _count_cluster_nodes(answer: NodeCountsReply | None, cluster: str) -> list[StateCount]:
+def _count_cluster_nodes(reply: NodeCountsReply | None, cluster: str) -> list[StateCount]:
     """Count the nodes of one cluster by state."""
-    told = answer.counts if answer else ()
-    return count_states((one.state, one.nodes) for one in told if one.cluster == cluster)
+    counts = reply.counts if reply else ()
+    return count_states((count.state, count.nodes) for count in counts if count.cluster == cluster)
 
 
 async def _ask_optional(
-    visit: AuthenticatedRequest, name: str, request: Any, *, wanted: bool
+    visit: AuthenticatedRequest, name: str, request: Any, *, is_wanted: bool
 ) -> Any:
     """Return a reply, or None on failure: that part of the page says so, others still appear."""
-    if not wanted:
+    if not is_wanted:
         return None
     try:
-        return await visit.ask(name, request)
+        return await visit.call_action(name, request)
     except (UnknownCredential, DaemonUnavailable, ServerBusy):
         # These errors affect every part of the page.
         raise

@@ -76,7 +76,7 @@ class ReplyOrError(msgspec.Struct, frozen=True):
 async def ask_or_explain(visit: AuthenticatedRequest, name: str, request: Any) -> ReplyOrError:
     """Return the daemon's reply or the reason for its failure, so that other parts still appear."""
     try:
-        return ReplyOrError(await visit.ask(name, request))
+        return ReplyOrError(await visit.call_action(name, request))
     except StewardError as error:
         return ReplyOrError(None, str(error))
 
@@ -107,7 +107,7 @@ class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
         """Return the time spans of each run, by restart count."""
         now_us = to_micros(self.page.now)
         return {
-            run.line.restarts: [one for one in split_time(run, now_us) if one.seconds > 0]
+            run.line.restarts: [span for span in split_time(run, now_us) if span.seconds > 0]
             for run in self.page.runs
         }
 
@@ -147,7 +147,7 @@ async def gather_job_page(
     """
     is_whole = check_job_id(job)
     page, script, events, row = await asyncio.gather(
-        visit.ask(
+        visit.call_action(
             "accounting.job", PageRequest(job=job, cluster=cluster, tasks=tasks, nodes=_NODES)
         ),
         ask_or_explain(visit, "archive.show", ShowRequest(job=job, cluster=cluster)),
@@ -193,8 +193,8 @@ def make_job_path_name(page: PageAnswer, row: JobRow | None = None) -> str:
 async def fetch_array_row(visit: AuthenticatedRequest, cluster: str, job: str) -> JobRow | None:
     """Return the row of the array with this id, or None if it is no array."""
     request = JobsRequest(clusters=(cluster,), jobs=(job,), limit=1)
-    answer: JobsAnswer = await visit.ask("accounting.jobs", request)
-    return next((row for row in answer.jobs if row.tasks and row.job == job), None)
+    reply: JobsAnswer = await visit.call_action("accounting.jobs", request)
+    return next((row for row in reply.jobs if row.tasks and row.job == job), None)
 
 
 async def fetch_similar_jobs(
@@ -226,17 +226,17 @@ async def fetch_similar_jobs(
         limit=limit + 1,
     )
     try:
-        answer: JobsAnswer = await visit.ask("accounting.jobs", request)
+        reply: JobsAnswer = await visit.call_action("accounting.jobs", request)
     except StewardError:
         # A name that no filter can express has no others.
         return ()
     own = record.array_job_id if arrays else 0
-    found = [
+    similar = [
         row
-        for row in answer.jobs
+        for row in reply.jobs
         if row.job_id != page.job_id and (not own or row.array_job_id != own)
     ]
-    return tuple(found[:limit])
+    return tuple(similar[:limit])
 
 
 def make_exact_pattern(name: str) -> str:
@@ -246,10 +246,10 @@ def make_exact_pattern(name: str) -> str:
 
 def plot_steps(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
     """Plot CPU time and memory by task, for steps with several tasks."""
-    found: list[tuple[StepPart, list[Plot]]] = []
+    plots: list[tuple[StepPart, list[Plot]]] = []
     for step in steps:
         tasks = sorted(step.tasks, key=lambda task: task.task)
-        if len(tasks) < 2 or len(found) == _MOST_PLOTS:
+        if len(tasks) < 2 or len(plots) == _MOST_PLOTS:
             continue
         numbers = [float(task.task) for task in tasks]
         cpu = Plot(
@@ -275,13 +275,13 @@ def plot_steps(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]
             bars=len(tasks) <= DEFAULT_TASKS,
         )
         is_known = any(peak is not None for peak in peaks)
-        found.append((step, [cpu, memory] if is_known else [cpu]))
-    return found
+        plots.append((step, [cpu, memory] if is_known else [cpu]))
+    return plots
 
 
-def decode_script(shown: ShowReply) -> str | None:
+def decode_script(reply: ShowReply) -> str | None:
     """Return a script as text, or None if none is archived."""
-    content = shown.content
+    content = reply.content
     return None if content is None else content.data.decode("utf-8", "backslashreplace")
 
 
@@ -352,7 +352,7 @@ async def job_page(
     shown: ShowReply | None = facts.script.answer
     script = decode_script(shown) if shown is not None else None
     events = facts.events.answer
-    return pages.page(
+    return pages.render_page(
         "job.html",
         visit,
         here="/jobs",
@@ -380,7 +380,9 @@ async def script_file(
 ) -> Response[bytes]:
     """Return the script, byte for byte."""
     check_job_id(job)
-    answer: ShowReply = await visit.ask("archive.show", ShowRequest(job=job, cluster=cluster))
+    answer: ShowReply = await visit.call_action(
+        "archive.show", ShowRequest(job=job, cluster=cluster)
+    )
     if answer.content is None:
         raise PageNotFound(f"no script of job {job} is kept", job)
     return Response(
@@ -399,14 +401,14 @@ async def environment(
 ) -> Response[Any]:
     """Show the environment at submission, with secrets redacted."""
     check_job_id(job)
-    answer: EnvironmentReply = await visit.ask(
+    answer: EnvironmentReply = await visit.call_action(
         "archive.env", EnvironmentRequest(job=job, cluster=cluster)
     )
     variables = [
         (one.name, escape_line(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
         for one in sorted(answer.variables, key=lambda one: one.name)
     ]
-    return pages.either(
+    return pages.render_page_or_part(
         "job_environment.html",
         visit,
         here="/jobs",
@@ -423,10 +425,10 @@ async def array(
 ) -> Response[Any]:
     """Show the summary of an array."""
     check_job_id(job)
-    page: PageAnswer = await visit.ask(
+    page: PageAnswer = await visit.call_action(
         "accounting.job", PageRequest(job=job, cluster=cluster, array=True)
     )
-    return pages.either(
+    return pages.render_page_or_part(
         "job_array.html",
         visit,
         here="/jobs",
@@ -443,7 +445,7 @@ async def cost(
 ) -> Response[Any]:
     """Show the charges, line by line."""
     check_job_id(job)
-    return pages.either(
+    return pages.render_page_or_part(
         "job_cost.html",
         visit,
         here="/jobs",
@@ -473,14 +475,14 @@ async def act(
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
-    answer: RunOperationReply = await visit.ask(
+    answer: RunOperationReply = await visit.call_action(
         "automation.run",
         RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )
     line = answer.result.get(job, {}) if isinstance(answer.result, dict) else {}
     if answer.status == "succeeded" and line.get("changed", True):
-        return pages.redirect(make_job_address(cluster, job), visit, done=verb)
-    return pages.page(
+        return pages.make_redirect(make_job_address(cluster, job), visit, done=verb)
+    return pages.render_page(
         "job_undone.html",
         visit,
         status=409,

@@ -35,14 +35,14 @@ _STATES: Final = (
 @get("/jobs", include_in_schema=False)
 async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the job list; for htmx, only the next rows."""
-    view = JobListView.of(request)
+    view = JobListView.parse(request)
     if view.text:
         return await _make_search_page(view, visit, pages)
     # The address holds how many rows are loaded, for when the user returns; only the link to the
     # next rows holds their cursor.
     come = _read_rows_before(request)
-    answer: JobsAnswer = await visit.ask("accounting.jobs", view.listed())
-    columns = view.shown(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
+    answer: JobsAnswer = await visit.call_action("accounting.jobs", view.make_jobs_request())
+    columns = view.choose_columns(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
     shown = await _make_cell_context(visit, answer, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
@@ -60,8 +60,8 @@ async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Rendere
             begun = str(request.query_params.get("begin", ""))
             there = view.query(page=begun, rows=max(DEFAULT_ROWS, come + len(answer.jobs)))
             headers = {"HX-Replace-Url": pages.url("/jobs", **there)}
-        return pages.page("_job_rows.html", visit, headers=headers, **context)
-    return pages.page(
+        return pages.render_page("_job_rows.html", visit, headers=headers, **context)
+    return pages.render_page(
         "jobs.html",
         visit,
         all_columns=[one for one in COLUMNS.values() if visit.me.bank or not one.of_bank],
@@ -76,22 +76,26 @@ async def counts(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Show the number of jobs of a view in each state."""
-    view = JobListView.of(request)
-    answer: JobStatesAnswer = await visit.ask("accounting.job_states", view.counted())
-    return pages.either("job_counts.html", visit, here="/jobs", view=view, answer=answer)
+    view = JobListView.parse(request)
+    answer: JobStatesAnswer = await visit.call_action(
+        "accounting.job_states", view.make_counts_request()
+    )
+    return pages.render_page_or_part(
+        "job_counts.html", visit, here="/jobs", view=view, answer=answer
+    )
 
 
 async def _make_search_page(
     view: JobListView, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Return the page of search hits."""
-    answer: SearchReply = await visit.ask("archive.search", view.searched())
-    return pages.either(
+    reply: SearchReply = await visit.call_action("archive.search", view.make_search_request())
+    return pages.render_page_or_part(
         "job_hits.html",
         visit,
         here="/jobs",
         view=view,
-        answer=answer,
+        answer=reply,
         states=_list_offered_states(view),
         zones={role.cluster: role.zone for role in visit.me.clusters},
         marked=mark_matches,
@@ -102,38 +106,43 @@ async def _make_search_page(
 
 
 async def _make_cell_context(
-    visit: AuthenticatedRequest, answer: JobsAnswer, columns: tuple[JobColumn, ...]
+    visit: AuthenticatedRequest, reply: JobsAnswer, columns: tuple[JobColumn, ...]
 ) -> CellContext:
     """Return the data that cells need; fetch charges only if a column shows them."""
     zones = {role.cluster: role.zone for role in visit.me.clusters}
-    wanted = tuple(
+    chargeable = tuple(
         ChargedJob(cluster=row.cluster, job_id=row.job_id, first_submit=row.submit)
-        for row in answer.jobs
+        for row in reply.jobs
         if not row.tasks
     )
-    if not wanted or not any(column.of_bank for column in columns):
+    if not chargeable or not any(column.of_bank for column in columns):
         return CellContext(zones)
-    charged: ChargedReply = await visit.ask("bank.charged", ChargedRequest(jobs=wanted))
-    costs = {(one.cluster, one.job_id): one.amount for one in charged.jobs}
+    charged: ChargedReply = await visit.call_action("bank.charged", ChargedRequest(jobs=chargeable))
+    costs = {(job.cluster, job.job_id): job.amount for job in charged.jobs}
     return CellContext(zones, costs, charged.unit, charged.decimals)
 
 
 def _list_default_columns(visit: AuthenticatedRequest) -> list[str]:
     """Return the keys of the default columns, in display order."""
     several = len(visit.me.clusters) > 1
-    return [one.key for one in JobListView().shown(several_clusters=several, bank=visit.me.bank)]
+    return [
+        column.key
+        for column in JobListView().choose_columns(several_clusters=several, bank=visit.me.bank)
+    ]
 
 
 def _read_rows_before(request: HttpRequest) -> int:
     """Read how many rows precede the requested ones; 0 if absent or invalid."""
-    given = str(request.query_params.get("before", ""))
-    return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
+    text = str(request.query_params.get("before", ""))
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
 def _list_offered_states(view: JobListView) -> list[str]:
     """Return the states offered as filters, including those of the view."""
-    others = [one for one in view.states if one.upper() not in _STATES]
-    known = [one for one in others if SHORT_STATES.get(one.upper(), one.upper()) in STATE_NAMES]
+    others = [state for state in view.states if state.upper() not in _STATES]
+    known = [
+        state for state in others if SHORT_STATES.get(state.upper(), state.upper()) in STATE_NAMES
+    ]
     return [*_STATES, *known]
 
 

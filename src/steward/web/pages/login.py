@@ -27,15 +27,15 @@ _LARGEST_FORM_BYTES: Final = 4 << 10
 @get("/login", include_in_schema=False, sync_to_thread=False)
 def how_to(pages: Renderer) -> Response[Any]:
     """Explain how to log in."""
-    return pages.page("login_needed.html", text="You log in by a link.")
+    return pages.render_page("login_needed.html", text="You log in by a link.")
 
 
 @get("/login/{secret:str}", include_in_schema=False)
 async def login(request: HttpRequest, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
     """Ask the user to confirm a login link, so that link scanners do not consume it."""
-    desk: DaemonClient = request.app.state.desk
-    answer: PeekAnswer = await desk.ask("credentials.peek", PeekRequest(secret=secret))
-    return pages.page("login.html", user=answer.user, secret=secret)
+    desk: DaemonClient = request.app.state.client
+    answer: PeekAnswer = await desk.call_action("credentials.peek", PeekRequest(secret=secret))
+    return pages.render_page("login.html", user=answer.user, secret=secret)
 
 
 @post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST_FORM_BYTES)
@@ -44,10 +44,10 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
     # No session exists yet to check a CSRF token against; reject other sites by the header.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise CsrfError("this request comes from a page of another site")
-    desk: DaemonClient = request.app.state.desk
+    desk: DaemonClient = request.app.state.client
     secret = str((await request.form()).get("secret", ""))
-    answer: OpenAnswer = await desk.ask("credentials.open", OpenRequest(secret=secret))
-    response = pages.redirect("/")
+    answer: OpenAnswer = await desk.call_action("credentials.open", OpenRequest(secret=secret))
+    response = pages.make_redirect("/")
     web: WebSettings = request.app.state.web
     response.set_cookie(_make_session_cookie(web, pages, answer.secret, int(web.session_s)))
     return response
@@ -58,11 +58,11 @@ async def log_out(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """End the session."""
-    desk: DaemonClient = request.app.state.desk
-    doorkeeper: Authenticator = request.app.state.doorkeeper
-    await desk.ask("credentials.close", CloseRequest(secret=visit.secret))
+    desk: DaemonClient = request.app.state.client
+    doorkeeper: Authenticator = request.app.state.tokens
+    await desk.call_action("credentials.close", CloseRequest(secret=visit.secret))
     doorkeeper.forget(visit.secret)
-    response = pages.page("login_needed.html", text="You are logged out.")
+    response = pages.render_page("login_needed.html", text="You are logged out.")
     response.set_cookie(_make_session_cookie(request.app.state.web, pages, "", 0))
     return response
 

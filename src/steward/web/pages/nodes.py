@@ -123,20 +123,20 @@ def list_verbs(role: ClusterRole) -> tuple[NodeVerb, ...]:
 
 
 def build_run_request(
-    verb: NodeVerb, cluster: str, given: Mapping[str, str], *, dry_run: bool
+    verb: NodeVerb, cluster: str, form_fields: Mapping[str, str], *, dry_run: bool
 ) -> RunOperationRequest:
     """Build the request of an operation from a form.
 
     Args:
         verb: The operation.
         cluster: The cluster.
-        given: Values of the form's fields.
+        form_fields: Values of the form's fields.
         dry_run: Whether only to report what would change.
 
     Raises:
         UsageError: A field is missing or too long.
     """
-    values = {name: given.get(name, "").strip() for name in ("nodes", *verb.fields)}
+    values = {name: form_fields.get(name, "").strip() for name in ("nodes", *verb.fields)}
     for name, value in values.items():
         if len(value) > _LONGEST_FIELD:
             raise UsageError(f"{_describe_field(name)} is too long", name)
@@ -151,7 +151,7 @@ def build_run_request(
         parameters=parameters,
         cluster=cluster,
         dry_run=dry_run,
-        force=verb.overrides and bool(given.get("force")),
+        force=verb.overrides and bool(form_fields.get("force")),
     )
 
 
@@ -185,30 +185,32 @@ def list_result_lines(result: Any) -> list[ResultLine]:
     if "reservation_name" in result:
         return [_make_result_line(str(result["reservation_name"]), result)]
     return [
-        _make_result_line(str(name), one) for name, one in result.items() if isinstance(one, dict)
+        _make_result_line(str(name), outcome)
+        for name, outcome in result.items()
+        if isinstance(outcome, dict)
     ]
 
 
-def _make_result_line(name: str, one: Mapping[str, Any]) -> ResultLine:
+def _make_result_line(name: str, outcome: Mapping[str, Any]) -> ResultLine:
     """Describe the result of an operation on one node or reservation."""
-    told = {
+    details = {
         key: value
-        for key, value in one.items()
+        for key, value in outcome.items()
         if key not in ("changed", "would_change", "message", "reservation_name")
     }
-    before, after = told.pop("old_state", ""), told.pop("state", "")
+    before, after = details.pop("old_state", ""), details.pop("state", "")
     states = f"{before} \N{RIGHTWARDS ARROW} {after}" if before and after != before else after
-    said = [str(states)] if states else []
-    said += [
+    texts = [str(states)] if states else []
+    texts += [
         str(key) if value is True else f"{key}: {value}"
-        for key, value in told.items()
+        for key, value in details.items()
         if value not in (None, "", False, [], {})
     ]
     return ResultLine(
         name=name,
-        changes=bool(one.get("changed") or one.get("would_change")),
-        says="; ".join(said),
-        error=str(one.get("message") or ""),
+        changes=bool(outcome.get("changed") or outcome.get("would_change")),
+        says="; ".join(texts),
+        error=str(outcome.get("message") or ""),
     )
 
 
@@ -259,35 +261,35 @@ async def _make_cluster_page(
     role: ClusterRole,
 ) -> Response[Any]:
     """Return the page of a cluster, now or at a past time."""
-    at, word = query.read_text(request, "at"), query.read_text(request, "state")
+    at, state_word = query.read_text(request, "at"), query.read_text(request, "state")
     partition, offset = query.read_text(request, "partition"), query.read_number(request, "offset")
     by = "partition" if query.read_text(request, "by") == "partition" else "name"
     if not role.sees_nodes:
-        return pages.page("cluster_hidden.html", visit, here="/cluster", role=role)
+        return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
     nodes: NodesReply
     partitions: PartitionsReply
     reservations: ReservationsReply
     nodes, partitions, reservations = await asyncio.gather(
-        _fetch_nodes_at(visit, role, at) if at else known_nodes.of(visit, role.cluster),
-        visit.ask("history.partitions", PartitionsRequest(cluster=role.cluster)),
-        visit.ask("history.reservations", ReservationsRequest(cluster=role.cluster)),
+        _fetch_nodes_at(visit, role, at) if at else known_nodes.fetch_nodes(visit, role.cluster),
+        visit.call_action("history.partitions", PartitionsRequest(cluster=role.cluster)),
+        visit.call_action("history.reservations", ReservationsRequest(cluster=role.cluster)),
     )
     chosen = [
         node
         for node in nodes.nodes
-        if (not word or describe_state(node.state).word == word)
+        if (not state_word or describe_state(node.state).word == state_word)
         and (not partition or partition in node.partitions)
     ]
-    listed = chosen if word or partition else [node for node in chosen if _has_problem(node)]
+    listed = chosen if state_word or partition else [node for node in chosen if _has_problem(node)]
     context: dict[str, Any] = {
         "role": role,
-        "asked": {"at": at, "state": word, "partition": partition, "by": by},
+        "asked": {"at": at, "state": state_word, "partition": partition, "by": by},
         "listed": listed[offset : offset + _NODES_PER_PAGE],
         "more": offset + _NODES_PER_PAGE if len(listed) > offset + _NODES_PER_PAGE else 0,
     }
     if visit.is_part:
-        return pages.page("_cluster_nodes.html", visit, **context)
-    return pages.page(
+        return pages.render_page("_cluster_nodes.html", visit, **context)
+    return pages.render_page(
         "cluster.html",
         visit,
         here="/cluster",
@@ -305,8 +307,8 @@ async def _make_cluster_page(
 async def _fetch_nodes_at(visit: AuthenticatedRequest, role: ClusterRole, at: str) -> NodesReply:
     """Return the nodes as they were at a past time."""
     request = NodesRequest(cluster=role.cluster, at=at, zone=role.zone)
-    answer: NodesReply = await visit.ask("history.nodes", request)
-    return answer
+    reply: NodesReply = await visit.call_action("history.nodes", request)
+    return reply
 
 
 def _has_problem(node: NodeSnapshot) -> bool:
@@ -314,26 +316,26 @@ def _has_problem(node: NodeSnapshot) -> bool:
     return bool(node.reason) or describe_state(node.state).tone == "bad"
 
 
-def _list_partitions(nodes: NodesReply, told: PartitionsReply) -> list[dict[str, Any]]:
+def _list_partitions(nodes: NodesReply, reply: PartitionsReply) -> list[dict[str, Any]]:
     """Return partitions with their nodes by state, even those without a known state."""
-    states = {one.partition: one for one in told.partitions}
+    states = {partition.partition: partition for partition in reply.partitions}
     members: dict[str, list[NodeSnapshot]] = {name: [] for name in states}
     for node in nodes.nodes:
         for name in node.partitions:
             members.setdefault(name, []).append(node)
-    found = []
-    for name, within in sorted(members.items()):
-        found.append(
+    rows = []
+    for name, partition_nodes in sorted(members.items()):
+        rows.append(
             {
                 "name": name,
                 "state": states.get(name),
-                "nodes": len(within),
-                "cpus": sum(node.cpus for node in within),
-                "gpus": sum(node.gpus for node in within),
-                "counts": count_node_states(within),
+                "nodes": len(partition_nodes),
+                "cpus": sum(node.cpus for node in partition_nodes),
+                "gpus": sum(node.gpus for node in partition_nodes),
+                "counts": count_node_states(partition_nodes),
             }
         )
-    return found
+    return rows
 
 
 CLUSTER_ROUTES: Final = (first, named)
@@ -358,7 +360,7 @@ async def node_page(
     """Show one node: state, history, jobs and events."""
     role = require_role(visit, cluster)
     if not role.sees_nodes:
-        return pages.page("cluster_hidden.html", visit, here="/cluster", role=role)
+        return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
     at = query.read_text(request, "at")
     where: dict[str, Any] = {"cluster": cluster, "zone": role.zone}
     now: NodesReply
@@ -366,10 +368,12 @@ async def node_page(
     jobs: NodeJobsReply
     events: HistoryEventsReply
     now, past, jobs, events = await asyncio.gather(
-        visit.ask("history.nodes", NodesRequest(nodes=node, at=at, **where)),
-        visit.ask("history.node", NodeRequest(node=node, until=at, limit=_SPANS, **where)),
-        visit.ask("history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **where)),
-        visit.ask(
+        visit.call_action("history.nodes", NodesRequest(nodes=node, at=at, **where)),
+        visit.call_action("history.node", NodeRequest(node=node, until=at, limit=_SPANS, **where)),
+        visit.call_action(
+            "history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **where)
+        ),
+        visit.call_action(
             "history.events",
             HistoryEventsRequest(
                 clusters=(cluster,), nodes=node, until=at, limit=_EVENTS, zone=role.zone
@@ -378,7 +382,7 @@ async def node_page(
     )
     if not now.nodes and not past.spans and not jobs.jobs:
         raise PageNotFound(f"nothing is known of a node {node!r} of {cluster}")
-    return pages.page(
+    return pages.render_page(
         "node.html",
         visit,
         here="/cluster",
@@ -420,7 +424,7 @@ async def change(
         return _make_change_form(visit, pages, cluster, verb, given)
     is_sure = given.get("sure") == "yes"
     try:
-        answer: RunOperationReply = await visit.ask(
+        answer: RunOperationReply = await visit.call_action(
             "automation.run",
             build_run_request(verb, cluster, given, dry_run=not is_sure),
             key=given.get("key", "") if is_sure else "",
@@ -431,8 +435,8 @@ async def change(
         # Keep the form's values, so that the user corrects them in place.
         return _make_change_form(visit, pages, cluster, verb, given, str(error))
     if answer.id:
-        return pages.redirect(f"/actions/{answer.id}", visit)
-    return pages.page(
+        return pages.make_redirect(f"/actions/{answer.id}", visit)
+    return pages.render_page(
         "change_sure.html",
         visit,
         here="/cluster",
@@ -451,26 +455,26 @@ def _make_change_form(
     pages: Renderer,
     cluster: str,
     verb: NodeVerb,
-    given: Mapping[str, str],
+    form_fields: Mapping[str, str],
     error: str = "",
 ) -> Response[Any]:
     """Return the form of an operation, with an error message if given."""
-    return pages.page(
+    return pages.render_page(
         "change.html",
         visit,
         status=400 if error else 200,
         here="/cluster",
         cluster=cluster,
         verb=verb,
-        given=given,
+        given=form_fields,
         error=error,
     )
 
 
-def _select_confirmed(verb: NodeVerb, given: Mapping[str, str]) -> dict[str, str]:
+def _select_confirmed(verb: NodeVerb, form_fields: Mapping[str, str]) -> dict[str, str]:
     """Return the form values that the confirmation passes on."""
     names = ("nodes", *verb.fields, *(("force",) if verb.overrides else ()))
-    return {name: given[name] for name in names if given.get(name)}
+    return {name: form_fields[name] for name in names if form_fields.get(name)}
 
 
 def _find_verb(name: str) -> NodeVerb:

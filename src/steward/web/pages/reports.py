@@ -275,11 +275,11 @@ REPORT_KINDS: Final[dict[str, ReportKind]] = {
 
 def select_columns(kind: ReportKind, rows: Sequence[Any]) -> list[ReportColumn]:
     """Return the columns of a table without the empty optional ones."""
-    nothing = ("", "0.0", format_number_html(None))
+    empty_texts = ("", "0.0", format_number_html(None))
     return [
         column
         for column in kind.columns
-        if not column.is_odd or any(column.text(row) not in nothing for row in rows)
+        if not column.is_odd or any(column.text(row) not in empty_texts for row in rows)
     ]
 
 
@@ -292,7 +292,7 @@ _PERIODS: Final = ("", "day", "week", "month")
 @get("/reports", include_in_schema=False)
 async def reports(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List the reports."""
-    return pages.page("reports.html", visit, here="/reports", kinds=REPORT_KINDS)
+    return pages.render_page("reports.html", visit, here="/reports", kinds=REPORT_KINDS)
 
 
 @get("/reports/{name:str}", include_in_schema=False)
@@ -301,7 +301,7 @@ async def report(
 ) -> Response[Any]:
     """Show a report's form; its table loads separately, since it may take a while."""
     kind = _find_report(name)
-    return pages.page("report.html", visit, **_read_form(request, kind))
+    return pages.render_page("report.html", visit, **_read_form(request, kind))
 
 
 @get("/reports/{name:str}/table", include_in_schema=False)
@@ -311,13 +311,15 @@ async def table(
     """Return a report's table and plot, or a download of it."""
     kind = _find_report(name)
     asked = _read_form(request, kind)
-    answer: ReportReply = await visit.ask(f"reports.{name}", _make_report_request(asked, kind))
+    answer: ReportReply = await visit.call_action(
+        f"reports.{name}", _make_report_request(asked, kind)
+    )
     rows = answer.rows
     columns = select_columns(kind, rows)
     form = query.read_text(request, "form")
     if form in ("csv", "json"):
         return _download_report(answer, kind, columns, form)
-    return pages.either(
+    return pages.render_page_or_part(
         "report_table.html",
         visit,
         **asked,
@@ -360,17 +362,17 @@ def _read_form(request: HttpRequest, kind: ReportKind) -> dict[str, Any]:
     }
 
 
-def _make_report_request(asked: dict[str, Any], kind: ReportKind) -> Any:
+def _make_report_request(form: dict[str, Any], kind: ReportKind) -> Any:
     """Build the request of a report."""
-    fields = asked["asked"]
+    fields = form["asked"]
     return kind.request(**{**fields, "by": cast("PeriodLength", fields["by"])})
 
 
-def _plot_report(kind: ReportKind, answer: ReportReply, rows: Sequence[ReportRow]) -> Plot | None:
+def _plot_report(kind: ReportKind, reply: ReportReply, rows: Sequence[ReportRow]) -> Plot | None:
     """Plot the totals of periods over time; None if there is only one period."""
-    if len(answer.periods) < 2:
+    if len(reply.periods) < 2:
         return None
-    sums = [0.0] * len(answer.periods)
+    sums = [0.0] * len(reply.periods)
     for row in rows:
         # An account's total row precedes its users' rows: count only the total.
         if getattr(row, "uid", None) is not None and kind.name == "accounts":
@@ -380,29 +382,29 @@ def _plot_report(kind: ReportKind, answer: ReportReply, rows: Sequence[ReportRow
     scale = 3600 if unit else 1
     return Plot(
         title=kind.title,
-        x=[one.since.timestamp() for one in answer.periods],
+        x=[one.since.timestamp() for one in reply.periods],
         series=[(kind.plot.removesuffix("_s").replace("_", " "), [one / scale for one in sums])],
         unit=unit,
-        zone=answer.zone,
+        zone=reply.zone,
         bars=True,
     )
 
 
 def _download_report(
-    answer: ReportReply, kind: ReportKind, columns: Sequence[ReportColumn], form: str
+    reply: ReportReply, kind: ReportKind, columns: Sequence[ReportColumn], file_format: str
 ) -> Response[Any]:
     """Return a report as a CSV or JSON file."""
-    headers = {"Content-Disposition": f'attachment; filename="report-{kind.name}.{form}"'}
-    if form == "json":
-        return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)
-    out = io.StringIO()
-    writer = csv.writer(out)
+    headers = {"Content-Disposition": f'attachment; filename="report-{kind.name}.{file_format}"'}
+    if file_format == "json":
+        return Response(msgspec.json.encode(reply), media_type="application/json", headers=headers)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
     writer.writerow(["Period", "Cluster", *(column.title for column in columns)])
-    for row in answer.rows:
-        cells = [answer.periods[row.period].label or "all", row.cluster]
+    for row in reply.rows:
+        cells = [reply.periods[row.period].label or "all", row.cluster]
         cells += [column.plain(row) for column in columns]
         writer.writerow([quote_formula(escape_line(cell)) for cell in cells])
-    return Response(out.getvalue(), media_type="text/csv", headers=headers)
+    return Response(buffer.getvalue(), media_type="text/csv", headers=headers)
 
 
 ROUTES: Final = (reports, report, table)

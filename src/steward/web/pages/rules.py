@@ -47,15 +47,16 @@ async def rules(
         limit=_ROWS_PER_PAGE + 1,
     )
     if visit.is_part:
-        history: RulesHistoryReply = await visit.ask("rules.history", wanted)
-        return pages.page(
+        history: RulesHistoryReply = await visit.call_action("rules.history", wanted)
+        return pages.render_page(
             "_executions.html", visit, **_make_execution_context(history, filters, visit)
         )
     listed: ListRulesReply
     listed, history = await asyncio.gather(
-        visit.ask("rules.list", ListRulesRequest()), visit.ask("rules.history", wanted)
+        visit.call_action("rules.list", ListRulesRequest()),
+        visit.call_action("rules.history", wanted),
     )
-    return pages.page(
+    return pages.render_page(
         "rules.html",
         visit,
         here="/rules",
@@ -69,10 +70,10 @@ def _make_execution_context(
     history: RulesHistoryReply, filters: dict[str, str], visit: AuthenticatedRequest
 ) -> dict[str, Any]:
     """Return the template context of a list of executions."""
-    shown = history.executions[:_ROWS_PER_PAGE]
+    executions = history.executions[:_ROWS_PER_PAGE]
     return {
-        "executions": shown,
-        "more": shown[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
+        "executions": executions,
+        "more": executions[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
         "filters": filters,
         "zones": {role.cluster: role.zone for role in visit.me.clusters},
     }
@@ -86,7 +87,7 @@ async def execution(
     wanted = RulesHistoryRequest(id=number, limit=1)
     answer: RulesHistoryReply | None = None
     if number > 0:
-        answer = await visit.ask("rules.history", wanted)
+        answer = await visit.call_action("rules.history", wanted)
     if answer is None or not answer.executions:
         raise PageNotFound(f"there is no execution {number}, or it was long ago")
     return _make_details_page(visit, pages, "execution.html", answer.executions[0])
@@ -102,8 +103,8 @@ async def switch(
     if to not in ("on", "off"):
         raise UsageError("a rule is switched on or off")
     verb = "rules.enable" if to == "on" else "rules.disable"
-    await visit.ask(verb, SwitchRuleRequest(rule=rule))
-    return pages.redirect("/rules", visit)
+    await visit.call_action(verb, SwitchRuleRequest(rule=rule))
+    return pages.make_redirect("/rules", visit)
 
 
 @get("/actions", include_in_schema=False)
@@ -116,7 +117,7 @@ async def audit(
         "cluster": query.read_text(request, "cluster"),
         "since": query.read_text(request, "since"),
     }
-    answer: AuditReply = await visit.ask(
+    answer: AuditReply = await visit.call_action(
         "automation.audit",
         AuditRequest(
             **filters,
@@ -126,7 +127,7 @@ async def audit(
         ),
     )
     shown = answer.actions[:_ROWS_PER_PAGE]
-    return pages.either(
+    return pages.render_page_or_part(
         "actions.html",
         visit,
         here="/rules",
@@ -144,26 +145,26 @@ async def action(
     """Show one action of the audit log."""
     answer: AuditReply | None = None
     if number > 0:
-        answer = await visit.ask("automation.audit", AuditRequest(id=number))
+        answer = await visit.call_action("automation.audit", AuditRequest(id=number))
     if answer is None or not answer.actions:
         raise PageNotFound(f"there is no action {number}, or it is not yours")
     return _make_details_page(visit, pages, "action.html", answer.actions[0])
 
 
 def _make_details_page(
-    visit: AuthenticatedRequest, pages: Renderer, template: str, one: Execution | AuditRow
+    visit: AuthenticatedRequest, pages: Renderer, template: str, entry: Execution | AuditRow
 ) -> Response[Any]:
     """Return the page of an action or execution: parameters and result."""
-    role = visit.role(one.cluster)
-    return pages.page(
+    role = visit.role(entry.cluster)
+    return pages.render_page(
         template,
         visit,
         here="/rules",
-        one=one,
+        one=entry,
         zone=role.zone if role else "",
-        lines=list_result_lines(one.result),
-        parameters=format_json_html(one.parameters),
-        result=format_json_html(one.result),
+        lines=list_result_lines(entry.result),
+        parameters=format_json_html(entry.parameters),
+        result=format_json_html(entry.result),
     )
 
 

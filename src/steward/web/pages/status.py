@@ -44,47 +44,47 @@ class StatusProblem(msgspec.Struct, frozen=True):
     says: str
 
 
-def list_problems(answer: StatusShowAnswer) -> list[StatusProblem]:
+def list_problems(reply: StatusShowAnswer) -> list[StatusProblem]:
     """Return the problems, worst first."""
-    return sorted(_iterate_problems(answer), key=lambda one: one.rank != "wrong")
+    return sorted(_iterate_problems(reply), key=lambda problem: problem.rank != "wrong")
 
 
-def _iterate_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
+def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems in a status reply."""
-    if not answer.running:
+    if not reply.running:
         yield StatusProblem("wrong", "daemon", "it does not run")
-    for part in answer.parts:
-        if not part.pid:
-            yield StatusProblem("wrong", f"part {part.name}", part.error or "it does not run")
-    yield from _iterate_consumer_problems(answer)
-    if answer.dead_letters:
-        events = "1 event was" if answer.dead_letters == 1 else f"{answer.dead_letters} events were"
+    for worker in reply.parts:
+        if not worker.pid:
+            yield StatusProblem("wrong", f"part {worker.name}", worker.error or "it does not run")
+    yield from _iterate_consumer_problems(reply)
+    if reply.dead_letters:
+        events = "1 event was" if reply.dead_letters == 1 else f"{reply.dead_letters} events were"
         yield StatusProblem("wrong", "dead letters", f"{events} set aside")
-    for one in answer.clusters:
-        if one.up is False:
+    for cluster in reply.clusters:
+        if cluster.up is False:
             yield StatusProblem(
-                "wrong", f"cluster {one.cluster}", one.message or "it does not answer"
+                "wrong", f"cluster {cluster.cluster}", cluster.message or "it does not answer"
             )
-    for disk in answer.disks:
+    for disk in reply.disks:
         if disk.total and disk.free < _LOW_SPACE * disk.total:
             yield StatusProblem(
                 "warning", f"disk {disk.path}", f"{format_size_html(disk.free)} are free"
             )
-    bank = answer.bank
+    bank = reply.bank
     if bank is not None and bank.gate != "deciding":
         says = bank.gate_why or f"it is {bank.gate}"
         yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", says)
     if bank is not None and bank.notices:
         yield StatusProblem("warning", "notices", f"{bank.notices} were set aside")
-    refused = {f"agent {address}": f"refused: {why}" for address, why in answer.refused.items()}
-    for what, why in (refused | answer.unknown).items():
+    refused = {f"agent {address}": f"refused: {why}" for address, why in reply.refused.items()}
+    for what, why in (refused | reply.unknown).items():
         yield StatusProblem("warning", what, why)
 
 
-def _iterate_consumer_problems(answer: StatusShowAnswer) -> Iterator[StatusProblem]:
+def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems of consumers and of sinks."""
-    sinks = {f"archive.{one.name}" for one in answer.sinks}
-    for consumer in answer.consumers:
+    sinks = {f"archive.{item.name}" for item in reply.sinks}
+    for consumer in reply.consumers:
         if consumer.name in sinks:
             continue
         if consumer.state == "detached":
@@ -96,7 +96,7 @@ def _iterate_consumer_problems(answer: StatusShowAnswer) -> Iterator[StatusProbl
         elif (consumer.behind_s or 0.0) > _LATE_AFTER_S:
             says = f"it is {format_duration_html(consumer.behind_s)} behind"
             yield StatusProblem("warning", f"consumer {consumer.name}", says)
-    for sink in answer.sinks:
+    for sink in reply.sinks:
         if sink.state in ("detached", "waiting"):
             rank: Literal["wrong", "warning"] = "wrong" if sink.state == "detached" else "warning"
             yield StatusProblem(rank, f"sink {sink.name}", sink.refill or sink.detail or sink.state)
@@ -112,11 +112,11 @@ _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-
 @get("/status", include_in_schema=False)
 async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the status of Steward."""
-    answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=False))
+    answer: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=False))
     letters = DeadAnswer(letters=())
     if answer.dead_letters:
-        letters = await visit.ask("journal.dead", DeadRequest())
-    return pages.page(
+        letters = await visit.call_action("journal.dead", DeadRequest())
+    return pages.render_page(
         "steward.html",
         visit,
         here="/status",
@@ -132,8 +132,8 @@ async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
 @get("/status/gaps", include_in_schema=False)
 async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the known gaps in the records, which take a while to compute."""
-    answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=True))
-    return pages.either(
+    answer: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=True))
+    return pages.render_page_or_part(
         "gaps.html",
         visit,
         here="/status",
@@ -146,8 +146,8 @@ async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
 @get("/status/doctor", include_in_schema=False)
 async def doctor(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Run the health checks, which take some seconds."""
-    answer: DoctorAnswer = await visit.ask("doctor.run", DoctorRequest())
-    return pages.either(
+    answer: DoctorAnswer = await visit.call_action("doctor.run", DoctorRequest())
+    return pages.render_page_or_part(
         "doctor.html",
         visit,
         here="/status",
@@ -165,10 +165,10 @@ async def replay(
     consumer, number = str(given.get("consumer", "")), str(given.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
         raise UsageError("say of which consumer, and which event or all")
-    await visit.ask(
+    await visit.call_action(
         "journal.replay", ReplayRequest(consumer=consumer, id=int(number) if number else None)
     )
-    return pages.redirect("/status", visit)
+    return pages.make_redirect("/status", visit)
 
 
 @get("/metrics", include_in_schema=False)
@@ -178,9 +178,9 @@ async def metrics(request: HttpRequest) -> Response[str]:
     Without a token they show nothing about users or accounts.
     """
     web: WebSettings = request.app.state.web
-    desk: DaemonClient = request.app.state.desk
-    doorkeeper: Authenticator = request.app.state.doorkeeper
-    token = doorkeeper.token(request)
+    desk: DaemonClient = request.app.state.client
+    doorkeeper: Authenticator = request.app.state.tokens
+    token = doorkeeper.read_token(request)
     peer = request.client.host if request.client else ""
     # Behind a proxy the peer address does not identify the client.
     is_passed_on = any(
@@ -190,7 +190,7 @@ async def metrics(request: HttpRequest) -> Response[str]:
         raise PermissionRefused(
             "figures are for the addresses in [web] metrics_from, and for an operator's token"
         )
-    answer: MetricsAnswer = await desk.ask("status.metrics", MetricsRequest(), token)
+    answer: MetricsAnswer = await desk.call_action("status.metrics", MetricsRequest(), token)
     return Response(
         answer.text,
         media_type=answer.content_type,

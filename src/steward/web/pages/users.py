@@ -46,10 +46,10 @@ async def efficiency(
     visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show the user's allocated but unused resources, which take a while to sum up."""
-    answer: WasteReply = await visit.ask(
+    answer: WasteReply = await visit.call_action(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
-    return pages.either(
+    return pages.render_page_or_part(
         "efficiency.html",
         visit,
         name=name,
@@ -69,7 +69,7 @@ async def create(
     try:
         if not days.isascii() or not days.isdigit() or len(days) > 4:
             raise UsageError(f"a token is good for some days, not {days[:20]!r}")
-        answer: TokenAnswer = await visit.ask(
+        answer: TokenAnswer = await visit.call_action(
             "credentials.token_create",
             TokenCreateRequest(
                 name=str(given.get("name", "")), scopes=scopes, expires_s=int(days) * _DAY_S
@@ -79,7 +79,7 @@ async def create(
         raise
     except StewardError as error:
         return await _make_user_page(visit, pages, name, error=str(error))
-    return await _make_user_page(visit, pages, name, made=answer)
+    return await _make_user_page(visit, pages, name, new_token=answer)
 
 
 @post("/users/{name:str}/revoke", include_in_schema=False, status_code=303)
@@ -91,8 +91,8 @@ async def revoke(
     number = str((await request.form()).get("number", ""))
     if not number.isascii() or not number.isdigit():
         raise UsageError(f"a token has a number, not {number[:20]!r}")
-    await visit.ask("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
-    return pages.redirect(f"/users/{quote_path_part(name)}", visit)
+    await visit.call_action("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
+    return pages.make_redirect(f"/users/{quote_path_part(name)}", visit)
 
 
 def _require_self(visit: AuthenticatedRequest, name: str) -> None:
@@ -107,33 +107,33 @@ async def _make_user_page(
     name: str,
     *,
     error: str = "",
-    made: TokenAnswer | None = None,
+    new_token: TokenAnswer | None = None,
 ) -> Response[Any]:
     """Return the page of a user, with a new token or an error message if given."""
     if not name or len(name) > _LONGEST_NAME:
         raise PageNotFound("there is no such user")
     jobs: JobsAnswer
     members: AccountReply | None
-    used: UsageReply | None
+    usage: UsageReply | None
     tokens: TokenListAnswer | None
-    jobs, members, used, tokens = await asyncio.gather(
-        visit.ask("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
+    jobs, members, usage, tokens = await asyncio.gather(
+        visit.call_action("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
         _fetch_accounts(visit, name),
         _fetch_usage(visit, name),
         _fetch_tokens(visit, name),
     )
-    return pages.page(
+    return pages.render_page(
         "user.html",
         visit,
         status=400 if error else 200,
         here=f"/users/{name}",
         name=name,
         error=error,
-        made=made,
+        made=new_token,
         jobs=jobs,
         members=members,
-        used=used,
-        plot=_plot_usage(used) if used else None,
+        used=usage,
+        plot=_plot_usage(usage) if usage else None,
         tokens=tokens,
         scopes=SCOPES,
         now=utc_now(),
@@ -144,8 +144,8 @@ async def _fetch_accounts(visit: AuthenticatedRequest, name: str) -> AccountRepl
     """Return the user's accounts, or None without a bank."""
     if not visit.me.bank:
         return None
-    answer: AccountReply = await visit.ask("bank.user_show", UserShowRequest(users=(name,)))
-    return answer
+    reply: AccountReply = await visit.call_action("bank.user_show", UserShowRequest(users=(name,)))
+    return reply
 
 
 async def _fetch_usage(visit: AuthenticatedRequest, name: str) -> UsageReply | None:
@@ -153,31 +153,31 @@ async def _fetch_usage(visit: AuthenticatedRequest, name: str) -> UsageReply | N
     if not visit.me.bank:
         return None
     try:
-        answer: UsageReply = await visit.ask(
+        reply: UsageReply = await visit.call_action(
             "bank.usage", UsageRequest(by=("month",), users=(name,), since="now-365days")
         )
     except PermissionRefused:
         # Other users' usage is visible only to coordinators: the page omits it.
         return None
-    return answer
+    return reply
 
 
 async def _fetch_tokens(visit: AuthenticatedRequest, name: str) -> TokenListAnswer | None:
     """Return the user's own tokens and sessions; None for anybody else."""
     if name != visit.user:
         return None
-    answer: TokenListAnswer = await visit.ask(
+    reply: TokenListAnswer = await visit.call_action(
         "credentials.token_list", TokenListRequest(sessions=True)
     )
-    return answer
+    return reply
 
 
-def _plot_usage(used: UsageReply) -> Plot | None:
+def _plot_usage(usage: UsageReply) -> Plot | None:
     """Plot the usage by month, or return None for fewer than two months."""
-    months = {row.month: row.amount for row in used.rows if row.month}
+    months = {row.month: row.amount for row in usage.rows if row.month}
     if len(months) < 2:
         return None
-    zone = find_zone(used.zone)
+    zone = find_zone(usage.zone)
     starts = [
         datetime(int(month[:4]), int(month[5:7]), 1, tzinfo=zone).timestamp() for month in months
     ]
@@ -185,8 +185,8 @@ def _plot_usage(used: UsageReply) -> Plot | None:
         title="Used by month",
         x=starts,
         series=[("used", [amount / MICRO for amount in months.values()])],
-        unit=used.unit,
-        zone=used.zone,
+        unit=usage.unit,
+        zone=usage.zone,
         bars=True,
     )
 

@@ -169,7 +169,7 @@ def expire_books(room: AccountingContext, asker: Asker, request: ExpireRequest) 
     days = () if request.keep_log else list_log_days(log_location(room.settings))
     going = [_expire_day(day) for day in days if calendar.end_of(day.day) <= before]
     try:
-        jobs = room.jobs.expirable(before)
+        jobs = room.jobs.count_expirable_jobs(before)
     except SqliteUnavailable:
         jobs = 0  # before the first start there are none
     if request.yes:

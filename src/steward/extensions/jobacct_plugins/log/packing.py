@@ -83,7 +83,7 @@ def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
     try:
         import duckdb
     except ImportError as error:
-        raise JobLogUnavailable(PARQUET_DRIVER.missing, PARQUET_DRIVER.part) from error
+        raise JobLogUnavailable(PARQUET_DRIVER.missing_error, PARQUET_DRIVER.part) from error
 
     between = f"{path}.lines{NEW_SUFFIX}"
     try:
