@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from steward.admin.doctor.actions import run_in_processes
+from steward.admin.doctor.check_processes import run_in_processes
 from steward.admin.doctor.findings import CheckFinding
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry

@@ -22,8 +22,8 @@ from servers.postgresql import PostgreSQL
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
 from steward.bank.ledger.engine import LedgerDatabase, ledger_url
+from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.ledger.outbox import LeaseLost
 from steward.bank.ledger.tables import metadata
 from steward.core.config import Settings
 from steward.core.events import utc_now

@@ -16,8 +16,8 @@ from steward_daemon import STEWARD
 from submitting import wait_until
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.admin.credentials.context import verify_munge_request
 from steward.admin.credentials.errors import UnknownCredential
+from steward.admin.credentials.munge_authentication import verify_munge_request
 from steward.admin.credentials.requests import VouchRequest
 from steward.core.munge import build_statement, hash_body
 from steward.web.settings import WebSettings

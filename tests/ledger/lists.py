@@ -7,8 +7,8 @@ import pytest
 from ledger.site import BY, DAY, NOON, Clock, account
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import RejectedJob, ReportedJob, ReportedTotals
+from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.ledger import Ledger
-from steward.bank.ledger.outbox import LeaseLost
 from steward.bank.ledger.side_records import MAX_REJECTIONS_PER_DAY
 
 

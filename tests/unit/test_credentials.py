@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.admin.credentials import actions
-from steward.admin.credentials.context import CredentialsContext, make_ticket, verify_munge_request
+from steward.admin.credentials.context import CredentialsContext
 from steward.admin.credentials.errors import CredentialMissing, UnknownCredential
+from steward.admin.credentials.munge_authentication import make_ticket, verify_munge_request
 from steward.admin.credentials.requests import (
     CloseRequest,
     LoginAnswer,

@@ -21,7 +21,8 @@ from harness.site import ROOT
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import data_checks
-from steward.admin.doctor.actions import run_doctor, run_in_processes
+from steward.admin.doctor.actions import run_doctor
+from steward.admin.doctor.check_processes import run_in_processes
 from steward.admin.doctor.findings import (
     CheckFinding,
     DoctorContext,

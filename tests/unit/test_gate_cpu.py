@@ -15,7 +15,8 @@ from harness.gate import job as usual_job
 from steward.bank.estimate import count_array_tasks, sizes
 from steward.bank.estimate.request_limits import LONGEST_TEXTS, Budget, count_nodes
 from steward.bank.estimate.sizes import requested_gres
-from steward.bank.gate.plugin_answers import USER_NS, CpuLimits, DecisionRight, PluginAnswerer
+from steward.bank.gate.cpu_limits import USER_NS, CpuLimits
+from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
 from steward.bank.gate.requests import LONGEST_REQUEST, PluginReply, PluginRequest, ShownJob
 from steward.bank.records import JobRequest
 from steward.slurm.cluster_model import ClusterModel

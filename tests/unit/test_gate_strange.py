@@ -25,10 +25,11 @@ from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.calls import GateOperations
 from steward.bank.gate.client import connect_unix_socket
-from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer, UserNameCache
+from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
 from steward.bank.gate.requests import CoverRequest, GateCall, GateReply, PluginReply, PluginRequest
 from steward.bank.gate.requests import PriceRequest as Question
 from steward.bank.gate.store import GateStore
+from steward.bank.gate.user_names import UserNameCache
 from steward.bank.money import MICRO
 from steward.bank.records import JobRequest, Quote, UserBooks
 from steward.bank.settings import BankPartitionSettings

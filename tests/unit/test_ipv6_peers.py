@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from steward.admin.credentials.context import verify_munge_request
+from steward.admin.credentials.munge_authentication import verify_munge_request
 from steward.admin.credentials.requests import VouchRequest
 from steward.capture.nodes.senders import BatchHeader, SenderAuthenticator
 from steward.capture.settings import NodesSettings

@@ -12,7 +12,7 @@ from litestar.testing import RequestFactory
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.job_list_requests import JobRow
-from steward.archive.messages import EncodedContent
+from steward.archive.contents import EncodedContent
 from steward.archive.requests import DiffReply, HitLine, JobLine
 from steward.core.errors import UsageError
 from steward.web.formats import (

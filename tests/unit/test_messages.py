@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import message_schema
 from harness.events import NOON
 from harness.spool import environment_bytes
+from steward.archive.contents import EncodedContent
 from steward.archive.messages import (
     MAX_SCRIPT_MESSAGE_BYTES,
     SCHEMA,
-    EncodedContent,
     MessageError,
     ScriptMessage,
     decode_script_message,

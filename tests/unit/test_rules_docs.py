@@ -9,8 +9,9 @@ import pytest
 from steward.automation.rules.actions import try_rules
 from steward.automation.rules.criteria import normalize_operator
 from steward.automation.rules.parser import LIMIT_PARSERS, parse_rule
-from steward.automation.rules.rulebook import SHIPPED_RULES_DIR, find_rule_errors
+from steward.automation.rules.rulebook import SHIPPED_RULES_DIR
 from steward.automation.rules.triggers import TRIGGER_TYPES
+from steward.automation.rules.validation import find_rule_errors
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 TEXT = PAGE.read_text()

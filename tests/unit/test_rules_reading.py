@@ -15,7 +15,7 @@ from steward.automation.errors import RuleError
 from steward.automation.rules import rulebook
 from steward.automation.rules.model import RateLimit
 from steward.automation.rules.parser import parse_rule
-from steward.automation.rules.rulebook import compare_with_stackstorm, find_rule_errors
+from steward.automation.rules.validation import compare_with_stackstorm, find_rule_errors
 from steward.automation.settings import RulesSettings
 
 WHOLE = """\

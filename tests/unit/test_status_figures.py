@@ -15,7 +15,7 @@ from harness.gate import job, running, settings_of
 from harness.site import ROOT
 from steward.admin.status.metrics import MetricFamilies
 from steward.admin.status.requests import MetricsRequest
-from steward.bank.actions.upkeep import BankStatusRequest
+from steward.bank.actions.status import BankStatusRequest
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.core.access import Asker

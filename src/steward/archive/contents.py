@@ -5,8 +5,11 @@ consumers have passed the event, the store drops them; :class:`ScriptContents` t
 sinks in turn, through :class:`FilesReader`. Used by the catalog and remote sinks.
 """
 
+import base64
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Literal, Protocol
+
+import msgspec
 
 from steward.archive.errors import NotArchived
 from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
@@ -89,3 +92,44 @@ def make_script_contents(settings: Settings, stores: IncomingStores) -> ScriptCo
     return ScriptContents(
         stores, lambda: [FilesReader(settings, name) for name in settings.files_sinks()]
     )
+
+
+_CONTROLS: Final = bytes(range(32))
+
+
+class MessagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all parts of a message: keyword-only and immutable."""
+
+
+class EncodedContent(MessagePart, frozen=True, kw_only=True):
+    """Bytes in a form that JSON can hold, without loss.
+
+    Attributes:
+        encoding: ``utf-8``: ``text`` is the decoded bytes; ``base64``: ``text`` is their base64,
+            because they are not valid UTF-8, or because it is shorter.
+        text: The bytes in that encoding.
+    """
+
+    text: str
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "EncodedContent":
+        """Make the content for these bytes."""
+        try:
+            return cls(text=data.decode())
+        except UnicodeDecodeError:
+            return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
+
+    @classmethod
+    def from_bytes_shortest(cls, data: bytes) -> "EncodedContent":
+        """Make the content in the shorter encoding: JSON writes control characters as six bytes."""
+        controls = len(data) - len(data.translate(None, _CONTROLS))
+        if 5 * controls > len(data) // 3:
+            return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
+        return cls.from_bytes(data)
+
+    @property
+    def data(self) -> bytes:
+        """Return the bytes."""
+        return base64.b64decode(self.text) if self.encoding == "base64" else self.text.encode()

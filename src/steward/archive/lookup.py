@@ -16,9 +16,9 @@ import msgspec
 from steward.archive.catalog.matches import TermMatcher
 from steward.archive.catalog.month import ScriptUse
 from steward.archive.catalog.search import ScriptHit
+from steward.archive.contents import EncodedContent
 from steward.archive.context import ArchiveContext, make_run_line
 from steward.archive.errors import ArchiveUnavailable, NotArchived
-from steward.archive.messages import EncodedContent
 from steward.archive.remote.destination import resolve_searchable_sink
 from steward.archive.requests import (
     DiffReply,

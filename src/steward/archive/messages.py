@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
+from steward.archive.contents import EncodedContent, MessagePart
 from steward.core.errors import StewardError
 from steward.core.events import JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
@@ -35,49 +36,10 @@ or variable and so of an option of sbatch. A longer submit line is cut when it i
 _MOST_ITEMS: Final = 1000
 _MOST_CLAIM: Final = 4096
 _FIRST_YEAR, _LAST_YEAR = 1970, 2262
-_CONTROLS: Final = bytes(range(32))
 
 
 class MessageError(StewardError):
     """Error: bytes are not a valid message."""
-
-
-class MessagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all parts of a message: keyword-only and immutable."""
-
-
-class EncodedContent(MessagePart, frozen=True, kw_only=True):
-    """Bytes in a form that JSON can hold, without loss.
-
-    Attributes:
-        encoding: ``utf-8``: ``text`` is the decoded bytes; ``base64``: ``text`` is their base64,
-            because they are not valid UTF-8, or because it is shorter.
-        text: The bytes in that encoding.
-    """
-
-    text: str
-    encoding: Literal["utf-8", "base64"] = "utf-8"
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "EncodedContent":
-        """Make the content for these bytes."""
-        try:
-            return cls(text=data.decode())
-        except UnicodeDecodeError:
-            return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
-
-    @classmethod
-    def from_bytes_shortest(cls, data: bytes) -> "EncodedContent":
-        """Make the content in the shorter encoding: JSON writes control characters as six bytes."""
-        controls = len(data) - len(data.translate(None, _CONTROLS))
-        if 5 * controls > len(data) // 3:
-            return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
-        return cls.from_bytes(data)
-
-    @property
-    def data(self) -> bytes:
-        """Return the bytes."""
-        return base64.b64decode(self.text) if self.encoding == "base64" else self.text.encode()
 
 
 class MessageFile(MessagePart, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.messages import EncodedContent
+from steward.archive.contents import EncodedContent
 from steward.core.actions import ActionMessage, Answer, Request
 from steward.core.records import JobRecord
 

@@ -193,7 +193,7 @@ class GateSync:
 
     def _renew_lease(self) -> "Lease | None":
         """Renew the lease of the deciding gate, or take it if it is free."""
-        from steward.bank.ledger.outbox import LeaseLost
+        from steward.bank.ledger.leases import LeaseLost
 
         leases = self._ledger.leases
         if self._lease is not None:

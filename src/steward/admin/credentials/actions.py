@@ -19,10 +19,9 @@ from steward.admin.credentials.context import (
     BY_SHARED,
     CredentialsContext,
     find_proxy_uid,
-    make_ticket,
-    verify_munge_request,
 )
 from steward.admin.credentials.errors import CredentialMissing, MungeUserRejected
+from steward.admin.credentials.munge_authentication import make_ticket, verify_munge_request
 from steward.admin.credentials.requests import (
     CallerAnswer,
     CallerRequest,

@@ -18,7 +18,7 @@ from steward.admin.status.requests import (
     StatusShowAnswer,
 )
 from steward.admin.status.summary import StatusContext, collect_status
-from steward.bank.actions.upkeep import BankStatusReply
+from steward.bank.actions.status import BankStatusReply
 from steward.core.access import Asker
 
 if TYPE_CHECKING:

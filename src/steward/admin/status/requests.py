@@ -11,7 +11,7 @@ import msgspec
 
 from steward.admin.status.workers import WorkerLine
 from steward.archive.requests import SinkLine
-from steward.bank.actions.upkeep import BankStatusReply
+from steward.bank.actions.status import BankStatusReply
 from steward.core.actions import ActionMessage, Answer, Request
 
 ConsumerState = Literal["running", "waiting", "detached"]

@@ -28,7 +28,7 @@ from steward.admin.status.requests import (
     StatusShowRequest,
 )
 from steward.admin.status.workers import read_daemon_status
-from steward.bank.actions.upkeep import BankStatusReply, BankStatusRequest
+from steward.bank.actions.status import BankStatusReply, BankStatusRequest
 from steward.capture.nodes.last_seen import list_recent_refusals
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry

@@ -126,7 +126,7 @@ def validate_rule_files(
 
 def report_check(rules: "Sequence[Rule]", troubles: "Iterable[FileError]") -> CheckRulesReply:
     """Report valid rules, with differences from StackStorm, and errors of invalid files."""
-    from steward.automation.rules.rulebook import compare_with_stackstorm
+    from steward.automation.rules.validation import compare_with_stackstorm
 
     return CheckRulesReply(
         rules=len(rules),

@@ -19,8 +19,9 @@ from steward.bank.errors import BankUsage, NoEstimate
 from steward.bank.estimate.request_limits import Budget
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.balances import OpenHold
+from steward.bank.gate.cpu_limits import REQUEST_NS
 from steward.bank.gate.holds import HoldKeeper
-from steward.bank.gate.plugin_answers import REQUEST_NS, DecisionRight, PluginAnswerer
+from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
 from steward.bank.gate.requests import (
     VERSION,
     AccountMeans,

@@ -16,128 +16,20 @@ decide, or if the ledger has been unavailable for too long and the policy is ``d
 
 import logging
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from steward.bank.estimate.request_limits import OPTION_OF_FIELD, Budget
+from steward.bank.estimate.request_limits import OPTION_OF_FIELD
+from steward.bank.gate.cpu_limits import CpuLimits
 from steward.bank.gate.holds import HoldKeeper, OverdrawError
 from steward.bank.gate.requests import VERSION, AnswerCounts, PluginReply, PluginRequest
+from steward.bank.gate.user_names import (
+    UserNameCache,
+)
 from steward.core.config import Settings
 from steward.core.sqlite import SqliteError, SqliteUnavailable, translate_errors
-from steward.slurm.users import NameResolver
-
-REQUEST_NS: Final = 5_000_000
-"""CPU time that one request may take, in ns."""
-USER_NS: Final = 100_000_000
-"""CPU time that one user may take in each second, in ns: a tenth of the gate."""
-
-
-class CpuLimits:
-    """CPU time that each user took in the current second.
-
-    slurmctld holds its locks while it waits. One request gets `REQUEST_NS`; the components of a
-    heterogeneous job share one such budget. A user who took `USER_NS` is rejected until the next
-    second.
-
-    Args:
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._second = 0
-        self._taken_ns: dict[int, int] = {}
-        self._het_ns: dict[int, int] = {}
-
-    def is_exceeded(self, uid: int) -> bool:
-        """Return True if a user took all CPU time of this second."""
-        second = int(self._clock())
-        if second != self._second:
-            self._second = second
-            self._taken_ns.clear()
-            self._het_ns.clear()
-        return self._taken_ns.get(uid, 0) >= USER_NS
-
-    def budget(self, uid: int, *, is_het: bool) -> Budget:
-        """Return the CPU budget of a request; het components share one budget."""
-        taken_ns = self._het_ns.get(uid, 0) if is_het else 0
-        return Budget(max(0, REQUEST_NS - taken_ns))
-
-    def add(self, uid: int, ns: int, *, is_het: bool) -> None:
-        """Count the CPU time of a user's request."""
-        self._taken_ns[uid] = self._taken_ns.get(uid, 0) + ns
-        if is_het:
-            self._het_ns[uid] = self._het_ns.get(uid, 0) + ns
-
-
-_KEEP_NAME_S: Final = 600.0
-"""Time for which a resolved name is kept, in seconds."""
-_RETRY_NAME_S: Final = 5.0
-"""Time for which an unresolved name is kept, in seconds. Short: a directory service that is briefly
-unavailable must not cause long rejections."""
-_MOST_CACHED_NAMES: Final = 100_000
-"""Maximum number of cached names."""
-
-
-class UserNameCache:
-    """User names by uid, resolved in a thread beside the deciding one.
-
-    A slow directory service (LDAP) must not stop the gate: a decision waits for the thread only
-    briefly, and a name that arrives later serves the next job.
-
-    Args:
-        wait_s: Longest time that a decision waits for a name, in seconds.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self, *, wait_s: float = 0.02, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._wait_s = wait_s
-        self._clock = clock
-        self._names: dict[int, tuple[str, float]] = {}
-        self._queue: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
-        self._pending: dict[int, threading.Event] = {}
-        self._thread: threading.Thread | None = None
-
-    def find_user(self, uid: int) -> str:
-        """Return a user's name; "" if it does not resolve, or not soon enough."""
-        cached = self._names.get(uid)
-        if cached is not None and self._clock() < cached[1]:
-            return cached[0]
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._resolve_names, name="names", daemon=True)
-            self._thread.start()
-        event = self._pending.get(uid)
-        if event is None:
-            if len(self._names) >= _MOST_CACHED_NAMES:
-                self._names.clear()
-            event = self._pending[uid] = threading.Event()
-            self._queue.put((uid, event))
-            event.wait(self._wait_s)
-        resolved = self._names.get(uid)
-        return resolved[0] if resolved is not None else ""
-
-    def _resolve_names(self) -> None:
-        """Resolve requested uids, in the thread."""
-        resolver = NameResolver()
-        while True:
-            uid, event = self._queue.get()
-            name = resolver.user(uid)
-            resolver.clear()
-            lasts_s = _KEEP_NAME_S if name else _RETRY_NAME_S
-            cached = self._names.get(uid)
-            if not name and cached is not None:
-                name = cached[0]  # a known name is kept as long as Steward runs
-            self._names[uid] = (name, self._clock() + lasts_s)
-            self._pending.pop(uid, None)
-            event.set()
-
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from steward.bank.ledger import outbox
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.charges import Charges
 from steward.bank.ledger.engine import LedgerDatabase
-from steward.bank.ledger.outbox import Cursors, Leases, Outbox, Settlements, Thresholds
+from steward.bank.ledger.leases import Leases, check_lease
+from steward.bank.ledger.outbox import Cursors, Outbox, Settlements, Thresholds
 from steward.bank.ledger.postings import LedgerSession, TransferWriter
 from steward.bank.ledger.proof import verify_ledger
 from steward.bank.ledger.queries import BalanceHistory, LedgerQueries, export_books
@@ -138,7 +138,7 @@ class Ledger:
         with self._database.writing() as connection:
             session = LedgerSession(connection, self._now, writing=True)
             if lease is not None:
-                outbox.check_lease(connection, lease)
+                check_lease(connection, lease)
             yield Transaction(session)
             session.flush()
 

@@ -9,149 +9,19 @@
 - :class:`Outbox`: messages to deliver elsewhere, retried until delivered or dead letters.
 """
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
+from sqlalchemy import Row, Table, delete, func, insert, select, update
 
-from steward.bank.errors import BankUsage, LedgerUnavailable
-from steward.bank.ledger.engine import LedgerDatabase
+from steward.bank.errors import BankUsage
 from steward.bank.ledger.postings import LedgerSession, sanitize_text
-from steward.bank.ledger.records import Lease, OutboxItem
-from steward.bank.ledger.tables import cursor, lease, mark, outbox, settlement, state, threshold
+from steward.bank.ledger.records import OutboxItem
+from steward.bank.ledger.tables import cursor, mark, outbox, settlement, threshold
 from steward.bank.records import Settlement
 from steward.core.timestamps import moment, to_micros
-
-
-class LeaseLost(LedgerUnavailable):
-    """Error: another process took the lease, or it ended; ``offender`` is the lease's name."""
-
-
-class Leases:
-    """Leases: take, renew and release them, each call in its own transaction.
-
-    Args:
-        database: The ledger's database.
-        now: The clock, used on SQLite; PostgreSQL uses the server's clock.
-    """
-
-    def __init__(self, database: LedgerDatabase, now: Callable[[], datetime]) -> None:
-        self._database = database
-        self._now = now
-
-    def take(self, name: str, holder: str, duration_s: float) -> Lease | None:
-        """Take a lease that is free or already held by this holder.
-
-        Args:
-            name: Name of the lease.
-            holder: Unique name of the process that takes it.
-            duration_s: Duration, in seconds.
-
-        Returns:
-            The lease with a new fencing number; None while another holds it.
-
-        Raises:
-            LedgerUnavailable: The database is unreachable.
-        """
-        with self._database.writing() as connection:
-            _wait_for_writers(connection)
-            now = self._current_time(connection)
-            row = _find_lease(connection, name)
-            if row is not None and row.holder != holder and moment(row.until_us) > now:
-                return None
-            fence = 1 if row is None else row.fence + 1
-            until_us = to_micros(now + timedelta(seconds=duration_s))
-            values = {"holder": holder, "fence": fence, "until_us": until_us}
-            if row is None:
-                connection.execute(insert(lease).values(name=name, **values))
-            else:
-                connection.execute(update(lease).where(lease.c.name == name).values(values))
-        return Lease(name=name, holder=holder, fence=fence, until=moment(until_us))
-
-    def renew(self, held_lease: Lease, duration_s: float) -> Lease:
-        """Extend a lease from now on, even after it ended if nobody took it.
-
-        Raises:
-            LeaseLost: Another process has taken it.
-            LedgerUnavailable: The database is unreachable.
-        """
-        with self._database.writing() as connection:
-            _wait_for_writers(connection)
-            check_lease(connection, held_lease)
-            until_us = to_micros(self._current_time(connection) + timedelta(seconds=duration_s))
-            connection.execute(
-                update(lease).where(lease.c.name == held_lease.name).values(until_us=until_us)
-            )
-        return Lease(
-            name=held_lease.name,
-            holder=held_lease.holder,
-            fence=held_lease.fence,
-            until=moment(until_us),
-        )
-
-    def release(self, held_lease: Lease) -> None:
-        """Release a lease; no effect if another process has taken it.
-
-        Raises:
-            LedgerUnavailable: The database is unreachable.
-        """
-        with self._database.writing() as connection:
-            _wait_for_writers(connection)
-            connection.execute(
-                update(lease)
-                .where(lease.c.name == held_lease.name, lease.c.fence == held_lease.fence)
-                .values(until_us=0, fence=held_lease.fence + 1)
-            )
-
-    def find_holder(self, name: str) -> Lease | None:
-        """Return the lease if someone holds it now, else None.
-
-        Raises:
-            LedgerUnavailable: The database is unreachable.
-        """
-        with self._database.reading() as connection:
-            row = _find_lease(connection, name)
-            if row is None or moment(row.until_us) <= self._current_time(connection):
-                return None
-            return Lease(
-                name=name,
-                holder=row.holder,
-                fence=row.fence,
-                until=moment(row.until_us),
-            )
-
-    def _current_time(self, connection: Connection) -> datetime:
-        """Return the current time: the process's clock on SQLite, the server's on PostgreSQL."""
-        if self._database.is_sqlite:
-            return self._now()
-        server_time: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-        return moment(to_micros(server_time))
-
-
-def check_lease(connection: Connection, held_lease: Lease) -> None:
-    """Check that a lease is still held, in a transaction that locks out other writers.
-
-    Raises:
-        LeaseLost: Another process has taken it.
-    """
-    row = _find_lease(connection, held_lease.name)
-    if row is None or (row.fence, row.holder) != (held_lease.fence, held_lease.holder):
-        holder = row.holder if row is not None else "nobody"
-        raise LeaseLost(
-            f"the lease {held_lease.name} is not ours any more: {holder} has it", held_lease.name
-        )
-
-
-def _wait_for_writers(connection: Connection) -> None:
-    """Wait for running writers, so that they finish before the lease changes hands."""
-    connection.execute(select(state.c.id).with_for_update())
-
-
-def _find_lease(connection: Connection, name: str) -> "Row[Any] | None":
-    return connection.execute(select(lease).where(lease.c.name == name)).first()
-
 
 _KEY_RETENTION_US: Final = 90 * 86_400 * 1_000_000
 """Time that the key of a delivered message is remembered: 90 days, in microseconds."""

@@ -1,0 +1,126 @@
+"""MUNGE authentication of the web API: verify a client's credential, and give a ticket for it."""
+
+import hashlib
+import hmac
+import logging
+import os
+import pwd
+import secrets
+from datetime import datetime, timedelta
+from typing import Final
+from urllib.parse import urlsplit
+
+from steward.admin.credentials.errors import MungeUserRejected, UnknownCredential
+from steward.admin.credentials.requests import VouchRequest
+from steward.core.errors import PermissionRefused
+from steward.core.listeners import is_ipv6, is_within
+from steward.core.munge import (
+    Munge,
+    MungeClaim,
+    MungeUnavailable,
+    build_statement_from_digest,
+    describe_difference,
+)
+from steward.core.timestamps import to_micros
+from steward.web.settings import WebSettings
+
+log = logging.getLogger(__name__)
+
+TICKET_PREFIX: Final = "stm_"
+"""Prefix of tickets."""
+TICKET_LIFE: Final = timedelta(minutes=1)
+"""Validity of a ticket."""
+_KEY: Final = secrets.token_bytes(32)
+
+
+def make_ticket(uid: int, user: str, now: datetime) -> str:
+    """Make a ticket for a user."""
+    text = f"{uid}:{to_micros(now + TICKET_LIFE)}:{user}"
+    return f"{TICKET_PREFIX}{_sign(text)}:{text}"
+
+
+def verify_ticket(ticket: str, now: datetime) -> tuple[int, str]:
+    """Return the uid and name in a ticket.
+
+    Raises:
+        UnknownCredential: The running daemon did not make it, or its minute is over.
+    """
+    signature, _, text = ticket.removeprefix(TICKET_PREFIX).partition(":")
+    if not hmac.compare_digest(signature.encode(), _sign(text).encode()):
+        raise UnknownCredential("this is no ticket of the daemon that runs now: ask again")
+    uid, until_us, user = text.split(":", 2)
+    if to_micros(now) >= int(until_us):
+        raise UnknownCredential(
+            "what MUNGE vouches for is one request, and its minute is over: ask again"
+        )
+    return int(uid), user
+
+
+def _sign(text: str) -> str:
+    return hmac.new(_KEY, text.encode(), hashlib.sha256).hexdigest()
+
+
+def verify_munge_request(web: WebSettings, request: VouchRequest) -> tuple[int, str]:
+    """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
+
+    Args:
+        web: Section [web].
+        request: The credential, and that request.
+
+    Raises:
+        MungeUserRejected: Its maker did not make that request, has no name here, is root or
+            Steward's own user, or made it on a host outside ``munge_from``.
+        UnknownCredential: It is invalid, or MUNGE is not accepted here or from that address.
+        UsageError: The values do not describe an HTTP request.
+        MungeUnavailable: munged does not answer.
+    """
+    if not web.munge:
+        raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
+    # Not the host name that the client used: a server that relays the request may have named it.
+    origin = urlsplit(web.url).netloc or web.listen
+    statement = build_statement_from_digest(request.method, request.target, request.digest, origin)
+    # Behind a proxy the peer is the proxy.
+    if request.peer not in web.trusted_proxies:
+        if is_ipv6(request.peer):
+            raise UnknownCredential(
+                f"MUNGE is not believed from {request.peer}, over IPv6: it names addresses of IPv4 "
+                "alone: bring a token",
+                request.peer,
+            )
+        _require_network(web, request.peer)
+    try:
+        claim = Munge(web.munge_socket).decode(request.credential.encode("ascii", "replace"))
+    except PermissionRefused as error:
+        raise UnknownCredential(str(error)) from error
+    except MungeUnavailable as error:
+        log.warning("nobody is known by MUNGE: %s", error)
+        raise
+    try:
+        return claim.uid, _admit_claim(web, claim, statement)
+    except UnknownCredential as error:
+        raise MungeUserRejected(str(error), claim.uid) from error
+
+
+def _admit_claim(web: WebSettings, claim: MungeClaim, statement: bytes) -> str:
+    """Return the user name of a credential, if it covers the request and its user may use MUNGE."""
+    difference = describe_difference(claim.payload, statement)
+    if difference:
+        raise UnknownCredential(f"the MUNGE credential {difference}")
+    _require_network(web, claim.address)
+    if claim.uid in (0, os.geteuid()):
+        raise UnknownCredential(
+            "root and Steward's own user are not let in from other hosts", claim.uid
+        )
+    try:
+        return pwd.getpwuid(claim.uid).pw_name
+    except KeyError:
+        raise UnknownCredential(
+            f"your uid, {claim.uid}, has no name on the daemon's host"
+        ) from None
+
+
+def _require_network(web: WebSettings, address: str) -> None:
+    if web.munge_from and not is_within(address, web.munge_from):
+        raise UnknownCredential(
+            f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
+        )

@@ -1,0 +1,216 @@
+"""Bank status: balances, holds, gate and reconciliation at a glance (``bank.standing``)."""
+
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from steward.bank.context import BankContext, BankReply
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.requests import AnswerCounts, HeldTotal
+from steward.bank.notices import NOTICE_KIND as NOTICE
+from steward.bank.records import AccountBooks
+from steward.bank.remote import GROUP
+from steward.core.access import Asker
+from steward.core.actions import Action, ActionMessage, Request
+from steward.core.extensions import list_offers
+from steward.core.timestamps import moment, to_micros
+
+GateAvailability = Literal["deciding", "not deciding", "away"]
+"""State of the gate: it decides, it answers without deciding, or it does not answer."""
+
+
+class BankStatusRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.standing: the state of ledger, gate and reconciliation.
+
+    Attributes:
+        accounts: Whether to include the balance of each account.
+    """
+
+    accounts: bool = False
+
+
+class ReconciliationProgress(ActionMessage, frozen=True, kw_only=True):
+    """Progress of a cluster's reconciliation.
+
+    Attributes:
+        cluster: The cluster.
+        until: Runs that ended before were compared with jobs.db; None for none yet.
+        by_slurmdbd_until: Runs that ended before were compared with slurmdbd's records.
+        compared_at: Time of the last comparison.
+        differences: Number of runs with a wrong charge found then.
+        corrected: Number of those that were corrected.
+    """
+
+    cluster: str
+    until: datetime | None = None
+    by_slurmdbd_until: datetime | None = None
+    compared_at: datetime | None = None
+    differences: int = 0
+    corrected: int = 0
+
+
+class AccountMoney(ActionMessage, frozen=True, kw_only=True):
+    """Balance and holds of an account that pays for itself, in micro-SU.
+
+    Attributes:
+        account: Name of the account.
+        balance: Sum of its active allocations.
+        credit: Credit limit.
+        held: Sum of its holds; None if the gate does not answer.
+        holds: Number of its holds.
+    """
+
+    account: str
+    balance: int
+    credit: int = 0
+    held: int | None = None
+    holds: int | None = None
+
+
+class BankStatusReply(BankReply, frozen=True, kw_only=True):
+    """Reply with the state of the bank.
+
+    Attributes:
+        position: Number of the ledger's last change.
+        accounts: Number of accounts.
+        gate: Whether the gate decides.
+        gate_why: Reason why the gate does not decide.
+        holds: Number of open holds; None if the gate does not answer.
+        held: Sum of the open holds, in micro-SU.
+        asked_at: Last request of a submit plugin, to the minute; None if never or unknown.
+        tally: Counts of the gate's decisions since its start; None if it does not answer.
+        reconciled: Progress of reconciliation, by cluster.
+        notices: Number of notices that are dead letters.
+        money: Balance of each account, if requested.
+        remote_at: Time of the oldest balance taken from a remote myBRC server; None for none.
+    """
+
+    position: int
+    accounts: int
+    gate: GateAvailability
+    gate_why: str = ""
+    holds: int | None = None
+    held: int | None = None
+    asked_at: datetime | None = None
+    tally: AnswerCounts | None = None
+    reconciled: tuple[ReconciliationProgress, ...] = ()
+    notices: int = 0
+    money: tuple[AccountMoney, ...] = ()
+    remote_at: datetime | None = None
+
+
+def show_bank_status(
+    context: BankContext, caller: Asker, request: BankStatusRequest
+) -> BankStatusReply:
+    """Report the state of the bank.
+
+    Raises:
+        BankRefused: The caller is no operator.
+        BankUsage: No bank is configured.
+        LedgerUnavailable: The ledger's database is unreachable.
+    """
+    from steward.bank.reconciliation import read_last_comparison
+
+    lines: list[ReconciliationProgress] = []
+    with context.ledger.reading() as t:
+        context.get_rights(caller, t).require_operator("see how the bank stands")
+        position, notices = t.seq, t.outbox.count_dead_letters(list_outbox_kinds())
+        accounts = len(t.accounts.list_all(unknown=True))
+        books = t.export_books().accounts if request.accounts else ()
+        for cluster in context.clusters:
+            comparison, until, by_slurmdbd = read_last_comparison(t, cluster)
+            lines.append(
+                ReconciliationProgress(
+                    cluster=cluster,
+                    until=_moment_or_none(until),
+                    by_slurmdbd_until=_moment_or_none(by_slurmdbd),
+                    compared_at=moment(comparison.at_us) if comparison else None,
+                    differences=comparison.differences if comparison else 0,
+                    corrected=comparison.corrected if comparison else 0,
+                )
+            )
+    reply = BankStatusReply(
+        position=position,
+        accounts=accounts,
+        gate="away",
+        reconciled=tuple(lines),
+        notices=notices,
+        money=_account_money(books, to_micros(context.now()), None),
+        **context.make_heading(),
+    )
+    return _add_gate_state(context, reply, books)
+
+
+def _add_gate_state(
+    context: BankContext, reply: BankStatusReply, books: tuple[AccountBooks, ...]
+) -> BankStatusReply:
+    """Add the gate's state to the reply; without it, the reason why it does not answer."""
+    try:
+        state = context.gate.state()
+        totals = context.gate.held() if books else []
+    except GateUnavailable as error:
+        return msgspec.structs.replace(reply, gate_why=str(error))
+    return msgspec.structs.replace(
+        reply,
+        gate="deciding" if state.deciding else "not deciding",
+        gate_why=state.why,
+        holds=state.holds,
+        held=state.held,
+        asked_at=_moment_or_none(state.asked_at_us),
+        tally=state.tally,
+        remote_at=_moment_or_none(state.remote_at_us),
+        money=_account_money(
+            books, to_micros(context.now()), {total.account: total for total in totals}
+        ),
+    )
+
+
+def _account_money(
+    books: tuple[AccountBooks, ...], now_us: int, held_by_account: dict[str, HeldTotal] | None
+) -> tuple[AccountMoney, ...]:
+    """Return the balances of accounts that pay for themselves; others are part of those."""
+    lines = []
+    for account in books:
+        if account.payer not in ("", account.name):
+            continue
+        balance = sum(
+            allocation.balance
+            for allocation in account.allocations
+            if allocation.begin_us <= now_us
+            and (not allocation.end_us or now_us < allocation.end_us)
+        )
+        empty = HeldTotal(account=account.name, holds=0, held=0)
+        total = None if held_by_account is None else held_by_account.get(account.name, empty)
+        lines.append(
+            AccountMoney(
+                account=account.name,
+                balance=balance,
+                credit=account.credit,
+                held=total.held if total else None,
+                holds=total.holds if total else None,
+            )
+        )
+    return tuple(lines)
+
+
+def _moment_or_none(us: int) -> datetime | None:
+    return moment(us) if us else None
+
+
+STATUS_ACTIONS: Final = (
+    Action(
+        name="bank.standing",
+        help="How ledger, gate and comparisons stand.",
+        request=BankStatusRequest,
+        answer=BankStatusReply,
+        run=show_bank_status,
+        only_reads=True,
+        role="operator",
+    ),
+)
+
+
+def list_outbox_kinds() -> tuple[str, ...]:
+    """Return the message kinds of the outbox: notices, and messages to remote banks."""
+    return (NOTICE, *list_offers(GROUP))
